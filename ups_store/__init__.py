@@ -1,0 +1,62 @@
+"""One split = one file: a mapped, checked, resumable Zarr v3 store.
+
+`create` and `join` write, `open` reads; `docs/format/spec.md` says what lies in the file.
+"""
+
+from ups_store.array_spec import ArraySpec
+from ups_store.create import create, join
+from ups_store.errors import (
+    ArrayNotFoundError,
+    BuildLockedError,
+    CommitError,
+    ConfigError,
+    CorruptChunkError,
+    DiskFullError,
+    FormatError,
+    IdentityMismatchError,
+    NotCommittedError,
+    ReadTimeoutError,
+    SampleIndexError,
+    SourceError,
+    SpecError,
+    StoreClosedError,
+    StoreError,
+    StoreNotFoundError,
+    StoreReplacedError,
+    TruncatedError,
+    VersionTooNewError,
+)
+from ups_store.layout import FORMAT_VERSION
+from ups_store.reader import Store
+from ups_store.reader import open_store as open
+from ups_store.writer import Committer, StoreWriter
+
+__all__ = [
+    "FORMAT_VERSION",
+    "ArrayNotFoundError",
+    "ArraySpec",
+    "BuildLockedError",
+    "CommitError",
+    "Committer",
+    "ConfigError",
+    "CorruptChunkError",
+    "DiskFullError",
+    "FormatError",
+    "IdentityMismatchError",
+    "NotCommittedError",
+    "ReadTimeoutError",
+    "SampleIndexError",
+    "SourceError",
+    "SpecError",
+    "Store",
+    "StoreClosedError",
+    "StoreError",
+    "StoreNotFoundError",
+    "StoreReplacedError",
+    "StoreWriter",
+    "TruncatedError",
+    "VersionTooNewError",
+    "create",
+    "join",
+    "open",
+]

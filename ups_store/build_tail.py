@@ -1,0 +1,159 @@
+"""The build tail: what stands behind the finished layout while a store is being built; pure (spec 6).
+
+Header, owner and commit records, pack beside unpack. A record that checks *is* the commit of its sample.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.checksum import crc32c, crc32c_rows
+from ups_store.errors import FormatError
+from ups_store.layout import Layout
+
+TAIL_MAGIC = b"UPSBUILD"
+TAIL_VERSION = 1
+OWNER_OFFSET = 2048  # from the start of the tail: another sector than the header, which never changes
+COMMIT_MARKER = 0x54494D43  # "CMIT": an empty record isn't a checksum that happens to be zero
+
+LOCK_BASE = 1 << 62  # lock bytes lie past any file's end
+BUILDER_LOCK = LOCK_BASE
+GATE_LOCK = LOCK_BASE + 1
+SAMPLE_LOCK = LOCK_BASE + 2  # plus the sample number
+
+_HEADER = struct.Struct("<8sHHI16s16sQQI")
+_HEADER_NBYTES = 128
+_OWNER = struct.Struct("<QI")
+_OWNER_HOST_BYTES = 244
+
+
+@dataclass(frozen=True)
+class TailHeader:
+    """The immutable header of a build tail (spec 6.2).
+
+    Attributes:
+        build_id: 16 random bytes, new for every building file.
+        boot_id: 16 bytes naming the boot of the machine that created it.
+        is_lazy: Whether commits are recorded without being synced.
+        num_samples: N.
+        num_arrays: Arrays with a sample axis.
+        file_nbytes: F, the length of the finished file.
+    """
+
+    build_id: bytes
+    boot_id: bytes
+    is_lazy: bool
+    num_samples: int
+    num_arrays: int
+    file_nbytes: int
+
+    def pack(self) -> bytes:
+        """The header's 128 bytes."""
+        body = _HEADER.pack(
+            TAIL_MAGIC, TAIL_VERSION, int(self.is_lazy), self.num_arrays, self.build_id, self.boot_id,
+            self.num_samples, self.file_nbytes, 4 * (self.num_arrays + 2),
+        ).ljust(_HEADER_NBYTES - 4, b"\0")  # fmt: skip
+        return body + struct.pack("<I", crc32c(body))
+
+    @classmethod
+    def for_layout(cls, layout: Layout, *, build_id: bytes, boot_id: bytes, is_lazy: bool) -> TailHeader:
+        """The header that belongs to a layout."""
+        shape = (layout.num_samples, len(layout.per_sample), layout.file_nbytes)
+        return cls(build_id, boot_id, is_lazy, *shape)
+
+
+def parse_tail_header(raw: bytes, layout: Layout, *, path: object) -> TailHeader:
+    """Read the tail header and compare it with the layout that the metadata gives (spec 6.2)."""
+
+    def bad(problem: str, **values: Any) -> FormatError:
+        begin = layout.tail_offset
+        return FormatError(
+            f"build tail: {problem}",
+            path=path,
+            kind="build_tail",
+            clause="6.2",
+            byte_range=(begin, begin + _HEADER_NBYTES),
+            hint="the unfinished file is damaged: `ups-store gc` removes it, or build with --overwrite",
+            **values,
+        )
+
+    if len(raw) < _HEADER_NBYTES or raw[:8] != TAIL_MAGIC:
+        raise bad("magic", expected=TAIL_MAGIC, found=raw[:8])
+    if struct.unpack_from("<I", raw, _HEADER_NBYTES - 4)[0] != crc32c(raw[: _HEADER_NBYTES - 4]):
+        raise bad("checksum is wrong")
+    _, version, flags, num_arrays, build_id, boot_id, num_samples, nbytes, _ = _HEADER.unpack_from(raw)
+    if version != TAIL_VERSION:
+        raise bad("version", expected=TAIL_VERSION, found=version)
+    header = TailHeader(build_id, boot_id, bool(flags & 1), num_samples, num_arrays, nbytes)
+    wanted = TailHeader.for_layout(layout, build_id=build_id, boot_id=boot_id, is_lazy=header.is_lazy)
+    if header != wanted:
+        raise bad("doesn't belong to this metadata", expected=wanted, found=header)
+    return header
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who builds: for messages only, never for decisions (spec 6.3)."""
+
+    pid: int
+    host: str
+
+    def pack(self) -> bytes:
+        """The owner field's 256 bytes."""
+        host = self.host.encode()[:_OWNER_HOST_BYTES]
+        return (_OWNER.pack(self.pid, len(host)) + host).ljust(_OWNER.size + _OWNER_HOST_BYTES, b"\0")
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Owner | None:
+        """Read an owner field; None where nobody wrote one."""
+        if len(raw) < _OWNER.size:
+            return None
+        pid, nbytes = _OWNER.unpack_from(raw)
+        host = raw[_OWNER.size : _OWNER.size + min(nbytes, _OWNER_HOST_BYTES)]
+        return cls(pid, host.decode(errors="replace")) if pid else None
+
+
+OWNER_NBYTES = _OWNER.size + _OWNER_HOST_BYTES
+
+
+def pack_records(
+    header: TailHeader, samples: npt.NDArray[np.int64], crcs: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.uint32]:
+    """Commit records (spec 6.4).
+
+    Args:
+        header: Of the build that they belong to.
+        samples: Sample numbers, shape (M,).
+        crcs: CRC-32 of every sample's slot or bytes, shape (M, num_arrays), arrays in file order.
+    Returns:
+        Records, shape (M, num_arrays + 2), little-endian uint32: marker, checksums, record checksum.
+    """
+    records = np.empty((len(samples), header.num_arrays + 2), "<u4")
+    records[:, 0] = COMMIT_MARKER
+    records[:, 1:-1] = crcs
+    records[:, -1] = _record_checksums(header, samples, records)
+    return records
+
+
+def is_committed(
+    header: TailHeader, samples: npt.NDArray[np.int64], records: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.bool_]:
+    """Which records check, and so are commits, shape (M,) (spec 6.4)."""
+    committed: npt.NDArray[np.bool_] = records[:, 0] == COMMIT_MARKER
+    marked = np.flatnonzero(committed)
+    checks = records[marked, -1] == _record_checksums(header, samples[marked], records[marked])
+    committed[marked] = checks
+    return committed
+
+
+def _record_checksums(
+    header: TailHeader, samples: npt.NDArray[np.int64], records: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.uint32]:
+    numbers = samples.astype("<u8").view(np.uint8).reshape(-1, 8)
+    body = np.ascontiguousarray(records[:, :-1]).view(np.uint8)
+    return crc32c_rows(np.hstack([numbers, body]), crc32c(header.build_id))

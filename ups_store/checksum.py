@@ -1,0 +1,67 @@
+"""Checksums: CRC-32 for ZIP and the commit table, CRC-32C for chunks and records.
+
+Both packages release the GIL on large buffers and use the processor's instructions; `zlib.crc32` is ten
+times slower here (`docs/format/rationale.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import crc32c as _crc32c
+import numpy as np
+import numpy.typing as npt
+from zlib_ng import zlib_ng
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+_CRC32C_POLYNOMIAL = 0x82F63B78  # reflected Castagnoli polynomial, RFC 3720 appendix B.4
+
+
+def crc32(data: Bytes, start: int = 0) -> int:
+    """CRC-32 (ISO 3309, as in ZIP) of `data`, continued from `start`."""
+    return zlib_ng.crc32(data, start)
+
+
+def crc32c(data: Bytes, start: int = 0) -> int:
+    """CRC-32C (Castagnoli, RFC 3720) of `data`, continued from `start`."""
+    return int(_crc32c.crc32c(data, start))
+
+
+def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
+    """CRC-32 of a concatenation, from `(crc, nbytes)` of its parts in order."""
+    total = 0
+    for crc, nbytes in parts:
+        total = zlib_ng.crc32_combine(total, crc, nbytes)
+    return total
+
+
+def _byte_table() -> npt.NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_CRC32C_POLYNOMIAL), table >> 1)
+    return table.astype(np.uint32)
+
+
+_TABLE = _byte_table()
+_FEW_ROWS = 64  # below it one call a row is faster than one NumPy operation a column
+
+
+def crc32c_rows(rows: npt.NDArray[np.uint8], start: int = 0) -> npt.NDArray[np.uint32]:
+    """CRC-32C of every row, all rows at once.
+
+    Many rows take one table lookup per column, few rows one call each.
+
+    Args:
+        rows: Shape (M, nbytes), uint8.
+        start: CRC-32C that every row continues from.
+    Returns:
+        Shape (M,), uint32; equal to `crc32c(row, start)` of each row.
+    """
+    if len(rows) < _FEW_ROWS:
+        return np.array([crc32c(row.tobytes(), start) for row in rows], np.uint32)
+    crc = np.full(len(rows), start ^ 0xFFFFFFFF, np.uint32)
+    for column in rows.T:
+        crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+    return crc ^ np.uint32(0xFFFFFFFF)

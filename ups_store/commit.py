@@ -1,0 +1,189 @@
+"""The commit protocol: in which order a building file is written and synced (spec 6.7, 6.8).
+
+Each public function is one numbered procedure of the spec; the numbers in the comments are its steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.build_tail import is_committed, pack_records
+from ups_store.building import BuildingFile, Samples, runs
+from ups_store.checksum import combine_crc32, crc32, crc32c
+from ups_store.errors import CommitError, CorruptChunkError, DiskFullError, NotCommittedError
+from ups_store.layout import ArrayLayout
+from ups_store.recovery import building_path, read_commits, read_records
+from ups_store.zip_records import pack_directory
+
+_COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is made
+
+CrcTable = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples ready to be written.
+
+    Attributes:
+        samples: Sample numbers, sorted and distinct, shape (M,).
+        slots: Per array in file order, the slots (large) or bytes (small) of the samples, shape (M, stride),
+            uint8; owned by the batch, so nobody changes them after the checksums were taken.
+        crcs: CRC-32 of each row of `slots`, shape (M, num_arrays).
+    """
+
+    samples: Samples
+    slots: tuple[npt.NDArray[np.uint8], ...]
+    crcs: CrcTable
+
+
+def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.bool_]:
+    """Which of the samples are committed, shape (M,); samples sorted."""
+    if not len(samples):
+        return np.zeros(0, bool)
+    span = np.arange(samples[0], samples[-1] + 1)
+    if len(span) > 4 * len(samples):  # sparse: a record at a time
+        parts = [read_records(building.fd, building.layout, samples[i : i + 1]) for i in range(len(samples))]
+        return is_committed(building.header, samples, np.concatenate(parts))
+    records = read_records(building.fd, building.layout, span)[samples - samples[0]]
+    return is_committed(building.header, samples, records)
+
+
+def commit_batch(building: BuildingFile, batch: Batch) -> None:
+    """Write samples whose locks are held, slots first, records second (spec 6.7).
+
+    Raises:
+        CommitError: If a write or sync failed: none of these samples counts as committed, and the file must
+            not be written through this descriptor again, for the kernel reports a failed sync only once.
+    """
+    samples = batch.samples
+    what = f"samples {int(samples[0])}..{int(samples[-1])} were not committed"
+    with _failures_named(building, what):
+        for array, slots in zip(building.layout.per_sample, batch.slots, strict=True):
+            _write_rows(building.fd, array.offset, array.stride, samples, slots)  # 1
+        if not building.is_lazy:
+            files.sync_data(building.fd)  # 2: the bytes are durable before a record says so
+        _write_records(building, samples, pack_records(building.header, samples, batch.crcs))
+
+
+def _write_records(building: BuildingFile, samples: Samples, records: npt.NDArray[np.uint32]) -> None:
+    rows, layout = records.view(np.uint8), building.layout
+    where = (building.fd, layout.table_offset, layout.record_nbytes, samples)
+    try:
+        _write_rows(*where, rows)  # 3
+        if not building.is_lazy:
+            files.sync_data(building.fd)  # 4: from here on the samples are committed
+    except OSError:
+        with contextlib.suppress(OSError):  # the page cache may hold records that the disk doesn't
+            _write_rows(*where, np.zeros_like(rows))
+        raise
+
+
+@contextlib.contextmanager
+def _failures_named(building: BuildingFile, what: str) -> Iterator[None]:
+    """Turn what the file system reports into `DiskFullError` or `CommitError`."""
+    try:
+        with files.disk_full_named(building.building_path, building.layout.building_nbytes):
+            yield
+    except DiskFullError:
+        raise
+    except OSError as error:
+        raise CommitError(
+            f"{what} ({error.strerror})",
+            path=building.building_path,
+            hint="check the disk and run again: the build continues with the last good commit",
+        ) from error
+
+
+def _write_rows(fd: int, base: int, stride: int, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
+    done = 0
+    for first, num in runs(samples) if stride else []:
+        files.write_at(fd, base + first * stride, rows[done : done + num].data.cast("B"))
+        done += num
+
+
+def finish(building: BuildingFile) -> None:
+    """Complete the finished layout, cut off the build tail and publish (spec 6.8); the gate is held.
+
+    Every step can be repeated: until the file is cut to F the build tail stays the truth.
+
+    Raises:
+        NotCommittedError: If samples are missing.
+        CorruptChunkError: If a small array's bytes changed since they were committed.
+    """
+    with _failures_named(building, "the store was not finished"):
+        _complete(building)
+        publish(building.path)
+
+
+def _complete(building: BuildingFile) -> None:
+    layout, fd = building.layout, building.fd
+    files.sync_data(fd)  # 1: lazy commits, and what other processes wrote
+    committed, crcs = read_commits(fd, layout, building.header)
+    _check_complete(building, committed)
+    columns = {array.meta.name: crcs[:, i] for i, array in enumerate(layout.per_sample)}
+    arrays = [array for array in layout.arrays.values() if array.entry]
+    data_crcs = [_finish_entry(building, array, columns.get(array.meta.name)) for array in arrays]  # 2
+    directory = pack_directory(layout.entries, [*building.metadata_crcs, *data_crcs])
+    files.write_at(fd, layout.directory_offset, directory)  # 3
+    files.sync_data(fd)  # 4
+    files.truncate(fd, layout.file_nbytes)  # 5: from here on only the rename is left
+    files.sync(fd)  # 6
+
+
+def _check_complete(building: BuildingFile, committed: npt.NDArray[np.bool_]) -> None:
+    missing = np.flatnonzero(~committed)
+    if len(missing):
+        raise NotCommittedError(
+            f"{len(missing)} of {len(committed)} samples are not committed, the first of them",
+            path=building.building_path,
+            sample=int(missing[0]),
+            hint="commit `writer.missing()` first",
+        )
+
+
+def publish(path: Path) -> None:
+    """Give a finished file its own name and make that durable (spec 6.8, steps 7 and 8)."""
+    files.rename(building_path(path), path)  # 7
+    files.sync_folder(path.parent)  # 8
+
+
+def _finish_entry(building: BuildingFile, array: ArrayLayout, crcs: CrcTable | None) -> int:
+    """Write an entry's local header and what follows its samples; returns the entry's CRC-32."""
+    entry, fd = array.entry, building.fd
+    assert entry is not None
+    if array.meta.is_sharded and crcs is not None:
+        trailer = array.pack_index()
+        crc = combine_crc32((int(crc), array.stride) for crc in crcs)
+    else:
+        chunk_crc32c, crc = _read_back(building, array)
+        if crcs is not None and crc != combine_crc32((int(crc), array.stride) for crc in crcs):
+            raise CorruptChunkError(
+                "bytes changed between commit and finish",
+                path=building.building_path,
+                array=array.meta.name,
+                byte_range=(entry.data_offset, entry.end),
+                hint="the disk or another program damaged them: build with --overwrite",
+            )
+        trailer = struct.pack("<I", chunk_crc32c)
+    files.write_at(fd, entry.end - len(trailer), trailer)
+    crc = crc32(trailer, crc)
+    files.write_at(fd, entry.offset, entry.pack_local_header(crc))
+    return crc
+
+
+def _read_back(building: BuildingFile, array: ArrayLayout) -> tuple[int, int]:
+    """CRC-32C and CRC-32 of a plain chunk's payload."""
+    castagnoli, iso = 0, 0
+    for offset in range(0, array.meta.nbytes, _COPY_BYTES):
+        nbytes = min(_COPY_BYTES, array.meta.nbytes - offset)
+        block = files.read_at(building.fd, array.offset + offset, nbytes)
+        castagnoli, iso = crc32c(block, castagnoli), crc32(block, iso)
+    return castagnoli, iso

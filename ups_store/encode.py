@@ -1,0 +1,77 @@
+"""Samples into slots: values are checked, copied and checksummed, ready to be written (spec 5.2, 5.3)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.building import Samples
+from ups_store.checksum import crc32, crc32c
+from ups_store.commit import Batch
+from ups_store.errors import SpecError
+from ups_store.layout import CHECKSUM_BYTES, ArrayLayout, Layout
+from ups_store.metadata import ArrayMeta, dtype_of
+
+Arrays = Mapping[str, npt.ArrayLike]
+
+
+def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A C-contiguous little-endian array of the declared dtype and shape, or `SpecError`.
+
+    NumPy arrays must have the dtype already: a silent cast could lose what the caller meant to keep. Python
+    numbers and lists take the array's dtype. Booleans are normalised to 0 and 1 (spec 4.7).
+    """
+    dtype = dtype_of(meta.dtype)
+    has_dtype = hasattr(value, "dtype")
+    array = np.asarray(value) if has_dtype else np.asarray(value, dtype)
+    if has_dtype and array.dtype.newbyteorder("<") != dtype:
+        raise SpecError(
+            "wrong dtype",
+            kind="dtype",
+            array=meta.name,
+            expected=meta.dtype,
+            found=array.dtype,
+            hint="convert it first: array.astype(...)",
+        )
+    if array.shape != shape:
+        raise SpecError("wrong shape", kind="shape", array=meta.name, expected=shape, found=array.shape)
+    if meta.dtype == "bool":
+        array = array.view(np.uint8) != 0
+    return np.ascontiguousarray(array, dtype).reshape(shape)
+
+
+def encode_batch(layout: Layout, samples: Samples, values: Arrays) -> Batch:
+    """Copy samples into slots and take their checksums.
+
+    Args:
+        layout: Geometry of the store.
+        samples: Sorted distinct sample numbers, shape (M,).
+        values: Every per-sample array, shape (M, ...).
+    Returns:
+        A batch that owns its bytes.
+    """
+    slots = tuple(
+        _fill_slots(
+            array, as_payload(values[array.meta.name], array.meta, (len(samples), *array.meta.sample_shape))
+        )
+        for array in layout.per_sample
+    )
+    crcs = np.array([[crc32(row.data) for row in rows] for rows in slots], np.uint32)
+    return Batch(samples, slots, crcs.reshape(len(slots), len(samples)).T)
+
+
+def _fill_slots(array: ArrayLayout, payload: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    nbytes = array.meta.sample_nbytes
+    rows = payload.reshape(len(payload), -1).view(np.uint8).reshape(len(payload), nbytes)
+    slots = np.empty((len(payload), array.stride), np.uint8)
+    slots[:, :nbytes] = rows
+    if array.meta.is_sharded:
+        slots[:, nbytes + CHECKSUM_BYTES :] = 0
+        for slot in slots:
+            checksum = struct.pack("<I", crc32c(slot[:nbytes].data))
+            slot[nbytes : nbytes + CHECKSUM_BYTES] = np.frombuffer(checksum, np.uint8)
+    return slots

@@ -1,0 +1,231 @@
+"""The errors of the package: a tree by what the caller can do about them.
+
+Every error carries what it knows as attributes, and a stable `kind` that tests and programs match on.
+People read the sentence: where, what was found, what was expected, what to do.
+This module imports nothing, so everything else may import it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StoreError(Exception):
+    """Root of every error that the package raises on purpose.
+
+    Args:
+        problem: What is wrong, lower case, no full stop.
+        kind: Stable identifier of the defect, snake case; the class's own by default.
+        path: File that the error is about.
+        array: Array name, where one is concerned.
+        sample: Sample number, where one is concerned.
+        byte_range: `(first, past_last)` in the file, in bytes.
+        clause: Clause of `docs/format/spec.md` that is violated, such as "3.2".
+        expected: What should have been there.
+        found: What was there.
+        hint: What to do about it, as an imperative.
+    """
+
+    kind = "store"
+    exit_code = 1
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        kind: str | None = None,
+        path: object = None,
+        array: str | None = None,
+        sample: int | None = None,
+        byte_range: tuple[int, int] | None = None,
+        clause: str | None = None,
+        expected: Any = None,
+        found: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.kind = kind or type(self).kind
+        self.path = None if path is None else str(path)
+        self.array = array
+        self.sample = sample
+        self.byte_range = byte_range
+        self.clause = clause
+        self.expected = expected
+        self.found = found
+        self.hint = hint
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        sentence = self.problem
+        if self.expected is not None:
+            sentence += f": expected {self.expected}"
+            if self.found is not None:
+                sentence += f", found {self.found}"
+        elif self.found is not None:
+            sentence += f": found {self.found}"
+        if self.clause is not None:
+            sentence += f" (spec {self.clause})"
+        where = self._where()
+        sentence = f"{where}: {sentence}" if where else sentence
+        return f"{sentence}; {self.hint}" if self.hint else sentence
+
+    def _where(self) -> str:
+        parts = [self.path] if self.path is not None else []
+        if self.array is not None:
+            parts.append(f"array {self.array!r}")
+        if self.sample is not None:
+            parts.append(f"sample {self.sample}")
+        if self.byte_range is not None:
+            parts.append(f"bytes {self.byte_range[0]}..{self.byte_range[1]}")
+        return ", ".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders; the default would call __init__ with the message only.
+        return _rebuild, (type(self), self.problem, dict(self.__dict__))
+
+
+def _rebuild(cls: type[StoreError], problem: str, state: dict[str, Any]) -> StoreError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, problem)
+    error.__dict__.update(state)
+    return error
+
+
+class FormatError(StoreError):
+    """The file isn't a store of this format, or a byte outside the payloads is wrong."""
+
+    kind = "format"
+
+
+class TruncatedError(FormatError):
+    """The file ends before something that it must hold."""
+
+    kind = "truncated"
+
+
+class VersionTooNewError(FormatError):
+    """The file was written for a newer major version of the format."""
+
+    kind = "version_too_new"
+
+
+class CorruptChunkError(StoreError):
+    """A chunk's bytes don't match their checksum."""
+
+    kind = "corrupt_chunk"
+
+
+class StoreNotFoundError(StoreError, FileNotFoundError):
+    """There is no file at the path."""
+
+    kind = "not_found"
+
+
+class ArrayNotFoundError(StoreError, KeyError):
+    """The store has no array of that name."""
+
+    kind = "no_array"
+    __str__ = StoreError.__str__  # KeyError shows the repr of its argument
+
+
+class SampleIndexError(StoreError, IndexError):
+    """A sample or time step outside the store was asked for."""
+
+    kind = "index"
+
+
+class StoreReplacedError(StoreError):
+    """The file at the path isn't the one that was opened, pickled or locked."""
+
+    kind = "replaced"
+
+
+class StoreClosedError(StoreError, ValueError):
+    """The store or writer was closed."""
+
+    kind = "closed"
+
+
+class NotCommittedError(StoreError):
+    """A sample was asked for, or the end of the build, before it was committed."""
+
+    kind = "not_committed"
+
+
+class CommitError(StoreError):
+    """A commit didn't become durable; the samples since the last good sync aren't committed."""
+
+    kind = "commit"
+
+
+class DiskFullError(StoreError, OSError):
+    """The file system has no room for the whole store.
+
+    Attributes:
+        needed_bytes: Room that the operation needs.
+        free_bytes: Room that the file system had when it failed.
+    """
+
+    kind = "disk_full"
+    exit_code = 6
+    needed_bytes: int
+    free_bytes: int
+
+
+class IdentityMismatchError(StoreError):
+    """What is at the path was made from something else.
+
+    Attributes:
+        differences: Mapping from key path to `(found, expected)`.
+    """
+
+    kind = "identity_mismatch"
+    exit_code = 7
+    differences: dict[str, tuple[Any, Any]]
+
+
+class BuildLockedError(StoreError):
+    """Another process is building the same file.
+
+    Attributes:
+        pid: Its process id, where known.
+        host: Its host name, where known.
+    """
+
+    kind = "build_locked"
+    exit_code = 8
+    pid: int | None
+    host: str | None
+
+
+class SpecError(StoreError, ValueError):
+    """Arguments that no valid store could be made from: shapes, dtypes, names, dimensions."""
+
+    kind = "spec"
+    exit_code = 2
+
+
+class ConfigError(StoreError, ValueError):
+    """A configuration key, flag or combination of them is wrong."""
+
+    kind = "config"
+    exit_code = 2
+
+
+class SourceError(StoreError):
+    """A source file is missing, unreadable, or not what its task needs.
+
+    Attributes:
+        dataset: HDF5 path of the dataset or group, where one is concerned.
+    """
+
+    kind = "source"
+    exit_code = 3
+    dataset: str | None = None
+
+
+class ReadTimeoutError(SourceError):
+    """Reading a source took longer than its deadline."""
+
+    kind = "read_timeout"
+    exit_code = 4

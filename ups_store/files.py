@@ -1,0 +1,265 @@
+"""The only `os`, `fcntl` and `mmap` calls of the package; tests replace these functions to make files fail.
+
+Offsets and lengths are bytes. Short reads and writes are continued here; `EINTR` is retried by Python itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from ups_store.errors import BuildLockedError, DiskFullError, StoreNotFoundError
+
+_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: struct flock on 64-bit Linux
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_LOCK_POLL_S = 0.01
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def open_existing(path: Path, *, writable: bool = False) -> int:
+    """Open a regular file; the caller owns the descriptor.
+
+    Raises:
+        StoreNotFoundError: If there is nothing at the path.
+    """
+    # O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError as error:
+        raise StoreNotFoundError("no such file", path=path, hint="check the path, or build it") from error
+
+
+def create_new(path: Path) -> int:
+    """Create a file that must not exist yet; the caller owns the descriptor."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def close(fd: int) -> None:
+    """Close a descriptor."""
+    os.close(fd)
+
+
+def size(fd: int) -> int:
+    """Length of the open file."""
+    return os.fstat(fd).st_size
+
+
+def mode(fd: int) -> int:
+    """File type and permission bits of the open file."""
+    return os.fstat(fd).st_mode
+
+
+def read_at(fd: int, offset: int, nbytes: int) -> bytes:
+    """Read up to `nbytes`; less only at the end of the file."""
+    first = os.pread(fd, nbytes, offset)
+    if len(first) == nbytes or not first:
+        return first
+    parts, got = [first], len(first)
+    while got < nbytes and (part := os.pread(fd, nbytes - got, offset + got)):
+        parts.append(part)
+        got += len(part)
+    return b"".join(parts)
+
+
+def write_at(fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all of `data`.
+
+    Raises:
+        OSError: As the file system says; what was written before is in the file.
+    """
+    view = memoryview(data).cast("B")
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def allocate(fd: int, nbytes: int) -> None:
+    """Reserve the file's blocks up to `nbytes`, so that no later write can run out of space."""
+    os.posix_fallocate(fd, 0, nbytes)
+
+
+def truncate(fd: int, nbytes: int) -> None:
+    """Set the length of the open file."""
+    os.ftruncate(fd, nbytes)
+
+
+def sync_data(fd: int) -> None:
+    """Make written bytes durable, and the metadata that is needed to read them."""
+    os.fdatasync(fd)
+
+
+def sync(fd: int) -> None:
+    """Make written bytes and all metadata durable."""
+    os.fsync(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Make names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything at the path."""
+    return os.path.lexists(path)
+
+
+def modified_s(path: Path) -> float:
+    """When the file was last written, seconds since the epoch."""
+    return os.stat(path).st_mtime
+
+
+def rename(old: Path, new: Path) -> None:
+    """Replace `new` by `old` in one step."""
+    os.rename(old, new)
+
+
+def link(old: Path, new: Path) -> None:
+    """Give the file a second name; `FileExistsError` if that name is taken."""
+    os.link(old, new)
+
+
+def remove(path: Path) -> None:
+    """Remove a name; nothing happens if it isn't there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def is_file_at(fd: int, path: Path) -> bool:
+    """Whether the path still names the open file."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def map_private(fd: int, nbytes: int) -> mmap.mmap:
+    """Map a file copy-on-write: whoever changes the memory never reaches the file (spec 7.4)."""
+    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+    return mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def resident_nbytes(mapping: mmap.mmap, nbytes: int) -> int:
+    """Bytes of a mapped file that lie in the page cache, in whole pages (mincore).
+
+    The kernel tells only those who could write the file; to others every page looks resident.
+    """
+    pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
+    start = np.frombuffer(mapping, np.uint8).ctypes.data
+    call = ctypes.CDLL(None, use_errno=True).mincore
+    if call(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), ctypes.c_void_p(pages.ctypes.data)):
+        raise OSError(ctypes.get_errno(), "mincore")
+    return min(nbytes, int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE)
+
+
+def free_bytes(folder: Path) -> int:
+    """Room that an ordinary user has in a folder's file system."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+@contextlib.contextmanager
+def disk_full_named(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Turn the file system's "no room" into `DiskFullError` with needed and free bytes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OUT_OF_SPACE or isinstance(error, DiskFullError):
+            raise
+        free = free_bytes(path.parent)
+        full = DiskFullError(
+            os.strerror(error.errno).lower(),
+            path=path,
+            expected=f"{needed_bytes:,} bytes",
+            found=f"{free:,} free",
+            hint="free some space and run again: nothing that was committed is lost",
+        )
+        full.needed_bytes, full.free_bytes, full.errno = needed_bytes, free, error.errno
+        raise full from error
+
+
+def try_lock(fd: int, offset: int, length: int = 1, *, exclusive: bool = True) -> bool:
+    """Try to lock bytes for this open file; they may lie past its end (Linux OFD locks)."""
+    kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, length, 0))
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else holds it
+        return False
+    return True
+
+
+def lock(
+    fd: int, offset: int, length: int = 1, *, exclusive: bool = True, timeout_s: float, path: Path
+) -> None:
+    """Lock bytes, waiting at most `timeout_s`; then `BuildLockedError`."""
+    deadline = time.monotonic() + timeout_s
+    while not try_lock(fd, offset, length, exclusive=exclusive):
+        if time.monotonic() >= deadline:
+            raise BuildLockedError(
+                f"another process has held a lock for {timeout_s:g} s",
+                path=path,
+                hint="it may be stopped: look for it with `ups-store info`, end it, and run again",
+            )
+        time.sleep(_LOCK_POLL_S)
+
+
+def unlock(fd: int, offset: int, length: int = 1) -> None:
+    """Release bytes that `lock` or `try_lock` took."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, length, 0))
+
+
+class HoldsDescriptor(Protocol):
+    """Whoever owns an open descriptor; -1 once it is closed."""
+
+    fd: int
+
+
+_closed_on_fork: WeakSet[HoldsDescriptor] = WeakSet()
+
+
+def close_on_fork(holder: HoldsDescriptor) -> None:
+    """Have forked children close `holder.fd`: an inherited descriptor would keep a dead builder's locks."""
+    _closed_on_fork.add(holder)
+
+
+def _close_in_child() -> None:
+    for holder in list(_closed_on_fork):
+        if holder.fd >= 0:
+            os.close(holder.fd)
+            holder.fd = -1
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def boot_id() -> bytes:
+    """16 bytes that change with every boot of the machine; zeros where the system doesn't tell."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return bytes(16)
+    return uuid.UUID(text.strip()).bytes
+
+
+def build_id() -> bytes:
+    """16 random bytes."""
+    return os.urandom(16)

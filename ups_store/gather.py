@@ -1,0 +1,182 @@
+"""Batches: samples, or windows of them, copied from the mapped array into an output (spec 7.5).
+
+Three ways, chosen by where the output lies; which is fastest when was measured (`docs/performance.md`):
+whole slots by one `np.take` into a buffer of slots, one indexing operation with samples as items, and a loop
+of plain memory copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import SampleIndexError, SpecError
+from ups_store.layout import ArrayLayout
+from ups_store.metadata import ArrayMeta
+
+TIME_DIM = "time"
+LOOP_BYTES = 8192  # from here on a loop of copies beats one indexing operation, which copies twice
+
+Samples = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window over time.
+
+    Attributes:
+        axis: The time axis, counted without the sample axis.
+        start: First time step per sample, shape (B,), int64.
+        length: Number of time steps.
+        stride: Time steps from one to the next.
+    """
+
+    axis: int
+    start: Samples
+    length: int
+    stride: int
+
+
+class _SlotBuffer(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Output memory of ours, shape (B, slot bytes): the bytes behind a sample's payload are nobody's."""
+
+
+def window_of(
+    meta: ArrayMeta,
+    num: int,
+    *,
+    start: int | Sequence[int] | npt.NDArray[np.integer[Any]] | None,
+    length: int | None,
+    stride: int,
+) -> Window | None:
+    """The window that `gather`'s arguments mean for one array; None for whole samples.
+
+    Raises:
+        SampleIndexError: If it reaches past the last time step.
+        SpecError: If it has no time step, or `start` isn't one number or one per sample.
+    """
+    if TIME_DIM not in meta.dims or (start is None and length is None and stride == 1):
+        return None
+    axis = meta.dims.index(TIME_DIM) - 1
+    num_steps = meta.sample_shape[axis]
+    raw = np.asarray(0 if start is None else start)
+    if raw.dtype.kind not in "iu" or raw.shape not in ((), (num,)):
+        expected = f"an integer, or {num} of them"
+        raise SpecError("window start", kind="window", array=meta.name, expected=expected, found=start)
+    first = np.broadcast_to(raw.astype(np.int64), (num,))
+    latest = int(first.max(initial=0))
+    if stride < 1 or (length is not None and length < 1):
+        found = f"length={length}, stride={stride}"
+        raise SpecError(
+            "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
+        )
+    steps = max(0, -(-(num_steps - latest) // stride)) if length is None else length
+    last = latest + (steps - 1) * stride
+    if int(first.min(initial=0)) < 0 or not steps or last >= num_steps:
+        raise SampleIndexError(
+            "window reaches outside the time steps",
+            kind="window",
+            array=meta.name,
+            expected=f"steps 0..{num_steps - 1}",
+            found=f"{int(first.min(initial=0))}..{max(last, latest)}",
+        )
+    return Window(axis, first, steps, stride)
+
+
+def gather_array(
+    array: ArrayLayout,
+    memory: Any,
+    view: npt.NDArray[Any],
+    samples: Samples,
+    window: Window | None,
+    out: npt.NDArray[Any] | None,
+) -> npt.NDArray[Any]:
+    """Copy samples of one array into `out`, or into new memory.
+
+    Args:
+        array: The array's layout.
+        memory: The mapped file, as a buffer.
+        view: The mapped array, shape (N, ...).
+        samples: Sample numbers, all valid, shape (B,), int64.
+        window: Window over time, or None.
+        out: Output, shape (B, ...), or None.
+    Returns:
+        The output; a new one has room for slots behind the scenes, which makes its reuse fastest.
+    """
+    shape = (len(samples), *_shape_of(array.meta, window))
+    if out is None:
+        out = _new_output(array, view.dtype, shape, has_slots=window is None)
+    elif out.shape != shape or out.dtype != view.dtype:
+        expected, found = f"{view.dtype} {shape}", f"{out.dtype} {out.shape}"
+        raise SpecError("out", kind="out", array=array.meta.name, expected=expected, found=found)
+    if not out.size:
+        return out
+    if window is not None:
+        _copy_windows(view, samples, window, out)
+    elif _has_slots(out, array.stride):
+        slots = np.ndarray((len(samples),), f"V{array.stride}", out.base)
+        np.take(_items(array, memory, array.stride), samples, out=slots, mode="clip")  # checked before
+    elif not out.flags.c_contiguous:
+        for row, sample in enumerate(samples.tolist()):
+            out[row, ...] = view[sample]
+    elif array.meta.sample_nbytes < LOOP_BYTES:
+        items = np.ndarray((len(samples),), f"V{array.meta.sample_nbytes}", _bytes_of(out))
+        items[...] = _items(array, memory, array.meta.sample_nbytes)[samples]
+    else:
+        _copy_bytes(array, memory, samples, _bytes_of(out))
+    return out
+
+
+def _shape_of(meta: ArrayMeta, window: Window | None) -> tuple[int, ...]:
+    shape = meta.sample_shape
+    return shape if window is None else (*shape[: window.axis], window.length, *shape[window.axis + 1 :])
+
+
+def _new_output(
+    array: ArrayLayout, dtype: np.dtype[Any], shape: tuple[int, ...], *, has_slots: bool
+) -> npt.NDArray[Any]:
+    if not has_slots or not array.meta.is_sharded:
+        return np.empty(shape, dtype)
+    buffer = _SlotBuffer((shape[0], array.stride), np.uint8)
+    inner = np.empty(shape[1:], dtype).strides
+    return np.ndarray(shape, dtype, buffer, 0, (array.stride, *inner))
+
+
+def _has_slots(out: npt.NDArray[Any], stride: int) -> bool:
+    """Whether `out` is exactly the payloads of a slot buffer that this module made."""
+    base = out.base
+    return (
+        isinstance(base, _SlotBuffer)
+        and base.shape == (len(out), stride)
+        and out.strides[0] == stride
+        and out[0].flags.c_contiguous
+        and out.ctypes.data == base.ctypes.data
+    )
+
+
+def _items(array: ArrayLayout, memory: Any, nbytes: int) -> npt.NDArray[np.void]:
+    """The samples as items of `nbytes` raw bytes, shape (N,), over the mapped file."""
+    return np.ndarray((array.meta.shape[0],), f"V{nbytes}", memory, array.offset, (array.stride,))
+
+
+def _bytes_of(out: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return out.reshape(len(out), -1).view(np.uint8)
+
+
+def _copy_bytes(array: ArrayLayout, memory: Any, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
+    # Slices of memoryviews copy with one memmove each and half the overhead of NumPy's assignment.
+    source, target, nbytes = memoryview(memory), rows.data.cast("B"), array.meta.sample_nbytes
+    for row, sample in enumerate(samples.tolist()):
+        first = array.offset + sample * array.stride
+        target[row * nbytes : (row + 1) * nbytes] = source[first : first + nbytes]
+
+
+def _copy_windows(view: npt.NDArray[Any], samples: Samples, window: Window, out: npt.NDArray[Any]) -> None:
+    before = (slice(None),) * window.axis
+    span = (window.length - 1) * window.stride + 1
+    for row, (sample, first) in enumerate(zip(samples.tolist(), window.start.tolist(), strict=True)):
+        out[row, ...] = view[(sample, *before, slice(first, first + span, window.stride))]

@@ -1,0 +1,116 @@
+"""What a store was made from: the identity document, its canonical form and its hash (spec 8)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import rfc8785
+
+from ups_store.errors import SpecError
+
+if TYPE_CHECKING:
+    from ups_store.metadata import ArrayMeta
+
+_MAX_EXACT_INTEGER = 2**53 - 1  # beyond it two JSON readers may see different numbers (RFC 8785, 3.2.2.3)
+
+
+def canonical_json(document: Any, *, what: str) -> bytes:
+    """RFC 8785 text of a document: one text per value, whoever writes it.
+
+    Args:
+        document: Dicts with string keys, lists, tuples, strings, numbers, booleans, None, NumPy scalars.
+        what: Name of the document, the start of the key path in errors.
+    Raises:
+        SpecError: For a value that JSON can't hold exactly; names its key path.
+    """
+    try:
+        return rfc8785.dumps(_plain(document, what))
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
+        raise _refused(what, "valid Unicode, nested less than a thousand deep", error) from error
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        if abs(value) > _MAX_EXACT_INTEGER:
+            raise _refused(where, "an integer of at most 53 bits (or a string)", value)
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _refused(where, "a finite number", value)
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise _refused(where, "string keys", key)
+        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise _refused(where, "a JSON value", type(value).__name__)
+
+
+def _refused(where: str, expected: str, found: object) -> SpecError:
+    return SpecError(
+        f"{where} can't be stored", kind="not_canonical", clause="8.2", expected=expected, found=found
+    )
+
+
+def config_hash(identity: Mapping[str, Any]) -> str:
+    """sha256 of the canonical identity document, 64 hexadecimal digits (spec 8.3)."""
+    return hashlib.sha256(canonical_json(identity, what="identity")).hexdigest()
+
+
+def constant_digest(payload: bytes) -> str:
+    """sha256 of a constant's C-order little-endian bytes, as the identity holds it (spec 8.1)."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def identity_document(
+    arrays: Iterable[ArrayMeta], constants: Mapping[str, str], content: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The identity document of a store (spec 8.1).
+
+    Args:
+        arrays: All arrays, constants included.
+        constants: sha256 of each constant's bytes, by name.
+        content: The caller's part: everything that decides the bytes.
+    Returns:
+        A document of plain JSON values.
+    """
+    geometry = {
+        meta.name: {"shape": list(meta.shape), "dtype": meta.dtype, "dims": list(meta.dims)}
+        for meta in arrays
+    }
+    document = {"format": 1, "arrays": geometry, "constants": dict(constants), "content": dict(content)}
+    plain: dict[str, Any] = _plain(document, "identity")
+    return plain
+
+
+def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[Any, Any]]:
+    """Keys at which two documents differ, as `{key path: (found, expected)}`; None where absent."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        result: dict[str, tuple[Any, Any]] = {}
+        for key in sorted(found.keys() | expected.keys()):
+            inner = f"{where}.{key}" if where else key
+            result |= differences(found.get(key), expected.get(key), inner)
+        return result
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        result = {}
+        for i, (left, right) in enumerate(zip(found, expected, strict=True)):
+            result |= differences(left, right, f"{where}[{i}]")
+        return result
+    return {} if found == expected else {where: (found, expected)}
+
+
+def describe_differences(differing: Mapping[str, tuple[Any, Any]], *, limit: int = 8) -> str:
+    """One line a difference, `key: found -> expected`, at most `limit` of them."""
+    lines = [f"{key}: {found!r} -> {expected!r}" for key, (found, expected) in differing.items()]
+    more = [f"and {len(lines) - limit} more"] if len(lines) > limit else []
+    return "\n".join(lines[:limit] + more)

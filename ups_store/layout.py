@@ -1,0 +1,150 @@
+"""Geometry: where everything lies in a store, as a function of its metadata; pure (spec 2, 5, 6.1).
+
+Offsets are bytes from the start of the file. `plan` places the finished file and, behind it, the build tail.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ups_store.checksum import crc32c
+from ups_store.metadata import ArrayMeta
+from ups_store.zip_records import END_BYTES, ROOT_NAME, Entry, align
+
+FORMAT_VERSION = (1, 0)
+
+PAGE_BYTES = 4096
+CACHE_LINE_BYTES = 64  # a mapped view of any dtype is aligned on it
+PAGE_SLOT_BYTES = 1 << 20  # samples from here on start on a page
+CHECKSUM_BYTES = 4  # crc32c behind every chunk
+INDEX_RECORD_BYTES = 16  # offset and nbytes of an inner chunk (Zarr sharding-indexed)
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """Where one array's samples lie (spec 5).
+
+    Attributes:
+        meta: The array.
+        entry: Its data entry; None for an array without elements.
+        stride: Bytes from one sample to the next; the slot size where there are slots.
+    """
+
+    meta: ArrayMeta
+    entry: Entry | None
+    stride: int
+
+    @property
+    def offset(self) -> int:
+        """First byte of the first sample; 0 where there is no data entry."""
+        return self.entry.data_offset if self.entry else 0
+
+    def slot(self, sample: int) -> tuple[int, int]:
+        """Extent of a sample: `(first, past_last)` byte, slot padding included."""
+        first = self.offset + sample * self.stride
+        return first, first + self.stride
+
+    def pack_index(self) -> bytes:
+        """The shard index of a sharded array, its checksum included (spec 5.4)."""
+        nbytes = self.meta.sample_nbytes + CHECKSUM_BYTES
+        index = np.empty((self.meta.shape[0], 2), "<u8")
+        index[:, 0] = np.arange(len(index), dtype="<u8") * np.uint64(self.stride)
+        index[:, 1] = nbytes
+        body = index.tobytes()
+        return body + struct.pack("<I", crc32c(body))
+
+
+def slot_nbytes(sample_nbytes: int) -> int:
+    """Slot size of a sample of a large array (spec 5.3)."""
+    alignment = PAGE_BYTES if sample_nbytes >= PAGE_SLOT_BYTES else CACHE_LINE_BYTES
+    return align(sample_nbytes + CHECKSUM_BYTES, alignment)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Geometry of a store: the finished file and, behind it, the build tail.
+
+    Attributes:
+        num_samples: N.
+        metadata: Entries of the `zarr.json` documents, root first.
+        arrays: Layout of every array, by name, sorted.
+        directory_offset: First byte of the central directory.
+        directory_nbytes: Its bytes.
+    """
+
+    num_samples: int
+    metadata: tuple[Entry, ...]
+    arrays: dict[str, ArrayLayout]
+    directory_offset: int
+    directory_nbytes: int
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries in file order."""
+        data = (array.entry for array in self.arrays.values())
+        return (*self.metadata, *(entry for entry in data if entry))
+
+    @property
+    def file_nbytes(self) -> int:
+        """F, the length of the finished file."""
+        return self.directory_offset + self.directory_nbytes + END_BYTES
+
+    @property
+    def per_sample(self) -> tuple[ArrayLayout, ...]:
+        """The arrays with a sample axis, in file order."""
+        return tuple(array for array in self.arrays.values() if not array.meta.is_constant)
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of one commit record: marker, one CRC-32 an array, checksum (spec 6.4)."""
+        return 4 * (len(self.per_sample) + 2)
+
+    @property
+    def tail_offset(self) -> int:
+        """First byte of the build tail (spec 6.2)."""
+        return align(self.file_nbytes, PAGE_BYTES)
+
+    @property
+    def table_offset(self) -> int:
+        """First byte of the commit table."""
+        return self.tail_offset + PAGE_BYTES
+
+    @property
+    def building_nbytes(self) -> int:
+        """Length of the building file."""
+        return align(self.table_offset + self.num_samples * self.record_nbytes, PAGE_BYTES)
+
+
+def plan(root_nbytes: int, arrays: Iterable[tuple[ArrayMeta, int]], num_samples: int) -> Layout:
+    """Lay out a store.
+
+    Args:
+        root_nbytes: Bytes of the root `zarr.json`.
+        arrays: Every array with the bytes of its `zarr.json`.
+        num_samples: N.
+    """
+    ordered = sorted(arrays, key=lambda pair: pair[0].name)
+    metadata = [Entry(ROOT_NAME, 0, root_nbytes)]
+    for meta, nbytes in ordered:
+        metadata.append(Entry(f"{meta.name}/zarr.json", metadata[-1].end, nbytes))
+    end, placed = metadata[-1].end, {}
+    for meta, _ in ordered:
+        placed[meta.name] = array = _place(meta, end)
+        end = array.entry.end if array.entry else end
+    entries = [*metadata, *(array.entry for array in placed.values() if array.entry)]
+    return Layout(num_samples, tuple(metadata), placed, end, sum(e.central_nbytes for e in entries))
+
+
+def _place(meta: ArrayMeta, offset: int) -> ArrayLayout:
+    stride = slot_nbytes(meta.sample_nbytes) if meta.is_sharded else meta.sample_nbytes
+    if meta.nbytes == 0:
+        return ArrayLayout(meta, None, stride)
+    if meta.is_sharded:
+        nbytes = meta.shape[0] * (stride + INDEX_RECORD_BYTES) + CHECKSUM_BYTES
+        return ArrayLayout(meta, Entry(meta.chunk_key, offset, nbytes, PAGE_BYTES), stride)
+    entry = Entry(meta.chunk_key, offset, meta.nbytes + CHECKSUM_BYTES, CACHE_LINE_BYTES)
+    return ArrayLayout(meta, entry, stride)

@@ -1,0 +1,282 @@
+"""`zarr.json` documents as typed values: `parse_*` in, `to_json` out; pure (spec 4).
+
+The JSON text is a function of the values (RFC 8785), so `verify` can regenerate every byte of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ups_store.errors import FormatError, SpecError
+from ups_store.identity import canonical_json
+
+SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
+LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 5.1)
+MAX_JSON_BYTES = 16 << 20
+MAX_ARRAYS = 4096
+MAX_RANK = 32
+MAX_ELEMENTS = 1 << 60
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+DTYPE_NAMES = ("bool", *_INTEGERS, "float16", "float32", "float64", "bfloat16")
+
+
+@functools.cache
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The little-endian NumPy dtype of a Zarr data type name of `DTYPE_NAMES`."""
+    if name == "bfloat16":
+        import ml_dtypes  # 20 ms that most stores don't need
+
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    else:
+        dtype = np.dtype(name).newbyteorder("<")
+    return dtype
+
+
+def dtype_name(dtype: Any) -> str:
+    """The Zarr data type name of a NumPy dtype, or `SpecError` with the names that exist."""
+    name = "bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name
+    if name not in DTYPE_NAMES:
+        raise SpecError(
+            "unsupported dtype", kind="dtype", expected=f"one of {', '.join(DTYPE_NAMES)}", found=name
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class ArrayMeta:
+    """One array of a store.
+
+    Attributes:
+        name: Array name, also its path in the hierarchy (spec 4.2).
+        shape: Whole shape; for per-sample arrays the first axis is the sample.
+        dtype: Zarr data type name.
+        dims: Dimension names, one per axis.
+        attrs: Zarr attributes of the array.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    dims: tuple[str, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the array has no sample axis (spec 4.5)."""
+        return not self.dims or self.dims[0] != SAMPLE_DIM
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample; the whole shape for a constant."""
+        return self.shape if self.is_constant else self.shape[1:]
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Payload bytes of one sample; of the whole array for a constant."""
+        return math.prod(self.sample_shape) * dtype_of(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of the whole array."""
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether every sample has a slot of its own (spec 5.1)."""
+        return not self.is_constant and self.sample_nbytes >= LARGE_SAMPLE_BYTES
+
+    @property
+    def chunk_key(self) -> str:
+        """Name of the single data entry: `u/c/0/0` (spec 4.6)."""
+        return "/".join([self.name, "c", *["0"] * len(self.shape)])
+
+    def to_json(self) -> bytes:
+        """The bytes of the array's `zarr.json` (spec 4.4)."""
+        chunk_shape = [max(1, n) for n in self.shape]
+        document = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.shape),
+            "data_type": self.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": False if self.dtype == "bool" else 0,
+            "codecs": self._codecs(chunk_shape),
+            "dimension_names": list(self.dims),
+            "attributes": self.attrs,
+        }
+        return canonical_json(document, what=f"attrs of {self.name!r}")
+
+    def _codecs(self, chunk_shape: list[int]) -> list[dict[str, Any]]:
+        chain = [_bytes_codec(self.dtype), {"name": "crc32c"}]
+        if not self.is_sharded:
+            return chain
+        configuration = {
+            "chunk_shape": [1, *chunk_shape[1:]],
+            "codecs": chain,
+            "index_codecs": [_bytes_codec("uint64"), {"name": "crc32c"}],
+            "index_location": "end",
+        }
+        return [{"name": "sharding_indexed", "configuration": configuration}]
+
+
+def _bytes_codec(dtype: str) -> dict[str, Any]:
+    if dtype_of(dtype).itemsize == 1:
+        return {"name": "bytes"}
+    return {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+@dataclass(frozen=True)
+class RootMeta:
+    """The root group's `zarr.json`.
+
+    Attributes:
+        version: Format version, `(major, minor)`.
+        config_hash: sha256 of the canonical identity document, hexadecimal.
+        identity: The identity document (spec 8).
+        attrs: The caller's attributes, without the key `ups_store`.
+    """
+
+    version: tuple[int, int]
+    config_hash: str
+    identity: dict[str, Any]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """The bytes of the root `zarr.json`, padded with spaces to whole pages (spec 4.3)."""
+        ours = {
+            "format_version": f"{self.version[0]}.{self.version[1]}",
+            "config_hash": self.config_hash,
+            "identity": self.identity,
+        }
+        document = {
+            "zarr_format": 3,
+            "node_type": "group",
+            "attributes": {**self.attrs, "ups_store": ours},
+        }
+        text = canonical_json(document, what="attrs")
+        return text + b" " * (-len(text) % 4096)
+
+
+def is_name(name: object) -> bool:
+    """Whether the format allows it as the name of an array (spec 4.2)."""
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        return False
+    return not name.startswith("__") and name != "zarr.json"
+
+
+def check_name(name: str) -> str:
+    """Return `name` if the format allows it (spec 4.2), else raise `SpecError`."""
+    if is_name(name):
+        return name
+    raise SpecError(
+        "array name not allowed",
+        kind="name",
+        clause="4.2",
+        expected="1 to 128 of letters, digits, '_', '.', '-', not starting with '.', '-' or '__'",
+        found=repr(name),
+    )
+
+
+def parse_json(raw: bytes, *, path: object, entry: str) -> dict[str, Any]:
+    """Decode the JSON object of one `zarr.json` entry."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{entry} is not JSON ({error})", path=path, kind="json", clause="4.1") from error
+    if not isinstance(document, dict):
+        raise FormatError(
+            f"{entry} is not a JSON object",
+            path=path,
+            kind="json",
+            clause="4.1",
+            expected="an object",
+            found=type(document).__name__,
+        )
+    return document
+
+
+def parse_array(name: str, raw: bytes, *, path: object) -> ArrayMeta:
+    """Read one array's `zarr.json`; anything that `to_json` wouldn't write is refused (spec 4.4)."""
+    document = parse_json(raw, path=path, entry=f"{name}/zarr.json")
+
+    def bad(key: str, expected: str, found: object, kind: str = "array_metadata") -> FormatError:
+        return FormatError(
+            f"zarr.json, key {key!r}",
+            path=path,
+            array=name,
+            kind=kind,
+            clause="4.4",
+            expected=expected,
+            found=_short(found),
+            hint="open it with a general Zarr reader, or rebuild it",
+        )
+
+    shape, dims, dtype = (document.get(k) for k in ("shape", "dimension_names", "data_type"))
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
+        raise bad("shape", f"at most {MAX_RANK} integers from 0 on", shape)
+    if math.prod(shape) > MAX_ELEMENTS or max(shape, default=0) > MAX_ELEMENTS:
+        raise bad("shape", f"at most {MAX_ELEMENTS} elements", shape)
+    if dtype not in DTYPE_NAMES:
+        raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", dtype, kind="dtype")
+    if not isinstance(dims, list) or len(dims) != len(shape) or not all(isinstance(d, str) for d in dims):
+        raise bad("dimension_names", f"{len(shape)} names", dims)
+    attrs = document.get("attributes")
+    if not isinstance(attrs, dict):
+        raise bad("attributes", "an object", attrs)
+    meta = ArrayMeta(name, tuple(shape), str(dtype), tuple(dims), attrs)
+    try:
+        expected = json.loads(meta.to_json())
+    except SpecError as error:
+        raise bad("attributes", "values that RFC 8785 can hold", error.problem) from error
+    for key in sorted(expected.keys() | document.keys()):
+        if document.get(key) != expected.get(key):
+            kind = "codec" if key == "codecs" else "array_metadata"
+            raise bad(key, json.dumps(expected.get(key)), document.get(key), kind=kind)
+    return meta
+
+
+def parse_root(raw: bytes, *, path: object) -> RootMeta:
+    """Read the root `zarr.json` (spec 4.3); the hash isn't checked here."""
+    document = parse_json(raw, path=path, entry="zarr.json")
+    attrs = document.get("attributes")
+    ours = attrs.get("ups_store") if isinstance(attrs, dict) else None
+    if not isinstance(attrs, dict) or not isinstance(ours, dict):
+        raise FormatError(
+            "the root group has no attribute 'ups_store'",
+            path=path,
+            kind="foreign",
+            clause="4.3",
+            hint="it is a Zarr file of another program: read it with zarr-python",
+        )
+    version = re.fullmatch(r"(0|[1-9]\d{0,5})\.(0|[1-9]\d{0,5})", str(ours.get("format_version")))
+    config_hash, identity = ours.get("config_hash"), ours.get("identity")
+    if not version or not isinstance(config_hash, str) or not isinstance(identity, dict):
+        raise FormatError(
+            "attribute 'ups_store' is incomplete",
+            path=path,
+            kind="root_metadata",
+            clause="4.3",
+            expected="format_version 'MAJOR.MINOR', config_hash, identity",
+            found=_short(sorted(ours)),
+        )
+    others = {key: value for key, value in attrs.items() if key != "ups_store"}
+    return RootMeta((int(version[1]), int(version[2])), config_hash, identity, others)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

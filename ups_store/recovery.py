@@ -1,0 +1,116 @@
+"""What an interrupted file means: which samples of a building file are committed (spec 6.5); reads only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.build_tail import TailHeader, is_committed, parse_tail_header
+from ups_store.catalog import Catalog, read_building, read_finished
+from ups_store.checksum import crc32
+from ups_store.errors import TruncatedError
+from ups_store.layout import PAGE_BYTES, Layout
+
+_TABLE_BLOCK_BYTES = 8 << 20  # of the commit table at a time
+_CHECK_BLOCK_BYTES = 8 << 20
+
+
+class State(Enum):
+    """What a file under its building name is (spec 6.5)."""
+
+    RESUMABLE = "resumable"  # the build tail is the truth
+    FINISHED = "finished"  # only the rename is left
+
+
+@dataclass(frozen=True)
+class Building:
+    """A file under its building name, as it was found.
+
+    Attributes:
+        state: What it is.
+        catalog: Its metadata and geometry.
+        header: Header of its build tail; None once it is finished.
+    """
+
+    state: State
+    catalog: Catalog
+    header: TailHeader | None
+
+
+def building_path(path: Path) -> Path:
+    """Where the store of `path` is built (spec 6.1)."""
+    return path.with_name(path.name + ".building")
+
+
+def read_building_file(fd: int, path: Path) -> Building:
+    """Classify a file under its building name by its length and its build tail (spec 6.5).
+
+    Raises:
+        FormatError: If it is neither resumable nor finished: damaged, or not ours.
+    """
+    catalog = read_building(fd, path)
+    layout, nbytes = catalog.layout, files.size(fd)
+    if nbytes == layout.file_nbytes:
+        return Building(State.FINISHED, read_finished(fd, path), None)
+    if nbytes != layout.building_nbytes:
+        raise TruncatedError(
+            "unfinished file has a wrong length",
+            path=path,
+            clause="6.1",
+            expected=layout.building_nbytes,
+            found=nbytes,
+            hint="its samples can't be told from garbage: remove it, or build with --overwrite",
+        )
+    raw = files.read_at(fd, layout.tail_offset, PAGE_BYTES)
+    return Building(State.RESUMABLE, catalog, parse_tail_header(raw, layout, path=path))
+
+
+def read_records(fd: int, layout: Layout, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Commit records of consecutive samples, shape (M, num_arrays + 2); zeros past the end of the file."""
+    nbytes = layout.record_nbytes
+    first = layout.table_offset + int(samples[0]) * nbytes if len(samples) else 0
+    raw = files.read_at(fd, first, len(samples) * nbytes).ljust(len(samples) * nbytes, b"\0")
+    return np.frombuffer(raw, "<u4").reshape(len(samples), -1)
+
+
+def read_commits(
+    fd: int, layout: Layout, header: TailHeader
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint32]]:
+    """Read the whole commit table.
+
+    After another boot of the machine the samples of a lazy build are read and checked first: their records
+    may have reached the disk before their bytes (spec 6.5, step 3).
+
+    Returns:
+        committed: Shape (N,), bool.
+        crcs: CRC-32 of every sample's slot or bytes, shape (N, num_arrays); meaningless where not committed.
+    """
+    committed = np.zeros(layout.num_samples, bool)
+    crcs = np.zeros((layout.num_samples, header.num_arrays), np.uint32)
+    step = max(1, _TABLE_BLOCK_BYTES // layout.record_nbytes)
+    for first in range(0, layout.num_samples, step):
+        samples = np.arange(first, min(first + step, layout.num_samples))
+        records = read_records(fd, layout, samples)
+        committed[samples] = is_committed(header, samples, records)
+        crcs[samples] = records[:, 1:-1]
+    if header.is_lazy and header.boot_id != files.boot_id():
+        for sample in np.flatnonzero(committed):
+            committed[sample] = sample_crcs(fd, layout, int(sample)) == crcs[sample].tolist()
+    return committed, crcs
+
+
+def sample_crcs(fd: int, layout: Layout, sample: int) -> list[int]:
+    """CRC-32 of a sample's bytes as they stand in the file, one per array: slots for large arrays."""
+    return [_crc_of_extent(fd, *array.slot(sample)) for array in layout.per_sample]
+
+
+def _crc_of_extent(fd: int, first: int, end: int) -> int:
+    crc = 0
+    for offset in range(first, end, _CHECK_BLOCK_BYTES):
+        crc = crc32(files.read_at(fd, offset, min(_CHECK_BLOCK_BYTES, end - offset)), crc)
+    return crc

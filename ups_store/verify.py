@@ -1,0 +1,266 @@
+"""`verify`: every byte of a finished file checked: payloads by checksum, all others by making them again.
+
+Reads with `pread` through a descriptor of its own, so memory that somebody changed in a mapping doesn't count
+and a file that is cut meanwhile is an error, not a signal (spec 7.6).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.checksum import combine_crc32, crc32, crc32c
+from ups_store.errors import StoreReplacedError
+from ups_store.identity import constant_digest
+from ups_store.layout import CHECKSUM_BYTES, ArrayLayout
+from ups_store.metadata import ArrayMeta, RootMeta
+from ups_store.zip_records import Entry, pack_directory
+
+_BLOCK_BYTES = 4 << 20  # read at a time and thread
+_MAX_SHOWN = 16  # differing stretches of one record that are reported one by one
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: Stable identifier: "chunk_crc", "slot_padding", "shard_index", "local_header", ...
+        clause: Clause of the spec that is violated.
+        byte_range: `(first, past_last)` byte in the file.
+        array: Array, where one is concerned.
+        sample: Sample, where one can be told.
+        detail: What was expected and found.
+    """
+
+    kind: str
+    clause: str
+    byte_range: tuple[int, int]
+    array: str | None = None
+    sample: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        where = [f"array {self.array!r}"] if self.array else []
+        where += [f"sample {self.sample}"] if self.sample is not None else []
+        where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
+        return f"{', '.join(where)}: {self.kind} {self.detail} (spec {self.clause})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found.
+
+    Attributes:
+        path: The file.
+        nbytes: Bytes that were checked: all of them.
+        num_chunks: Chunk checksums that were checked.
+        problems: What is wrong, in file order.
+    """
+
+    path: Path
+    nbytes: int
+    num_chunks: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    @property
+    def damaged(self) -> dict[str, list[int]]:
+        """Samples with damage, by array; an array of which no sample can be told has an empty list."""
+        found: dict[str, set[int]] = {}
+        for problem in self.problems:
+            if problem.array:
+                found.setdefault(problem.array, set()).update(
+                    [] if problem.sample is None else [problem.sample]
+                )
+        return {name: sorted(samples) for name, samples in found.items()}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Result of one stretch of an entry's data."""
+
+    crc: int
+    nbytes: int
+    problems: tuple[Problem, ...]
+
+
+def verify_file(
+    path: Path,
+    *,
+    fingerprint: str | None = None,
+    num_threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Check a finished file; see `Store.verify`.
+
+    Raises:
+        FormatError: If it can't be opened as a store.
+        StoreReplacedError: If it isn't the file of `fingerprint`.
+    """
+    fd = files.open_existing(path)
+    try:
+        catalog = read_finished(fd, path)
+        if fingerprint not in (None, fingerprint_of(catalog)):
+            raise StoreReplacedError("another file took the path", path=path, hint="open it again")
+        with ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool:
+            return _Verifier(fd, path, catalog, pool, progress or (lambda nbytes: None)).run()
+    finally:
+        files.close(fd)
+
+
+class _Verifier:
+    def __init__(
+        self, fd: int, path: Path, catalog: Catalog, pool: ThreadPoolExecutor, progress: Callable[[int], None]
+    ) -> None:
+        self.fd, self.path, self.catalog, self.pool, self.progress = fd, path, catalog, pool, progress
+        self.layout = catalog.layout
+        self.num_chunks = 0
+
+    def run(self) -> Report:
+        problems: list[Problem] = []
+        crcs = dict(zip(self.layout.entries, self.catalog.crcs, strict=True))
+        documents: list[RootMeta | ArrayMeta] = [self.catalog.root]
+        documents += [array.meta for array in self.layout.arrays.values()]
+        for entry, document in zip(self.layout.metadata, documents, strict=True):
+            problems += self._compare(
+                entry.offset, entry.pack_local_header(crcs[entry]), "local_header", "3.3"
+            )
+            problems += self._compare(entry.data_offset, document.to_json(), "metadata_text", "4.1")
+        for array in self.layout.arrays.values():
+            if array.entry:
+                header = array.entry.pack_local_header(crcs[array.entry])
+                problems += self._compare(array.entry.offset, header, "local_header", "3.3")
+                problems += self._check_data(array, array.entry, crcs[array.entry])
+        directory = pack_directory(self.layout.entries, self.catalog.crcs)
+        problems += self._compare(self.layout.directory_offset, directory, "directory", "3.5")
+        return Report(self.path, self.layout.file_nbytes, self.num_chunks, tuple(problems))
+
+    def _check_data(self, array: ArrayLayout, entry: Entry, stored: int) -> list[Problem]:
+        parts = self._check_slots(array) if array.meta.is_sharded else self._check_chunk(array, entry)
+        problems = [problem for part in parts for problem in part.problems]
+        computed = combine_crc32((part.crc, part.nbytes) for part in parts)
+        if computed != stored and not problems:
+            detail = f"stored {stored:08x}, computed {computed:08x}"
+            where = (entry.data_offset, entry.end)
+            problems.append(Problem("entry_crc", "3.2", where, array.meta.name, detail=detail))
+        return problems
+
+    def _check_slots(self, array: ArrayLayout) -> list[_Part]:
+        """Every slot of a shard, then its index."""
+        num_samples = array.meta.shape[0]
+        per_block = max(1, _BLOCK_BYTES // array.stride)
+        firsts = range(0, num_samples, per_block)
+        parts = list(self._in_order(lambda first: self._check_block(array, first, per_block), firsts))
+        self.num_chunks += num_samples
+        index = array.pack_index()
+        offset = array.slot(num_samples)[0]
+        problems = self._compare(offset, index, "shard_index", "5.4", array.meta.name)
+        found = self._read(offset, len(index))
+        return [*parts, _Part(crc32(found), len(index), tuple(problems))]
+
+    def _in_order(self, check: Callable[[int], _Part], firsts: range) -> Iterator[_Part]:
+        for part in self.pool.map(check, firsts):
+            self.progress(part.nbytes)
+            yield part
+
+    def _check_block(self, array: ArrayLayout, first: int, num: int) -> _Part:
+        num = min(num, array.meta.shape[0] - first)
+        raw = self._read(array.slot(first)[0], num * array.stride)
+        slots = np.frombuffer(raw, np.uint8).reshape(num, array.stride)
+        problems = [p for i in range(num) for p in self._check_slot(array, first + i, slots[i])]
+        return _Part(crc32(raw), len(raw), tuple(problems))
+
+    def _check_slot(self, array: ArrayLayout, sample: int, slot: npt.NDArray[np.uint8]) -> Iterator[Problem]:
+        nbytes, begin = array.meta.sample_nbytes, array.slot(sample)[0]
+        name, end = array.meta.name, begin + nbytes
+        computed = crc32c(slot[:nbytes].data)
+        stored = struct.unpack("<I", slot[nbytes : nbytes + CHECKSUM_BYTES].tobytes())[0]
+        if stored != computed:
+            detail = f"crc32c stored {stored:08x}, computed {computed:08x}"
+            yield Problem("chunk_crc", "5.2", (begin, end + CHECKSUM_BYTES), name, sample, detail)
+        if slot[nbytes + CHECKSUM_BYTES :].any():
+            where = (end + CHECKSUM_BYTES, begin + array.stride)
+            yield Problem("slot_padding", "5.3", where, name, sample, "expected zeros")
+        if array.meta.dtype == "bool" and (slot[:nbytes] > 1).any():
+            yield Problem("bool_value", "4.7", (begin, end), name, sample, "expected bytes 0 and 1")
+
+    def _check_chunk(self, array: ArrayLayout, entry: Entry) -> list[_Part]:
+        """A plain chunk: payload and the checksum behind it."""
+        self.num_chunks += 1
+        meta, crc, castagnoli, is_bool = array.meta, 0, 0, True
+        blocks = []
+        for offset in range(0, meta.nbytes, _BLOCK_BYTES):
+            block = self._read(entry.data_offset + offset, min(_BLOCK_BYTES, meta.nbytes - offset))
+            crc, castagnoli = crc32(block, crc), crc32c(block, castagnoli)
+            is_bool &= meta.dtype != "bool" or not (np.frombuffer(block, np.uint8) > 1).any()
+            blocks += [block] if meta.is_constant else []
+            self.progress(len(block))
+        trailer = self._read(entry.end - CHECKSUM_BYTES, CHECKSUM_BYTES)
+        where, problems = (entry.data_offset, entry.end), []
+        if trailer != struct.pack("<I", castagnoli):
+            detail = f"crc32c stored {struct.unpack('<I', trailer)[0]:08x}, computed {castagnoli:08x}"
+            problems.append(Problem("chunk_crc", "5.6", where, meta.name, detail=detail))
+        if not is_bool:
+            problems.append(Problem("bool_value", "4.7", where, meta.name, detail="expected bytes 0 and 1"))
+        if meta.is_constant and not problems:
+            problems += self._check_constant(array, b"".join(blocks))
+        return [_Part(crc32(trailer, crc), entry.nbytes, tuple(problems))]
+
+    def _check_constant(self, array: ArrayLayout, payload: bytes) -> list[Problem]:
+        declared = self.catalog.root.identity.get("constants")
+        stored = declared.get(array.meta.name) if isinstance(declared, dict) else None
+        computed = constant_digest(payload)
+        if stored == computed:
+            return []
+        detail = f"sha256 in the identity {stored}, computed {computed}"
+        where = (array.offset, array.offset + array.meta.nbytes)
+        return [Problem("constant_digest", "8.1", where, array.meta.name, detail=detail)]
+
+    def _compare(
+        self, offset: int, expected: bytes, kind: str, clause: str, array: str | None = None
+    ) -> list[Problem]:
+        """Problems for every stretch of bytes at `offset` that differs from `expected`."""
+        found = self._read(offset, len(expected))
+        self.progress(len(expected))
+        if found == expected:
+            return []
+        differs = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
+        edges = np.flatnonzero(np.diff(differs, prepend=False, append=False)).reshape(-1, 2)
+        if len(edges) > _MAX_SHOWN:
+            edges = np.array([[edges[0, 0], edges[-1, 1]]])
+        return [
+            self._difference(offset, found, expected, edge, kind, clause, array) for edge in edges.tolist()
+        ]
+
+    def _difference(
+        self, offset: int, found: bytes, expected: bytes, edge: Any, kind: str, clause: str, array: str | None
+    ) -> Problem:
+        first, end = edge
+        detail = f"expected {expected[first:end][:16].hex()}, found {found[first:end][:16].hex()}"
+        return Problem(kind, clause, (offset + first, offset + end), array, detail=detail)
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        raw = files.read_at(self.fd, offset, nbytes)
+        if len(raw) < nbytes:
+            raise StoreReplacedError(
+                "the file was cut while it was checked",
+                path=self.path,
+                byte_range=(offset, offset + nbytes),
+                hint="another program writes to it: a store is never changed in place",
+            )
+        return raw

@@ -1,0 +1,184 @@
+"""The writers: values in, commits out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.building import BuildingFile, Samples
+from ups_store.commit import Batch, commit_batch, committed_among, finish, publish
+from ups_store.encode import Arrays, as_payload, encode_batch
+from ups_store.errors import CommitError, SpecError, StoreClosedError
+from ups_store.recovery import read_commits
+
+
+class Committer:
+    """Commits samples into a building file; any number of processes of one machine, any threads.
+
+    Attributes:
+        path: Where the store will be published.
+        building: The open building file.
+    """
+
+    def __init__(self, building: BuildingFile) -> None:
+        self.path = building.path
+        self.building = building
+        self._mutex = threading.Lock()  # record locks belong to the open file, so they don't part threads
+        self._failed = False
+        files.close_on_fork(building)
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return self.building.layout.num_samples
+
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Numbers of the samples that are not committed, sorted, int64."""
+        building = self._usable()
+        committed, _ = read_commits(building.fd, building.layout, building.header)
+        return np.flatnonzero(~committed)
+
+    def commit(self, index: int, arrays: Arrays) -> bool:
+        """Commit one sample: all per-sample arrays together, copied before this returns.
+
+        Args:
+            index: Sample number, 0 <= index < N.
+            arrays: Every per-sample array by name, each of its sample's shape and dtype.
+        Returns:
+            True if it was written; False if the sample was committed before, and nothing happened.
+        Raises:
+            SpecError: If an array is missing, unknown, or of another shape or dtype.
+            CommitError: If it didn't become durable; the writer is of no use afterwards.
+        """
+        batch = {name: _with_sample_axis(value) for name, value in arrays.items()}
+        return bool(self.commit_many([index], batch)[0])
+
+    def commit_many(self, indices: Sequence[int] | Samples, arrays: Arrays) -> npt.NDArray[np.bool_]:
+        """Commit samples with one pair of syncs; 4 MiB or more at a time make it fast.
+
+        Args:
+            indices: Distinct sample numbers, shape (M,), in any order.
+            arrays: Every per-sample array by name, shape (M, ...) in the order of `indices`.
+        Returns:
+            Which were written, bool, shape (M,); False where a sample was committed before.
+        Raises:
+            SpecError: If an array is missing, unknown, or of another shape or dtype.
+            CommitError: If they didn't become durable; the writer is of no use afterwards.
+        """
+        building = self._usable()
+        samples = self._check_indices(indices)
+        values = self._check_arrays(arrays, len(samples))
+        order = np.argsort(samples)
+        written = np.zeros(len(samples), bool)
+        if not len(samples):
+            return written
+        with self._mutex, building.gate(exclusive=False), building.samples_locked(samples[order]):
+            fresh = order[~committed_among(building, samples[order])]
+            if len(fresh):
+                in_order = len(fresh) == len(samples) and bool((np.diff(order) == 1).all())
+                chosen = values if in_order else {name: value[fresh] for name, value in values.items()}
+                self._write(encode_batch(building.layout, samples[fresh], chosen))
+                written[fresh] = True
+        return written
+
+    def _write(self, batch: Batch) -> None:
+        try:
+            commit_batch(self.building, batch)
+        except BaseException:
+            self._failed = True  # a second sync could report success for pages that the first one dropped
+            raise
+
+    def _check_indices(self, indices: Sequence[int] | Samples) -> Samples:
+        raw = np.asarray(indices)
+        samples = raw.astype(np.int64)
+        is_valid = raw.ndim == 1 and (raw.dtype.kind in "iu" or not raw.size)
+        if not is_valid or len(np.unique(samples)) != len(samples):
+            raise SpecError("indices", kind="index", expected="distinct integers, shape (M,)", found=indices)
+        outside = samples[(samples < 0) | (samples >= self.num_samples)]
+        if len(outside):
+            expected = f"0 <= index < {self.num_samples}"
+            raise SpecError("no such sample", kind="index", expected=expected, found=int(outside[0]))
+        return samples
+
+    def _check_arrays(self, arrays: Arrays, num: int) -> dict[str, npt.NDArray[Any]]:
+        metas = {array.meta.name: array.meta for array in self.building.layout.per_sample}
+        if metas.keys() != arrays.keys():
+            raise SpecError(
+                "all per-sample arrays are committed together",
+                kind="arrays",
+                expected=sorted(metas),
+                found=sorted(arrays),
+            )
+        return {
+            name: as_payload(arrays[name], meta, (num, *meta.sample_shape)) for name, meta in metas.items()
+        }
+
+    def _usable(self) -> BuildingFile:
+        if self.building.fd < 0:
+            raise StoreClosedError(
+                "the writer is closed in this process",
+                path=self.path,
+                hint="a forked child opens its own with `ups_store.join`",
+            )
+        if self._failed:
+            raise CommitError(
+                "an earlier commit failed", path=self.path, hint="close it and create it again to continue"
+            )
+        return self.building
+
+    def close(self) -> None:
+        """Release the file; what was committed stays, and `create` continues it."""
+        self.building.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StoreWriter(Committer):
+    """The builder of a store: a committer that can also finish."""
+
+    def __init__(self, building: BuildingFile, *, is_finished: bool = False) -> None:
+        super().__init__(building)
+        self._is_finished = is_finished  # by an earlier run that died before the rename
+
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Numbers of the samples that are not committed, sorted, int64."""
+        return np.zeros(0, np.int64) if self._is_finished else super().missing()
+
+    def commit_many(self, indices: Sequence[int] | Samples, arrays: Arrays) -> npt.NDArray[np.bool_]:
+        """Commit samples with one pair of syncs; see `Committer.commit_many`."""
+        if self._is_finished:
+            self._usable()
+            return np.zeros(len(self._check_indices(indices)), bool)
+        return super().commit_many(indices, arrays)
+
+    def finish(self) -> Path:
+        """Complete the file and publish it under its own name, atomically and durably; closes the writer.
+
+        Raises:
+            NotCommittedError: If samples are missing; the writer stays usable.
+        """
+        building = self._usable()
+        with self._mutex, building.gate(exclusive=True):
+            if self._is_finished:
+                publish(self.path)
+            else:
+                finish(building)
+        self.close()
+        return self.path
+
+
+def _with_sample_axis(value: Any) -> Any:
+    return np.asarray(value)[None] if hasattr(value, "dtype") else [value]
