@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-import crc32c as _crc32c
 import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
@@ -26,7 +25,9 @@ def crc32(data: Bytes, start: int = 0) -> int:
 
 def crc32c(data: Bytes, start: int = 0) -> int:
     """CRC-32C (Castagnoli, RFC 3720) of `data`, continued from `start`."""
-    return int(_crc32c.crc32c(data, start))
+    import crc32c as package  # its import takes 40 ms, and opening a store doesn't need it
+
+    return int(package.crc32c(data, start))
 
 
 def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
