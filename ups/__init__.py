@@ -1,0 +1,1 @@
+"""Training stack for neural PDE solvers, reading its data from `ups_store` files."""

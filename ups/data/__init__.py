@@ -1,0 +1,1 @@
+"""Where training data comes from: solvers that make it, and what turns stored fields into samples."""

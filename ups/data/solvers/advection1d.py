@@ -1,0 +1,86 @@
+"""1D linear advection on the periodic unit interval, solved by exact shift.
+
+    du/dt + beta du/dx = 0,  x in (0, 1) periodic,  so  u(x, t) = u(x - beta t, 0).
+
+Letters: N samples, T time steps, X cells, K Fourier modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from scipy import fft
+
+from ups.data.solvers.files import write_scalar1d
+from ups.data.solvers.initial import random_sines
+from ups.data.solvers.problem import Array, Trajectories, cell_centres, require_at_least, require_positive
+
+# PDEBench's initial states: two sines with wave numbers up to 8.
+_NUM_WAVES, _MAX_WAVE_NUMBER = 2, 8
+
+
+def solve(initial_NX: Array, *, beta: float, t: Array) -> Trajectories:
+    """Shift states by beta t, in Fourier space: exact for states with fewer than X/2 periods.
+
+    Args:
+        initial_NX: States at the cell centres at t = 0, shape (N, X).
+        beta: Speed, lengths per time.
+        t: Times, shape (T,).
+
+    Returns:
+        Trajectories with `fields` (N, T, X).
+    """
+    num_points = initial_NX.shape[1]
+    spectrum_NK = fft.rfft(initial_NX, axis=1)
+    wave_numbers_K = 2 * np.pi * np.arange(spectrum_NK.shape[1])
+    shift_TK = np.exp(-1j * np.outer(beta * t, wave_numbers_K))
+    fields_NTX = fft.irfft(spectrum_NK[:, None, :] * shift_TK, n=num_points, axis=2)
+    return Trajectories(fields_NTX, t=t, x=cell_centres(num_points), parameters={"beta": beta})
+
+
+@dataclass(frozen=True)
+class Advection1D:
+    """Advection data set: sums of two sines, wave numbers up to 8, carried around the unit interval.
+
+    Attributes:
+        beta: Speed, lengths per time, > 0.
+        points: Cells X.
+        frames: Stored time steps T, the initial state included.
+        end_time: Time of the last one.
+    """
+
+    beta: float = 0.4
+    points: int = 1024
+    frames: int = 41
+    end_time: float = 2.0
+    batch_size: ClassVar[int] = 16
+
+    def __post_init__(self) -> None:
+        require_positive(beta=self.beta, end_time=self.end_time)
+        require_at_least(2 * _MAX_WAVE_NUMBER + 1, points=self.points)
+        require_at_least(2, frames=self.frames)
+
+    @property
+    def file_name(self) -> str:
+        """Name as in PDEBench, such as `1D_Advection_Sols_beta0.4.hdf5`."""
+        return f"1D_Advection_Sols_beta{float(self.beta)}.hdf5"
+
+    def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
+        """Draw and shift the samples of these numbers."""
+        initial_NX = random_sines(
+            indices,
+            seed=seed,
+            num_points=self.points,
+            num_waves=_NUM_WAVES,
+            max_wave_number=_MAX_WAVE_NUMBER,
+            max_amplitude=1.0,
+        )
+        return solve(initial_NX, beta=self.beta, t=np.linspace(0.0, self.end_time, self.frames))
+
+    def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
+        """Write a single-file layout with the root attribute `beta`."""
+        write_scalar1d(path, batches, num_samples=num_samples, attrs={"beta": self.beta})

@@ -1,0 +1,150 @@
+"""Writers of PDEBench's HDF5 layouts, irregularities included, and the rename that makes a file appear whole.
+
+Fields and coordinates are little-endian float32. Writers take batches, so a set may be larger than memory.
+Letters: N samples, T time steps, X and Y cells, C channels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from ups.data.solvers.problem import Array, Trajectories
+from ups_store.errors import ConfigError
+
+_FLOAT32 = np.dtype("<f4")
+# Steady Darcy flow has no times, yet its files hold this many values in `t-coordinate`.
+_DARCY_TIMES = 0.25 * np.arange(10)
+_MAX_GROUPS = 10_000  # names have four digits and readers sort them as text
+
+
+@contextmanager
+def appears_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`: renamed to it if the block ends well, removed if it doesn't.
+
+    Args:
+        path: Where the file shall be; one that is there is replaced, in one step.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # else a power cut could leave the new name without the content
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_scalar1d(
+    path: Path, batches: Iterable[Trajectories], *, num_samples: int, attrs: Mapping[str, float]
+) -> None:
+    """Write the 1D single-file layout: `tensor` (N, T, X), `x-coordinate` (X,), `t-coordinate` (T + 1,).
+
+    Args:
+        path: New file.
+        batches: At least one, each with `fields` (n, T, X) on the same grid.
+        num_samples: N, the samples of all batches together.
+        attrs: Root attributes, stored as float64 scalars.
+    """
+    with h5py.File(path, "w") as file:
+        last = _write_batches(file, batches, num_samples=num_samples, arrays=_scalar1d_arrays)
+        unused = 2 * last.t[-1] - last.t[-2]
+        coordinates = {"t-coordinate": np.append(last.t, unused), "x-coordinate": last.x}
+        _write_coordinates(file, coordinates)
+        _write_attrs(file, attrs)
+
+
+def write_darcy2d(
+    path: Path, batches: Iterable[Trajectories], *, num_samples: int, attrs: Mapping[str, float]
+) -> None:
+    """Write the Darcy layout: solution `tensor` (N, 1, X, Y), coefficient `nu` (N, X, Y), coordinates.
+
+    Args:
+        path: New file.
+        batches: At least one, each with `fields` (n, 1, X, Y) and `coefficient` (n, X, Y).
+        num_samples: N, the samples of all batches together.
+        attrs: Root attributes, stored as float64 scalars.
+    """
+    with h5py.File(path, "w") as file:
+        last = _write_batches(file, batches, num_samples=num_samples, arrays=_darcy2d_arrays)
+        assert last.y is not None
+        coordinates = {"t-coordinate": _DARCY_TIMES, "x-coordinate": last.x, "y-coordinate": last.y}
+        _write_coordinates(file, coordinates)
+        _write_attrs(file, attrs)
+
+
+def write_diffreact2d(
+    path: Path, batches: Iterable[Trajectories], *, num_samples: int, settings: Mapping[str, float]
+) -> None:
+    """Write the group-per-sample layout: `0000/data` (T, Y, X, C) and `0000/grid/{x,y,t}`, lzf-compressed.
+
+    Chunk shapes are h5py's choice, as in PDEBench.
+
+    Args:
+        path: New file.
+        batches: Each with `fields` (n, T, Y, X, C).
+        num_samples: N, the samples of all batches together.
+        settings: Stored with the sample number as YAML text in the attribute `config` of every group.
+
+    Raises:
+        ConfigError: For more samples than four digits can name.
+    """
+    if num_samples > _MAX_GROUPS:
+        expected = f"at most {_MAX_GROUPS}, as group names have four digits"
+        raise ConfigError(f"num_samples = {num_samples}", kind="setting_out_of_range", expected=expected)
+    index = 0
+    with h5py.File(path, "w") as file:
+        for batch in batches:
+            for data_TYXC in batch.fields:
+                group = file.create_group(f"{index:04d}")
+                arrays = {"data": data_TYXC, "grid/x": batch.x, "grid/y": batch.y, "grid/t": batch.t}
+                for name, values in arrays.items():
+                    group.create_dataset(name, data=values, dtype=_FLOAT32, compression="lzf")
+                sim = {**settings, "n": 1, "seed": index}
+                group.attrs["config"] = OmegaConf.to_yaml({"name": "2d_diff-react", "sim": sim})
+                index += 1
+
+
+def _scalar1d_arrays(batch: Trajectories) -> dict[str, Array]:
+    return {"tensor": batch.fields}
+
+
+def _darcy2d_arrays(batch: Trajectories) -> dict[str, Array]:
+    assert batch.coefficient is not None
+    return {"tensor": batch.fields, "nu": batch.coefficient}
+
+
+def _write_batches(
+    file: h5py.File,
+    batches: Iterable[Trajectories],
+    *,
+    num_samples: int,
+    arrays: Callable[[Trajectories], dict[str, Array]],
+) -> Trajectories:
+    """Write the arrays of every batch one after the other into contiguous datasets; return the last batch."""
+    first = 0
+    for batch in batches:
+        for name, values in arrays(batch).items():
+            if first == 0:
+                file.create_dataset(name, shape=(num_samples, *values.shape[1:]), dtype=_FLOAT32)
+            file[name][first : first + len(values)] = values
+        first += len(batch.fields)
+    assert first == num_samples, f"{first} samples came, {num_samples} were announced"
+    return batch
+
+
+def _write_coordinates(file: h5py.File, coordinates: Mapping[str, NDArray[np.floating]]) -> None:
+    for name, values in coordinates.items():
+        file.create_dataset(name, data=values, dtype=_FLOAT32)
+
+
+def _write_attrs(file: h5py.File, attrs: Mapping[str, float]) -> None:
+    for name, value in attrs.items():
+        file.attrs[name] = np.float64(value)

@@ -1,0 +1,165 @@
+"""HDF5 files, opened and read so that every failure is a `SourceError` that says where and what to do."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from ups_store.errors import SourceError
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_TREE_LINES = 12
+
+
+def source_error(problem: str, *, dataset: str | None = None, **details: Any) -> SourceError:
+    """A `SourceError` with its `dataset` attribute set; `details` as for every `StoreError`."""
+    error = SourceError(problem, **details)
+    error.dataset = dataset
+    return error
+
+
+@contextmanager
+def translated(
+    doing: str, *, path: str | Path, dataset: str | None = None, sample: int | None = None
+) -> Iterator[None]:
+    """Turn what h5py raises into a `SourceError` of kind "read_failed".
+
+    Args:
+        doing: What is being done, such as "can't read samples 4..7"; the start of the message.
+        path: The file.
+        dataset: HDF5 path of the dataset, where one is concerned.
+        sample: First of the samples concerned.
+    """
+    try:
+        yield
+    except (OSError, KeyError, RuntimeError) as error:
+        raise source_error(
+            doing if dataset is None else f"{doing} of dataset {dataset!r}",
+            kind="read_failed",
+            path=path,
+            dataset=dataset,
+            sample=sample,
+            found=str(error).strip("'\""),
+            hint="download or make the file again, or install the HDF5 filter that it needs",
+        ) from error
+
+
+def open_hdf5(path: Path) -> h5py.File:
+    """Open a file for reading.
+
+    The library's own locking is used first, since it notices a simulation that is still writing the file
+    (and two openings of one file in one process must agree on it). Where the file system has no locks, as
+    some network mounts, the file is opened without. `HDF5_USE_FILE_LOCKING` decides over both.
+
+    Raises:
+        SourceError: Kind "missing_file", "not_hdf5", "truncated", "being_written" or "unreadable".
+    """
+    if not path.exists():
+        raise source_error(
+            "no such file", kind="missing_file", path=path, hint="check data.root and data.files"
+        )
+    if path.is_dir():
+        raise source_error(
+            "not a file", kind="not_hdf5", path=path, expected="an HDF5 file", found="a folder"
+        )
+    try:
+        return _open_without_locks_if_there_are_none(path)
+    except OSError as error:
+        raise _opening_error(path, error) from error
+
+
+def _open_without_locks_if_there_are_none(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r")
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if "unable to lock file" not in str(error):
+            raise
+        return h5py.File(path, "r", locking=False)
+
+
+def _opening_error(path: Path, error: OSError) -> SourceError:
+    if isinstance(error, BlockingIOError) or "already open for" in str(error):
+        return source_error(
+            "the file is being written",
+            kind="being_written",
+            path=path,
+            found=str(error),
+            hint="close the program that writes it; if that one crashed, run `h5clear -s` on the file",
+        )
+    if "truncated file" in str(error):
+        return source_error(
+            "the file ends before its data does",
+            kind="truncated",
+            path=path,
+            found=f"{path.stat().st_size} bytes",
+            hint="download or copy it again, and compare its checksum",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM) or _has_signature(path):
+        return source_error("can't be opened", kind="unreadable", path=path, found=str(error))
+    return source_error(
+        "not an HDF5 file", kind="not_hdf5", path=path, expected=_hex(_SIGNATURE), found=_first_bytes(path)
+    )
+
+
+def _has_signature(path: Path) -> bool:
+    # The superblock lies at 0, 512, 1024, 2048, ...: a user block of any of these sizes may precede it.
+    size = path.stat().st_size
+    offset = 0
+    with path.open("rb") as file:
+        while offset + len(_SIGNATURE) <= size:
+            file.seek(offset)
+            if file.read(len(_SIGNATURE)) == _SIGNATURE:
+                return True
+            offset = max(512, offset * 2)
+    return False
+
+
+def _first_bytes(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(len(_SIGNATURE))
+    return _hex(start) if start else "an empty file"
+
+
+def _hex(data: bytes) -> str:
+    return f"bytes {data.hex(' ')}"
+
+
+def get_dataset(file: h5py.File, name: str, *, sample: int | None = None) -> h5py.Dataset:
+    """A dataset by its HDF5 path.
+
+    Raises:
+        SourceError: Kind "missing_dataset", with what the file holds instead.
+    """
+    with translated("can't open", path=file.filename, dataset=name, sample=sample):
+        found = file.get(name)
+    if isinstance(found, h5py.Dataset):
+        return found
+    raise source_error(
+        f"no dataset {name!r}",
+        kind="missing_dataset",
+        path=file.filename,
+        dataset=name,
+        sample=sample,
+        found=tree(file),
+    )
+
+
+def tree(file: h5py.File) -> str:
+    """What a file holds, as a short list such as "tensor (64, 21, 1024), x-coordinate (1024)"."""
+    lines: list[str] = []
+
+    def note(name: str, item: Any) -> bool | None:
+        if isinstance(item, h5py.Dataset):
+            lines.append(f"{name} {item.shape}")
+        return True if len(lines) > _TREE_LINES else None  # True ends the visit
+
+    file.visititems(note)
+    shown = lines[:_TREE_LINES] + (["..."] if len(lines) > _TREE_LINES else [])
+    return ", ".join(shown) or "no datasets"

@@ -1,0 +1,89 @@
+"""What is known about a source file before any of its samples is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups_store.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which points and time steps of a file are taken, as PDEBench's published numbers do it.
+
+    Attributes:
+        reduce_space: Every how many-th point is kept, on every spatial axis, from the first on.
+        reduce_time: Every how many-th time step is kept, from the first on.
+
+    Raises:
+        ConfigError: If one isn't a whole number of at least 1.
+    """
+
+    reduce_space: int = 1
+    reduce_time: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("reduce_space", "reduce_time"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"data.{name}", kind="bad_reduction", expected="a whole number >= 1", found=repr(value)
+                )
+
+    def step(self, axis: str) -> int:
+        """Stride along an axis given by its letter (`contents.AXIS_NAMES`)."""
+        if axis == "t":
+            return self.reduce_time
+        return self.reduce_space if axis in ("x", "y", "z") else 1
+
+
+EVERYTHING = Selection()
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """One array of every sample, as `Source.read` returns it.
+
+    Attributes:
+        shape: Shape without the sample axis, after reduction.
+        dtype: Floating dtype of the file, native byte order.
+        dims: Names of the axes in `shape`, such as ("time", "y", "x", "channel").
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SourceInfo:
+    """What a source file holds, after the selection.
+
+    Attributes:
+        path: The file, as it was named.
+        layout: Name of the layout that was recognised by content.
+        layout_version: Version of the reader of that layout; part of a store's identity.
+        num_samples: Number of samples in the file.
+        arrays: "fields" (time, [z, y,] x, channel) always; "coefficient" (y, x) of Darcy flow and
+            "force" (y, x, component) of incompressible flow.
+        constants: Coordinates that the file has, among "x", "y", "z" and "t": 1-D, as long as their axis.
+        parameters: Numbers that hold for all samples of the file: "nu", "beta", "rho", "eta", "zeta", "mach"
+            (PDEBench's attribute `M`), in lower case.
+        channels: Names along the channel axis of "fields".
+        boundary: Boundary type by spatial axis, from the task and the file's name; empty without a task.
+    """
+
+    path: Path
+    layout: str
+    layout_version: int
+    num_samples: int
+    arrays: Mapping[str, ArrayInfo]
+    constants: Mapping[str, np.ndarray]
+    parameters: Mapping[str, float]
+    channels: tuple[str, ...]
+    boundary: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,208 @@
+"""A source: one HDF5 file of simulations, seen as samples in the axis order of a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import h5py
+import numpy as np
+
+from ups_store.errors import StoreClosedError
+from ups_store.ingest.contents import Contents, Part, StoredArray
+from ups_store.ingest.describe import describe, measure, read_coordinates
+from ups_store.ingest.grids import check_same_grid, difference
+from ups_store.ingest.hdf5 import get_dataset, open_hdf5, source_error, translated
+from ups_store.ingest.info import EVERYTHING, ArrayInfo, Selection, SourceInfo
+from ups_store.ingest.layouts import recognise
+from ups_store.ingest.regions import read_samples
+from ups_store.tasks import Task
+
+__all__ = ["ArrayInfo", "Selection", "Source", "SourceInfo", "check_same_grid", "open_source"]
+
+
+def open_source(
+    path: str | os.PathLike[str], *, task: Task | None = None, selection: Selection = EVERYTHING
+) -> Source:
+    """Open a file whose layout is recognised by what it holds.
+
+    Args:
+        path: HDF5 file.
+        task: What it is meant to be. Without one, any known layout is taken as it is.
+        selection: Reduction in space and time, applied while reading.
+
+    Returns:
+        The open source, to be closed by the caller; usable as a context manager.
+
+    Raises:
+        SourceError: With `path`, `dataset` where one is concerned, and a `kind` named by
+            `hdf5.open_hdf5`, `layouts.recognise`, `describe.measure` or `describe.describe`.
+    """
+    path = Path(path)
+    file = open_hdf5(path)
+    try:
+        with translated("can't read the structure", path=path):
+            layout = recognise(file)
+            contents = layout.describe(file, task)
+            lengths = measure(file, contents)
+            info = describe(
+                file, layout=layout, contents=contents, lengths=lengths, task=task, selection=selection
+            )
+    except BaseException:
+        file.close()
+        raise
+    return Source(file, info=info, contents=contents, lengths=lengths, selection=selection)
+
+
+class Source:
+    """An open source file, made by `open_source`.
+
+    Not for several threads (HDF5 has one lock for all of them) and not picklable: a reading process opens
+    its own.
+
+    Attributes:
+        info: What the file holds, after the selection.
+    """
+
+    def __init__(
+        self,
+        file: h5py.File,
+        *,
+        info: SourceInfo,
+        contents: Contents,
+        lengths: Mapping[str, int],
+        selection: Selection,
+    ) -> None:
+        self.info = info
+        self._file = file
+        self._contents = contents
+        self._lengths = lengths
+        self._selection = selection
+        self._first_grid: dict[str, np.ndarray] | None = None
+
+    def read(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """Read samples.
+
+        Runs of consecutive numbers are read together, in hyperslabs of at most about
+        `regions.BLOCK_BYTES` (or one frame).
+
+        Args:
+            indices: Sample numbers, in any order.
+
+        Returns:
+            For every array of `info.arrays` a new C-contiguous ndarray (len(indices), *shape), owned by
+            the caller.
+
+        Raises:
+            SourceError: Kind "no_such_sample", "read_failed" (with the first sample concerned), or, with a
+                group per sample, "grids_differ" or "shapes_differ" if a sample isn't like sample 0.
+            StoreClosedError: If the source was closed.
+        """
+        if not self._file:
+            raise StoreClosedError("the source was closed", path=self.info.path)
+        self._expect_in_range(indices)
+        out = {
+            name: np.empty((len(indices), *array.shape), array.dtype)
+            for name, array in self.info.arrays.items()
+        }
+        for row, run in _runs(indices, longest=1 if self._contents.groups else len(indices)):
+            self._read_run(run, {name: array[row : row + len(run)] for name, array in out.items()})
+        return out
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _expect_in_range(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            if not 0 <= index < self.info.num_samples:
+                raise source_error(
+                    "no such sample",
+                    kind="no_such_sample",
+                    path=self.info.path,
+                    sample=int(index),
+                    expected=f"0..{self.info.num_samples - 1}",
+                )
+
+    def _read_run(self, run: range, out: Mapping[str, np.ndarray]) -> None:
+        """Read samples that lie in the same datasets, array by array."""
+        if self._contents.groups:
+            self._expect_grid_of_first(run.start)
+        for name, array in self._contents.arrays.items():
+            self._read_array(array, run, out[name])
+
+    def _read_array(self, array: StoredArray, run: range, out: np.ndarray) -> None:
+        """Read the datasets of an array beside each other along the channel axis of `out`."""
+        channel = 0
+        for part in array.parts:
+            dataset = self._dataset(part, run.start)
+            end = channel + part.num_channels(dataset.shape)
+            with translated(_reading(run), path=self.info.path, dataset=dataset.name[1:], sample=run.start):
+                read_samples(
+                    out[..., channel:end] if array.axes[-1] in "ck" else out,
+                    dataset,
+                    axes=part.axes,
+                    to_axes=array.axes,
+                    first=run.start if "s" in part.axes else 0,
+                    selection=self._selection,
+                )
+            channel = end
+
+    def _dataset(self, part: Part, sample: int) -> h5py.Dataset:
+        """The part's dataset that holds a sample; it has to be like that of sample 0."""
+        name = self._contents.dataset_path(part, sample=sample)
+        dataset = get_dataset(self._file, name, sample=sample)
+        if self._contents.groups:
+            like = get_dataset(self._file, self._contents.dataset_path(part))
+            if (dataset.shape, dataset.dtype) != (like.shape, like.dtype):
+                raise source_error(
+                    f"dataset {name!r} isn't like that of sample 0",
+                    kind="shapes_differ",
+                    path=self.info.path,
+                    dataset=name,
+                    sample=sample,
+                    expected=f"{like.dtype} {like.shape}",
+                    found=f"{dataset.dtype} {dataset.shape}",
+                )
+        return dataset
+
+    def _expect_grid_of_first(self, sample: int) -> None:
+        if self._first_grid is None:
+            self._first_grid = read_coordinates(self._file, self._contents, self._lengths)
+        grid = read_coordinates(self._file, self._contents, self._lengths, sample=sample)
+        for axis, coordinate in grid.items():
+            shown = difference(self._first_grid[axis], coordinate)
+            if shown is not None:
+                name = self._contents.dataset_path(self._contents.coordinates[axis], sample=sample)
+                raise source_error(
+                    f"grid {name!r} isn't that of sample 0",
+                    kind="grids_differ",
+                    path=self.info.path,
+                    dataset=name,
+                    sample=sample,
+                    expected=shown[0],
+                    found=shown[1],
+                )
+
+
+def _runs(indices: Sequence[int], *, longest: int) -> Iterator[tuple[int, range]]:
+    """Cut numbers into runs of consecutive ones: where the run stands in `indices`, and the run."""
+    start = 0
+    for end in range(1, len(indices) + 1):
+        if end == len(indices) or end - start == longest or indices[end] != indices[end - 1] + 1:
+            yield start, range(indices[start], indices[end - 1] + 1)
+            start = end
+
+
+def _reading(run: range) -> str:
+    return f"can't read sample {run.start}" if len(run) == 1 else f"can't read samples {run.start}..{run[-1]}"

@@ -1,0 +1,257 @@
+"""Which files, and which samples of each, make a split."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Literal
+
+from ups_store.errors import ConfigError, SourceError
+from ups_store.tasks import Task
+
+SPLITS = ("train", "val", "test")
+_ALIASES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+_SUFFIXES = (".h5", ".hdf5")
+_MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
+_SHOWN_NAMES = 8
+
+
+@dataclass(frozen=True)
+class SplitFractions:
+    """How the samples of each file are shared out where PDEBench's rule decides.
+
+    Raises:
+        ConfigError: If one isn't within 0..1, or they add up to more than 1.
+    """
+
+    train: float = 0.8
+    val: float = 0.1
+    test: float = 0.1
+
+    def __post_init__(self) -> None:
+        fractions = astuple(self)
+        if not all(0 <= fraction <= 1 for fraction in fractions) or sum(fractions) > 1 + 1e-9:
+            raise ConfigError(
+                "split fractions train, val, test",
+                kind="bad_fractions",
+                expected="three numbers within 0..1 that add up to at most 1",
+                found=fractions,
+            )
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that contributes to a split.
+
+    Attributes:
+        path: The file, as it was named or found.
+        whole: Whether all its samples are of the split; otherwise `split_range` shares them out.
+    """
+
+    path: Path
+    whole: bool
+
+    def part(
+        self, num_samples: int, *, split: str, fractions: SplitFractions, test_part: Literal["first", "last"]
+    ) -> SourcePart:
+        """The samples of this file that are of the split, given how many it has; may be none."""
+        if self.whole:
+            return SourcePart(self.path, range(num_samples))
+        indices = split_range(num_samples, split=split, fractions=fractions, test_part=test_part)
+        return SourcePart(self.path, indices)
+
+
+@dataclass(frozen=True)
+class SourcePart:
+    """Samples of one file."""
+
+    path: Path
+    indices: range
+
+
+def canonical_split(name: str) -> str:
+    """The split of a name; "valid" and "validation" mean "val".
+
+    Raises:
+        ConfigError: If there is none; `kind` is "unknown_split".
+    """
+    if name not in _ALIASES:
+        raise ConfigError(
+            "unknown split", kind="unknown_split", expected=f"one of {SPLITS}", found=repr(name)
+        )
+    return _ALIASES[name]
+
+
+def split_range(
+    num_samples: int, *, split: str, fractions: SplitFractions, test_part: Literal["first", "last"]
+) -> range:
+    """Samples of one file that are of a split.
+
+    Test is the first, or last, floor(n * test) of the file, as PDEBench has it; validation the last
+    floor(n * val) of the remaining ones; train what is left, or its first floor(n * train) where the
+    fractions add up to less than 1. Every file is cut alike: PDEBench's files of different parameters
+    start from the same initial conditions, which so stay within one split.
+    """
+    split = canonical_split(split)
+    num_test = _floor(num_samples * fractions.test)
+    num_val = _floor(num_samples * fractions.val)
+    test, rest = range(num_samples)[:num_test], range(num_samples)[num_test:]
+    if test_part == "last":
+        test, rest = (
+            range(num_samples)[num_samples - num_test :],
+            range(num_samples)[: num_samples - num_test],
+        )
+    train, val = rest[: len(rest) - num_val], rest[len(rest) - num_val :]
+    if sum(astuple(fractions)) < 1 - 1e-9:
+        train = train[: _floor(num_samples * fractions.train)]
+    return {"train": train, "val": val, "test": test}[split]
+
+
+def _floor(value: float) -> int:
+    return math.floor(value + 1e-9)  # 100 * 0.29 is 28.999999999999996
+
+
+def find_sources(
+    root: str | os.PathLike[str], *, task: Task, split: str, files: Sequence[str] | None = None
+) -> tuple[SourceFile, ...]:
+    """The files of a split, sorted with numbers by value, each real file once.
+
+    Of the HDF5 files under `root`, to four folders deep, the first kind that is there:
+
+    1. `<task>_<split>.h5`, the split as a whole ("valid" and "validation" mean "val");
+    2. shards `<task>_<split>_*.h5`, likewise;
+    3. files with a name that PDEBench gives the task, shared out by the rule. Files published for testing
+       only are left out: they have other grids.
+
+    Once any split of the task is a file of its own, so is every other: kind 3 isn't mixed in, since its
+    samples may be the same ones.
+
+    Args:
+        root: Folder to look in.
+        task: The task.
+        split: Name of the split.
+        files: Instead of looking: paths and glob patterns, relative to `root` or absolute. A file named
+            as in 1 or 2 is of its split as a whole, one published for testing only of test.
+
+    Raises:
+        SourceError: Kind "missing_root", "missing_file" (of `files`), "ambiguous_source" (two files under
+            `root` that could be the same one) or "no_source", with what was looked for and what is there.
+        ConfigError: If the split is unknown.
+    """
+    split = canonical_split(split)
+    root = Path(root)
+    if not root.is_dir():
+        raise SourceError(
+            "no such folder", kind="missing_root", path=root, hint="check data.root, --root or PDEBENCH_ROOT"
+        )
+    candidates = _unique(_hdf5_files(root) if files is None else _named_files(root, files))
+    found = _discovered(candidates, task, split) if files is None else _chosen(candidates, task, split)
+    if not found:
+        raise _no_source(root, task, split, candidates)
+    return found
+
+
+def _hdf5_files(root: Path) -> list[Path]:
+    found = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        if len(Path(folder).relative_to(root).parts) >= _MAX_DEPTH:
+            folders.clear()  # also what ends a loop of links
+        found += [Path(folder, name) for name in names if name.endswith(_SUFFIXES)]
+    return [path for path in found if path.is_file()]
+
+
+def _named_files(root: Path, files: Iterable[str]) -> list[Path]:
+    found = []
+    for pattern in files:
+        as_path = Path(root, pattern)  # an absolute pattern stays itself
+        names = [as_path] if as_path.exists() else glob.glob(pattern, root_dir=root, recursive=True)
+        matches = [path for name in names if (path := Path(root, name)).is_file()]
+        if not matches:
+            raise SourceError(
+                "no such file",
+                kind="missing_file",
+                path=as_path,
+                hint="check data.files; relative paths and patterns start from data.root",
+            )
+        found += matches
+    return found
+
+
+def _unique(paths: Iterable[Path]) -> list[Path]:
+    """Each real file once, naturally sorted."""
+    by_real_path: dict[str, Path] = {}
+    for path in sorted(paths, key=_natural_key):
+        by_real_path.setdefault(os.path.realpath(path), path)
+    return list(by_real_path.values())
+
+
+def _natural_key(path: Path) -> tuple[list[str | float], str]:
+    """Text and numbers by turns, so that Nu0.001 < Nu0.01 < Nu0.1, 1.e-8 is small and 2 < 10."""
+    pieces = re.split(r"(\d+\.?\d*(?:e[+-]?\d+)?)", path.name)
+    return [float(piece) if i % 2 else piece for i, piece in enumerate(pieces)], str(path)
+
+
+def _own_split(path: Path, task: Task) -> tuple[str, bool] | None:
+    """Split and whether it is a shard, for a file named after a split of the task."""
+    match = re.fullmatch(rf"{task.name}_({'|'.join(_ALIASES)})(_.+)?\.(h5|hdf5)", path.name)
+    return (canonical_split(match[1]), match[2] is not None) if match else None
+
+
+def _discovered(candidates: Sequence[Path], task: Task, split: str) -> tuple[SourceFile, ...]:
+    own = {path: named for path in candidates if (named := _own_split(path, task))}
+    whole = [path for path, named in own.items() if named == (split, False)]
+    shards = [path for path, named in own.items() if named == (split, True)]
+    if len(whole) > 1:
+        raise _ambiguous(whole[0], whole[1])
+    if own:
+        return tuple(SourceFile(path, whole=True) for path in _distinct(whole or shards))
+    published = [p for p in candidates if task.matches(p.name) and not task.is_benchmark(p.name)]
+    return tuple(SourceFile(path, whole=False) for path in _distinct(published))
+
+
+def _chosen(candidates: Sequence[Path], task: Task, split: str) -> tuple[SourceFile, ...]:
+    found = []
+    for path in candidates:
+        named = _own_split(path, task)
+        own = named[0] if named else "test" if task.is_benchmark(path.name) else None
+        if own in (None, split):
+            found.append(SourceFile(path, whole=own is not None))
+    return tuple(found)
+
+
+def _distinct(paths: Sequence[Path]) -> Sequence[Path]:
+    """The paths, unless two of them look like copies of one file, which would count its samples twice."""
+    by_stem: dict[str, Path] = {}
+    for path in paths:
+        if by_stem.setdefault(path.stem, path) is not path:
+            raise _ambiguous(by_stem[path.stem], path)
+    return paths
+
+
+def _ambiguous(one: Path, other: Path) -> SourceError:
+    return SourceError(
+        "two files could be the same source",
+        kind="ambiguous_source",
+        path=one,
+        found=other,
+        hint="remove one, or use data.files to choose",
+    )
+
+
+def _no_source(root: Path, task: Task, split: str, candidates: Sequence[Path]) -> SourceError:
+    names = [path.name for path in candidates[:_SHOWN_NAMES]]
+    if len(candidates) > _SHOWN_NAMES:
+        names.append(f"... ({len(candidates)} files)")
+    return SourceError(
+        f"no source for {task.name} {split}",
+        kind="no_source",
+        path=root,
+        expected=f"{task.name}_{split}.h5, {task.name}_{split}_*.h5 or PDEBench's names for the task",
+        found=", ".join(names) or "no .h5 or .hdf5 file",
+        hint="check data.root, or use data.files to name the files",
+    )
