@@ -129,6 +129,17 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
     return Committer(_building_file(Path(path), fd, found, is_lazy=True))
 
 
+def identity_of(
+    arrays: Mapping[str, ArraySpec],
+    *,
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    identity: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The identity document that `create` would give a store; nothing is written (spec 8.1)."""
+    return _planned(arrays, constants or {}, dims or {}, identity, {}).root.identity
+
+
 @dataclass(frozen=True)
 class _Planned:
     """Everything that `create`'s arguments decide."""

@@ -28,7 +28,7 @@ from ups_store.errors import (
 from ups_store.gather import gather_array, window_of
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
-from ups_store.recovery import Building, State, building_path, read_building_file, read_commits
+from ups_store.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file, read_commits
 
 if TYPE_CHECKING:
     from ups_store.verify import Report
@@ -283,13 +283,15 @@ def open_store(path: str | os.PathLike[str], *, partial: bool = False) -> Store:
     """Open a store: reads its end, its directory and its metadata, and maps the rest.
 
     Args:
-        path: A finished store, usually `<task>_<split>.zarr.zip`.
-        partial: Whether to open what has been committed so far if the store is still being built.
+        path: A finished store, usually `<task>_<split>.zarr.zip`; with `partial` also a building file itself.
+        partial: Whether to open what has been committed so far if there is no finished store yet.
     Raises:
         StoreNotFoundError: If there is no file; also a FileNotFoundError.
         FormatError: If it isn't a store, is damaged in its structure, or is newer than this program.
     """
     target = Path(path).absolute()
+    if partial and target.name.endswith(BUILDING_SUFFIX):
+        return _open_building(target.with_name(target.name.removesuffix(BUILDING_SUFFIX)))
     try:
         fd = files.open_existing(target)
     except StoreNotFoundError as error:

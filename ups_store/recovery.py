@@ -16,6 +16,8 @@ from ups_store.checksum import crc32
 from ups_store.errors import TruncatedError
 from ups_store.layout import PAGE_BYTES, Layout
 
+BUILDING_SUFFIX = ".building"
+
 _TABLE_BLOCK_BYTES = 8 << 20  # of the commit table at a time
 _CHECK_BLOCK_BYTES = 8 << 20
 
@@ -44,7 +46,7 @@ class Building:
 
 def building_path(path: Path) -> Path:
     """Where the store of `path` is built (spec 6.1)."""
-    return path.with_name(path.name + ".building")
+    return path.with_name(path.name + BUILDING_SUFFIX)
 
 
 def read_building_file(fd: int, path: Path) -> Building:
