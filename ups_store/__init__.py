@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ups_store.array_spec import ArraySpec
 from ups_store.errors import (
     ArrayNotFoundError,
+    BuildInterruptedError,
     BuildLockedError,
     CommitError,
     ConfigError,
@@ -39,6 +40,7 @@ __all__ = [
     "FORMAT_VERSION",
     "ArrayNotFoundError",
     "ArraySpec",
+    "BuildInterruptedError",
     "BuildLockedError",
     "CommitError",
     "Committer",

@@ -198,6 +198,13 @@ class BuildLockedError(StoreError):
     host: str | None
 
 
+class BuildInterruptedError(StoreError):
+    """The user stopped the build; what was committed stays."""
+
+    kind = "interrupted"
+    exit_code = 5
+
+
 class SpecError(StoreError, ValueError):
     """Arguments that no valid store could be made from: shapes, dtypes, names, dimensions."""
 
