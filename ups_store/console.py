@@ -1,74 +1,209 @@
-"""What the commands share: results on stdout, all else on stderr, errors as one message and an exit code."""
+"""What the commands share: results to stdout, all else to stderr, exit codes, progress.
+
+Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 timed out, 5 interrupted,
+6 disk full, 7 identity mismatch, 8 locked by another build; the errors know theirs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
+import typer
 from rich.console import Console
+from rich.text import Text
 
-from ups_store.errors import BuildInterruptedError, StoreError
+from ups_store.errors import StoreError
 
-EXIT_ERROR = 1
-VERBOSITY_OF_TRACEBACKS = 2
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
-console = Console(stderr=True)
+INTERRUPTED = 5
+_TRACEBACK_VERBOSITY = 2
+_SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
+_UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
+
+# Paths and attributes may hold anything, so nothing is taken for markup.
+console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+_verbosity = 0
+
+
+def set_verbosity(count: int) -> int:
+    """Set how much is told on stderr: 1 details, 2 tracebacks too; never less than a flag before said."""
+    global _verbosity  # of the process, as its stderr is
+    _verbosity = max(_verbosity, count)
+    return count
+
+
+def verbosity() -> int:
+    """How many -v were given."""
+    return _verbosity
+
+
+Verbose = Annotated[
+    int,
+    typer.Option("--verbose", "-v", count=True, callback=set_verbosity, help="tell more; -vv: tracebacks"),
+]
+
+
+def results() -> Console:
+    """The console for results: stdout as it is now; lines wrap on a terminal only."""
+    width = None if sys.stdout.isatty() else _UNWRAPPED
+    return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
 def print_json(document: Any) -> None:
-    """Write a result to stdout as JSON, for machines."""
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    """Write one JSON document as one line to stdout; NumPy scalars and paths are converted.
+
+    Raises:
+        ValueError: For NaN and infinities, which JSON doesn't have.
+    """
+    print(json.dumps(document, allow_nan=False, default=_to_json))
 
 
-def print_error(message: str) -> None:
-    """Write an error to stderr, never wrapped or coloured in parts, so that it can be searched for."""
-    console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+def _to_json(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
-@contextmanager
-def interruptible(hint: str = "run the same command again to continue") -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, and both as `BuildInterruptedError`: whoever works says what is kept."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise BuildInterruptedError("interrupted", hint=hint) from error
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def log(message: str, *, style: str = "", label: str = "") -> None:
+    """Write a line to stderr, such as a warning: `log("...", label="warning", style="yellow")`."""
+    prefix = Text(f"{label}: ", style=f"bold {style}".strip()) if label else Text()
+    console.print(prefix + Text(message), soft_wrap=True)
 
 
-def run(app: Callable[[], Any], *, verbosity: int = 0) -> NoReturn:
-    """Run a command line to its exit code.
+def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
+    """Run a program and end the process with its exit code; errors become one message, not a traceback.
 
     Args:
-        app: The command, such as a typer app, which exits by itself on success and wrong usage.
-        verbosity: How often -v was given; from 2 on tracebacks are shown.
+        main: Returns the exit code, None for 0; a typer application may also exit by itself.
+        verbosity: How many -v were given, where `main` doesn't set that.
     """
+    global _verbosity
+    _verbosity = verbosity
     try:
-        app()
-        sys.exit(0)
-    except StoreError as error:
-        _show_traceback(verbosity)
-        print_error(str(error))
-        sys.exit(error.exit_code)
-    except BrokenPipeError:  # `... | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_ERROR)
-    except OSError as error:
-        _show_traceback(verbosity)
-        print_error(str(error))
-        sys.exit(EXIT_ERROR)
+        code: Any = main()
+        sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
+    except SystemExit as exit:
+        code = exit.code
+    except (Exception, KeyboardInterrupt) as error:
+        code = report(error)
+    sys.exit(INTERRUPTED if code == _SHELL_INTERRUPTED else code or 0)
 
 
-def _show_traceback(verbosity: int) -> None:
-    if verbosity >= VERBOSITY_OF_TRACEBACKS:
-        console.print_exception()
+def report(error: BaseException) -> int:
+    """Tell on stderr what went wrong; returns the exit code."""
+    if isinstance(error, BrokenPipeError):
+        _discard_stdout()
+        return 1
+    if _verbosity >= _TRACEBACK_VERBOSITY:
+        traceback.print_exception(error, file=sys.stderr)
+    if _is_usage_error(error):
+        error.show()  # type: ignore[attr-defined]  # with the usage of the verb
+    else:
+        log(_message_of(error), label="error", style="red")
+    return exit_code_of(error)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that an error stands for."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return INTERRUPTED
+    is_known = isinstance(error, StoreError) or _is_usage_error(error)
+    return int(getattr(error, "exit_code", 1)) if is_known else 1
+
+
+def _is_usage_error(error: BaseException) -> bool:
+    # By its methods: some releases of typer bring a click of their own.
+    return hasattr(error, "show") and hasattr(error, "exit_code")
+
+
+def _message_of(error: BaseException) -> str:
+    if isinstance(error, StoreError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return "interrupted"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{(error.strerror or str(error)).lower()}"
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return f"unexpected {type(error).__name__}: {error}; run it with -vv and report what it prints"
+
+
+def _discard_stdout() -> None:
+    # What is still buffered would fail once more when Python closes stdout.
+    with contextlib.suppress(OSError, ValueError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)
+
+
+@contextlib.contextmanager
+def progress_bar(
+    description: str, *, total: int, unit: Literal["bytes", "samples"] = "bytes", quiet: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show a bar with rate and time left on stderr while the block runs; nothing unless it is a terminal.
+
+    Args:
+        description: What is being done.
+        total: How many bytes or samples there are.
+        unit: What is counted.
+        quiet: Whether to show nothing anyway.
+    Yields:
+        A function that takes how many were done since the last call.
+    """
+    if quiet or not console.is_terminal:
+        yield lambda num: None
+        return
+    from rich.progress import Progress, TextColumn  # 20 ms that other verbs don't need
+
+    bar = Progress(TextColumn("{task.description}", markup=False), *_columns(unit), console=console)
+    with bar:
+        task = bar.add_task(description, total=total)
+        yield lambda num: bar.advance(task, num)
+        bar.update(task, completed=total)
+
+
+def _columns(unit: str) -> list[ProgressColumn]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    class SamplesPerSecond(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed or 0:,.0f} samples/s", style="progress.data.speed")
+
+    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    rate = TransferSpeedColumn() if unit == "bytes" else SamplesPerSecond()
+    return [BarColumn(bar_width=30), count, rate, TimeRemainingColumn()]
+
+
+def format_nbytes(nbytes: int) -> str:
+    """Bytes for people: "823.3 kB", decimal units."""
+    size = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.95 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def format_age(seconds: float) -> str:
+    """Time that has passed, for people: "3 minutes ago"."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            num = int(seconds // length)
+            return f"{num} {unit}{'s' if num > 1 else ''} ago"
+    return "just now" if seconds < 10 else f"{int(seconds)} seconds ago"

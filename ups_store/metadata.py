@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import re
+import reprlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,10 @@ LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 
 MAX_JSON_BYTES = 16 << 20
 MAX_ARRAYS = 4096
 MAX_RANK = 32
-MAX_ELEMENTS = 1 << 60
+MAX_ELEMENTS = 1 << 60  # axes of length 0 counted as 1: what NumPy can't address even when empty is refused
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPE_NAMES = ("bool", *_INTEGERS, "float16", "float32", "float64", "bfloat16")
 
@@ -193,7 +195,7 @@ def check_name(name: str) -> str:
 def parse_json(raw: bytes, *, path: object, entry: str) -> dict[str, Any]:
     """Decode the JSON object of one `zarr.json` entry."""
     try:
-        document = json.loads(raw)
+        document = json.loads(raw.decode())  # not the bytes: json would guess UTF-16 and UTF-32 too
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{entry} is not JSON ({error})", path=path, kind="json", clause="4.1") from error
     if not isinstance(document, dict):
@@ -227,12 +229,14 @@ def parse_array(name: str, raw: bytes, *, path: object) -> ArrayMeta:
     shape, dims, dtype = (document.get(k) for k in ("shape", "dimension_names", "data_type"))
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
         raise bad("shape", f"at most {MAX_RANK} integers from 0 on", shape)
-    if math.prod(shape) > MAX_ELEMENTS or max(shape, default=0) > MAX_ELEMENTS:
+    if math.prod(max(1, n) for n in shape) > MAX_ELEMENTS:
         raise bad("shape", f"at most {MAX_ELEMENTS} elements", shape)
     if dtype not in DTYPE_NAMES:
         raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", dtype, kind="dtype")
     if not isinstance(dims, list) or len(dims) != len(shape) or not all(isinstance(d, str) for d in dims):
         raise bad("dimension_names", f"{len(shape)} names", dims)
+    if len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
+        raise bad("dimension_names", f"distinct names, {SAMPLE_DIM!r} only as the first", dims, kind="dims")
     attrs = document.get("attributes")
     if not isinstance(attrs, dict):
         raise bad("attributes", "an object", attrs)
@@ -242,7 +246,19 @@ def parse_array(name: str, raw: bytes, *, path: object) -> ArrayMeta:
         if document.get(key) != expected.get(key):
             kind = "codec" if key == "codecs" else "array_metadata"
             raise bad(key, json.dumps(expected.get(key)), document.get(key), kind=kind)
+    _check_canonical(document, raw, path=path, entry=f"{name}/zarr.json")
     return meta
+
+
+def _check_canonical(document: dict[str, Any], raw: bytes, *, path: object, entry: str) -> None:
+    """Refuse any other text than RFC 8785's: repeated keys, NaN, `true` for 1 (spec 4.1)."""
+    problem = f"{entry} is not in canonical form"
+    try:
+        canonical = canonical_json(document, what=entry)
+    except SpecError as error:
+        problem, canonical = f"{problem} ({error})", b""
+    if canonical != raw:
+        raise FormatError(problem, path=path, kind="json", clause="4.1", hint="rebuild it")
 
 
 def parse_root(raw: bytes, *, path: object) -> RootMeta:
@@ -250,17 +266,18 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
     document = parse_json(raw, path=path, entry="zarr.json")
     attrs = document.get("attributes")
     ours = attrs.get("ups_store") if isinstance(attrs, dict) else None
-    if not isinstance(attrs, dict) or not isinstance(ours, dict):
+    if not isinstance(attrs, dict) or not isinstance(ours, dict) or document.get("node_type") != "group":
         raise FormatError(
-            "the root group has no attribute 'ups_store'",
+            "no root group with the attribute 'ups_store'",
             path=path,
             kind="foreign",
             clause="4.3",
             hint="it is a Zarr file of another program: read it with zarr-python",
         )
-    version = re.fullmatch(r"(0|[1-9]\d{0,5})\.(0|[1-9]\d{0,5})", str(ours.get("format_version")))
+    version = ours.get("format_version")
+    numbers = _VERSION_PATTERN.fullmatch(version) if isinstance(version, str) else None
     config_hash, identity = ours.get("config_hash"), ours.get("identity")
-    if not version or not isinstance(config_hash, str) or not isinstance(identity, dict):
+    if not numbers or not isinstance(config_hash, str) or not isinstance(identity, dict):
         raise FormatError(
             "attribute 'ups_store' is incomplete",
             path=path,
@@ -270,7 +287,7 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
             found=_short(sorted(ours)),
         )
     others = {key: value for key, value in attrs.items() if key != "ups_store"}
-    return RootMeta((int(version[1]), int(version[2])), config_hash, identity, others)
+    return RootMeta((int(numbers[1]), int(numbers[2])), config_hash, identity, others)
 
 
 def _is_size(value: object) -> bool:
@@ -278,5 +295,4 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+    return reprlib.repr(value)  # bounded in depth and length, whatever the file holds

@@ -37,7 +37,6 @@ _NUM_IN_ZIP64 = 0xFFFF
 MAX_LOCAL_HEADER_BYTES = 512  # of a metadata entry: the name has at most 138 bytes
 END_BYTES = _ZIP64_END.size + _ZIP64_LOCATOR.size + _END_RECORD.size + len(ARCHIVE_COMMENT)
 MAX_END_BYTES = END_BYTES - len(ARCHIVE_COMMENT) + MAX_COMMENT_BYTES
-MAX_MAX_LOCAL_HEADER_BYTES = 512  # of a metadata entry: the name has at most 138 bytes
 
 
 def align(offset: int, alignment: int) -> int:
@@ -115,14 +114,7 @@ class Entry:
 def pack_directory(entries: Sequence[Entry], crcs: Sequence[int]) -> bytes:
     """Central directory and end records that follow the entries, for the CRC-32 of each (spec 3.5, 3.6)."""
     records = b"".join(e.pack_central_record(crc) for e, crc in zip(entries, crcs, strict=True))
-    offset, num = entries[-1].end, len(entries)
-    end64 = _ZIP64_END.pack(
-        b"PK\6\6", _ZIP64_END.size - 12, _MADE_BY, _VERSION_NEEDED, 0, 0, num, num, len(records), offset
-    )
-    locator = _ZIP64_LOCATOR.pack(b"PK\6\7", 0, offset + len(records), 1)
-    sizes = (_NUM_IN_ZIP64, _NUM_IN_ZIP64, _IN_ZIP64, _IN_ZIP64)
-    end = _END_RECORD.pack(b"PK\5\6", 0, 0, *sizes, len(ARCHIVE_COMMENT))
-    return records + end64 + locator + end + ARCHIVE_COMMENT
+    return records + EndRecords(len(entries), entries[-1].end, len(records), ARCHIVE_COMMENT).pack()
 
 
 @dataclass(frozen=True)
@@ -133,6 +125,17 @@ class EndRecords:
     directory_offset: int
     directory_nbytes: int
     comment: bytes
+
+    def pack(self) -> bytes:
+        """The end records; they follow the directory."""
+        num, nbytes, offset = self.num_entries, self.directory_nbytes, self.directory_offset
+        end64 = _ZIP64_END.pack(
+            b"PK\6\6", _ZIP64_END.size - 12, _MADE_BY, _VERSION_NEEDED, 0, 0, num, num, nbytes, offset
+        )
+        locator = _ZIP64_LOCATOR.pack(b"PK\6\7", 0, offset + nbytes, 1)
+        sizes = (_NUM_IN_ZIP64, _NUM_IN_ZIP64, _IN_ZIP64, _IN_ZIP64)
+        end = _END_RECORD.pack(b"PK\5\6", 0, 0, *sizes, len(self.comment))
+        return end64 + locator + end + self.comment
 
 
 def parse_end(tail: bytes, file_nbytes: int, *, path: object) -> EndRecords:
@@ -147,31 +150,37 @@ def parse_end(tail: bytes, file_nbytes: int, *, path: object) -> EndRecords:
     def bad(problem: str, kind: str = "end_records", **values: object) -> FormatError:
         return FormatError(problem, path=path, kind=kind, clause="3.6", **values)  # type: ignore[arg-type]
 
-    at = tail.rfind(b"PK\5\6", 0, len(tail) - _END_RECORD.size + 4)
+    at = _find_end_record(tail)
     if at < 0:
         raise bad(
-            "not a ZIP file, or its end is missing", kind="no_end_record", expected="PK\\5\\6 near the end"
+            "not a ZIP file, or its end is missing",
+            kind="no_end_record",
+            expected=f"PK\\5\\6 and a comment of at most {MAX_COMMENT_BYTES} bytes at the end",
+            hint="check the path: it isn't a store",
         )
-    comment_nbytes = _END_RECORD.unpack_from(tail, at)[-1]
-    comment = tail[at + _END_RECORD.size :]
-    if comment_nbytes != len(comment):
-        raise bad("archive comment", expected=f"{comment_nbytes} bytes", found=f"{len(comment)} bytes")
     zip64_nbytes = _ZIP64_END.size + _ZIP64_LOCATOR.size
     if at < zip64_nbytes or tail[at - _ZIP64_LOCATOR.size :][:4] != b"PK\6\7":
         raise bad("no ZIP64 end records", kind="no_zip64", hint="it is a ZIP file of another program")
     start = file_nbytes - len(tail) + at - zip64_nbytes
-    zip64 = tail[at - zip64_nbytes : at - _ZIP64_LOCATOR.size]
-    signature, size, _, _, _, _, here, total, nbytes, offset = _ZIP64_END.unpack(zip64)
-    _, _, end64_offset, _ = _ZIP64_LOCATOR.unpack_from(tail, at - _ZIP64_LOCATOR.size)
-    if signature != b"PK\6\6" or size != _ZIP64_END.size - 12 or end64_offset != start:
-        raise bad("ZIP64 end records disagree", expected=f"record at {start}", found=f"at {end64_offset}")
-    if here != total or offset + nbytes != start:
+    num_entries, nbytes, offset = _ZIP64_END.unpack_from(tail, at - zip64_nbytes)[-3:]
+    if offset + nbytes != start:
         raise bad(
             "central directory doesn't end where the end records begin",
             expected=start,
             found=offset + nbytes,
         )
-    return EndRecords(total, offset, nbytes, comment)
+    end = EndRecords(num_entries, offset, nbytes, tail[at + _END_RECORD.size :])
+    if tail[at - zip64_nbytes :] != end.pack():
+        raise bad("end records disagree with each other", byte_range=(start, file_nbytes))
+    return end
+
+
+def _find_end_record(tail: bytes) -> int:
+    """Where the last end record begins whose comment reaches exactly to the end; -1 if none does."""
+    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END_RECORD.size + 4))
+    while at >= 0 and at + _END_RECORD.size + _END_RECORD.unpack_from(tail, at)[-1] != len(tail):
+        at = tail.rfind(b"PK\5\6", 0, at + 3)
+    return at
 
 
 @dataclass(frozen=True)
@@ -218,9 +227,8 @@ def _parse_central_record(raw: bytes, at: int, i: int, path: object) -> tuple[Ce
     if at + _CENTRAL_RECORD.size > len(raw):
         raise _bad_record(path, i, "directory ends early", "directory", found=f"{len(raw)} bytes")
     fields = _CENTRAL_RECORD.unpack_from(raw, at)
-    signature, _, _, flags, method, _, _, crc, packed32, size32, name_nbytes, extra_nbytes, comment_nbytes = (
-        fields[:13]
-    )
+    signature, flags, method, crc = fields[0], fields[3], fields[4], fields[7]
+    name_nbytes, extra_nbytes, comment_nbytes = fields[10:13]
     if signature != b"PK\1\2":
         raise _bad_record(path, i, "signature", "directory", expected="PK\\1\\2", found=signature.hex())
     if flags & 1 or flags & (1 << 6):
@@ -237,8 +245,9 @@ def _parse_central_record(raw: bytes, at: int, i: int, path: object) -> tuple[Ce
         name = raw[start : start + name_nbytes].decode("ascii")
     except UnicodeDecodeError as error:
         raise _bad_record(path, i, "name is not ASCII", "name", found=str(error.object[:80])) from error
-    tag, _, size, packed, offset = _CENTRAL_ZIP64.unpack_from(raw, start + name_nbytes)
-    if tag != 1 or size != packed or (packed32, size32) != (_IN_ZIP64, _IN_ZIP64):
+    tag, tag_nbytes, size, packed, offset = _CENTRAL_ZIP64.unpack_from(raw, start + name_nbytes)
+    in_zip64 = {*fields[8:10], fields[16]} == {_IN_ZIP64}
+    if (tag, tag_nbytes) != (1, 24) or size != packed or not in_zip64:
         raise _bad_record(
             path, i, "sizes", "sizes", expected="equal sizes in the ZIP64 field", found=(size, packed)
         )

@@ -1,0 +1,1 @@
+"""`python -m ups_store.build`: from source files to stores."""

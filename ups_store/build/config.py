@@ -1,0 +1,158 @@
+"""Configuration of a build: typed, from YAML, flags and dotted overrides."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+
+from ups_store.errors import ConfigError
+from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
+from ups_store.tasks import get_task
+
+FieldDtype = Literal["float16", "bfloat16", "float32", "float64"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Section):
+    """Which samples of which files."""
+
+    task: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/tasks.py")
+    root: Path = Field(description="folder with the HDF5 files; by default the variable PDEBENCH_ROOT")
+    split: tuple[str, ...] = Field(SPLITS, min_length=1, description="train, val, test")
+    files: tuple[str, ...] | None = Field(None, description="names or glob patterns below root, to choose")
+    reduce_space: PositiveInt = Field(1, description="every how many-th point, on each spatial axis")
+    reduce_time: PositiveInt = Field(1, description="every how many-th time step")
+    split_fractions: tuple[float, float, float] = Field((0.8, 0.1, 0.1), description="train, val, test")
+    limit: PositiveInt | None = Field(None, description="at most so many samples a store")
+    on_nan: Literal["fail", "keep"] = Field("fail", description="what to do with NaN and Inf")
+    source_digest: Literal["full", "sampled"] = Field("full", description="how sources are identified")
+
+    @field_validator("task", "split", "files", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("task")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(get_task(name).name for name in value))
+
+    @field_validator("split")
+    @classmethod
+    def _known_splits(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(canonical_split(name) for name in value))
+
+    @property
+    def fractions(self) -> SplitFractions:
+        """`split_fractions` by name."""
+        return SplitFractions(*self.split_fractions)
+
+
+class CacheConfig(_Section):
+    """Where stores go and what they hold."""
+
+    dir: Path = Field(Path("cache"), description="folder of the stores")
+    dtype: FieldDtype = Field("float32", description="dtype of the fields")
+
+
+class BuildConfig(_Section):
+    """Everything that a build is told."""
+
+    data: DataConfig
+    cache: CacheConfig = CacheConfig()
+
+
+def load_config(
+    path: Path | None = None, *, flags: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> BuildConfig:
+    """Read a configuration; later sources win: YAML file, flags, dotted overrides.
+
+    Args:
+        path: YAML file, or None.
+        flags: Values by dotted key; None values are left out.
+        overrides: `key=value` with dotted keys, values in YAML.
+    Raises:
+        ConfigError: Names the key, what was found, what is expected, and the nearest known key.
+    """
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    try:
+        merged = OmegaConf.merge(
+            _read_yaml(path), _nested(given), OmegaConf.from_dotlist([_checked(item) for item in overrides])
+        )
+        values = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
+    assert isinstance(values, dict)
+    data = values.setdefault("data", {})
+    if isinstance(data, dict) and data.get("root") is None:
+        data["root"] = os.environ.get("PDEBENCH_ROOT", "data")
+    try:
+        return BuildConfig.model_validate(values)
+    except ValidationError as error:
+        raise _first_problem(error, path) from error
+
+
+def _read_yaml(path: Path | None) -> Any:
+    if path is None:
+        return OmegaConf.create({})
+    try:
+        loaded = OmegaConf.load(path)
+    except OSError as error:
+        raise ConfigError(f"can't be read ({error.strerror})", path=path, hint="check --config") from error
+    except Exception as error:  # the YAML parser's own tree of errors
+        raise ConfigError(f"is not YAML ({error})", path=path, hint="check the indentation") from error
+    if not OmegaConf.is_dict(loaded):
+        raise ConfigError("configuration", path=path, expected="keys and values", found=type(loaded).__name__)
+    return loaded
+
+
+def _nested(flags: Mapping[str, Any]) -> Any:
+    config = OmegaConf.create({})
+    for key, value in flags.items():
+        OmegaConf.update(config, key, value)
+    return config
+
+
+def _checked(override: str) -> str:
+    if "=" not in override:
+        raise ConfigError("override", expected="key=value", found=repr(override), hint="flags start with --")
+    return override
+
+
+def _first_problem(error: ValidationError, path: Path | None) -> ConfigError:
+    """One sentence for the first thing that pydantic found."""
+    first = error.errors()[0]
+    inner = first.get("ctx", {}).get("error")
+    if isinstance(inner, ConfigError):
+        return inner
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, _known_keys(BuildConfig), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_known_keys(BuildConfig))}"
+        return ConfigError("unknown key", kind="unknown_key", path=path, found=key, hint=hint)
+    if first["type"] == "missing":
+        return ConfigError(
+            "missing key", kind="missing_key", path=path, expected=key, hint=f"say {key}=... or give its flag"
+        )
+    return ConfigError(f"{key}: {first['msg'].lower()}", path=path, found=repr(first["input"]))
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _known_keys(inner, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys

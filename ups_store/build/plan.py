@@ -1,0 +1,201 @@
+"""The plan of one store: which samples of which files, what arrays they become, and its identity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.array_spec import ArraySpec
+from ups_store.build.config import BuildConfig
+from ups_store.build.digests import DigestCache, FileSignature
+from ups_store.errors import SourceError
+from ups_store.ingest.source import Selection, SourceInfo, check_same_grid, open_source
+from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
+from ups_store.metadata import dtype_of
+from ups_store.tasks import Task, get_task
+
+PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files
+
+
+@dataclass(frozen=True, eq=False)
+class StorePlan:
+    """Everything that is known before the first sample is read.
+
+    Attributes:
+        task: The task.
+        split: "train", "val" or "test".
+        path: Where the store goes.
+        parts: Samples of the sources, in the order of the store.
+        infos: What each part's file holds.
+        signatures: Each part's file as it was found, to notice a change.
+        selection: Reduction while reading.
+        arrays: Arrays of the store.
+        constants: Coordinates.
+        attrs: Attributes of the root group.
+        content: The content part of the identity, without digests of the sources.
+    """
+
+    task: Task
+    split: str
+    path: Path
+    parts: tuple[SourcePart, ...]
+    infos: tuple[SourceInfo, ...]
+    signatures: tuple[FileSignature, ...]
+    selection: Selection
+    arrays: Mapping[str, ArraySpec]
+    constants: Mapping[str, npt.NDArray[Any]]
+    attrs: Mapping[str, Any]
+    content: Mapping[str, Any]
+
+    @property
+    def num_samples(self) -> int:
+        """N; 0 for a split that would be empty."""
+        return sum(len(part.indices) for part in self.parts)
+
+    @property
+    def title(self) -> str:
+        """Task and split, for people."""
+        return f"{self.task.name} {self.split}"
+
+    @property
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """Dimension names of the constants: "t" lies along "time", others along what they are named."""
+        return {name: ("time",) if name == "t" else (name,) for name in self.constants}
+
+    @property
+    def source_nbytes(self) -> int:
+        """Size of all sources."""
+        return sum(signature.size for signature in self.signatures)
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Payload of one sample."""
+        specs = self.arrays.values()
+        return sum(int(np.prod(spec.shape[1:], dtype=np.int64)) * _itemsize(spec.dtype) for spec in specs)
+
+    def identity(self, digests: DigestCache, progress: Callable[[int], None]) -> dict[str, Any]:
+        """The identity's content, with the digests of the sources; reads those that aren't known."""
+        kind = self.content["source_digest"]
+        sources = [
+            {
+                "name": part.path.name,
+                "size": signature.size,
+                "digest": digests.digest(part.path, kind, progress),
+                "samples": [part.indices.start, part.indices.stop],
+            }
+            for part, signature in zip(self.parts, self.signatures, strict=True)
+        ]
+        return {**self.content, "sources": sources}
+
+
+def plan_store(config: BuildConfig, task_name: str, split: str) -> StorePlan:
+    """Find the sources of a split and decide what becomes of them; reads no samples.
+
+    Raises:
+        SourceError: If sources are missing, unreadable, or don't go together.
+    """
+    data, task = config.data, get_task(task_name)
+    selection = Selection(data.reduce_space, data.reduce_time)
+    sources = find_sources(data.root, task=task, split=split, files=data.files)
+    infos = [_info(source.path, task, selection) for source in sources]
+    check_same_grid(infos)
+    parts = _parts(sources, infos, config, task, split)
+    num_samples = sum(len(part.indices) for part in parts)
+    return StorePlan(
+        task=task,
+        split=split,
+        path=config.cache.dir / f"{task.name}_{split}.zarr.zip",
+        parts=tuple(parts),
+        infos=tuple(infos),
+        signatures=tuple(FileSignature.of(source.path) for source in sources),
+        selection=selection,
+        arrays=_arrays(infos, num_samples, config.cache.dtype),
+        constants=dict(infos[0].constants),
+        attrs=_attrs(infos[0], task, split),
+        content=_content(config, task, split, infos[0], any(not source.whole for source in sources)),
+    )
+
+
+def _info(path: Path, task: Task, selection: Selection) -> SourceInfo:
+    with open_source(path, task=task, selection=selection) as source:
+        return source.info
+
+
+def _parts(
+    sources: Sequence[SourceFile], infos: Sequence[SourceInfo], config: BuildConfig, task: Task, split: str
+) -> list[SourcePart]:
+    """The samples of each file that are of the split, at most `limit` of them together."""
+    parts, left = [], config.data.limit
+    for source, info in zip(sources, infos, strict=True):
+        part = source.part(
+            info.num_samples, split=split, fractions=config.data.fractions, test_part=task.test_part
+        )
+        if left is not None:
+            part = SourcePart(part.path, part.indices[:left])
+            left -= len(part.indices)
+        parts.append(part)
+    return parts
+
+
+def _arrays(infos: Sequence[SourceInfo], num_samples: int, dtype: str) -> dict[str, ArraySpec]:
+    names = [set(info.parameters) for info in infos]
+    if any(other != names[0] for other in names):
+        odd = next(i for i, other in enumerate(names) if other != names[0])
+        raise SourceError(
+            "files have different parameters",
+            kind="parameters_differ",
+            path=infos[odd].path,
+            expected=f"{sorted(names[0])} as in {infos[0].path}",
+            found=sorted(names[odd]),
+            hint="choose files that go together with data.files",
+        )
+    arrays = {}
+    for name, array in infos[0].arrays.items():
+        attrs = {"channels": list(infos[0].channels)} if name == "fields" else {}
+        arrays[name] = ArraySpec(
+            (num_samples, *array.shape), dtype, dims=("sample", *array.dims), attrs=attrs
+        )
+    for name in sorted(names[0]):
+        arrays[name] = ArraySpec((num_samples,), PARAMETER_DTYPE, dims=("sample",))
+    return arrays
+
+
+def _attrs(info: SourceInfo, task: Task, split: str) -> dict[str, Any]:
+    axes = {axis: points for axis, points in info.constants.items() if axis != "t" and len(points) > 1}
+    # Coordinates are cell centres: n cells of the grid's spacing make the domain.
+    lengths = {
+        axis: round(float(len(points) * (points[-1] - points[0]) / (len(points) - 1)), 6)
+        for axis, points in axes.items()
+    }
+    return {
+        "task": task.name,
+        "split": split,
+        "channels": list(info.channels),
+        "boundary": dict(info.boundary),
+        "domain_lengths": lengths,
+    }
+
+
+def _content(
+    config: BuildConfig, task: Task, split: str, info: SourceInfo, is_shared: bool
+) -> dict[str, Any]:
+    data = config.data
+    return {
+        "kind": "fields",
+        "task": task.name,
+        "split": split,
+        "split_fractions": list(data.split_fractions) if is_shared else None,
+        "reduce_space": data.reduce_space,
+        "reduce_time": data.reduce_time,
+        "layout": {"name": info.layout, "version": info.layout_version},
+        "source_digest": data.source_digest,
+    }
+
+
+def _itemsize(dtype: str) -> int:
+    return dtype_of(dtype).itemsize

@@ -1,0 +1,225 @@
+"""Running a plan: compare with what is there, read, commit, finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import ups_store
+from ups_store import files
+from ups_store.build.digests import DigestCache, FileSignature, changed
+from ups_store.build.plan import StorePlan
+from ups_store.build.read import read_batches, split_batches
+from ups_store.build.statistics import Statistics
+from ups_store.build.stopwatch import Stopwatch
+from ups_store.creation import identity_of
+from ups_store.errors import BuildInterruptedError, IdentityMismatchError, StoreNotFoundError
+from ups_store.identity import config_hash, describe_differences, differences
+from ups_store.recovery import building_path
+from ups_store.writer import StoreWriter
+
+
+class Watcher(Protocol):
+    """Who is told how a build goes; the console's progress bar, or nobody."""
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """A stage begins, which has so many "bytes" or "samples"."""
+
+    def advance(self, num: int) -> None:
+        """So much more of the stage is done."""
+
+    def note(self, message: str) -> None:
+        """Something that the user should know."""
+
+
+@dataclass
+class BuildResult:
+    """What became of one store.
+
+    Attributes:
+        path: The store.
+        task: Its task.
+        split: Its split.
+        config_hash: Hash of its identity.
+        reused: Whether it was valid already.
+        num_samples: N.
+        num_committed: Samples committed by this run.
+        nbytes: Length of the file.
+        age_s: Seconds since it was written.
+        seconds: Time by stage: digest, read, commit, finish, total.
+        statistics: Range and non-finite counts of what was written, by array; empty where reused.
+    """
+
+    path: Path
+    task: str
+    split: str
+    config_hash: str
+    reused: bool
+    num_samples: int
+    num_committed: int
+    nbytes: int
+    age_s: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """One line for people."""
+        what = f"{self.task} {self.split}: {self.num_samples} samples, {self.nbytes / 1e6:,.1f} MB"
+        took = f"built in {self.seconds['total']:.1f} s"
+        done = f"valid, made {age(self.age_s)} ago" if self.reused else took
+        return f"{what}, {done}, {self.config_hash[:12]}, {self.path}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The store's part of the manifest."""
+        return {**vars(self), "path": str(self.path)}
+
+
+def age(seconds: float) -> str:
+    """A time span in the largest unit that it holds two of."""
+    for name, unit_s in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
+def build_store(
+    plan: StorePlan, *, digests: DigestCache, watcher: Watcher, overwrite: bool = False, on_nan: str = "fail"
+) -> BuildResult:
+    """Build one store, continue it, or find that it is valid.
+
+    Args:
+        plan: What to build; at least one sample.
+        digests: Known digests of the sources.
+        watcher: Told about progress.
+        overwrite: Whether to build anew whatever is there.
+        on_nan: "fail" or "keep" NaN and Inf.
+    Raises:
+        SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
+        IdentityMismatchError: If an unfinished file of another identity holds samples.
+    """
+    clock = Stopwatch()
+    watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
+    with clock.timed("digest"):
+        content = plan.identity(digests, watcher.advance)
+    expected = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
+    valid = None if overwrite else _reusable(plan, expected, watcher)
+    if valid is not None:
+        with valid:
+            return _result(plan, valid, clock)
+    with _writer(plan, content, overwrite=overwrite) as writer:
+        try:
+            statistics, num_committed = _commit_missing(plan, writer, watcher, clock, on_nan)
+        except KeyboardInterrupt as error:
+            raise _interrupted(plan) from error
+        _check_sources(plan)
+        with clock.timed("finish"):
+            writer.finish()
+    with ups_store.open(plan.path) as store:
+        return _result(plan, store, clock, num_committed=num_committed, statistics=statistics)
+
+
+def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) -> ups_store.Store | None:
+    """The store that is there, if it was made from the same; tells what differs otherwise."""
+    try:
+        store = ups_store.open(plan.path)
+    except StoreNotFoundError:
+        return None
+    if store.config_hash == config_hash(expected):
+        return store
+    with store:
+        differing = describe_differences(differences(store.identity, expected))
+    watcher.note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{differing}")
+    return None
+
+
+def _interrupted(plan: StorePlan) -> BuildInterruptedError:
+    with ups_store.open(building_path(plan.path), partial=True) as unfinished:
+        num_committed = int(unfinished.committed.sum())
+    return BuildInterruptedError(
+        f"interrupted: {num_committed} of {plan.num_samples} samples are committed",
+        path=building_path(plan.path),
+        hint="run the same command again to continue",
+    )
+
+
+def _check_sources(plan: StorePlan) -> None:
+    for part, signature in zip(plan.parts, plan.signatures, strict=True):
+        if FileSignature.of(part.path) != signature:
+            raise changed(part.path)
+
+
+def _result(
+    plan: StorePlan,
+    store: ups_store.Store,
+    clock: Stopwatch,
+    *,
+    num_committed: int | None = None,
+    statistics: Statistics | None = None,
+) -> BuildResult:
+    return BuildResult(
+        path=plan.path,
+        task=plan.task.name,
+        split=plan.split,
+        config_hash=store.config_hash,
+        reused=statistics is None,
+        num_samples=len(store),
+        num_committed=num_committed or 0,
+        nbytes=store.nbytes,
+        age_s=round(max(0.0, time.time() - files.modified_s(plan.path)), 1),
+        seconds=clock.to_json(),
+        statistics=statistics.to_json() if statistics else {},
+    )
+
+
+def _writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool) -> StoreWriter:
+    """The store's writer; an unfinished file of another identity is replaced if nothing would be lost."""
+    plan.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def create(on_mismatch: Literal["raise", "restart"]) -> StoreWriter:
+        return ups_store.create(
+            plan.path,
+            plan.arrays,
+            constants=plan.constants,
+            dims=plan.dims,
+            identity=content,
+            attrs=plan.attrs,
+            on_mismatch=on_mismatch,
+        )
+
+    try:
+        return create("restart" if overwrite else "raise")
+    except IdentityMismatchError:
+        with ups_store.open(building_path(plan.path), partial=True) as unfinished:
+            if unfinished.committed.any():
+                raise
+        return create("restart")
+
+
+def _commit_missing(
+    plan: StorePlan, writer: StoreWriter, watcher: Watcher, clock: Stopwatch, on_nan: str
+) -> tuple[Statistics, int]:
+    missing = writer.missing()
+    watcher.stage(f"{plan.title}: samples", plan.num_samples, unit="samples")
+    statistics, num_there = Statistics(), plan.num_samples - len(missing)
+    if num_there:
+        watcher.note(f"{plan.path}: {num_there} of {plan.num_samples} samples are there, continuing")
+        _add_committed(plan, statistics, np.setdiff1d(np.arange(plan.num_samples), missing))
+    watcher.advance(num_there)
+    for samples, arrays in clock.timed_each("read", read_batches(plan, missing, on_nan=on_nan)):
+        with clock.timed("commit"):
+            writer.commit_many(samples, arrays)
+        statistics.add(arrays)
+        watcher.advance(len(samples))
+    return statistics, len(missing)
+
+
+def _add_committed(plan: StorePlan, statistics: Statistics, samples: npt.NDArray[np.int64]) -> None:
+    with ups_store.open(building_path(plan.path), partial=True) as store:
+        for batch in split_batches(samples, plan.sample_nbytes):
+            statistics.add(store.gather(batch))

@@ -1,0 +1,111 @@
+"""All stores of a configuration, one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups_store.build.config import BuildConfig
+from ups_store.build.digests import DigestCache
+from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.run import BuildResult, Watcher, build_store
+from ups_store.errors import SourceError
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What became of every store.
+
+    Attributes:
+        stores: Results in the order of tasks and splits.
+        skipped: Stores that have no sample, with the reason, by "task split".
+    """
+
+    stores: tuple[BuildResult, ...]
+    skipped: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest."""
+        return {"stores": [result.to_json() for result in self.stores], "skipped": self.skipped}
+
+
+def build_all(
+    config: BuildConfig, *, watcher: Watcher, overwrite: bool = False, rehash: bool = False
+) -> BuildReport:
+    """Build every task and split of a configuration.
+
+    A split without samples is skipped with a note when others were asked for too.
+
+    Raises:
+        SourceError: If nothing is left to build, or a source is unusable.
+        StoreError: As `build_store` says.
+    """
+    skipped: dict[str, str] = {}
+    plans = list(plan_all(config, skipped, watcher))
+    digests = DigestCache(config.cache.dir, rehash=rehash)
+    results = [
+        build_store(plan, digests=digests, watcher=watcher, overwrite=overwrite, on_nan=config.data.on_nan)
+        for plan in plans
+    ]
+    return BuildReport(tuple(results), skipped)
+
+
+def plan_all(config: BuildConfig, skipped: dict[str, str], watcher: Watcher) -> Iterator[StorePlan]:
+    """Plan every store that has samples; the others go to `skipped` with the reason."""
+    wanted = [(task, split) for task in config.data.task for split in config.data.split]
+    for task, split in wanted:
+        try:
+            plan = plan_store(config, task, split)
+            if plan.num_samples:
+                yield plan
+                continue
+            error = _empty(plan, config)
+        except SourceError as found:
+            if found.kind != "no_source":
+                raise
+            error = found
+        skipped[f"{task} {split}"] = str(error)
+        if len(skipped) == len(wanted):
+            raise error
+        watcher.note(f"skipped {task} {split}: {error}")
+
+
+def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
+    return SourceError(
+        f"{plan.task.name} {plan.split} would be empty",
+        kind="empty_split",
+        path=config.data.root,
+        expected="at least 1 sample",
+        found=f"files with {', '.join(str(info.num_samples) for info in plan.infos)} samples, "
+        f"split {config.data.split_fractions}",
+        hint="change --split-fractions, or give the split a file of its own",
+    )
+
+
+def describe_plan(plan: StorePlan) -> dict[str, Any]:
+    """A plan as JSON values, for `--dry-run`."""
+    return {
+        "path": str(plan.path),
+        "num_samples": plan.num_samples,
+        "nbytes": plan.num_samples * plan.sample_nbytes,
+        "arrays": {
+            name: {"shape": list(spec.shape), "dtype": str(spec.dtype), "dims": list(spec.dims or ())}
+            for name, spec in plan.arrays.items()
+        },
+        "constants": {name: list(np.shape(values)) for name, values in plan.constants.items()},
+        "sources": {str(part.path): [part.indices.start, part.indices.stop] for part in plan.parts},
+    }
+
+
+def write_manifest(path: Path, report: BuildReport) -> None:
+    """Write the manifest, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    os.replace(temporary, path)
