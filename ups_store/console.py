@@ -9,22 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from ups_store.errors import StoreError
-
-if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+from ups_store.errors import BuildInterruptedError, StoreError
 
 INTERRUPTED = 5
-_TRACEBACK_VERBOSITY = 2
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
 _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 
@@ -41,9 +38,9 @@ def set_verbosity(count: int) -> int:
     return count
 
 
-def verbosity() -> int:
-    """How many -v were given."""
-    return _verbosity
+def is_verbose(level: int = 1) -> bool:
+    """Whether -v was given so many times."""
+    return _verbosity >= level
 
 
 Verbose = Annotated[
@@ -89,11 +86,27 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     try:
         code: Any = main()
         sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
-    except SystemExit as exit:
-        code = exit.code
+    except SystemExit as ended:
+        code = ended.code
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
     sys.exit(INTERRUPTED if code == _SHELL_INTERRUPTED else code or 0)
+
+
+@contextlib.contextmanager
+def interruptible(hint: str = "run the same command again to continue") -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, and both as `BuildInterruptedError`: whoever works says what is kept."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise BuildInterruptedError("interrupted", hint=hint) from error
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def report(error: BaseException) -> int:
@@ -101,7 +114,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         _discard_stdout()
         return 1
-    if _verbosity >= _TRACEBACK_VERBOSITY:
+    if is_verbose(2):
         traceback.print_exception(error, file=sys.stderr)
     if _is_usage_error(error):
         error.show()  # type: ignore[attr-defined]  # with the usage of the verb
@@ -145,49 +158,33 @@ def _discard_stdout() -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(
-    description: str, *, total: int, unit: Literal["bytes", "samples"] = "bytes", quiet: bool = False
-) -> Iterator[Callable[[int], None]]:
+def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Show a bar with rate and time left on stderr while the block runs; nothing unless it is a terminal.
 
     Args:
         description: What is being done.
-        total: How many bytes or samples there are.
-        unit: What is counted.
+        total: How many bytes there are.
         quiet: Whether to show nothing anyway.
     Yields:
-        A function that takes how many were done since the last call.
+        A function that takes how many bytes were done since the last call.
     """
     if quiet or not console.is_terminal:
-        yield lambda num: None
+        yield lambda nbytes: None
         return
-    from rich.progress import Progress, TextColumn  # 20 ms that other verbs don't need
-
-    bar = Progress(TextColumn("{task.description}", markup=False), *_columns(unit), console=console)
-    with bar:
-        task = bar.add_task(description, total=total)
-        yield lambda num: bar.advance(task, num)
-        bar.update(task, completed=total)
-
-
-def _columns(unit: str) -> list[ProgressColumn]:
-    from rich.progress import (
+    from rich.progress import (  # 20 ms that other verbs don't need
         BarColumn,
         DownloadColumn,
-        MofNCompleteColumn,
-        ProgressColumn,
-        Task,
+        Progress,
+        TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    class SamplesPerSecond(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.speed or 0:,.0f} samples/s", style="progress.data.speed")
-
-    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    rate = TransferSpeedColumn() if unit == "bytes" else SamplesPerSecond()
-    return [BarColumn(bar_width=30), count, rate, TimeRemainingColumn()]
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    name = TextColumn("{task.description}", markup=False)
+    with Progress(name, *columns, console=console, transient=True) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda nbytes: progress.advance(task, nbytes)
 
 
 def format_nbytes(nbytes: int) -> str:

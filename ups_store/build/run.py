@@ -18,6 +18,7 @@ from ups_store.build.plan import StorePlan
 from ups_store.build.read import read_batches, split_batches
 from ups_store.build.statistics import Statistics
 from ups_store.build.stopwatch import Stopwatch
+from ups_store.console import format_age, format_nbytes
 from ups_store.creation import identity_of
 from ups_store.errors import BuildInterruptedError, IdentityMismatchError, StoreNotFoundError
 from ups_store.identity import config_hash, describe_differences, differences
@@ -70,22 +71,14 @@ class BuildResult:
 
     def summary(self) -> str:
         """One line for people."""
-        what = f"{self.task} {self.split}: {self.num_samples} samples, {self.nbytes / 1e6:,.1f} MB"
+        what = f"{self.task} {self.split}: {self.num_samples} samples, {format_nbytes(self.nbytes)}"
         took = f"built in {self.seconds['total']:.1f} s"
-        done = f"valid, made {age(self.age_s)} ago" if self.reused else took
+        done = f"valid, made {format_age(self.age_s)}" if self.reused else took
         return f"{what}, {done}, {self.config_hash[:12]}, {self.path}"
 
     def to_json(self) -> dict[str, Any]:
         """The store's part of the manifest."""
         return {**vars(self), "path": str(self.path)}
-
-
-def age(seconds: float) -> str:
-    """A time span in the largest unit that it holds two of."""
-    for name, unit_s in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.0f} {name}"
-    return f"{seconds:.0f} seconds"
 
 
 def build_store(
