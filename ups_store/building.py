@@ -71,7 +71,18 @@ class BuildingFile:
     def gate(self, *, exclusive: bool) -> Iterator[None]:
         """Hold the gate: shared while committing, exclusive while finishing or recovering (spec 6.3)."""
         with self._locked(GATE_LOCK, 1, exclusive=exclusive):
+            if not exclusive:
+                self._check_has_tail()
             yield
+
+    def _check_has_tail(self) -> None:
+        """Fail if a builder died between cutting the tail off and publishing: a record would be garbage."""
+        if files.size(self.fd) != self.layout.building_nbytes:
+            raise StoreReplacedError(
+                "the store is complete and only waits to be published",
+                path=self.building_path,
+                hint="nothing was written; run its builder again",
+            )
 
     @contextlib.contextmanager
     def samples_locked(self, samples: Samples) -> Iterator[None]:
@@ -100,9 +111,7 @@ class BuildingFile:
 
 
 def runs(samples: Samples) -> list[tuple[int, int]]:
-    """Consecutive stretches of sorted sample numbers, as `(first, num)`."""
-    if not len(samples):
-        return []
+    """Consecutive stretches of sorted sample numbers, at least one, as `(first, num)`."""
     breaks = np.flatnonzero(np.diff(samples) != 1) + 1
     return [(int(part[0]), len(part)) for part in np.split(samples, breaks)]
 

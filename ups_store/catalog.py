@@ -7,34 +7,27 @@ end records, central directory and `zarr.json` documents is read, whatever the n
 from __future__ import annotations
 
 import hashlib
+import reprlib
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store import files
 from ups_store.checksum import crc32
+from ups_store.directory import check_directory, read_directory
 from ups_store.errors import FormatError, SpecError, TruncatedError, VersionTooNewError
-from ups_store.identity import config_hash
+from ups_store.identity import config_hash, differences
 from ups_store.layout import FORMAT_VERSION, Layout, plan
 from ups_store.metadata import (
-    MAX_ARRAYS,
     MAX_JSON_BYTES,
+    SAMPLE_DIM,
     ArrayMeta,
     RootMeta,
     is_name,
     parse_array,
     parse_root,
 )
-from ups_store.zip_records import (
-    MAX_DIRECTORY_BYTES,
-    MAX_END_BYTES,
-    MAX_LOCAL_HEADER_BYTES,
-    ROOT_NAME,
-    CentralRecord,
-    parse_directory,
-    parse_end,
-    parse_local_header,
-)
+from ups_store.zip_records import MAX_LOCAL_HEADER_BYTES, ROOT_NAME, CentralRecord, parse_local_header
 
 
 @dataclass(frozen=True)
@@ -73,29 +66,12 @@ def read_finished(fd: int, path: Path) -> Catalog:
         FormatError: Says what is wrong where, with the clause.
     """
     check_regular(fd, path)
-    file_nbytes = files.size(fd)
-    tail_nbytes = min(file_nbytes, MAX_END_BYTES)
-    end = parse_end(files.read_at(fd, file_nbytes - tail_nbytes, tail_nbytes), file_nbytes, path=path)
-    if end.directory_nbytes > MAX_DIRECTORY_BYTES:
-        raise FormatError(
-            "central directory too long",
-            path=path,
-            kind="limits",
-            clause="9.1",
-            expected=f"at most {MAX_DIRECTORY_BYTES}",
-            found=end.directory_nbytes,
-        )
-    directory = files.read_at(fd, end.directory_offset, end.directory_nbytes)
-    records = parse_directory(directory, end.num_entries, path=path)
-    root = _read_root(fd, records[0] if records else None, path)
-    metas = [
-        (_read_array(fd, record, path), record.nbytes)
-        for record in records[1:]
-        if record.name.endswith(f"/{ROOT_NAME}")
-    ]
-    layout = _plan(root, records[0].nbytes, metas, path)
-    _check_addresses(layout, records, root, file_nbytes, path)
-    return Catalog(root, layout, tuple(record.crc for record in records[: len(layout.entries)]))
+    directory = read_directory(fd, path)
+    root = _read_root(fd, directory.root, path)
+    metas = [(_read_array(fd, record, path), record.nbytes) for record in directory.arrays]
+    layout = _plan(root, directory.root.nbytes, metas, path)
+    check_directory(directory, layout, is_newer=root.version > FORMAT_VERSION, path=path)
+    return Catalog(root, layout, tuple(record.crc for record in directory.records[: len(layout.entries)]))
 
 
 def read_building(fd: int, path: Path) -> Catalog:
@@ -103,12 +79,12 @@ def read_building(fd: int, path: Path) -> Catalog:
     check_regular(fd, path)
     root_record = _next_record(fd, 0, ROOT_NAME, path)
     root = _read_root(fd, root_record, path)
-    records, end = [root_record], root_record.end
+    records, metas = [root_record], []
     arrays = root.identity.get("arrays")
     for name in sorted(arrays) if isinstance(arrays, dict) else []:
-        records.append(_next_record(fd, end, f"{name}/{ROOT_NAME}", path))
-        end = records[-1].end
-    metas = [(_read_array(fd, record, path), record.nbytes) for record in records[1:]]
+        record = _next_record(fd, records[-1].end, f"{name}/{ROOT_NAME}", path)
+        metas.append((_read_array(fd, record, path), record.nbytes))  # checks that it ends within the file
+        records.append(record)
     layout = _plan(root, root_record.nbytes, metas, path)
     return Catalog(root, layout, tuple(record.crc for record in records))
 
@@ -130,17 +106,7 @@ def _next_record(fd: int, offset: int, name: str, path: Path) -> CentralRecord:
     return record
 
 
-def _read_root(fd: int, record: CentralRecord | None, path: Path) -> RootMeta:
-    if record is None or record.name != ROOT_NAME or record.offset != 0:
-        raise FormatError(
-            "first entry",
-            path=path,
-            kind="foreign",
-            clause="2.2",
-            expected=f"{ROOT_NAME} at byte 0",
-            found=f"{record.name} at byte {record.offset}" if record else "no entry",
-            hint="it is a ZIP file of another program",
-        )
+def _read_root(fd: int, record: CentralRecord, path: Path) -> RootMeta:
     root = parse_root(_read_json(fd, record, path), path=path)
     if root.version[0] > FORMAT_VERSION[0]:
         raise VersionTooNewError(
@@ -173,7 +139,14 @@ def _hash_of(root: RootMeta, path: Path) -> str:
     try:
         return config_hash(root.identity)
     except SpecError as error:
-        raise FormatError(error.problem, path=path, kind="identity_hash", clause="8.2") from error
+        raise FormatError(
+            error.problem,
+            path=path,
+            kind="identity_hash",
+            clause="8.2",
+            expected=error.expected,
+            found=error.found,
+        ) from error
 
 
 def _read_array(fd: int, record: CentralRecord, path: Path) -> ArrayMeta:
@@ -199,6 +172,7 @@ def _read_json(fd: int, record: CentralRecord, path: Path) -> bytes:
         raise TruncatedError(
             f"{record.name} lies past the end",
             path=path,
+            clause="7.1",
             byte_range=where,
             expected=f"a file of {record.end} bytes or more",
             found=f"{files.size(fd)} bytes",
@@ -218,55 +192,32 @@ def _read_json(fd: int, record: CentralRecord, path: Path) -> bytes:
 
 
 def _plan(root: RootMeta, root_nbytes: int, metas: list[tuple[ArrayMeta, int]], path: Path) -> Layout:
-    lengths = {meta.shape[0] for meta, _ in metas if not meta.is_constant}
-    if len(lengths) > 1 or len(metas) > MAX_ARRAYS:
-        raise FormatError(
-            "arrays",
-            path=path,
-            kind="limits",
-            clause="4.5",
-            expected=f"at most {MAX_ARRAYS} arrays with one number of samples",
-            found=f"{len(metas)} arrays with {sorted(lengths)} samples",
-        )
-    declared = root.identity.get("arrays")
+    lengths: dict[str, int] = {}
+    for meta, _ in metas:
+        for dim, length in zip(meta.dims, meta.shape, strict=True):
+            if lengths.setdefault(dim, length) != length:
+                raise FormatError(
+                    f"length of dimension {dim!r}",
+                    path=path,
+                    array=meta.name,
+                    kind="dims",
+                    clause="4.5",
+                    expected=f"{lengths[dim]}, as in the arrays before",
+                    found=length,
+                )
     geometry = {m.name: {"shape": list(m.shape), "dtype": m.dtype, "dims": list(m.dims)} for m, _ in metas}
-    if declared != geometry:
+    differing = differences(root.identity.get("arrays"), geometry)
+    if differing:
+        where, (declared, found) = next(iter(differing.items()))
         raise FormatError(
-            "arrays don't match the identity document",
+            f"arrays don't match the identity document, key 'arrays.{where}'",
             path=path,
             kind="identity_arrays",
             clause="8.1",
-            expected=sorted(declared) if isinstance(declared, dict) else declared,
-            found=sorted(geometry),
+            expected=reprlib.repr(declared),
+            found=reprlib.repr(found),
         )
-    return plan(root_nbytes, metas, lengths.pop() if lengths else 0)
-
-
-def _check_addresses(
-    layout: Layout, records: list[CentralRecord], root: RootMeta, file_nbytes: int, path: Path
-) -> None:
-    """Compare the directory, entry by entry, with the geometry that the metadata gives (spec 7.1, step 5)."""
-    entries = layout.entries
-    for i, entry in enumerate(entries):
-        record = records[i] if i < len(records) else None
-        found = (record.name, record.offset, record.nbytes) if record else "no entry"
-        if found != (entry.name, entry.offset, entry.nbytes):
-            raise FormatError(
-                f"central directory record {i} (name, offset, bytes)",
-                path=path,
-                kind="geometry",
-                clause="2.2",
-                expected=(entry.name, entry.offset, entry.nbytes),
-                found=found,
-            )
-    newer_minor = root.version > FORMAT_VERSION
-    if len(records) > len(entries) and not newer_minor:  # a newer minor version may add entries (spec 10.3)
-        name = records[len(entries)].name
-        raise FormatError("unknown entry", path=path, kind="unknown_entry", clause="2.2", found=name)
-    if file_nbytes != layout.file_nbytes and not newer_minor:
-        raise TruncatedError(
-            "file length", path=path, clause="2.1", expected=layout.file_nbytes, found=file_nbytes
-        )
+    return plan(root_nbytes, metas, lengths.get(SAMPLE_DIM, 0))
 
 
 def fingerprint_of(catalog: Catalog) -> str:

@@ -9,18 +9,17 @@ import contextlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store import files
-from ups_store.build_tail import is_committed, pack_records
+from ups_store.build_tail import pack_records
 from ups_store.building import BuildingFile, Samples, runs
 from ups_store.checksum import combine_crc32, crc32, crc32c
 from ups_store.errors import CommitError, CorruptChunkError, DiskFullError, NotCommittedError
 from ups_store.layout import ArrayLayout
-from ups_store.recovery import building_path, read_commits, read_records
+from ups_store.recovery import commits_among, read_commits, read_records
 from ups_store.zip_records import pack_directory
 
 _COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is made
@@ -45,15 +44,15 @@ class Batch:
 
 
 def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.bool_]:
-    """Which of the samples are committed, shape (M,); samples sorted."""
-    if not len(samples):
-        return np.zeros(0, bool)
-    span = np.arange(samples[0], samples[-1] + 1)
-    if len(span) > 4 * len(samples):  # sparse: a record at a time
-        parts = [read_records(building.fd, building.layout, samples[i : i + 1]) for i in range(len(samples))]
-        return is_committed(building.header, samples, np.concatenate(parts))
-    records = read_records(building.fd, building.layout, span)[samples - samples[0]]
-    return is_committed(building.header, samples, records)
+    """Which of the samples are committed, shape (M,); samples sorted, at least one."""
+    fd, layout = building.fd, building.layout
+    if samples[-1] - samples[0] >= 4 * len(samples):  # sparse: a record at a time
+        parts = [read_records(fd, layout, samples[i : i + 1]) for i in range(len(samples))]
+        records = np.concatenate(parts)
+    else:
+        span = np.arange(samples[0], samples[-1] + 1)
+        records = read_records(fd, layout, span)[samples - samples[0]]
+    return commits_among(fd, layout, building.header, samples, records)
 
 
 def commit_batch(building: BuildingFile, batch: Batch) -> None:
@@ -116,11 +115,12 @@ def finish(building: BuildingFile) -> None:
 
     Raises:
         NotCommittedError: If samples are missing.
-        CorruptChunkError: If a small array's bytes changed since they were committed.
+        CorruptChunkError: If the bytes of a small array or constant changed since they were written.
+        CommitError: If a write or sync failed; as for `commit_batch`.
     """
     with _failures_named(building, "the store was not finished"):
         _complete(building)
-        publish(building.path)
+    publish(building)
 
 
 def _complete(building: BuildingFile) -> None:
@@ -149,10 +149,11 @@ def _check_complete(building: BuildingFile, committed: npt.NDArray[np.bool_]) ->
         )
 
 
-def publish(path: Path) -> None:
+def publish(building: BuildingFile) -> None:
     """Give a finished file its own name and make that durable (spec 6.8, steps 7 and 8)."""
-    files.rename(building_path(path), path)  # 7
-    files.sync_folder(path.parent)  # 8
+    with _failures_named(building, "the finished store was not published"):
+        files.rename(building.building_path, building.path)  # 7
+        files.sync_folder(building.path.parent)  # 8
 
 
 def _finish_entry(building: BuildingFile, array: ArrayLayout, crcs: CrcTable | None) -> int:
@@ -164,15 +165,19 @@ def _finish_entry(building: BuildingFile, array: ArrayLayout, crcs: CrcTable | N
         crc = combine_crc32((int(crc), array.stride) for crc in crcs)
     else:
         chunk_crc32c, crc = _read_back(building, array)
-        if crcs is not None and crc != combine_crc32((int(crc), array.stride) for crc in crcs):
+        trailer = struct.pack("<I", chunk_crc32c)
+        if crcs is None:  # a constant: its checksum was written with it
+            is_same = trailer == files.read_at(fd, entry.end - len(trailer), len(trailer))
+        else:
+            is_same = crc == combine_crc32((int(crc), array.stride) for crc in crcs)
+        if not is_same:
             raise CorruptChunkError(
-                "bytes changed between commit and finish",
+                "bytes changed before the store was finished",
                 path=building.building_path,
                 array=array.meta.name,
                 byte_range=(entry.data_offset, entry.end),
                 hint="the disk or another program damaged them: build with --overwrite",
             )
-        trailer = struct.pack("<I", chunk_crc32c)
     files.write_at(fd, entry.end - len(trailer), trailer)
     crc = crc32(trailer, crc)
     files.write_at(fd, entry.offset, entry.pack_local_header(crc))

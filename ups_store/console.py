@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 t
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ups_store.errors import BuildInterruptedError, StoreError
+from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
 
 INTERRUPTED = 5
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -83,14 +84,32 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     """
     global _verbosity
     _verbosity = verbosity
+    _open_standard_streams()
     try:
-        code: Any = main()
+        code = _exit_code_of_main(main)
         sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
-    except SystemExit as ended:
-        code = ended.code
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
-    sys.exit(INTERRUPTED if code == _SHELL_INTERRUPTED else code or 0)
+    sys.exit(code or 0)
+
+
+def _exit_code_of_main(main: Callable[[], int | None]) -> Any:
+    try:
+        code: Any = main()
+    except SystemExit as ended:
+        code = ended.code
+    if code == _SHELL_INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
+def _open_standard_streams() -> None:
+    """Make stdout and stderr usable, however the process was started."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: its descriptor would go to the next file that is opened
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process lives
+    if hasattr(sys.stdout, "reconfigure"):  # paths needn't be text in the encoding of the terminal
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -114,19 +133,26 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         _discard_stdout()
         return 1
+    with contextlib.suppress(OSError, SystemExit):  # where nobody can be told, there is still the exit code
+        _tell(error)
+    return exit_code_of(error)
+
+
+def _tell(error: BaseException) -> None:
     if is_verbose(2):
         traceback.print_exception(error, file=sys.stderr)
     if _is_usage_error(error):
         error.show()  # type: ignore[attr-defined]  # with the usage of the verb
     else:
         log(_message_of(error), label="error", style="red")
-    return exit_code_of(error)
 
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code that an error stands for."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError.exit_code
     is_known = isinstance(error, StoreError) or _is_usage_error(error)
     return int(getattr(error, "exit_code", 1)) if is_known else 1
 

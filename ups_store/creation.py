@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ from ups_store.identity import (
 )
 from ups_store.layout import FORMAT_VERSION, Layout, plan
 from ups_store.metadata import (
+    DTYPE_NAMES,
     MAX_ARRAYS,
     MAX_ELEMENTS,
     MAX_JSON_BYTES,
@@ -53,6 +55,7 @@ from ups_store.metadata import (
 from ups_store.recovery import Building, State, building_path, read_building_file
 from ups_store.writer import Committer, StoreWriter
 
+MAX_FILE_BYTES = 2**63 - 1  # largest offset of a file
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
 
 
@@ -91,16 +94,17 @@ def create(
     if durability not in ("durable", "lazy") or on_mismatch not in ("raise", "restart"):
         found = f"durability={durability!r}, on_mismatch={on_mismatch!r}"
         raise SpecError("argument", expected="durable or lazy; raise or restart", found=found)
-    target = Path(path)
+    target = Path(path).absolute()  # the process may change its folder before it finishes
     planned = _planned(arrays, constants or {}, dims or {}, identity, attrs or {})
-    if not target.absolute().parent.is_dir():
-        raise StoreNotFoundError("no such folder", path=target.absolute().parent, hint="create it first")
+    if not target.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
     for _ in range(_MAX_ROUNDS):
         try:
             writer = _create_or_resume(target, planned, durability == "lazy", on_mismatch == "restart")
         except (FileExistsError, StoreReplacedError, StoreNotFoundError):
             continue
-        write_owner(writer.building, Owner(os.getpid(), socket.gethostname()))
+        if not writer.is_finished:  # then there is no tail, and the file must keep its length
+            write_owner(writer.building, Owner(os.getpid(), socket.gethostname()))
         return writer
     raise StoreReplacedError("other processes keep replacing the building file", path=building_path(target))
 
@@ -115,7 +119,8 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         StoreNotFoundError: If nothing is being built there.
         IdentityMismatchError: If it is made from something else.
     """
-    target = building_path(Path(path))
+    store_path = Path(path).absolute()
+    target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
     try:
         found = read_building_file(fd, target)
@@ -126,7 +131,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
     except BaseException:
         files.close(fd)
         raise
-    return Committer(_building_file(Path(path), fd, found, is_lazy=True))
+    return Committer(_building_file(store_path, fd, found, is_lazy=True))
 
 
 def identity_of(
@@ -242,20 +247,42 @@ def _planned(
     if max(map(len, documents)) > MAX_JSON_BYTES:
         raise SpecError("a zarr.json would be too long", kind="limits", clause="9.1", expected=MAX_JSON_BYTES)
     sizes = [(meta, len(text)) for meta, text in zip(metas, documents[1:], strict=True)]
-    return _Planned(root, documents, payloads, plan(len(documents[0]), sizes, num_samples))
+    layout = plan(len(documents[0]), sizes, num_samples)
+    if layout.building_nbytes > MAX_FILE_BYTES:
+        found = layout.building_nbytes
+        raise SpecError("the file would be too long", kind="limits", expected=MAX_FILE_BYTES, found=found)
+    return _Planned(root, documents, payloads, layout)
 
 
 def _array_meta(name: str, spec: ArraySpec) -> ArrayMeta:
-    shape = tuple(int(n) for n in spec.shape)
+    shape = _shape(name, spec.shape)
     defaults = (SAMPLE_DIM, *(f"{name}_dim_{i}" for i in range(1, len(shape))))
     dims = tuple(spec.dims) if spec.dims is not None else defaults
     if not shape or min(shape) < 0 or len(shape) > MAX_RANK or not _num_elements_ok(shape):
-        expected = f"1 to {MAX_RANK} axes, N first, at most {MAX_ELEMENTS} elements"
+        expected = f"1 to {MAX_RANK} axes, N first, fewer than {MAX_ELEMENTS} elements"
         raise SpecError("shape", kind="shape", array=name, expected=expected, found=shape)
     if len(dims) != len(shape) or dims[0] != SAMPLE_DIM or SAMPLE_DIM in dims[1:]:
         expected = f"{len(shape)} names, the first and no other {SAMPLE_DIM!r}"
         raise SpecError("dims", kind="dims", clause="4.5", array=name, expected=expected, found=dims)
-    return ArrayMeta(check_name(name), shape, dtype_name(spec.dtype), dims, dict(spec.attrs or {}))
+    return ArrayMeta(check_name(name), shape, _dtype_name(name, spec.dtype), dims, dict(spec.attrs or {}))
+
+
+def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(n) for n in shape)
+    except TypeError as error:
+        expected = "a sequence of integers"
+        raise SpecError("shape", kind="shape", array=name, expected=expected, found=shape) from error
+
+
+def _dtype_name(name: str, dtype: Any) -> str:
+    try:
+        return dtype_name(dtype)
+    except (TypeError, SpecError) as error:
+        expected = f"one of {', '.join(DTYPE_NAMES)}"
+        raise SpecError(
+            "unsupported dtype", kind="dtype", array=name, expected=expected, found=dtype
+        ) from error
 
 
 def _constant(name: str, value: npt.NDArray[Any], dims: Sequence[str] | None) -> tuple[ArrayMeta, bytes]:
@@ -264,7 +291,7 @@ def _constant(name: str, value: npt.NDArray[Any], dims: Sequence[str] | None) ->
     if len(names) != value.ndim or SAMPLE_DIM in names:
         expected = f"{value.ndim} names other than {SAMPLE_DIM!r}"
         raise SpecError("dims", kind="dims", clause="4.5", array=name, expected=expected, found=names)
-    meta = ArrayMeta(check_name(name), value.shape, dtype_name(value.dtype), names)
+    meta = ArrayMeta(check_name(name), value.shape, _dtype_name(name, value.dtype), names)
     return meta, as_payload(value, meta, value.shape).tobytes()
 
 
@@ -297,4 +324,4 @@ def _check_together(
 
 
 def _num_elements_ok(shape: tuple[int, ...]) -> bool:
-    return math.prod(shape) <= MAX_ELEMENTS and max(shape) <= MAX_ELEMENTS
+    return math.prod(max(1, n) for n in shape) < MAX_ELEMENTS

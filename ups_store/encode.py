@@ -23,12 +23,12 @@ def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) ->
     """A C-contiguous little-endian array of the declared dtype and shape, or `SpecError`.
 
     NumPy arrays must have the dtype already: a silent cast could lose what the caller meant to keep. Python
-    numbers and lists take the array's dtype. Booleans are normalised to 0 and 1 (spec 4.7).
+    numbers and lists take the array's dtype; integers that it can't hold are refused. Booleans are
+    normalised to 0 and 1 (spec 4.7).
     """
     dtype = dtype_of(meta.dtype)
-    has_dtype = hasattr(value, "dtype")
-    array = np.asarray(value) if has_dtype else np.asarray(value, dtype)
-    if has_dtype and array.dtype.newbyteorder("<") != dtype:
+    array = np.asarray(value) if hasattr(value, "dtype") else _from_python(value, meta)
+    if array.dtype.newbyteorder("<") != dtype:
         raise SpecError(
             "wrong dtype",
             kind="dtype",
@@ -42,6 +42,23 @@ def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) ->
     if meta.dtype == "bool":
         array = array.view(np.uint8) != 0
     return np.ascontiguousarray(array, dtype).reshape(shape)
+
+
+def _from_python(value: npt.ArrayLike, meta: ArrayMeta) -> npt.NDArray[Any]:
+    dtype = dtype_of(meta.dtype)
+    try:
+        given, array = np.asarray(value), np.asarray(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _no_such_numbers(meta, str(error)) from error
+    is_number = given.dtype.kind in "biuf" or given.dtype == dtype  # a string or None is no number
+    if not is_number or (dtype.kind in "biu" and not np.array_equal(given, array)):
+        raise _no_such_numbers(meta, given.dtype)
+    return array
+
+
+def _no_such_numbers(meta: ArrayMeta, found: object) -> SpecError:
+    expected = f"numbers that {meta.dtype} can hold"
+    return SpecError("wrong values", kind="dtype", array=meta.name, expected=expected, found=found)
 
 
 def encode_batch(layout: Layout, samples: Samples, values: Arrays) -> Batch:

@@ -24,7 +24,7 @@ import numpy as np
 from ups_store.errors import BuildLockedError, DiskFullError, StoreNotFoundError
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: struct flock on 64-bit Linux
-_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK_POLL_S = 0.01
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 

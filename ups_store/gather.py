@@ -19,6 +19,7 @@ from ups_store.layout import ArrayLayout
 from ups_store.metadata import ArrayMeta
 
 TIME_DIM = "time"
+MAX_ITEM_BYTES = 2**31 - 1  # NumPy's limit for one item
 LOOP_BYTES = 8192  # from here on a loop of copies beats one indexing operation, which copies twice
 
 Samples = npt.NDArray[np.int64]
@@ -64,11 +65,11 @@ def window_of(
     axis = meta.dims.index(TIME_DIM) - 1
     num_steps = meta.sample_shape[axis]
     raw = np.asarray(0 if start is None else start)
-    if raw.dtype.kind not in "iu" or raw.shape not in ((), (num,)):
+    if (raw.size and raw.dtype.kind not in "iu") or raw.shape not in ((), (num,)):
         expected = f"an integer, or {num} of them"
         raise SpecError("window start", kind="window", array=meta.name, expected=expected, found=start)
     first = np.broadcast_to(raw.astype(np.int64), (num,))
-    latest = int(first.max(initial=0))
+    earliest, latest = (int(first.min()), int(first.max())) if num else (0, 0)
     if stride < 1 or (length is not None and length < 1):
         found = f"length={length}, stride={stride}"
         raise SpecError(
@@ -76,13 +77,13 @@ def window_of(
         )
     steps = max(0, -(-(num_steps - latest) // stride)) if length is None else length
     last = latest + (steps - 1) * stride
-    if int(first.min(initial=0)) < 0 or not steps or last >= num_steps:
+    if earliest < 0 or not steps or last >= num_steps:
         raise SampleIndexError(
             "window reaches outside the time steps",
             kind="window",
             array=meta.name,
             expected=f"steps 0..{num_steps - 1}",
-            found=f"{int(first.min(initial=0))}..{max(last, latest)}",
+            found=f"{earliest}..{max(last, latest)}",
         )
     return Window(axis, first, steps, stride)
 
@@ -110,8 +111,9 @@ def gather_array(
     shape = (len(samples), *_shape_of(array.meta, window))
     if out is None:
         out = _new_output(array, view.dtype, shape, has_slots=window is None)
-    elif out.shape != shape or out.dtype != view.dtype:
-        expected, found = f"{view.dtype} {shape}", f"{out.dtype} {out.shape}"
+    elif out.shape != shape or out.dtype != view.dtype or not out.flags.writeable:
+        expected = f"writeable {view.dtype} {shape}"
+        found = f"{'writeable' if out.flags.writeable else 'read-only'} {out.dtype} {out.shape}"
         raise SpecError("out", kind="out", array=array.meta.name, expected=expected, found=found)
     if not out.size:
         return out
@@ -139,7 +141,7 @@ def _shape_of(meta: ArrayMeta, window: Window | None) -> tuple[int, ...]:
 def _new_output(
     array: ArrayLayout, dtype: np.dtype[Any], shape: tuple[int, ...], *, has_slots: bool
 ) -> npt.NDArray[Any]:
-    if not has_slots or not array.meta.is_sharded:
+    if not has_slots or not array.meta.is_sharded or array.stride > MAX_ITEM_BYTES:
         return np.empty(shape, dtype)
     buffer = _SlotBuffer((shape[0], array.stride), np.uint8)
     inner = np.empty(shape[1:], dtype).strides

@@ -99,7 +99,10 @@ def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[A
         result: dict[str, tuple[Any, Any]] = {}
         for key in sorted(found.keys() | expected.keys()):
             inner = f"{where}.{key}" if where else key
-            result |= differences(found.get(key), expected.get(key), inner)
+            if key in found and key in expected:
+                result |= differences(found[key], expected[key], inner)
+            else:  # also where the other one holds None
+                result[inner] = (found.get(key), expected.get(key))
         return result
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         result = {}

@@ -28,7 +28,14 @@ from ups_store.errors import (
 from ups_store.gather import gather_array, window_of
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
-from ups_store.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file, read_commits
+from ups_store.recovery import (
+    BUILDING_SUFFIX,
+    Building,
+    State,
+    building_path,
+    read_building_file,
+    read_commits,
+)
 
 if TYPE_CHECKING:
     from ups_store.verify import Report
@@ -112,7 +119,10 @@ class Store:
         if self._building is None or self._building.header is None:
             return np.ones(len(self), bool)
         self._map()
-        return read_commits(self.fd, self._catalog.layout, self._building.header)[0]
+        committed, _ = read_commits(self.fd, self._catalog.layout, self._building.header)
+        if files.size(self.fd) == self.nbytes:  # finished meanwhile, so all were, and the table is cut off
+            committed[:] = True
+        return committed
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """The whole array as a read-only view, shape (N, ...), no copy; a constant likewise.
@@ -198,9 +208,8 @@ class Store:
         """
         from ups_store.verify import verify_file
 
-        return verify_file(
-            self.path, fingerprint=self.fingerprint, num_threads=num_threads, progress=progress
-        )
+        fingerprint = None if self._building else self.fingerprint  # which is made when the store is finished
+        return verify_file(self.path, fingerprint=fingerprint, num_threads=num_threads, progress=progress)
 
     @property
     def fingerprint(self) -> str:

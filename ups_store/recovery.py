@@ -85,9 +85,6 @@ def read_commits(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint32]]:
     """Read the whole commit table.
 
-    After another boot of the machine the samples of a lazy build are read and checked first: their records
-    may have reached the disk before their bytes (spec 6.5, step 3).
-
     Returns:
         committed: Shape (N,), bool.
         crcs: CRC-32 of every sample's slot or bytes, shape (N, num_arrays); meaningless where not committed.
@@ -98,12 +95,32 @@ def read_commits(
     for first in range(0, layout.num_samples, step):
         samples = np.arange(first, min(first + step, layout.num_samples))
         records = read_records(fd, layout, samples)
-        committed[samples] = is_committed(header, samples, records)
+        committed[samples] = commits_among(fd, layout, header, samples, records)
         crcs[samples] = records[:, 1:-1]
-    if header.is_lazy and header.boot_id != files.boot_id():
-        for sample in np.flatnonzero(committed):
-            committed[sample] = sample_crcs(fd, layout, int(sample)) == crcs[sample].tolist()
     return committed, crcs
+
+
+def commits_among(
+    fd: int,
+    layout: Layout,
+    header: TailHeader,
+    samples: npt.NDArray[np.int64],
+    records: npt.NDArray[np.uint32],
+) -> npt.NDArray[np.bool_]:
+    """Which samples are committed by their records, shape (M,).
+
+    After another boot of the machine the samples of a lazy build are read and checked first: their records
+    may have reached the disk before their bytes (spec 6.5, step 3).
+    """
+    committed = is_committed(header, samples, records)
+    if header.is_lazy and not _is_same_boot(header):
+        for i in np.flatnonzero(committed):
+            committed[i] = sample_crcs(fd, layout, int(samples[i])) == records[i, 1:-1].tolist()
+    return committed
+
+
+def _is_same_boot(header: TailHeader) -> bool:
+    return header.boot_id == files.boot_id() != bytes(16)  # zeros: the system doesn't tell
 
 
 def sample_crcs(fd: int, layout: Layout, sample: int) -> list[int]:

@@ -211,6 +211,7 @@ class _Verifier:
             blocks += [block] if meta.is_constant else []
             self.progress(len(block))
         trailer = self._read(entry.end - CHECKSUM_BYTES, CHECKSUM_BYTES)
+        self.progress(CHECKSUM_BYTES)
         where, problems = (entry.data_offset, entry.end), []
         if trailer != struct.pack("<I", castagnoli):
             detail = f"crc32c stored {struct.unpack('<I', trailer)[0]:08x}, computed {castagnoli:08x}"

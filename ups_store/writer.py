@@ -15,7 +15,7 @@ from ups_store import files
 from ups_store.building import BuildingFile, Samples
 from ups_store.commit import Batch, commit_batch, committed_among, finish, publish
 from ups_store.encode import Arrays, as_payload, encode_batch
-from ups_store.errors import CommitError, SpecError, StoreClosedError
+from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
 from ups_store.recovery import read_commits
 
 
@@ -97,10 +97,10 @@ class Committer:
 
     def _check_indices(self, indices: Sequence[int] | Samples) -> Samples:
         raw = np.asarray(indices)
-        samples = raw.astype(np.int64)
         is_valid = raw.ndim == 1 and (raw.dtype.kind in "iu" or not raw.size)
-        if not is_valid or len(np.unique(samples)) != len(samples):
+        if not is_valid or len(np.unique(raw)) != len(raw):
             raise SpecError("indices", kind="index", expected="distinct integers, shape (M,)", found=indices)
+        samples = raw.astype(np.int64)
         outside = samples[(samples < 0) | (samples >= self.num_samples)]
         if len(outside):
             expected = f"0 <= index < {self.num_samples}"
@@ -129,7 +129,9 @@ class Committer:
             )
         if self._failed:
             raise CommitError(
-                "an earlier commit failed", path=self.path, hint="close it and create it again to continue"
+                "an earlier commit or finish failed",
+                path=self.path,
+                hint="close it and create it again to continue",
             )
         return self.building
 
@@ -147,19 +149,23 @@ class Committer:
 
 
 class StoreWriter(Committer):
-    """The builder of a store: a committer that can also finish."""
+    """The builder of a store: a committer that can also finish.
+
+    Attributes:
+        is_finished: Whether an earlier run completed the file and died before the rename.
+    """
 
     def __init__(self, building: BuildingFile, *, is_finished: bool = False) -> None:
         super().__init__(building)
-        self._is_finished = is_finished  # by an earlier run that died before the rename
+        self.is_finished = is_finished
 
     def missing(self) -> npt.NDArray[np.int64]:
         """Numbers of the samples that are not committed, sorted, int64."""
-        return np.zeros(0, np.int64) if self._is_finished else super().missing()
+        return np.zeros(0, np.int64) if self.is_finished else super().missing()
 
     def commit_many(self, indices: Sequence[int] | Samples, arrays: Arrays) -> npt.NDArray[np.bool_]:
         """Commit samples with one pair of syncs; see `Committer.commit_many`."""
-        if self._is_finished:
+        if self.is_finished:
             self._usable()
             return np.zeros(len(self._check_indices(indices)), bool)
         return super().commit_many(indices, arrays)
@@ -169,13 +175,17 @@ class StoreWriter(Committer):
 
         Raises:
             NotCommittedError: If samples are missing; the writer stays usable.
+            CommitError: If it didn't become durable; the writer is of no use afterwards.
         """
         building = self._usable()
         with self._mutex, building.gate(exclusive=True):
-            if self._is_finished:
-                publish(self.path)
-            else:
-                finish(building)
+            try:
+                (publish if self.is_finished else finish)(building)
+            except NotCommittedError:
+                raise
+            except BaseException:
+                self._failed = True  # as after a failed commit
+                raise
         self.close()
         return self.path
 

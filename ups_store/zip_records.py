@@ -16,6 +16,7 @@ ROOT_NAME = "zarr.json"
 ARCHIVE_COMMENT = b'{"format":"ups_store","version":"1.0"}'
 MAX_COMMENT_BYTES = 4095
 MAX_DIRECTORY_BYTES = 64 << 20  # 4096 arrays with the longest names and paddings need 36 MiB
+MAX_ENTRIES = 1 << 16  # 1.0 has at most two an array; a newer minor version may add some (spec 10.3)
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # APPNOTE 4.3.7
 _CENTRAL_RECORD = struct.Struct("<4s6H3I5H2I")  # APPNOTE 4.3.12
@@ -177,9 +178,10 @@ def parse_end(tail: bytes, file_nbytes: int, *, path: object) -> EndRecords:
 
 def _find_end_record(tail: bytes) -> int:
     """Where the last end record begins whose comment reaches exactly to the end; -1 if none does."""
-    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END_RECORD.size + 4))
+    first = max(0, len(tail) - _END_RECORD.size - MAX_COMMENT_BYTES)
+    at = tail.rfind(b"PK\5\6", first, max(0, len(tail) - _END_RECORD.size + 4))
     while at >= 0 and at + _END_RECORD.size + _END_RECORD.unpack_from(tail, at)[-1] != len(tail):
-        at = tail.rfind(b"PK\5\6", 0, at + 3)
+        at = tail.rfind(b"PK\5\6", first, at + 3)
     return at
 
 
@@ -205,6 +207,15 @@ class CentralRecord:
 
 def parse_directory(raw: bytes, num_entries: int, *, path: object) -> list[CentralRecord]:
     """Read the central directory; compressed, encrypted or repeated entries are refused (spec 3.5)."""
+    if num_entries > MAX_ENTRIES:
+        raise FormatError(
+            "too many entries",
+            path=path,
+            kind="limits",
+            clause="9.1",
+            expected=f"at most {MAX_ENTRIES}",
+            found=num_entries,
+        )
     records, at, seen = [], 0, set()
     for i in range(num_entries):
         record, nbytes = _parse_central_record(raw, at, i, path)

@@ -12,7 +12,7 @@ import typer
 
 from ups_store.build.config import load_config
 from ups_store.build.watch import ConsoleWatcher
-from ups_store.console import Verbose, console, interruptible, print_json
+from ups_store.console import Verbose, console, interruptible, log, print_json
 from ups_store.errors import ConfigError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -41,8 +41,8 @@ def build(
     ] = None,
     *,
     config: Annotated[Path | None, typer.Option(help="YAML file; flags and overrides win over it")] = None,
-    tasks: Annotated[str | None, typer.Option(help="burgers1d advection1d ...")] = None,
-    splits: Annotated[str | None, typer.Option(help="train val test")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="burgers1d advection1d ...")] = None,
+    splits: Annotated[list[str] | None, typer.Option(help="train val test")] = None,
     root: Annotated[
         Path | None, typer.Option(help="folder of the HDF5 files [default: $PDEBENCH_ROOT]")
     ] = None,
@@ -65,8 +65,8 @@ def build(
 ) -> None:
     """Build a store per task and split; continue unfinished ones, keep valid ones, replace stale ones."""
     flags = {
-        "data.task": tasks,
-        "data.split": splits,
+        "data.task": tasks and _words(tasks),
+        "data.split": splits and _words(splits),
         "data.root": root and str(root),
         "cache.dir": cache_dir and str(cache_dir),
         "cache.dtype": cache_dtype,
@@ -76,20 +76,19 @@ def build(
         "data.source_digest": source_digest and source_digest.value,
     }
     settings = load_config(config, flags=flags, overrides=overrides or [])
-    from ups_store.build.stores import (
-        build_all,
-        describe_plan,
-        plan_all,
-        write_manifest,
-    )  # h5py: not for --help
+    from ups_store.build import stores  # h5py: not for --help
 
+    if dry_run and (overwrite or rehash or manifest):
+        log("--dry-run writes and digests nothing: other flags have no effect", label="warning")
+    elif manifest:
+        stores.prepare_manifest(manifest)
     with interruptible(), ConsoleWatcher(console) as watcher:
         if dry_run:
-            print_json([describe_plan(plan) for plan in plan_all(settings, {}, watcher)])
+            print_json([stores.describe_plan(plan) for plan in stores.plan_all(settings, {}, watcher)])
             return
-        report = build_all(settings, watcher=watcher, overwrite=overwrite, rehash=rehash)
+        report = stores.build_all(settings, watcher=watcher, overwrite=overwrite, rehash=rehash)
     if manifest:
-        write_manifest(manifest, report)
+        stores.write_manifest(manifest, report)
     if as_json:
         print_json(report.to_json())
     else:
@@ -97,18 +96,30 @@ def build(
             print(result.summary())
 
 
-def split_lists(arguments: Sequence[str]) -> list[str]:
-    """Join the words after --tasks and --splits with commas, so that both spellings work."""
-    joined: list[str] = []
-    open_list = False
+def repeat_lists(arguments: Sequence[str]) -> list[str]:
+    """Repeat --tasks and --splits before each of their words: `--tasks a b` as `--tasks a --tasks b`."""
+    repeated: list[str] = []
+    flag = ""
     for argument in arguments:
         is_word = not argument.startswith("-") and "=" not in argument
-        if open_list and is_word and joined[-1] not in _LISTS:
-            joined[-1] += f",{argument}"
-            continue
-        joined.append(argument)
-        open_list = argument in _LISTS or (open_list and is_word)
-    return joined
+        if is_word and flag and repeated[-1] != flag:
+            repeated.append(flag)
+        if not is_word:
+            _expect_words(flag, repeated)
+            flag = argument.partition("=")[0]
+            flag = flag if flag in _LISTS else ""
+        repeated.append(argument)
+    _expect_words(flag, repeated)
+    return repeated
+
+
+def _expect_words(flag: str, repeated: Sequence[str]) -> None:
+    if flag and repeated[-1] == flag:
+        raise ConfigError(flag, expected="at least one name", found="none")
+
+
+def _words(lists: Sequence[str]) -> list[str]:
+    return [word for words in lists for word in words.split(",")]
 
 
 def _numbers(text: str) -> list[float]:
@@ -123,4 +134,4 @@ def _numbers(text: str) -> list[float]:
 def main() -> None:
     """Parse the command line and build; exits by itself on success and wrong usage."""
     command = typer.main.get_command(app)
-    command(split_lists(sys.argv[1:]), prog_name="python -m ups_store.build")
+    command(repeat_lists(sys.argv[1:]), prog_name="python -m ups_store.build")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ups_store.errors import ConfigError
 from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
 from ups_store.tasks import get_task
 
+Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
 FieldDtype = Literal["float16", "bfloat16", "float32", "float64"]
 
 
@@ -29,11 +31,13 @@ class DataConfig(_Section):
     task: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/tasks.py")
     root: Path = Field(description="folder with the HDF5 files; by default the variable PDEBENCH_ROOT")
     split: tuple[str, ...] = Field(SPLITS, min_length=1, description="train, val, test")
-    files: tuple[str, ...] | None = Field(None, description="names or glob patterns below root, to choose")
-    reduce_space: PositiveInt = Field(1, description="every how many-th point, on each spatial axis")
-    reduce_time: PositiveInt = Field(1, description="every how many-th time step")
+    files: tuple[str, ...] | None = Field(
+        None, min_length=1, description="names or glob patterns below root, to choose"
+    )
+    reduce_space: Count = Field(1, description="every how many-th point, on each spatial axis")
+    reduce_time: Count = Field(1, description="every how many-th time step")
     split_fractions: tuple[float, float, float] = Field((0.8, 0.1, 0.1), description="train, val, test")
-    limit: PositiveInt | None = Field(None, description="at most so many samples a store")
+    limit: Count | None = Field(None, description="at most so many samples a store")
     on_nan: Literal["fail", "keep"] = Field("fail", description="what to do with NaN and Inf")
     source_digest: Literal["full", "sampled"] = Field("full", description="how sources are identified")
 
@@ -51,6 +55,12 @@ class DataConfig(_Section):
     @classmethod
     def _known_splits(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(canonical_split(name) for name in value))
+
+    @field_validator("split_fractions")
+    @classmethod
+    def _valid_fractions(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
+        SplitFractions(*value)
+        return value
 
     @property
     def fractions(self) -> SplitFractions:
@@ -86,20 +96,19 @@ def load_config(
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     try:
-        merged = OmegaConf.merge(
-            _read_yaml(path), _nested(given), OmegaConf.from_dotlist([_checked(item) for item in overrides])
-        )
-        values = OmegaConf.to_container(merged, resolve=True)
+        merged = OmegaConf.merge(_read_yaml(path), _nested(given), _from_dotted(overrides))
+        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
     assert isinstance(values, dict)
     data = values.setdefault("data", {})
     if isinstance(data, dict) and data.get("root") is None:
-        data["root"] = os.environ.get("PDEBENCH_ROOT", "data")
+        data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
     try:
         return BuildConfig.model_validate(values)
     except ValidationError as error:
-        raise _first_problem(error, path) from error
+        outside = {*given, *(override.partition("=")[0] for override in overrides)}
+        raise _first_problem(error, path, outside) from error
 
 
 def _read_yaml(path: Path | None) -> Any:
@@ -108,43 +117,85 @@ def _read_yaml(path: Path | None) -> Any:
     try:
         loaded = OmegaConf.load(path)
     except OSError as error:
-        raise ConfigError(f"can't be read ({error.strerror})", path=path, hint="check --config") from error
+        reason = error.strerror or "a single value instead of keys"
+        raise ConfigError(f"can't be read ({reason})", path=path, hint="check --config") from error
     except Exception as error:  # the YAML parser's own tree of errors
-        raise ConfigError(f"is not YAML ({error})", path=path, hint="check the indentation") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"is not YAML ({reason})", path=path, hint="check the indentation") from error
     if not OmegaConf.is_dict(loaded):
-        raise ConfigError("configuration", path=path, expected="keys and values", found=type(loaded).__name__)
+        raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
     return loaded
 
 
 def _nested(flags: Mapping[str, Any]) -> Any:
     config = OmegaConf.create({})
     for key, value in flags.items():
-        OmegaConf.update(config, key, value)
+        OmegaConf.update(config, key, _literal(value) if isinstance(value, str) else value)
     return config
 
 
-def _checked(override: str) -> str:
-    if "=" not in override:
-        raise ConfigError("override", expected="key=value", found=repr(override), hint="flags start with --")
-    return override
+def _literal(text: str) -> str:
+    """The text escaped: a flag is meant as it is written, only YAML and overrides refer to other values."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
-def _first_problem(error: ValidationError, path: Path | None) -> ConfigError:
-    """One sentence for the first thing that pydantic found."""
+def _from_dotted(overrides: Sequence[str]) -> Any:
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(
+                "override", expected="key=value", found=repr(override), hint="flags start with --"
+            )
+    try:
+        return OmegaConf.from_dotlist(list(overrides))
+    except OmegaConfBaseException:
+        raise
+    except Exception as error:  # the YAML parser's own tree of errors
+        raise ConfigError(
+            "overrides",
+            expected="YAML values",
+            found=repr(" ".join(overrides)),
+            hint="check brackets and quotes",
+        ) from error
+
+
+# What pydantic says in terms of Python, by its type of error; {} are its own numbers.
+_EXPECTED = {
+    "model_type": "keys and values",
+    "tuple_type": "a list",
+    "path_type": "a path",
+    "invalid_key": "a name",
+    "missing": "one more value",
+    "too_short": "{min_length} or more values",
+    "too_long": "at most {max_length} values",
+}
+
+
+def _first_problem(error: ValidationError, path: Path | None, outside: Collection[str]) -> ConfigError:
+    """One sentence for the first thing that pydantic found; `outside`: keys that the file didn't decide."""
     first = error.errors()[0]
-    inner = first.get("ctx", {}).get("error")
+    parts = [str(part) for part in first["loc"]]
+    key, context = ".".join(parts), first.get("ctx", {})
+    where = None if ".".join(parts[:2]) in outside else path
+    inner = context.get("error")
     if isinstance(inner, ConfigError):
+        inner.path = str(where) if where else None
         return inner
-    key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, _known_keys(BuildConfig), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_known_keys(BuildConfig))}"
-        return ConfigError("unknown key", kind="unknown_key", path=path, found=key, hint=hint)
-    if first["type"] == "missing":
-        return ConfigError(
-            "missing key", kind="missing_key", path=path, expected=key, hint=f"say {key}=... or give its flag"
-        )
-    return ConfigError(f"{key}: {first['msg'].lower()}", path=path, found=repr(first["input"]))
+        return ConfigError("unknown key", kind="unknown_key", path=where, found=repr(key), hint=_near(key))
+    if first["type"] == "missing" and key in _known_keys(BuildConfig):
+        hint = f"say {key}=... or give its flag"
+        return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=hint)
+    template = _EXPECTED.get(first["type"])
+    expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
+    return ConfigError(key, path=where, expected=expected, found=repr(first["input"]))
+
+
+def _near(key: str) -> str:
+    known = _known_keys(BuildConfig)
+    if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
+        return "in YAML, indent what follows a dot below what precedes it"
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
 import blake3
 import h5py
 
+from ups_store.build.outputs import replace_text
 from ups_store.errors import SourceError
-from ups_store.ingest.hdf5 import open_hdf5
+from ups_store.ingest.hdf5 import open_hdf5, translated
 
 DigestKind = Literal["full", "sampled"]
 Progress = Callable[[int], None]
@@ -70,7 +73,7 @@ class DigestCache:
         key = f"{kind}:{os.path.realpath(path)}"
         signature = FileSignature.of(path)
         entry = self._known.get(key)
-        if isinstance(entry, dict) and entry.get("signature") == vars(signature):
+        if isinstance(entry, dict) and entry.get("signature") == vars(signature) and "digest" in entry:
             progress(signature.size)
             return str(entry["digest"])
         digest = _full(path, progress) if kind == "full" else _sampled(path, signature.size, progress)
@@ -81,10 +84,9 @@ class DigestCache:
         return digest
 
     def _save(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(self._known, indent=1, sort_keys=True))
-        os.replace(temporary, self._path)
+        # Whoever can't write here, or has no room, takes the digests again next time.
+        with contextlib.suppress(OSError):
+            replace_text(self._path, json.dumps(self._known, indent=1, sort_keys=True))
 
 
 def changed(path: Path) -> SourceError:
@@ -99,8 +101,8 @@ def changed(path: Path) -> SourceError:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        known = json.loads(path.read_text())
-    except (OSError, ValueError):  # absent or damaged: digests are taken again
+        known = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):  # unreadable or damaged: digests are taken again
         return {}
     return known if isinstance(known, dict) else {}
 
@@ -125,9 +127,11 @@ def _sampled(path: Path, size: int, progress: Progress) -> str:
     return hasher.hexdigest()
 
 
-def _opened(path: Path) -> Any:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[FileIO]:
     try:
-        return open(path, "rb", buffering=0)
+        with open(path, "rb", buffering=0) as file:
+            yield file
     except OSError as error:
         raise SourceError(f"source can't be read ({error.strerror})", kind="unreadable", path=path) from error
 
@@ -140,6 +144,6 @@ def _structure(path: Path) -> str:
         if isinstance(item, h5py.Dataset):
             lines.append(f"{name} {item.shape} {item.dtype.str} {item.chunks}")
 
-    with open_hdf5(path) as file:
+    with open_hdf5(path) as file, translated("can't read the structure", path=path):
         file.visititems(note)
     return "\n".join(sorted(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ import numpy.typing as npt
 from ups_store.array_spec import ArraySpec
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache, FileSignature
-from ups_store.errors import SourceError
 from ups_store.ingest.source import Selection, SourceInfo, check_same_grid, open_source
 from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
 from ups_store.metadata import dtype_of
@@ -83,7 +83,7 @@ class StorePlan:
         kind = self.content["source_digest"]
         sources = [
             {
-                "name": part.path.name,
+                "name": _as_text(part.path.name),
                 "size": signature.size,
                 "digest": digests.digest(part.path, kind, progress),
                 "samples": [part.indices.start, part.indices.stop],
@@ -102,17 +102,20 @@ def plan_store(config: BuildConfig, task_name: str, split: str) -> StorePlan:
     data, task = config.data, get_task(task_name)
     selection = Selection(data.reduce_space, data.reduce_time)
     sources = find_sources(data.root, task=task, split=split, files=data.files)
+    signatures = [FileSignature.of(source.path) for source in sources]  # before anything is read
     infos = [_info(source.path, task, selection) for source in sources]
     check_same_grid(infos)
     parts = _parts(sources, infos, config, task, split)
+    # A file without samples for the split, or beyond the limit, has no share in the store or its identity.
+    used = [i for i, part in enumerate(parts) if len(part.indices)] or range(len(parts))
     num_samples = sum(len(part.indices) for part in parts)
     return StorePlan(
         task=task,
         split=split,
         path=config.cache.dir / f"{task.name}_{split}.zarr.zip",
-        parts=tuple(parts),
-        infos=tuple(infos),
-        signatures=tuple(FileSignature.of(source.path) for source in sources),
+        parts=tuple(parts[i] for i in used),
+        infos=tuple(infos[i] for i in used),
+        signatures=tuple(signatures[i] for i in used),
         selection=selection,
         arrays=_arrays(infos, num_samples, config.cache.dtype),
         constants=dict(infos[0].constants),
@@ -143,24 +146,13 @@ def _parts(
 
 
 def _arrays(infos: Sequence[SourceInfo], num_samples: int, dtype: str) -> dict[str, ArraySpec]:
-    names = [set(info.parameters) for info in infos]
-    if any(other != names[0] for other in names):
-        odd = next(i for i, other in enumerate(names) if other != names[0])
-        raise SourceError(
-            "files have different parameters",
-            kind="parameters_differ",
-            path=infos[odd].path,
-            expected=f"{sorted(names[0])} as in {infos[0].path}",
-            found=sorted(names[odd]),
-            hint="choose files that go together with data.files",
-        )
     arrays = {}
     for name, array in infos[0].arrays.items():
         attrs = {"channels": list(infos[0].channels)} if name == "fields" else {}
         arrays[name] = ArraySpec(
             (num_samples, *array.shape), dtype, dims=("sample", *array.dims), attrs=attrs
         )
-    for name in sorted(names[0]):
+    for name in sorted(infos[0].parameters):
         arrays[name] = ArraySpec((num_samples,), PARAMETER_DTYPE, dims=("sample",))
     return arrays
 
@@ -195,6 +187,11 @@ def _content(
         "layout": {"name": info.layout, "version": info.layout_version},
         "source_digest": data.source_digest,
     }
+
+
+def _as_text(file_name: str) -> str:
+    """A file name as valid Unicode, whatever bytes it is made of."""
+    return os.fsencode(file_name).decode(errors="backslashreplace")
 
 
 def _itemsize(dtype: str) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ups_store.build.plan import StorePlan
 from ups_store.errors import SourceError
-from ups_store.ingest.source import Source, open_source
+from ups_store.ingest.source import Source, SourceInfo, open_source
 from ups_store.metadata import dtype_of
 
 BATCH_BYTES = 16 << 20  # read and committed together: from 4 MiB on the two syncs of a batch cost little
@@ -41,6 +41,7 @@ def read_batches(
     for part, info in zip(plan.parts, plan.infos, strict=True):
         wanted = missing[(missing >= first) & (missing < first + len(part.indices))]
         if len(wanted):
+            _expect_finite_parameters(info, on_nan)
             with open_source(part.path, task=plan.task, selection=plan.selection) as source:
                 for samples in split_batches(wanted, plan.sample_nbytes):
                     in_file = samples - first + part.indices.start
@@ -56,11 +57,24 @@ def _read(
     """Read samples of a file in the store's dtypes."""
     arrays = {}
     for name, values in source.read(in_file.tolist()).items():
-        with np.errstate(over="ignore"):  # what overflows becomes Inf, which is counted below
+        with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are counted, not warned about
             arrays[name] = values.astype(dtype_of(str(plan.arrays[name].dtype)), copy=False)
         if on_nan == "fail":
             _check_finite(source.info.path, name, values, arrays[name], in_file)
     return arrays
+
+
+def _expect_finite_parameters(info: SourceInfo, on_nan: str) -> None:
+    for name, value in info.parameters.items():
+        if on_nan == "fail" and not np.isfinite(value):
+            raise SourceError(
+                "the parameter is not finite",
+                kind="not_finite",
+                path=info.path,
+                array=name,
+                found=value,
+                hint="mend the source, or --on-nan keep",
+            )
 
 
 def _check_finite(

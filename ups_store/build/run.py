@@ -14,13 +14,20 @@ import numpy.typing as npt
 import ups_store
 from ups_store import files
 from ups_store.build.digests import DigestCache, FileSignature, changed
+from ups_store.build.outputs import make_folder
 from ups_store.build.plan import StorePlan
 from ups_store.build.read import read_batches, split_batches
 from ups_store.build.statistics import Statistics
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.console import format_age, format_nbytes
 from ups_store.creation import identity_of
-from ups_store.errors import BuildInterruptedError, IdentityMismatchError, StoreNotFoundError
+from ups_store.errors import (
+    BuildInterruptedError,
+    ConfigError,
+    FormatError,
+    IdentityMismatchError,
+    StoreNotFoundError,
+)
 from ups_store.identity import config_hash, describe_differences, differences
 from ups_store.recovery import building_path
 from ups_store.writer import StoreWriter
@@ -95,8 +102,12 @@ def build_store(
     Raises:
         SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
         IdentityMismatchError: If an unfinished file of another identity holds samples.
+        FormatError: If a file that isn't a store, or a damaged one, is in its place.
+        ConfigError: If there can't be a store in its place.
+        StoreError: As `ups_store.create` and the writer say.
     """
     clock = Stopwatch()
+    _prepare_place(plan.path)
     watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
     with clock.timed("digest"):
         content = plan.identity(digests, watcher.advance)
@@ -109,7 +120,7 @@ def build_store(
         try:
             statistics, num_committed = _commit_missing(plan, writer, watcher, clock, on_nan)
         except KeyboardInterrupt as error:
-            raise _interrupted(plan) from error
+            raise _interrupted(plan, overwrite) from error
         _check_sources(plan)
         with clock.timed("finish"):
             writer.finish()
@@ -123,6 +134,9 @@ def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) ->
         store = ups_store.open(plan.path)
     except StoreNotFoundError:
         return None
+    except FormatError as error:
+        error.hint = "move it away, or replace it with --overwrite"
+        raise
     if store.config_hash == config_hash(expected):
         return store
     with store:
@@ -131,13 +145,21 @@ def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) ->
     return None
 
 
-def _interrupted(plan: StorePlan) -> BuildInterruptedError:
+def _prepare_place(path: Path) -> None:
+    """Make the store's folder, and refuse now what publishing would stumble over hours later."""
+    hint = "check cache.dir or --cache-dir"
+    make_folder(path.parent, hint=hint)
+    if path.is_dir():  # a rename replaces anything else
+        raise ConfigError("there is a folder in the store's place", path=path, hint=hint)
+
+
+def _interrupted(plan: StorePlan, overwrite: bool) -> BuildInterruptedError:
     with ups_store.open(building_path(plan.path), partial=True) as unfinished:
         num_committed = int(unfinished.committed.sum())
     return BuildInterruptedError(
         f"interrupted: {num_committed} of {plan.num_samples} samples are committed",
         path=building_path(plan.path),
-        hint="run the same command again to continue",
+        hint="run the same command again to continue" + (", without --overwrite" if overwrite else ""),
     )
 
 
@@ -172,7 +194,6 @@ def _result(
 
 def _writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool) -> StoreWriter:
     """The store's writer; an unfinished file of another identity is replaced if nothing would be lost."""
-    plan.path.parent.mkdir(parents=True, exist_ok=True)
 
     def create(on_mismatch: Literal["raise", "restart"]) -> StoreWriter:
         return ups_store.create(
@@ -185,8 +206,15 @@ def _writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool) -> 
             on_mismatch=on_mismatch,
         )
 
+    if overwrite:
+        writer = create("restart")
+        if len(writer.missing()) == plan.num_samples:
+            return writer
+        with writer:  # its samples aren't trusted; while it is open nobody else builds it
+            files.remove(building_path(plan.path))
+        return create("raise")
     try:
-        return create("restart" if overwrite else "raise")
+        return create("raise")
     except IdentityMismatchError:
         with ups_store.open(building_path(plan.path), partial=True) as unfinished:
             if unfinished.committed.any():

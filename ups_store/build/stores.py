@@ -13,9 +13,10 @@ import numpy as np
 
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
+from ups_store.build.outputs import make_folder, replace_text
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.run import BuildResult, Watcher, build_store
-from ups_store.errors import SourceError
+from ups_store.errors import ConfigError, SourceError
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,28 @@ def describe_plan(plan: StorePlan) -> dict[str, Any]:
 
 def write_manifest(path: Path, report: BuildReport) -> None:
     """Write the manifest, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(report.to_json(), indent=2) + "\n")
-    os.replace(temporary, path)
+    replace_text(path, json.dumps(report.to_json(), indent=2) + "\n")
+
+
+def prepare_manifest(path: Path) -> None:
+    """Make the manifest's folder, and refuse to replace anything but an earlier manifest.
+
+    Called before the hours of work that the manifest will tell of.
+
+    Raises:
+        ConfigError: If it couldn't be written, or something else is at the path.
+    """
+    make_folder(path.parent, hint="check --manifest")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError("can't write into the folder", path=path.parent, hint="check --manifest")
+    if path.exists() and not _is_manifest(path):
+        raise ConfigError(
+            "it isn't a manifest, so it isn't replaced", path=path, hint="give --manifest another name"
+        )
+
+
+def _is_manifest(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(1) in (b"", b"{")

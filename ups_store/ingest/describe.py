@@ -65,8 +65,8 @@ def describe(
     """What the file holds after the selection.
 
     Raises:
-        SourceError: Kind "wrong_rank", "wrong_dtype", "wrong_length", "grids_differ", "bad_parameter" or
-            "task_mismatch".
+        SourceError: Kind "wrong_rank", "wrong_dtype", "wrong_length", "grids_differ", "not_finite",
+            "bad_parameter" or "task_mismatch".
     """
     path = Path(file.filename)
     info = SourceInfo(
@@ -182,8 +182,23 @@ def _constants(
                     dataset=contents.coordinates[axis].dataset,
                     sample=int(other[0]),
                 )
+        _expect_finite(file, contents.coordinates[axis].dataset, row)
         constants[axis] = row[: lengths[axis] : selection.step(axis)].copy()
     return constants
+
+
+def _expect_finite(file: h5py.File, name: str, row: np.ndarray) -> None:
+    bad = np.flatnonzero(~np.isfinite(row))
+    if bad.size:
+        raise source_error(
+            f"coordinate {name!r} isn't finite",
+            kind="not_finite",
+            path=file.filename,
+            dataset=name,
+            expected="numbers",
+            found=f"{row[bad[0]]!s} at index {bad[0]}",
+            hint="mend the source: there is no grid without coordinates",
+        )
 
 
 def _parameters(file: h5py.File) -> dict[str, float]:

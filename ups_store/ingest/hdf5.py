@@ -37,14 +37,14 @@ def translated(
     """
     try:
         yield
-    except (OSError, KeyError, RuntimeError) as error:
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # all that h5py knows
         raise source_error(
             doing if dataset is None else f"{doing} of dataset {dataset!r}",
             kind="read_failed",
             path=path,
             dataset=dataset,
             sample=sample,
-            found=str(error).strip("'\""),
+            found=error.args[0] if isinstance(error, KeyError) else error,  # str(KeyError) has quotes
             hint="download or make the file again, or install the HDF5 filter that it needs",
         ) from error
 
@@ -160,6 +160,9 @@ def tree(file: h5py.File) -> str:
             lines.append(f"{name} {item.shape}")
         return True if len(lines) > _TREE_LINES else None  # True ends the visit
 
-    file.visititems(note)
+    try:
+        file.visititems(note)
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError):  # only a part of an error message
+        lines.append("damaged objects")
     shown = lines[:_TREE_LINES] + (["..."] if len(lines) > _TREE_LINES else [])
     return ", ".join(shown) or "no datasets"

@@ -145,10 +145,8 @@ def find_sources(
     """
     split = canonical_split(split)
     root = Path(root)
-    if not root.is_dir():
-        raise SourceError(
-            "no such folder", kind="missing_root", path=root, hint="check data.root, --root or PDEBENCH_ROOT"
-        )
+    if not os.path.isdir(root):  # unlike Path.is_dir, False for names that can't exist
+        raise _bad_root(root, "not a folder" if os.path.lexists(root) else "no such folder")
     candidates = _unique(_hdf5_files(root) if files is None else _named_files(root, files))
     found = _discovered(candidates, task, split) if files is None else _chosen(candidates, task, split)
     if not found:
@@ -158,7 +156,12 @@ def find_sources(
 
 def _hdf5_files(root: Path) -> list[Path]:
     found = []
-    for folder, folders, names in os.walk(root, followlinks=True):
+
+    def refuse(error: OSError) -> None:
+        if error.filename == os.fspath(root):  # other folders, such as lost+found, needn't be ours to see
+            raise _bad_root(root, f"folder can't be listed ({error.strerror})") from error
+
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=refuse):
         if len(Path(folder).relative_to(root).parts) >= _MAX_DEPTH:
             folders.clear()  # also what ends a loop of links
         found += [Path(folder, name) for name in names if name.endswith(_SUFFIXES)]
@@ -240,6 +243,12 @@ def _ambiguous(one: Path, other: Path) -> SourceError:
         path=one,
         found=other,
         hint="remove one, or use data.files to choose",
+    )
+
+
+def _bad_root(root: Path, problem: str) -> SourceError:
+    return SourceError(
+        problem, kind="missing_root", path=root, hint="check data.root, --root or PDEBENCH_ROOT"
     )
 
 

@@ -1,0 +1,55 @@
+"""Options, markers that skip by themselves, Hypothesis profiles, and a factory of stores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from small_stores import MakeStore, Values, build, mixed_constants, mixed_values
+
+# The syncs of a busy disk take long, so no example has a deadline.
+settings.register_profile("default", max_examples=25, stateful_step_count=25, deadline=None)
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("nightly", max_examples=1000, stateful_step_count=60, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="also run tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reasons = {
+        "slow": "" if config.getoption("--run-slow") else "slow: run with --run-slow",
+        "interop": "" if "interop" in config.getoption("-m") else "interop: run by `make interop`",
+        "gpu": _no_gpu_reason() if any(item.get_closest_marker("gpu") for item in items) else "",
+    }
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _no_gpu_reason() -> str:
+    import torch  # seconds, so only where a test asks for a GPU
+
+    return "" if torch.cuda.is_available() else "gpu: no CUDA device"
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> MakeStore:
+    """Factory of finished stores in `tmp_path`; of `mixed_values` unless given others.
+
+    Options are those of `small_stores.begin`: constants, dims, identity, attrs, durability.
+    """
+
+    def make(values: Values | None = None, *, name: str = "burgers1d_train.zarr.zip", **options: Any) -> Path:
+        if values is None:
+            values = mixed_values()
+            options = {"constants": mixed_constants(), **options}
+        return build(tmp_path / name, values, **options)
+
+    return make

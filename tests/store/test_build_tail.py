@@ -1,0 +1,197 @@
+"""The build tail: header, owner, commit records; literal bytes, and what doesn't check (spec 6.2 to 6.4)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ups_store.build_tail import (
+    BUILDER_LOCK,
+    GATE_LOCK,
+    OWNER_NBYTES,
+    SAMPLE_LOCK,
+    Owner,
+    TailHeader,
+    is_committed,
+    pack_records,
+    parse_tail_header,
+)
+from ups_store.checksum import crc32c
+from ups_store.errors import FormatError
+from ups_store.layout import plan
+from ups_store.metadata import ArrayMeta
+
+ARRAYS = [ArrayMeta(name, (3,), "float64", ("sample",)) for name in ("nu", "u")]
+LAYOUT = plan(4096, [(meta, 300) for meta in ARRAYS], 3)
+BUILD_ID, BOOT_ID = bytes(range(16)), bytes(range(100, 116))
+HEADER = TailHeader.for_layout(LAYOUT, build_id=BUILD_ID, boot_id=BOOT_ID, is_lazy=False)
+SAMPLES = np.arange(3)
+CRCS = np.array([[1, 2], [0xDEADBEEF, 0], [0xFFFFFFFF, 7]], np.uint32)
+
+
+def refusal(raw: bytes) -> FormatError:
+    with pytest.raises(FormatError) as caught:
+        parse_tail_header(raw, LAYOUT, path="a.building")
+    assert (caught.value.kind, caught.value.clause, caught.value.path) == ("build_tail", "6.2", "a.building")
+    assert caught.value.byte_range == (LAYOUT.tail_offset, LAYOUT.tail_offset + 128)
+    return caught.value
+
+
+def resealed(raw: bytes, at: int, layout: str, *values: object) -> bytes:
+    """The header with other values and the checksum that belongs to them."""
+    body = bytearray(raw[:124])
+    struct.pack_into(f"<{layout}", body, at, *values)
+    return bytes(body) + struct.pack("<I", crc32c(bytes(body)))
+
+
+# --- header -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_header_has_literal_bytes(is_lazy: bool) -> None:
+    """Spec 6.2."""
+    raw = replace(HEADER, is_lazy=is_lazy).pack()
+    assert len(raw) == 128
+    assert raw[:16] == b"UPSBUILD" + bytes([1, 0, is_lazy, 0, 2, 0, 0, 0])
+    assert raw[16:48] == BUILD_ID + BOOT_ID
+    assert raw[48:68] == struct.pack("<QQI", 3, LAYOUT.file_nbytes, 16)
+    assert raw[68:124] == bytes(56)
+    assert raw[124:] == struct.pack("<I", crc32c(raw[:124]))
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_parse_tail_header_returns_what_was_packed(is_lazy: bool) -> None:
+    header = replace(HEADER, is_lazy=is_lazy)
+    assert parse_tail_header(header.pack() + bytes(3968), LAYOUT, path="a.building") == header
+
+
+@pytest.mark.parametrize("at", range(128))
+def test_parse_tail_header_refuses_a_flipped_byte(at: int) -> None:
+    raw = bytearray(HEADER.pack())
+    raw[at] ^= 0x40
+    error = refusal(bytes(raw))
+    assert ("magic" in error.problem) == (at < 8)
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 127])
+def test_parse_tail_header_refuses_a_cut_header(nbytes: int) -> None:
+    refusal(HEADER.pack()[:nbytes])
+
+
+@pytest.mark.parametrize("version", [0, 2, 0xFFFF])
+def test_parse_tail_header_refuses_another_version(version: int) -> None:
+    error = refusal(resealed(HEADER.pack(), 8, "H", version))
+    assert (error.expected, error.found) == (1, version)
+
+
+@pytest.mark.parametrize(
+    ("at", "layout", "value"),
+    [(12, "I", 1), (48, "Q", 4), (48, "Q", 1 << 63), (56, "Q", LAYOUT.file_nbytes + 1)],
+)
+def test_parse_tail_header_refuses_one_of_other_metadata(at: int, layout: str, value: int) -> None:
+    """Spec 6.5: the geometry comes from the metadata, and the header has to agree with it."""
+    error = refusal(resealed(HEADER.pack(), at, layout, value))
+    assert "doesn't belong to this metadata" in error.problem
+    assert error.expected == HEADER
+
+
+# --- owner and locks ----------------------------------------------------------------------------------
+
+
+def test_owner_has_literal_bytes() -> None:
+    """Spec 6.3."""
+    raw = Owner(0x01020304, "node7").pack()
+    assert raw == bytes.fromhex("0403020100000000 05000000") + b"node7" + bytes(239)
+    assert len(raw) == OWNER_NBYTES == 256
+
+
+@pytest.mark.parametrize("host", ["", "node7", "ü" * 10, "x" * 244])
+def test_owner_parse_returns_what_was_packed(host: str) -> None:
+    assert Owner.parse(Owner(12345, host).pack()) == Owner(12345, host)
+
+
+def test_owner_keeps_the_start_of_a_long_host_name() -> None:
+    assert Owner.parse(Owner(1, "x" * 300).pack()) == Owner(1, "x" * 244)
+
+
+@pytest.mark.parametrize("raw", [b"", bytes(11), bytes(256)])
+def test_owner_parse_of_nothing_written_is_none(raw: bytes) -> None:
+    assert Owner.parse(raw) is None
+
+
+def test_owner_parse_survives_a_wrong_length_and_wrong_text() -> None:
+    raw = struct.pack("<QI", 7, 0xFFFFFFFF) + b"\xff" * 244
+    assert Owner.parse(raw) == Owner(7, "\ufffd" * 244)
+
+
+def test_locks_lie_past_any_end_of_file() -> None:
+    """Spec 6.3."""
+    assert (BUILDER_LOCK, GATE_LOCK, SAMPLE_LOCK) == (1 << 62, (1 << 62) + 1, (1 << 62) + 2)
+
+
+# --- commit records -----------------------------------------------------------------------------------
+
+
+def test_commit_record_has_literal_bytes() -> None:
+    """Spec 6.4."""
+    raw = pack_records(HEADER, np.array([1]), CRCS[1:2]).tobytes()
+    body = b"CMIT" + bytes.fromhex("efbeadde 00000000")
+    assert raw == body + struct.pack("<I", crc32c(BUILD_ID + struct.pack("<Q", 1) + body))
+    assert len(raw) == LAYOUT.record_nbytes
+
+
+@pytest.mark.parametrize("num", [0, 1, 3, 63, 64, 65, 1000])
+def test_packed_records_are_commits(num: int) -> None:
+    """On both sides of the number of rows from which checksums are made column by column."""
+    samples = np.arange(num) * 1_000_003
+    records = pack_records(HEADER, samples, np.resize(CRCS, (num, 2)))
+    assert (records.shape, records.dtype) == ((num, 4), np.dtype("<u4"))
+    assert is_committed(HEADER, samples, records).tolist() == [True] * num
+
+
+def test_records_of_arrays_without_a_sample_axis_are_commits() -> None:
+    header = replace(HEADER, num_arrays=0)
+    records = pack_records(header, SAMPLES, np.zeros((3, 0), np.uint32))
+    assert records.shape == (3, 2)
+    assert is_committed(header, SAMPLES, records).all()
+
+
+@pytest.mark.parametrize("at", range(16))
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_record_with_a_flipped_byte_is_no_commit(at: int, mask: int) -> None:
+    records = pack_records(HEADER, SAMPLES, CRCS)
+    records.view(np.uint8)[1, at] ^= mask
+    assert is_committed(HEADER, SAMPLES, records).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+def test_empty_record_is_no_commit(fill: int) -> None:
+    records = np.full((3, 16), fill, np.uint8).view("<u4")
+    assert not is_committed(HEADER, SAMPLES, records).any()
+
+
+@pytest.mark.parametrize("nbytes", range(1, 16))
+def test_torn_record_is_no_commit(nbytes: int) -> None:
+    """However much of a record reached the disk before a crash, only the whole of it counts."""
+    raw = pack_records(HEADER, SAMPLES[:1], CRCS[:1]).tobytes()
+    torn = np.frombuffer(raw[:nbytes].ljust(16, b"\0"), "<u4").reshape(1, 4)
+    assert not is_committed(HEADER, SAMPLES[:1], torn).any()
+
+
+def test_record_of_another_build_is_no_commit() -> None:
+    records = pack_records(replace(HEADER, build_id=bytes(16)), SAMPLES, CRCS)
+    assert not is_committed(HEADER, SAMPLES, records).any()
+
+
+def test_record_of_another_sample_is_no_commit() -> None:
+    records = pack_records(HEADER, SAMPLES, CRCS)
+    assert is_committed(HEADER, SAMPLES, records[[1, 0, 2]]).tolist() == [False, False, True]
+
+
+def test_sample_number_counts_with_64_bits() -> None:
+    records = pack_records(HEADER, np.array([1 << 32]), CRCS[:1])
+    assert is_committed(HEADER, np.array([1 << 32]), records).all()
+    assert not is_committed(HEADER, np.array([0]), records).any()

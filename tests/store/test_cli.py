@@ -1,0 +1,426 @@
+"""`ups-store VERB`: output, exit codes, and messages instead of tracebacks."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeStore
+from rich.console import Console
+from small_stores import begin, mixed_values, samples_of
+
+import ups_store
+from ups_store import Store, cli, console
+from ups_store.console import format_age, format_nbytes
+
+VALUES = mixed_values()
+
+
+@dataclass
+class Result:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    """Run the command line in this process."""
+
+    def run(*args: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Result(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def rows_of(result: Result) -> list[str]:
+    """Lines of the output, with one space between words."""
+    return [" ".join(line.split()) for line in result.out.splitlines()]
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one byte of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def offset_of(path: Path, array: str) -> int:
+    """First byte of an array's first sample in the file."""
+    with ups_store.open(path) as store:
+        needle = store[array][0].tobytes()
+    return path.read_bytes().index(needle)
+
+
+# info
+
+
+def test_info_tells_arrays_identity_and_age(make_store: MakeStore, invoke: Invoke) -> None:
+    path = make_store(attrs={"channels": ["u", "p", "v", "w"], "[bold]": ":smile:"})
+    result = invoke("info", path)
+    assert (result.code, result.err) == (0, "")
+    assert "4 samples" in result.out
+    assert "written just now" in result.out
+    assert "fields (4, 5, 64, 4) float32 sample time x channel 5.1 kB 5.2 kB" in rows_of(result)
+    assert "t (5,) float32 time constant, 20 B -" in rows_of(result)
+    assert 'channels: ["u", "p", "v", "w"]' in result.out
+    assert "[bold]: :smile:" in result.out
+    assert 'latent: {"dim": 2, "len": 3}' in result.out
+    assert ups_store.open(path).config_hash in result.out
+
+
+def test_info_lines_stay_whole_where_nobody_reads_a_terminal(make_store: MakeStore, invoke: Invoke) -> None:
+    path = make_store(identity={"note": "word " * 100})
+    assert f"note: {'word ' * 100}".strip() in invoke("info", path).out.replace('"', "")
+
+
+def test_info_json_is_one_object_a_store(make_store: MakeStore, invoke: Invoke) -> None:
+    a, b = make_store(name="a.zarr.zip"), make_store({"nu": np.ones(3)}, name="b.zarr.zip")
+    first, second = invoke("info", a, b, "--json").json
+    assert (first["path"], first["num_samples"], first["nbytes"]) == (str(a), 4, a.stat().st_size)
+    assert first["arrays"]["fields"]["slot_nbytes"] == 5184
+    assert (second["path"], second["num_samples"], second["shared_samples"]) == (str(b), 3, {})
+
+
+def test_info_stats_shows_range_and_counts(make_store: MakeStore, invoke: Invoke) -> None:
+    values = {"nu": np.array([1.0, np.nan, 4.0]), "k": np.arange(3)}
+    result = invoke("info", "--stats", make_store(values))
+    assert "nu 1 4 2.5 1 0" in rows_of(result)
+    document = invoke("info", "--stats", "--json", make_store(values, name="b.zarr.zip")).json[0]
+    assert document["statistics"] == {
+        "nu": {"minimum": 1.0, "maximum": 4.0, "mean": 2.5, "num_nan": 1, "num_inf": 0}
+    }
+
+
+def test_info_of_several_stores_is_a_table(make_store: MakeStore, invoke: Invoke) -> None:
+    a, b = make_store(name="a.zarr.zip"), make_store({"nu": np.ones(3)}, name="b.zarr.zip")
+    result = invoke("info", a, b)
+    assert (result.code, result.err) == (0, "")
+    heading, first, second = result.out.splitlines()
+    assert heading.split()[:3] == ["store", "samples", "size"]
+    assert first.split()[:2] == [str(a), "4"]
+    assert "nu scalar" in second
+
+
+def test_info_warns_once_of_stores_that_share_samples(make_store: MakeStore, invoke: Invoke) -> None:
+    fields = np.arange(7 * 2000, dtype=np.float32).reshape(7, 2000)
+    a = make_store({"fields": fields[:4]}, name="a.zarr.zip", dims={})
+    b = make_store({"fields": fields[2:]}, name="b.zarr.zip", dims={})
+    result = invoke("info", a, b)
+    assert result.err == f"WARNING: 2 of the 4 samples of {a} are in {b} too\n"
+    first, second = invoke("info", a, b, "--json").json
+    assert (first["shared_samples"], second["shared_samples"]) == ({str(b): 2}, {str(a): 2})
+
+
+@pytest.mark.parametrize("suffix", ["", ".building"])
+def test_info_of_unfinished_store_tells_progress(tmp_path: Path, invoke: Invoke, suffix: str) -> None:
+    path = tmp_path / "s.zarr.zip"
+    with begin(path, VALUES) as writer:
+        writer.commit_many([0, 3], samples_of(VALUES, [0, 3]))
+        running = invoke("info", f"{path}{suffix}").out
+        assert invoke("info", f"{path}{suffix}", path, "--json").json[0]["build"]["num_committed"] == 2
+    ended = invoke("info", f"{path}{suffix}").out
+    owner = f"pid {os.getpid()} on {os.uname().nodename}"
+    assert f"unfinished: 2 of 4 samples committed, durable · being built by {owner}" in running
+    assert f"unfinished: 2 of 4 samples committed, durable · nobody builds it (last {owner})" in ended
+
+
+def test_info_verbose_shows_whole_identity(make_store: MakeStore, invoke: Invoke) -> None:
+    path = make_store()
+    assert "constants: {" not in invoke("info", path).out
+    assert "constants: {" in invoke("info", "-v", path).out
+
+
+# verify
+
+
+def test_verify_of_whole_stores_is_ok(make_store: MakeStore, invoke: Invoke) -> None:
+    a, b = make_store(name="a.zarr.zip"), make_store(name="b.zarr.zip")
+    result = invoke("verify", a, b, "--num-threads", 1)
+    assert (result.code, result.err) == (0, "")
+    first, second = result.out.splitlines()
+    assert first.startswith(f"{a}: ok · ")
+    assert "GB/s" in second
+
+
+def test_verify_names_every_damaged_place(make_store: MakeStore, invoke: Invoke) -> None:
+    path = make_store()
+    offset = offset_of(path, "fields")
+    flip(path, offset + 5184 + 7)
+    result = invoke("verify", path)
+    assert result.code == 1
+    place = f"array 'fields', sample 1, bytes {offset + 5184}..{offset + 5184 + 5120 + 4}: chunk_crc"
+    assert f"{path}: {place}" in result.out
+    assert "(spec 5.2)" in result.out
+    assert f"{path}: 1 damaged samples in array 'fields'" in result.out
+    assert f"{path}: DAMAGED, 1 problems" in result.out
+
+
+def test_verify_json_tells_place_and_verdict(make_store: MakeStore, invoke: Invoke) -> None:
+    path = make_store()
+    flip(path, offset_of(path, "fields"))
+    result = invoke("verify", path, "--json")
+    (document,) = result.json
+    assert result.code == 1
+    assert (document["path"], document["ok"], document["nbytes"]) == (str(path), False, path.stat().st_size)
+    problem = document["problems"][0]
+    assert (problem["array"], problem["sample"], problem["clause"]) == ("fields", 0, "5.2")
+
+
+def test_verify_shows_fifty_problems_and_counts_all(make_store: MakeStore, invoke: Invoke) -> None:
+    fields = np.arange(60 * 1200, dtype=np.float32).reshape(60, 1200)
+    path = make_store({"fields": fields}, dims={})
+    offset = offset_of(path, "fields")
+    for sample in range(60):
+        flip(path, offset + sample * 4864)
+    lines = invoke("verify", path).out.splitlines()
+    assert sum("chunk_crc" in line for line in lines) == 50
+    assert f"{path}: and 10 more problems; -v shows all" in lines
+    assert lines[-1].startswith(f"{path}: DAMAGED, 60 problems")
+    assert invoke("verify", "-v", path).out.count("chunk_crc") == 60
+    assert len(invoke("verify", path, "--json").json[0]["problems"]) == 60
+
+
+def test_verify_reports_what_cannot_be_opened_and_goes_on(
+    make_store: MakeStore, invoke: Invoke, tmp_path: Path
+) -> None:
+    good, bad = make_store(name="good.zarr.zip"), make_store(name="bad.zarr.zip")
+    flip(bad, bad.stat().st_size - 1)
+    result = invoke("verify", bad, tmp_path / "missing", tmp_path, good, "--json")
+    assert result.code == 1
+    assert [document["ok"] for document in result.json] == [False, False, False, True]
+    assert [document["error"]["kind"] for document in result.json[1:3]] == ["not_found", "not_a_file"]
+    assert f"error: {bad}: " in result.err
+
+
+def test_verify_shows_a_bar_on_a_terminal_only(
+    make_store: MakeStore, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_store(name="[red].zarr.zip")
+    terminal = io.StringIO()
+    monkeypatch.setattr(console, "console", Console(file=terminal, force_terminal=True, markup=False))
+    invoke("verify", path, "--json")
+    assert terminal.getvalue() == ""
+    invoke("verify", path)
+    assert "checking [red].zarr.zip" in terminal.getvalue()
+    assert "/s" in terminal.getvalue()
+
+
+# preview and diff
+
+
+def test_preview_writes_the_named_file(make_store: MakeStore, invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "picture.PNG"
+    result = invoke("preview", make_store(), "--sample", 1, "--array", "fields", "--out", out)
+    assert (result.code, result.out) == (0, f"{out}\n")
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_preview_names_the_file_after_the_store(
+    make_store: MakeStore, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    path = make_store()
+    names = [
+        invoke("preview", path).out,
+        invoke("preview", path, "--sample", 2, "--array", "mask").out,
+    ]
+    assert names == ["burgers1d_train.png\n", "burgers1d_train_mask_sample2.png\n"]
+    assert sorted(entry.name for entry in Path().iterdir()) == [name.strip() for name in names]
+
+
+def test_preview_never_writes_over_a_store(make_store: MakeStore, invoke: Invoke) -> None:
+    path = make_store()
+    before = path.read_bytes()
+    result = invoke("preview", path, "--out", path)
+    assert result.code == 2
+    assert ".png" in result.err
+    assert path.read_bytes() == before
+
+
+def test_preview_of_sample_that_is_not_there_fails(make_store: MakeStore, invoke: Invoke) -> None:
+    path = make_store()
+    result = invoke("preview", path, "--sample", 4)
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"error: {path}: no such sample: expected 0 <= index < 4, found 4\n"
+
+
+def test_diff_of_same_identity_is_0(make_store: MakeStore, invoke: Invoke) -> None:
+    a, b = make_store(name="a.zarr.zip"), make_store(name="b.zarr.zip")
+    assert invoke("diff", a, b).code == 0
+    assert invoke("diff", a, b).out == (
+        "identity: the same\nattributes, which are no part of it: the same\ncontent: the same\n"
+    )
+    other = make_store(mixed_values(seed=1), name="c.zarr.zip", constants={})
+    assert "content: different bytes" in invoke("diff", a, other).out
+
+
+def test_diff_shows_both_values_and_returns_7(make_store: MakeStore, invoke: Invoke) -> None:
+    a = make_store(name="a.zarr.zip", identity={"task": "x", "n": 1}, attrs={"split": "train"})
+    b = make_store(name="b.zarr.zip", identity={"task": "x", "n": [2]})
+    result = invoke("diff", a, b)
+    assert result.code == 7
+    assert result.out == (
+        "identity: 1 differences\n  content.n: 1 -> [2]\n"
+        'attributes, which are no part of it: 1 differences\n  split: "train" -> null\n'
+        "content: different bytes\n"
+    )
+    (document,) = invoke("diff", a, b, "--json").json
+    assert document["differences"] == {"content.n": [1, [2]]}
+    assert (document["same_identity"], document["same_content"]) == (False, False)
+
+
+def test_diff_of_unfinished_store_compares_identities_only(
+    make_store: MakeStore, tmp_path: Path, invoke: Invoke
+) -> None:
+    path = make_store(VALUES)
+    with begin(tmp_path / "other.zarr.zip", VALUES):
+        result = invoke("diff", path, tmp_path / "other.zarr.zip")
+    assert result.code == 0
+    assert "content: not compared, for one is unfinished" in result.out
+
+
+# exit codes and messages
+
+
+@pytest.mark.parametrize(
+    "args", [["bogus"], ["info"], ["verify", "--num-threads", "0", "x"], ["preview", "x", "--sample", "-1"]]
+)
+def test_bad_usage_is_2(invoke: Invoke, args: list[str]) -> None:
+    result = invoke(*args)
+    assert (result.code, result.out) == (2, "")
+    assert "Usage: ups-store" in result.err
+
+
+@pytest.mark.parametrize("args", [["--help"], ["info", "--help"], ["verify", "-h"]])
+def test_help_is_0(invoke: Invoke, args: list[str]) -> None:
+    result = invoke(*args)
+    assert result.code == 0
+    assert result.out.startswith("Usage: ups-store")
+
+
+def test_version_tells_program_and_format(invoke: Invoke) -> None:
+    result = invoke("--version")
+    assert result.code == 0
+    assert result.out.startswith("ups-store ")
+    assert result.out.endswith(", format 1.0\n")
+
+
+@pytest.mark.parametrize("verb", [["info"], ["verify"], ["preview"], ["diff", "other"]])
+def test_missing_store_is_one_line_and_1(invoke: Invoke, tmp_path: Path, verb: list[str]) -> None:
+    result = invoke(*verb, tmp_path / "missing.zarr.zip")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+
+
+def test_os_error_is_one_line_and_1(make_store: MakeStore, invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "missing" / "x.png"
+    result = invoke("preview", make_store(), "--out", out)
+    assert result.code == 1
+    assert result.err == f"error: {out}: no such file or directory\n"
+
+
+@pytest.mark.parametrize("args", [["-vv", "info"], ["info", "-vv"], ["info", "-v", "-v"]])
+def test_traceback_is_shown_for_vv_only(invoke: Invoke, tmp_path: Path, args: list[str]) -> None:
+    missing = tmp_path / "missing"
+    assert "Traceback" in invoke(*args, missing).err
+    assert "Traceback" not in invoke("info", "-v", missing).err
+
+
+def failing(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 5, "error: interrupted\n"),
+        (MemoryError(), 1, "error: out of memory\n"),
+        (ZeroDivisionError("oh"), 1, "error: unexpected ZeroDivisionError: oh; "),
+        (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: permission denied\n"),
+        (BrokenPipeError(32, "Broken pipe"), 1, ""),
+    ],
+    ids=["interrupt", "memory", "bug", "permission", "pipe"],
+)
+def test_any_error_is_a_message_and_its_exit_code(
+    make_store: MakeStore,
+    invoke: Invoke,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr(Store, "residency", failing(error))
+    monkeypatch.setattr(console, "_discard_stdout", lambda: None)
+    result = invoke("info", make_store())
+    assert result.code == code
+    assert result.err.startswith(message)
+    assert bool(result.err) == bool(message)
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("args", [["info"], ["info", "--json"], ["verify"]])
+def test_closed_pipe_ends_quietly(make_store: MakeStore, args: list[str]) -> None:
+    command = [sys.executable, "-m", "ups_store", *args, str(make_store())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['ups-store', '--help']\n"
+        "from ups_store.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'h5py', 'matplotlib', 'zarr', 'scipy', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (823_296, "823.3 kB"), (999_960, "1.0 MB"),
+     (3_300_000_000, "3.3 GB"), (5 * 10**15, "5000.0 TB")],
+)  # fmt: skip
+def test_bytes_are_written_for_people(nbytes: int, text: str) -> None:
+    assert format_nbytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "just now"), (9.9, "just now"), (59, "59 seconds ago"), (60, "1 minute ago"),
+     (200, "3 minutes ago"), (7200, "2 hours ago"), (86400, "1 day ago"), (864000, "10 days ago")],
+)  # fmt: skip
+def test_age_is_written_for_people(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text

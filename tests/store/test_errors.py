@@ -1,0 +1,125 @@
+"""The errors: sentences, attributes, places in the tree, pickling of every class."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+
+import ups_store
+from ups_store import errors
+from ups_store.errors import StoreError
+
+CLASSES = [
+    cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, StoreError)
+]  # so that no class is forgotten
+ALSO = {
+    "StoreNotFoundError": FileNotFoundError,
+    "ArrayNotFoundError": KeyError,
+    "SampleIndexError": IndexError,
+    "StoreClosedError": ValueError,
+    "SpecError": ValueError,
+    "ConfigError": ValueError,
+    "DiskFullError": OSError,
+}
+EXIT_CODES = {  # design brief, section 4
+    "SpecError": 2,
+    "ConfigError": 2,
+    "SourceError": 3,
+    "ReadTimeoutError": 4,
+    "BuildInterruptedError": 5,
+    "DiskFullError": 6,
+    "IdentityMismatchError": 7,
+    "BuildLockedError": 8,
+}
+VALUES = {
+    "path": "a.zarr.zip",
+    "array": "u",
+    "sample": 7,
+    "byte_range": (8192, 12288),
+    "clause": "5.2",
+    "expected": "1f2e3d4c",
+    "found": "99aabbcc",
+    "hint": "verify it",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({}, "crc32c"),
+        ({"path": "a.zip"}, "a.zip: crc32c"),
+        ({"path": Path("b") / "a.zip"}, "b/a.zip: crc32c"),
+        ({"array": "u"}, "array 'u': crc32c"),
+        ({"sample": 0}, "sample 0: crc32c"),
+        ({"byte_range": (0, 64)}, "bytes 0..64: crc32c"),
+        ({"expected": 1}, "crc32c: expected 1"),
+        ({"found": 0}, "crc32c: found 0"),
+        ({"expected": 1, "found": 0}, "crc32c: expected 1, found 0"),
+        ({"clause": "5.2"}, "crc32c (spec 5.2)"),
+        ({"hint": "verify it"}, "crc32c; verify it"),
+        (
+            VALUES,
+            "a.zarr.zip, array 'u', sample 7, bytes 8192..12288: crc32c: expected 1f2e3d4c, found 99aabbcc"
+            " (spec 5.2); verify it",
+        ),
+    ],
+)
+def test_sentence_says_where_what_and_what_to_do(values: dict[str, object], sentence: str) -> None:
+    assert str(StoreError("crc32c", **values)) == sentence  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_shows_its_sentence_whatever_its_other_base(cls: type[StoreError]) -> None:
+    """KeyError would show the repr of its argument, OSError its number."""
+    assert str(cls("no such thing", path="a.zip", hint="look")) == "a.zip: no such thing; look"
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_carries_what_it_knows(cls: type[StoreError]) -> None:
+    error = cls("crc32c", **VALUES)  # type: ignore[arg-type]
+    assert {key: getattr(error, key) for key in VALUES} == VALUES
+    assert (error.problem, error.kind) == ("crc32c", cls.kind)
+    assert cls("crc32c", kind="of_its_own").kind == "of_its_own"
+
+
+@pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_survives_pickling(cls: type[StoreError], copied) -> None:
+    """Errors of worker processes reach the user whole, attributes of single classes too."""
+    error = cls("crc32c", kind="of_its_own", **VALUES)  # type: ignore[arg-type]
+    error.differences = {"a.b": (1, 2)}  # type: ignore[attr-defined]
+    other = copied(error)
+    assert type(other) is cls
+    assert str(other) == str(error)
+    assert other.__dict__ == error.__dict__
+    assert other.args == error.args
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_is_also_what_callers_of_other_libraries_catch(cls: type[StoreError]) -> None:
+    builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    assert builtin is ALSO.get(cls.__name__, Exception)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_has_the_exit_code_of_its_kind(cls: type[StoreError]) -> None:
+    assert cls.exit_code == EXIT_CODES.get(cls.__name__, 1)
+
+
+def test_kinds_of_classes_are_distinct_and_end_in_error() -> None:
+    assert len({cls.kind for cls in CLASSES}) == len(CLASSES)
+    assert all(cls.__name__.endswith("Error") and cls.__doc__ for cls in CLASSES)
+
+
+def test_package_exports_every_error() -> None:
+    assert {cls.__name__ for cls in CLASSES} <= set(ups_store.__all__)
+
+
+def test_format_errors_are_caught_together() -> None:
+    assert issubclass(errors.TruncatedError, errors.FormatError)
+    assert issubclass(errors.VersionTooNewError, errors.FormatError)
+    assert issubclass(errors.ReadTimeoutError, errors.SourceError)

@@ -1,0 +1,280 @@
+"""`gather` against NumPy's indexing: every way of copying, every kind of output, windows over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from small_stores import assert_same_bits, build, mixed_values
+
+import ups_store
+from ups_store import SampleIndexError, SpecError, Store, gather
+from ups_store.metadata import dtype_of
+
+NUM_SAMPLES = 7
+SIZES = (1, 8, 4095, 4096, 4097, 8191, 8192, 8200, 20_000)  # around slots (4096) and the loop (LOOP_BYTES)
+ORDERS = {
+    "permuted": [5, 0, 6, 2, 1],
+    "repeated": [3, 3, 0, 3],
+    "single": [6],
+    "all": list(range(NUM_SAMPLES)),
+    "many": [1, 2] * 40,
+    "none": [],
+}
+
+
+def bytes_of(nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(nbytes).integers(0, 256, (NUM_SAMPLES, nbytes), np.uint8)
+
+
+VALUES = {f"u{nbytes}": bytes_of(nbytes) for nbytes in SIZES}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    path = build(tmp_path_factory.mktemp("gather") / "a.zarr.zip", VALUES, dims={})
+    with ups_store.open(path) as store:
+        yield store
+
+
+# --- every output, every way of copying -----------------------------------------------------------------
+
+
+def empty(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.full((num, nbytes), 0xAA, np.uint8)
+
+
+def with_gaps(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.full((num, -(-(nbytes + 4) // 64) * 64), 0xAA, np.uint8)[:, :nbytes]
+
+
+def transposed(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.full((nbytes, num), 0xAA, np.uint8).T
+
+
+def every_other(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.full((num, 2 * nbytes), 0xAA, np.uint8)[:, ::2]
+
+
+def reversed_rows(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.full((num, nbytes), 0xAA, np.uint8)[::-1]
+
+
+@pytest.mark.parametrize("loop_bytes", [1, gather.LOOP_BYTES, 1 << 30], ids=["loop", "default", "items"])
+@pytest.mark.parametrize("make", [None, empty, with_gaps, transposed, every_other, reversed_rows])
+@pytest.mark.parametrize("order", ORDERS)
+def test_gather_is_indexing_by_samples(
+    store: Store, monkeypatch: pytest.MonkeyPatch, order: str, make: Callable[..., Any], loop_bytes: int
+) -> None:
+    monkeypatch.setattr(gather, "LOOP_BYTES", loop_bytes)
+    indices = ORDERS[order]
+    out = None if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
+    batch = store.gather(indices, out=out)
+    assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
+    if out is not None:
+        assert all(batch[name] is out[name] for name in batch)
+
+
+def test_gather_into_what_an_earlier_call_returned_is_the_same_memory(store: Store) -> None:
+    out = store.gather([0, 1, 2, 3])
+    before = {name: value.ctypes.data for name, value in out.items()}
+    for indices in ([6, 5, 4, 3], [1, 1, 1, 1]):
+        batch = store.gather(indices, out=out)
+        assert {name: value.ctypes.data for name, value in batch.items()} == before
+        assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
+
+
+def test_gather_into_part_of_an_earlier_batch_leaves_the_rest(store: Store) -> None:
+    out = store.gather([0, 1, 2, 3])
+    store.gather([6, 5], out={name: value[1:3] for name, value in out.items()})
+    assert_same_bits(out, {name: value[[0, 6, 5, 3]] for name, value in VALUES.items()})
+
+
+@pytest.mark.parametrize("nbytes", [4096, 20_000])
+def test_gather_into_foreign_memory_leaves_its_gaps_alone(store: Store, nbytes: int) -> None:
+    """Also where the gaps are as wide as those of the file's slots."""
+    stride = store._catalog.layout.arrays[f"u{nbytes}"].stride
+    memory = np.full((3, stride), 0xAA, np.uint8)
+    store.gather([4, 2, 0], [f"u{nbytes}"], out={f"u{nbytes}": memory[:, :nbytes]})
+    assert (memory[:, :nbytes] == VALUES[f"u{nbytes}"][[4, 2, 0]]).all()
+    assert (memory[:, nbytes:] == 0xAA).all()
+
+
+def test_gather_of_samples_beyond_numpys_item_size_goes_without_slots(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "MAX_ITEM_BYTES", 5000)
+    batch = store.gather([3, 0])
+    assert_same_bits(batch, {name: value[[3, 0]] for name, value in VALUES.items()})
+    assert batch["u20000"].flags.c_contiguous
+    assert not batch["u4096"].flags.c_contiguous  # in slots
+
+
+def test_gather_returns_memory_of_its_own(store: Store) -> None:
+    batch = store.gather([0, 1])
+    for name, value in batch.items():
+        assert not np.shares_memory(value, store[name])
+        value[...] = 0
+    assert_same_bits(store.gather([0, 1]), {name: value[:2] for name, value in VALUES.items()})
+
+
+def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
+    assert list(store.gather([0], ["u8", "u1"])) == ["u8", "u1"]
+    assert store.gather([0], []) == {}
+
+
+def test_gather_makes_what_out_does_not_hold(store: Store) -> None:
+    out = {"u8": np.empty((1, 8), np.uint8)}
+    batch = store.gather([2], ["u8", "u1"], out=out)
+    assert batch["u8"] is out["u8"]
+    assert batch["u1"].tolist() == VALUES["u1"][[2]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("out", "found"),
+    [
+        (np.empty((2, 9), np.uint8), "writeable uint8 (2, 9)"),
+        (np.empty((3, 8), np.uint8), "writeable uint8 (3, 8)"),
+        (np.empty((2, 8), np.int8), "writeable int8 (2, 8)"),
+        (np.broadcast_to(np.uint8(0), (2, 8)), "read-only uint8 (2, 8)"),
+    ],
+)
+def test_gather_refuses_an_output_that_does_not_fit(store: Store, out: npt.NDArray[Any], found: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        store.gather([0, 1], ["u8"], out={"u8": out})
+    error = caught.value
+    assert (error.kind, error.array) == ("out", "u8")
+    assert (error.expected, error.found) == ("writeable uint8 (2, 8)", found)
+
+
+def test_gather_of_every_kind_of_array(tmp_path: Path) -> None:
+    values = mixed_values()
+    with ups_store.open(build(tmp_path / "a.zarr.zip", values)) as store:
+        out = None
+        for _ in range(2):  # into new memory, then into the same
+            out = store.gather(np.array([3, 1], np.uint8), out=out)
+            assert_same_bits(out, {name: value[[3, 1]] for name, value in values.items()})
+
+
+# --- windows over time ----------------------------------------------------------------------------------
+
+NUM_STEPS = 9
+TIMED = {
+    "fields": np.arange(4 * NUM_STEPS * 300, dtype=np.float32).reshape(4, NUM_STEPS, 300),
+    "late": np.arange(4 * 3 * NUM_STEPS, dtype=np.int16).reshape(4, 3, NUM_STEPS),
+    "latent": np.arange(4 * NUM_STEPS * 2).reshape(4, NUM_STEPS, 2).astype(dtype_of("bfloat16")),
+    "nu": np.arange(4.0),
+}
+TIMED_DIMS = {
+    "fields": ("sample", "time", "x"),
+    "late": ("sample", "face", "time"),
+    "latent": ("sample", "time", "width"),
+    "nu": ("sample",),
+}
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    path = build(tmp_path_factory.mktemp("windows") / "a.zarr.zip", TIMED, dims=TIMED_DIMS)
+    with ups_store.open(path) as store:
+        yield store
+
+
+def windows(indices: list[int], steps: list[range]) -> dict[str, npt.NDArray[Any]]:
+    """Windows by plain indexing."""
+    pairs = list(zip(indices, steps, strict=True))
+    return {
+        "fields": np.array([TIMED["fields"][i, list(s)] for i, s in pairs]),
+        "late": np.array([TIMED["late"][i][:, list(s)] for i, s in pairs]),
+        "latent": np.array([TIMED["latent"][i, list(s)] for i, s in pairs]),
+        "nu": TIMED["nu"][indices],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"start": 0, "length": 9}, [range(9), range(9)]),
+        ({"start": 2, "length": 3}, [range(2, 5), range(2, 5)]),
+        ({"start": 8, "length": 1}, [range(8, 9), range(8, 9)]),
+        ({"length": 4}, [range(4), range(4)]),
+        ({"start": [1, 5], "length": 4}, [range(1, 5), range(5, 9)]),
+        ({"start": np.array([5, 0], np.uint16), "length": 2}, [range(5, 7), range(2)]),
+        ({"start": [0, 2], "length": 3, "stride": 3}, [range(0, 7, 3), range(2, 9, 3)]),
+        ({"start": 1}, [range(1, 9), range(1, 9)]),
+        ({"start": [2, 6]}, [range(2, 5), range(6, 9)]),
+        ({"stride": 2}, [range(0, 9, 2), range(0, 9, 2)]),
+        ({"start": 1, "stride": 4}, [range(1, 9, 4), range(1, 9, 4)]),
+        ({"start": 3, "stride": 100}, [range(3, 4), range(3, 4)]),
+    ],
+)
+def test_windows_are_slices_over_time(timed: Store, options: dict[str, Any], steps: list[range]) -> None:
+    expected = windows([3, 1], steps)
+    assert_same_bits(timed.gather([3, 1], **options), expected)
+    for order in "CF":
+        out = {name: np.empty_like(value, order=order) for name, value in expected.items()}
+        assert_same_bits(timed.gather([3, 1], out=out, **options), expected)
+
+
+def test_windows_of_no_samples_are_empty(timed: Store) -> None:
+    for start in (0, [], np.zeros(0, np.int64)):
+        batch = timed.gather([], start=start, length=2)
+        assert {name: value.shape for name, value in batch.items()} == {
+            "fields": (0, 2, 300),
+            "late": (0, 3, 2),
+            "latent": (0, 2, 2),
+            "nu": (0,),
+        }
+
+
+def test_windows_do_not_write_into_the_slots_of_whole_samples(timed: Store) -> None:
+    whole = timed.gather([0, 1])
+    part = timed.gather([2, 3], start=0, length=9, out=whole)
+    assert_same_bits(part, windows([2, 3], [range(9)] * 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "found"),
+    [
+        ({"start": -1, "length": 2}, "steps 0..8", "-1..0"),
+        ({"start": 8, "length": 2}, "steps 0..8", "8..9"),
+        ({"start": [0, 7], "length": 3}, "steps 0..8", "0..9"),
+        ({"start": 0, "length": 5, "stride": 3}, "steps 0..8", "0..12"),
+        ({"start": 9}, "steps 0..8", "9..9"),
+        ({"start": [0, -2]}, "steps 0..8", "-2..8"),
+    ],
+)
+def test_windows_outside_the_time_steps_are_refused(
+    timed: Store, options: dict[str, Any], expected: str, found: str
+) -> None:
+    with pytest.raises(SampleIndexError) as caught:
+        timed.gather([0, 1], **options)
+    error = caught.value
+    assert (error.kind, error.array, error.expected, error.found) == ("window", "fields", expected, found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start": 0, "length": 0},
+        {"length": -1},
+        {"stride": 0},
+        {"start": 0.5},
+        {"start": [0, 1, 2], "length": 1},
+        {"start": [[0, 1]], "length": 1},
+        {"start": [True, False], "length": 1},
+    ],
+)
+def test_windows_without_meaning_are_refused(timed: Store, options: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        timed.gather([0, 1], **options)
+    assert (caught.value.kind, caught.value.array) == ("window", "fields")
+
+
+def test_windows_into_an_output_of_whole_samples_are_refused(timed: Store) -> None:
+    with pytest.raises(SpecError, match=r"expected writeable float32 \(1, 2, 300\)"):
+        timed.gather([0], ["fields"], length=2, out=timed.gather([0], ["fields"]))

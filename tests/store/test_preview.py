@@ -1,0 +1,307 @@
+"""`preview`: what a picture of one sample shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import numpy.typing as npt
+import pytest
+from conftest import MakeStore
+from matplotlib.figure import Figure
+from small_stores import begin, mixed_values, samples_of
+
+import ups_store
+from ups_store import ArrayNotFoundError, ArraySpec, NotCommittedError, SampleIndexError, SpecError, Store
+from ups_store.labelled_sample import label_sample
+from ups_store.preview import _colours, draw, save_preview
+
+X = np.linspace(0.5, 7.5, 8)
+COORDINATES = {"x": X, "y": np.arange(6) / 2, "z": np.arange(4.0), "t": np.arange(10) / 10}
+UNITS = {"x": "m", "t": "s", "u": "m/s"}
+SPACE_TIME = ("sample", "time", "x", "channel")
+
+
+def make_fields(
+    path: Path,
+    dims: Sequence[str],
+    *,
+    channels: Sequence[str] = (),
+    dtype: Any = np.float32,
+    without: Sequence[str] = (),
+    name: str = "fields",
+    extra: dict[str, npt.NDArray[Any]] | None = None,
+    **attrs: Any,
+) -> Store:
+    """A store of two samples of random numbers; `channel` has as many as there are names."""
+    lengths = {"sample": 2, "time": 10, "z": 4, "y": 6, "x": 8, "channel": len(channels) or 2}
+    values = np.random.default_rng(0).standard_normal([lengths.get(dim, 3) for dim in dims]).astype(dtype)
+    arrays = {name: values, **(extra or {})}
+    specs = {key: ArraySpec(value.shape, value.dtype) for key, value in arrays.items()}
+    specs[name] = ArraySpec(
+        values.shape, values.dtype, dims=dims, attrs={"channels": list(channels)} if channels else {}
+    )
+    constants = {key: points for key, points in COORDINATES.items() if key not in without}
+    with ups_store.create(path, specs, constants=constants, identity={}, attrs=attrs) as writer:
+        writer.commit_many([0, 1], arrays)
+        writer.finish()
+    return ups_store.open(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.zarr.zip"
+
+
+def images_of(figure: Figure) -> list[Any]:
+    figure.draw_without_rendering()
+    return [axes.images[0] for axes in figure.axes if axes.images]
+
+
+def labels_of(figure: Figure) -> list[tuple[str, str]]:
+    return [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+
+
+def test_space_time_sample_is_an_image_a_channel_with_time_upwards(path: Path) -> None:
+    store = make_fields(path, SPACE_TIME, channels=["u", "p"], units=UNITS)
+    figure = draw(label_sample(store, sample=1))
+    images = images_of(figure)
+    for c, image in enumerate(images):
+        np.testing.assert_array_equal(image.get_array(), store["fields"][1, :, :, c])
+        assert image.get_extent() == pytest.approx([0, 8, -0.05, 0.95])
+        assert image.origin == "lower"
+    assert labels_of(figure) == [("", "t [s]"), ("x [m]", "t [s]"), ("", "u [m/s]"), ("", "p [-]")]
+
+
+def test_axes_are_found_by_name_not_by_order(path: Path) -> None:
+    store = make_fields(path, ("sample", "channel", "x", "time"))
+    image = images_of(draw(label_sample(store)))[1]
+    np.testing.assert_array_equal(image.get_array(), store["fields"][0, 1].T)
+
+
+def test_title_names_task_sample_and_parameters(path: Path) -> None:
+    extra = {"nu": np.array([0.1, 0.01]), "beta": np.array([1, 4])}
+    store = make_fields(path, SPACE_TIME, extra=extra, task="burgers1d", split="val")
+    title = draw(label_sample(store, sample=1)).get_suptitle()
+    assert title == "burgers1d val · fields · sample 1 of 2 · beta = 4 · nu = 0.01"
+
+
+def test_frames_are_six_of_the_time_steps_with_one_scale_a_channel(path: Path) -> None:
+    store = make_fields(path, ("sample", "time", "y", "x", "channel"), channels=["u", "v"], units=UNITS)
+    figure = draw(label_sample(store))
+    images = images_of(figure)
+    steps = [0, 2, 4, 5, 7, 9]
+    assert [axes.get_title() for axes in figure.axes[:6]] == [f"t = {step / 10:g} s" for step in steps]
+    for image, step in zip(images[6:], steps, strict=True):
+        np.testing.assert_array_equal(image.get_array(), store["fields"][0, step, :, :, 1])
+        assert image.get_extent() == pytest.approx([0, 8, -0.25, 2.75])
+    assert len({image.get_clim() for image in images[:6]}) == 1
+    assert labels_of(figure)[6] == ("x [m]", "y [-]")
+
+
+def test_steady_field_without_time_and_channel_is_one_image(path: Path) -> None:
+    store = make_fields(path, ("sample", "y", "x"), name="coefficient", channels=())
+    figure = draw(label_sample(store))
+    (image,) = images_of(figure)
+    np.testing.assert_array_equal(image.get_array(), store["coefficient"][0])
+    assert labels_of(figure) == [("x [-]", "y [-]"), ("", "coefficient [-]")]
+    assert figure.axes[0].get_title() == ""
+
+
+def test_volume_is_shown_by_its_middle_plane(path: Path) -> None:
+    store = make_fields(path, ("sample", "time", "z", "y", "x", "channel"), channels=["u"])
+    figure = draw(label_sample(store))
+    np.testing.assert_array_equal(images_of(figure)[-1].get_array(), store["fields"][0, -1, 2, :, :, 0])
+    assert "plane z = 2" in figure.get_suptitle()
+
+
+def test_single_time_step_in_1d_is_a_line(path: Path) -> None:
+    store = make_fields(path, ("sample", "x"), name="u")
+    figure = draw(label_sample(store))
+    points, values = figure.axes[0].lines[0].get_data()
+    np.testing.assert_array_equal(points, X)
+    np.testing.assert_array_equal(values, store["u"][0])
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [(("sample", "time", "token", "width"), (10, 9)), (("sample", "token", "width"), (3, 3))],
+)
+def test_sample_of_unknown_axes_is_flattened(path: Path, dims: tuple[str, ...], shape: Any) -> None:
+    store = make_fields(path, dims, name="latent")
+    (image,) = images_of(draw(label_sample(store)))
+    np.testing.assert_array_equal(image.get_array(), store["latent"][0].reshape(shape))
+
+
+@pytest.mark.parametrize("dims", [("sample", "token"), ("sample",), ("sample", "channel")])
+def test_sample_of_one_unknown_axis_or_none_is_a_line(path: Path, dims: tuple[str, ...]) -> None:
+    store = make_fields(path, dims, name="weights")
+    (axes,) = draw(label_sample(store)).axes
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), np.atleast_1d(store["weights"][0]))
+
+
+@pytest.mark.parametrize("points", [None, np.zeros(8), np.r_[np.nan, X[1:]]])
+def test_axis_without_usable_coordinates_counts_points(path: Path, points: Any) -> None:
+    extra = {} if points is None else {"x": np.stack([points, points])}
+    store = make_fields(path, SPACE_TIME, without=["x"], extra=extra)
+    axis = label_sample(store).axes["x"]
+    assert axis.label == "x (index)"
+    assert axis.points.tolist() == list(range(8))
+
+
+def test_axis_with_coordinates_of_each_sample_uses_its_own(path: Path) -> None:
+    store = make_fields(path, SPACE_TIME, without=["x"], extra={"x": np.stack([X, 2 * X])})
+    assert label_sample(store, sample=1).axes["x"].points.tolist() == (2 * X).tolist()
+
+
+def test_uneven_coordinates_place_cells_where_they_are(path: Path) -> None:
+    store = make_fields(path, SPACE_TIME, without=["x"], extra={"x": np.geomspace([1, 1], 128, 8, axis=1)})
+    (mesh, *_) = draw(label_sample(store)).axes[0].collections
+    assert mesh.get_coordinates()[0, :, 0].tolist() == pytest.approx([0.5, 1.5, 3, 6, 12, 24, 48, 96, 160])
+
+
+def test_ragged_run_is_shown_up_to_its_last_valid_step(path: Path) -> None:
+    store = make_fields(path, SPACE_TIME, extra={"num_steps": np.array([10, 4])})
+    labelled = label_sample(store, sample=1)
+    assert labelled.values.shape[0] == len(labelled.axes["time"].points) == 4
+
+
+def test_channels_of_the_store_name_its_fields_only(path: Path) -> None:
+    store = make_fields(path, SPACE_TIME, extra={"force": np.zeros((2, 1))}, channels=(), task="a")
+    assert label_sample(store).channels == ("fields 0 [-]", "fields 1 [-]")
+    path.unlink()
+    store = make_fields(path, ("sample", "x", "channel"), name="other", **{"channels": ["u", "v"]})
+    assert label_sample(store).channels == ("u [-]", "v [-]")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "bool", "int8", "uint64"])
+def test_preview_of_every_kind_of_dtype_is_a_png(path: Path, dtype: str) -> None:
+    from ups_store.metadata import dtype_of
+
+    store = make_fields(path, SPACE_TIME, channels=["u"], dtype=np.float64)
+    values = np.abs(store["fields"]).astype(dtype_of(dtype))
+    path.unlink()
+    specs = {"fields": ArraySpec(values.shape, values.dtype, dims=SPACE_TIME)}
+    with ups_store.create(path, specs, identity={}) as writer:
+        writer.commit_many([0, 1], {"fields": values})
+        writer.finish()
+    with ups_store.open(path) as store:
+        save_preview(store, path.with_suffix(".png"))
+    height, width, _ = matplotlib.image.imread(path.with_suffix(".png")).shape
+    assert (width, height) == (960, 480)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_finite_values_are_grey_and_counted(make_store: MakeStore, tmp_path: Path, bad: float) -> None:
+    fields = np.linspace(-1, 1, 2 * 8 * 8, dtype=np.float32).reshape(2, 8, 8)
+    fields[0, :4] = bad
+    dims = {"fields": ("sample", "y", "x")}
+    with ups_store.open(make_store({"fields": fields}, dims=dims)) as store:
+        assert "32 NaN or Inf" in draw(label_sample(store)).get_suptitle()
+        save_preview(store, tmp_path / "bad.png")
+    picture = matplotlib.image.imread(tmp_path / "bad.png")[..., :3]
+    grey = np.all(np.abs(picture - 0.6) < 0.01, axis=-1)
+    lower, upper = grey[len(grey) // 2 :].mean(), grey[: len(grey) // 2].mean()
+    assert lower > 0.5
+    assert upper < 0.1
+
+
+@pytest.mark.parametrize("values", [[np.nan, np.inf], [-1.7e308, 1.7e308], [5e-324, 0], [1e16, 1e16 + 2]])
+def test_sample_of_extreme_values_is_drawn(
+    make_store: MakeStore, tmp_path: Path, values: list[float]
+) -> None:
+    fields = np.resize(values, (1, 5, 64))
+    with ups_store.open(make_store({"fields": fields}, dims={"fields": SPACE_TIME[:3]})) as store:
+        save_preview(store, tmp_path / "extreme.png")
+    assert (tmp_path / "extreme.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("values", "limits", "colours"),
+    [
+        (np.linspace(-1, 2, 10001), (-1.997, 1.997), "coolwarm"),
+        (np.linspace(1, 2, 10001), (1.001, 1.999), "viridis"),
+        (np.linspace(-0.1, 2, 10001), (-0.0979, 1.9979), "viridis"),
+        (np.r_[np.zeros(9999), 1e30, np.nan], (-1.0, 1.0), "viridis"),
+        (np.full(10, 5.0), (4.75, 5.25), "viridis"),
+        (np.full(10, np.nan), (0.0, 1.0), "viridis"),
+    ],
+    ids=["both_signs", "positive", "hardly_negative", "wild_value", "constant", "no_value"],
+)
+def test_colours_are_robust_and_symmetric_where_both_signs_matter(
+    values: npt.NDArray[np.float64], limits: tuple[float, float], colours: str
+) -> None:
+    low, high, name = _colours(values)
+    assert (low, high) == pytest.approx(limits)
+    assert name == colours
+
+
+def test_names_from_the_file_are_text_not_markup(path: Path, tmp_path: Path) -> None:
+    with make_fields(path, SPACE_TIME, channels=["$\\frac{", "[red]$x$"], task="$a_{$") as store:
+        save_preview(store, tmp_path / "markup.png")
+    assert (tmp_path / "markup.png").stat().st_size > 1000
+
+
+def test_dense_sample_is_thinned_out(make_store: MakeStore) -> None:
+    fields = np.zeros((1, 3, 5000, 1), np.float32)
+    with ups_store.open(make_store({"fields": fields})) as store:
+        (image,) = images_of(draw(label_sample(store)))
+    assert image.get_array().shape == (3, 1667)
+
+
+def test_default_array_is_fields_else_the_largest(make_store: MakeStore) -> None:
+    with ups_store.open(make_store()) as store:
+        assert " · fields · " in label_sample(store).title
+    with ups_store.open(make_store({"a": np.zeros((2, 3)), "b": np.zeros((2, 4))})) as store:
+        assert " · b · " in label_sample(store).title
+
+
+def test_unfinished_store_shows_its_first_committed_sample(tmp_path: Path) -> None:
+    path, values = tmp_path / "s.zarr.zip", mixed_values()
+    with begin(path, values) as writer:
+        writer.commit_many([2], samples_of(values, [2]))
+        with ups_store.open(path, partial=True) as store:
+            assert "sample 2 of 4" in label_sample(store).title
+            with pytest.raises(NotCommittedError):
+                label_sample(store, sample=0)
+
+
+def test_what_is_not_there_is_refused(make_store: MakeStore) -> None:
+    with ups_store.open(make_store()) as store:
+        with pytest.raises(SampleIndexError):
+            label_sample(store, sample=4)
+        with pytest.raises(ArrayNotFoundError):
+            label_sample(store, array="velocity")
+        with pytest.raises(SpecError, match="no sample axis"):
+            label_sample(store, array="x")
+        with pytest.raises(SpecError, match="no elements"):
+            label_sample(store, array="nothing")
+
+
+def test_store_without_samples_or_arrays_is_refused(make_store: MakeStore) -> None:
+    with (
+        ups_store.open(make_store(mixed_values(0), name="empty.zarr.zip")) as store,
+        pytest.raises(SampleIndexError),
+    ):
+        label_sample(store)
+
+
+def test_importing_preview_imports_no_matplotlib() -> None:
+    code = "import sys, ups_store.preview; print('matplotlib' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_drawing_leaves_pyplot_and_settings_alone(make_store: MakeStore, tmp_path: Path) -> None:
+    code = (
+        "import sys, matplotlib, ups_store, ups_store.preview as preview\n"
+        "before = matplotlib.rcParams.copy()\n"
+        "preview.save_preview(ups_store.open(sys.argv[1]), sys.argv[2])\n"
+        "print('matplotlib.pyplot' in sys.modules, before == matplotlib.rcParams.copy())"
+    )
+    command = [sys.executable, "-c", code, str(make_store()), str(tmp_path / "p.png")]
+    assert subprocess.check_output(command, text=True) == "False True\n"

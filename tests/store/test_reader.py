@@ -1,0 +1,339 @@
+"""Reading finished stores: views of the mapping, what stays valid for how long, typed refusals."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_stores import (
+    DIMS,
+    IDENTITY,
+    MakeStore,
+    assert_same_bits,
+    build,
+    mixed_constants,
+    mixed_values,
+    sample_of,
+)
+
+import ups_store
+from ups_store import (
+    FORMAT_VERSION,
+    ArrayNotFoundError,
+    FormatError,
+    SampleIndexError,
+    SpecError,
+    Store,
+    StoreClosedError,
+    StoreNotFoundError,
+    StoreReplacedError,
+    files,
+)
+from ups_store.identity import config_hash
+
+VALUES = mixed_values()
+
+
+@pytest.fixture
+def path(make_store: MakeStore) -> Path:
+    return make_store(attrs={"encoder": "grid"})
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with ups_store.open(path) as store:
+        yield store
+
+
+# --- views --------------------------------------------------------------------------------------------
+
+
+def test_arrays_are_read_only_views_of_the_mapped_file(store: Store) -> None:
+    mapped = np.frombuffer(store._map(), np.uint8)
+    for name in ("fields", "latent", "mask", "nu", "x", "t"):
+        view = store[name]
+        assert np.shares_memory(view, mapped)
+        assert store[name] is view
+        assert not view.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            view[...] = 0
+
+
+def test_views_hold_what_was_committed(store: Store) -> None:
+    assert_same_bits({name: store[name] for name in store.arrays}, VALUES)
+    assert_same_bits({name: store[name] for name in store.constants}, mixed_constants())
+
+
+@pytest.mark.parametrize("num_values", [1024, 1500, (1 << 18) + 3])
+def test_samples_are_contiguous_and_aligned(make_store: MakeStore, num_values: int) -> None:
+    """64 bytes, and whole pages from 1 MiB a sample on (spec 5.3)."""
+    values = {"fields": np.arange(3 * num_values, dtype=np.float32).reshape(3, num_values)}
+    path = make_store(values, dims={})
+    with ups_store.open(path) as store:
+        for sample in store["fields"]:
+            assert sample.flags.c_contiguous
+            assert sample.ctypes.data % (64 if sample.nbytes < 1 << 20 else 4096) == 0
+        assert store["fields"].ctypes.data % 4096 == 0
+
+
+def test_memory_changed_in_the_mapping_never_reaches_the_file(store: Store, path: Path) -> None:
+    before = path.read_bytes()
+    memory = np.frombuffer(store._map(), np.uint8)
+    memory[:] = 0
+    assert not store["fields"].any()
+    assert path.read_bytes() == before
+    assert store.verify().ok
+
+
+def test_sample_is_one_view_per_array(store: Store) -> None:
+    for index in (0, 3, np.int64(2)):
+        sample = store.sample(int(index))
+        assert_same_bits(sample, {name: np.asarray(v) for name, v in sample_of(VALUES, int(index)).items()})
+        assert sample["nu"].shape == ()
+        assert np.shares_memory(sample["fields"], store["fields"])
+        assert not sample["fields"].flags.writeable
+
+
+def test_opening_reads_no_more_of_a_larger_store(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_at, num_bytes = files.read_at, []
+
+    def counting(fd: int, offset: int, nbytes: int) -> bytes:
+        num_bytes.append(nbytes)
+        return read_at(fd, offset, nbytes)
+
+    totals = []
+    for num_samples in (10, 1000):
+        path = make_store({"nu": np.zeros(num_samples), "u": np.zeros((num_samples, 512))}, dims={})
+        monkeypatch.setattr(files, "read_at", counting)
+        ups_store.open(path).close()
+        monkeypatch.undo()
+        totals.append((len(num_bytes), sum(num_bytes)))
+        num_bytes.clear()
+    assert totals[1][0] == totals[0][0]
+    assert totals[1][1] < totals[0][1] + 8192  # alignment padding in the directory, not the 4 MB of samples
+
+
+# --- what a store tells -------------------------------------------------------------------------------
+
+
+def test_store_tells_what_it_was_created_with(store: Store, path: Path) -> None:
+    assert len(store) == 4
+    assert store.path == path
+    assert store.nbytes == path.stat().st_size
+    assert store.version == FORMAT_VERSION
+    assert store.attrs == {"encoder": "grid"}
+    assert store.identity["content"] == IDENTITY
+    assert store.config_hash == config_hash(store.identity)
+    assert store.committed.tolist() == [True] * 4
+    assert store.dims["fields"] == DIMS["fields"]
+    assert (store.dims["x"], store.dims["t"]) == (("x",), ("time",))
+    assert {name: tuple(spec.shape) for name, spec in store.arrays.items()} == {
+        name: value.shape for name, value in VALUES.items()
+    }
+    assert "fields" in store
+    assert "x" in store
+    assert "beta" not in store
+    assert repr(store).startswith(f"<ups_store.Store {path.name}: 4 samples; fields (4, 5, 64, 4) float32")
+
+
+def test_store_is_not_iterable_by_accident(store: Store) -> None:
+    with pytest.raises(TypeError):
+        iter(store)
+
+
+def test_store_created_from_a_store_is_the_same_file(store: Store, path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.zarr.zip"
+    dims = {name: store.dims[name] for name in store.constants}
+    options = {"identity": store.identity["content"], "attrs": store.attrs}
+    with ups_store.create(copy, store.arrays, constants=store.constants, dims=dims, **options) as writer:
+        writer.commit_many(range(len(store)), {name: store[name] for name in store.arrays})
+        writer.finish()
+    assert copy.read_bytes() == path.read_bytes()
+
+
+def test_residency_is_a_share_of_the_file(store: Store) -> None:
+    assert store["fields"].sum() == VALUES["fields"].sum()
+    assert 0 < store.residency() <= 1
+
+
+# --- what is refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [-1, 4, 2**40])
+def test_sample_outside_the_store_is_refused(store: Store, index: int) -> None:
+    for call in (store.sample, lambda i: store.gather([0, i])):
+        with pytest.raises(SampleIndexError) as caught:
+            call(index)
+        error = caught.value
+        assert (error.kind, error.expected, error.found) == ("index", "0 <= index < 4", index)
+        assert isinstance(error, IndexError)
+
+
+@pytest.mark.parametrize("indices", [[0.5], [True], "ab", [[0]], 1])
+def test_gather_refuses_what_is_no_row_of_integers(store: Store, indices: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        store.gather(indices)
+    assert caught.value.kind == "index"
+
+
+def test_unknown_array_is_refused_with_the_names_there_are(store: Store) -> None:
+    for call in (lambda: store["beta"], lambda: store.gather([0], ["beta"])):
+        with pytest.raises(ArrayNotFoundError, match="one of fields, latent, mask, nothing, nu") as caught:
+            call()
+        assert isinstance(caught.value, KeyError)
+
+
+def test_gather_of_a_constant_is_refused(store: Store) -> None:
+    with pytest.raises(SpecError, match="no sample axis") as caught:
+        store.gather([0], ["x"])
+    assert caught.value.array == "x"
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError) as caught:
+        ups_store.open(tmp_path / "none.zarr.zip")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert caught.value.path == str(tmp_path / "none.zarr.zip")
+
+
+def test_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError) as caught:
+        ups_store.open(tmp_path)
+    assert caught.value.kind == "not_a_file"
+
+
+def test_failed_open_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "bad.zarr.zip").write_bytes(bytes(5000))
+    (tmp_path / "worse.zarr.zip.building").write_bytes(bytes(5000))
+    before = os.listdir("/proc/self/fd")
+    for name in ("bad.zarr.zip", "worse.zarr.zip"):
+        with pytest.raises(FormatError):
+            ups_store.open(tmp_path / name, partial=True)
+    assert os.listdir("/proc/self/fd") == before
+
+
+# --- closing, replacing -------------------------------------------------------------------------------
+
+
+def test_closed_store_refuses_to_read(path: Path) -> None:
+    with ups_store.open(path) as store:
+        pass
+    store.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: store["fields"],
+        lambda: store.sample(0),
+        lambda: store.gather([0]),
+        lambda: store.constants,
+        store.residency,
+    ]
+    for call in calls:
+        with pytest.raises(StoreClosedError) as caught:
+            call()
+        assert caught.value.path == str(path)
+    assert len(store) == 4
+
+
+def test_views_outlive_the_store_and_its_file(path: Path) -> None:
+    with ups_store.open(path) as store:
+        fields, nu = store["fields"], store.sample(2)["nu"]
+    path.unlink()
+    assert fields.tobytes() == VALUES["fields"].tobytes()
+    assert nu == VALUES["nu"][2]
+
+
+def test_mapping_goes_with_the_last_view(path: Path) -> None:
+    store = ups_store.open(path)
+    view = store["fields"]
+    store.close()
+    assert str(path) in Path("/proc/self/maps").read_text()
+    del view
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_open_store_keeps_the_old_content_after_a_replacement(path: Path, store: Store) -> None:
+    build(path, mixed_values(seed=1), constants=mixed_constants())
+    assert_same_bits(store.gather(range(4)), VALUES)
+    with ups_store.open(path) as new:
+        assert_same_bits(new.gather(range(4)), mixed_values(seed=1))
+        assert new.fingerprint != store.fingerprint
+        assert new.config_hash == store.config_hash
+
+
+# --- other processes and threads ------------------------------------------------------------------------
+
+
+def test_pickled_store_opens_the_file_again(store: Store) -> None:
+    with pickle.loads(pickle.dumps(store)) as copy:
+        assert copy.path == store.path
+        assert_same_bits(copy.gather(range(4)), VALUES)
+
+
+def test_pickled_store_opens_a_rebuilt_file_of_the_same_content(store: Store, path: Path) -> None:
+    pickled = pickle.dumps(store)
+    build(path, VALUES, constants=mixed_constants(), attrs={"encoder": "grid"})
+    pickle.loads(pickled).close()
+
+
+@pytest.mark.parametrize("change", ["values", "identity"])
+def test_pickled_store_refuses_a_file_of_other_content(store: Store, path: Path, change: str) -> None:
+    pickled = pickle.dumps(store)
+    if change == "values":
+        build(path, mixed_values(seed=1), constants=mixed_constants(), attrs={"encoder": "grid"})
+    else:
+        build(path, VALUES, constants=mixed_constants(), identity={"other": 1})
+    with pytest.raises(StoreReplacedError) as caught:
+        pickle.loads(pickled)
+    assert caught.value.path == str(path)
+    with ups_store.open(path) as new:
+        assert caught.value.found == new.fingerprint
+
+
+def test_pickled_store_of_a_removed_file_is_not_found(store: Store, path: Path) -> None:
+    pickled = pickle.dumps(store)
+    path.unlink()
+    with pytest.raises(StoreNotFoundError):
+        pickle.loads(pickled)
+
+
+def total_of(store: Store) -> float:
+    return float(store.gather([3, 0], ["fields"])["fields"].sum())
+
+
+def total_in_forked_child(store: Store) -> float:
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.write(writing, repr(total_of(store)).encode())
+        os._exit(0)
+    os.wait()
+    return float(os.read(reading, 100))
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("work", [total_of, total_in_forked_child])
+def test_store_works_in_spawned_and_forked_children(store: Store, work: Callable[[Store], float]) -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(work, store).result(timeout=60) == total_of(store)
+
+
+def test_threads_read_the_same_from_one_store(store: Store) -> None:
+    def read(seed: int) -> bool:
+        order = np.random.default_rng(seed).integers(0, 4, 50)
+        batch = store.gather(order)
+        samples = [store.sample(int(i)) for i in order]
+        return all(
+            batch[name].tobytes() == VALUES[name][order].tobytes()
+            and np.array([sample[name] for sample in samples]).tobytes() == batch[name].tobytes()
+            for name in VALUES
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(40)))

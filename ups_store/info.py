@@ -1,0 +1,282 @@
+"""What a store is: `describe`, statistics of its arrays, and samples that two stores share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from ups_store import files
+from ups_store.array_spec import ArraySpec
+from ups_store.build_tail import BUILDER_LOCK
+from ups_store.building import read_owner
+from ups_store.checksum import crc32c
+from ups_store.layout import CHECKSUM_BYTES, slot_nbytes
+from ups_store.metadata import LARGE_SAMPLE_BYTES, dtype_name
+from ups_store.reader import Store
+from ups_store.recovery import building_path, read_building_file
+
+_BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
+_MIN_SAMPLE_BYTES = 64  # equal parameters are no sign of equal samples
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """One array.
+
+    Attributes:
+        shape: Whole shape, N first unless it is a constant.
+        dtype: Zarr data type name.
+        dims: Dimension names.
+        sample_nbytes: Payload bytes of one sample; of the whole array for a constant.
+        slot_nbytes: Bytes from one sample to the next in the file; None where samples have no slots.
+        attrs: Attributes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    dims: tuple[str, ...]
+    sample_nbytes: int
+    slot_nbytes: int | None
+    attrs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """State of an unfinished store.
+
+    Attributes:
+        num_committed: Samples that are there.
+        durability: "durable" or "lazy"; None once only its renaming is left.
+        is_running: Whether a builder holds its lock.
+        owner: Who built it last, "pid 7 on host"; None if nobody noted it.
+    """
+
+    num_committed: int
+    durability: str | None
+    is_running: bool
+    owner: str | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Range and non-finite values of one array.
+
+    Attributes:
+        minimum: Smallest finite value; None if there is none, as for the next two.
+        maximum: Largest finite value.
+        mean: Mean of the finite values; None also where their sum overflows float64.
+        num_nan: Number of NaN.
+        num_inf: Number of positive and negative infinities.
+    """
+
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    num_nan: int
+    num_inf: int
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What `describe` tells of a store.
+
+    Attributes:
+        path: The file; under its building name while it isn't finished.
+        format_version: "MAJOR.MINOR".
+        num_samples: N.
+        nbytes: Length of the finished file.
+        modified_s: When it was last written, seconds since the epoch.
+        resident_share: Share of the file in RAM, 0 to 1.
+        config_hash: sha256 of the identity.
+        fingerprint: Digest of the content; None while it isn't finished.
+        identity: What it was made from.
+        attrs: Attributes of the root group.
+        arrays: Arrays with a sample axis, by name.
+        constants: Arrays without one, by name.
+        build: State of an unfinished store; None of a finished one.
+        statistics: By array, where asked for.
+    """
+
+    path: Path
+    format_version: str
+    num_samples: int
+    nbytes: int
+    modified_s: float
+    resident_share: float
+    config_hash: str
+    fingerprint: str | None
+    identity: dict[str, Any]
+    attrs: dict[str, Any]
+    arrays: dict[str, ArrayInfo]
+    constants: dict[str, ArrayInfo]
+    build: BuildInfo | None
+    statistics: dict[str, Statistics] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values; the time as ISO 8601 in UTC."""
+        document = asdict(self)
+        modified = datetime.fromtimestamp(document.pop("modified_s"), UTC).isoformat(timespec="seconds")
+        return {**document, "path": str(self.path), "modified": modified}
+
+
+def describe(store: Store, *, statistics: bool = False, progress: Progress | None = None) -> StoreInfo:
+    """Describe a store, or what there is of an unfinished one.
+
+    Args:
+        store: Opened with `partial=True` it may be unfinished.
+        statistics: Whether to read all of it, a block at a time, for the statistics of its float arrays.
+        progress: Called with the number of bytes that were read for them since the last call.
+    """
+    is_published = store.fd < 0 and files.exists(store.path)
+    path = store.path if is_published else building_path(store.path)
+    return StoreInfo(
+        path=path,
+        format_version=f"{store.version[0]}.{store.version[1]}",
+        num_samples=len(store),
+        nbytes=store.nbytes,
+        modified_s=files.modified_s(path),
+        resident_share=store.residency(),
+        config_hash=store.config_hash,
+        fingerprint=store.fingerprint if is_published else None,
+        identity=dict(store.identity),
+        attrs=dict(store.attrs),
+        arrays={name: _array_info(spec) for name, spec in store.arrays.items()},
+        constants={name: _constant_info(view, store.dims[name]) for name, view in store.constants.items()},
+        build=None if is_published else _build_info(path, store),
+        statistics=_statistics(store, progress or (lambda nbytes: None)) if statistics else None,
+    )
+
+
+def _array_info(spec: ArraySpec) -> ArrayInfo:
+    nbytes = _sample_nbytes(spec)
+    slot = slot_nbytes(nbytes) if nbytes >= LARGE_SAMPLE_BYTES else None
+    dims = tuple(spec.dims or ())
+    return ArrayInfo(tuple(spec.shape), dtype_name(spec.dtype), dims, nbytes, slot, dict(spec.attrs or {}))
+
+
+def _constant_info(view: npt.NDArray[Any], dims: tuple[str, ...]) -> ArrayInfo:
+    return ArrayInfo(view.shape, dtype_name(view.dtype), dims, view.nbytes, None, {})
+
+
+def _sample_nbytes(spec: ArraySpec) -> int:
+    nbytes: int = math.prod(spec.shape[1:]) * spec.dtype.itemsize
+    return nbytes
+
+
+def _build_info(path: Path, store: Store) -> BuildInfo:
+    fd = files.open_existing(path)
+    try:
+        header = read_building_file(fd, path).header
+        owner = read_owner(fd, path) if header else None
+        # Shared and given back at once: a builder that starts meanwhile must not find it taken for long.
+        is_running = not files.try_lock(fd, BUILDER_LOCK, exclusive=False)
+    finally:
+        files.close(fd)
+    return BuildInfo(
+        num_committed=int(store.committed.sum()),
+        durability=None if header is None else "lazy" if header.is_lazy else "durable",
+        is_running=is_running,
+        owner=f"pid {owner.pid} on {owner.host}" if owner else None,
+    )
+
+
+def _statistics(store: Store, progress: Progress) -> dict[str, Statistics]:
+    samples = np.flatnonzero(store.committed)
+    chosen = [name for name, spec in store.arrays.items() if "float" in dtype_name(spec.dtype)]
+    return {name: _statistics_of(_blocks(store, name, samples), progress) for name in chosen}
+
+
+def _blocks(store: Store, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+    """All values of an array, flat, at most a block at a time: several samples, or a part of one."""
+    num_elements = math.prod(store.arrays[name].shape[1:])
+    step = _BLOCK_ELEMENTS // max(1, num_elements)
+    for first in range(0, len(samples), step) if step else ():
+        yield store.gather(samples[first : first + step], [name])[name].reshape(-1)
+    for sample in samples.tolist() if not step else ():
+        flat = store.sample(sample)[name].reshape(-1)
+        for first in range(0, num_elements, _BLOCK_ELEMENTS):
+            yield flat[first : first + _BLOCK_ELEMENTS]
+
+
+def _statistics_of(blocks: Iterator[npt.NDArray[Any]], progress: Progress) -> Statistics:
+    minimum, maximum, total = math.inf, -math.inf, 0.0
+    num_finite = num_nan = num_inf = 0
+    for block in blocks:
+        values = block.astype(np.float64)
+        finite = values[np.isfinite(values)]
+        num_finite += finite.size
+        num_nan += int(np.count_nonzero(np.isnan(values)))
+        num_inf += int(np.count_nonzero(np.isinf(values)))
+        minimum = min(minimum, float(finite.min(initial=math.inf)))
+        maximum = max(maximum, float(finite.max(initial=-math.inf)))
+        with np.errstate(over="ignore"):
+            total += float(finite.sum())
+        progress(block.nbytes)
+    if not num_finite:
+        return Statistics(None, None, None, num_nan, num_inf)
+    mean = total / num_finite if math.isfinite(total) else None
+    return Statistics(minimum, maximum, mean, num_nan, num_inf)
+
+
+def shared_samples(a: Store, b: Store) -> npt.NDArray[np.int64]:
+    """Samples of `a` that occur in `b` too, by their largest common array.
+
+    Samples are found by their checksums and then compared byte by byte, since checksums of different bytes
+    can be equal. Stores without a common array larger than a few parameters share nothing.
+
+    Args:
+        a: A finished store.
+        b: Another one.
+    Returns:
+        Sample numbers in `a`, sorted, shape (M,), int64.
+    """
+    name = _comparable_array(a, b)
+    if name is None:
+        return np.empty(0, np.int64)
+    left, right = a[name], b[name]
+    order = np.argsort(crcs := _checksums(right), kind="stable")
+    wanted = _checksums(left)
+    first, end = (np.searchsorted(crcs, wanted, side, sorter=order) for side in ("left", "right"))
+    found = [
+        i
+        for i in np.flatnonzero(first < end).tolist()
+        if any(_same_bytes(left[i], right[j]) for j in order[first[i] : end[i]].tolist())
+    ]
+    return np.array(found, np.int64)
+
+
+def _comparable_array(a: Store, b: Store) -> str | None:
+    """Name of the largest array that both stores have with samples of the same shape and dtype."""
+    common = {
+        name: _sample_nbytes(spec)
+        for name, spec in a.arrays.items()
+        if (other := b.arrays.get(name)) and (other.shape[1:], other.dtype) == (spec.shape[1:], spec.dtype)
+    }
+    largest = max(common, key=lambda name: common[name], default=None)
+    return largest if largest is not None and common[largest] >= _MIN_SAMPLE_BYTES else None
+
+
+def _checksums(view: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """CRC-32C of every sample, shape (N,): those behind the samples where there are slots (spec 5.3)."""
+    num, nbytes = len(view), view[:1].nbytes
+    if not num:
+        return np.empty(0, np.uint32)
+    if nbytes < LARGE_SAMPLE_BYTES:
+        return np.fromiter((crc32c(sample.tobytes()) for sample in view), np.uint32, num)
+    first = view[:1].reshape(-1).view(np.uint8)
+    slots = as_strided(first, (num, nbytes + CHECKSUM_BYTES), (view.strides[0], 1), writeable=False)
+    return np.ascontiguousarray(slots[:, nbytes:]).view("<u4").reshape(-1)
+
+
+def _same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))

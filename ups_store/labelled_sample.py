@@ -1,0 +1,162 @@
+"""One sample with its axes in order, their coordinates, channel names and units: what a picture shows.
+
+Coordinates come from the store's constants (or per-sample arrays) `x`, `y`, `z`, `t`, channel names from the
+attribute `channels`, units from the attribute `units`, a mapping from channel and coordinate names.
+Axes: T time steps, Z Y X space, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import SpecError
+from ups_store.gather import TIME_DIM
+from ups_store.reader import Store
+
+MAIN_ARRAY = "fields"
+_SPACE = ("z", "y", "x")
+_CHANNEL_DIMS = ("channel", "component")
+_MAX_PARAMETERS = 6  # in a title
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a picture.
+
+    Attributes:
+        name: Name of the coordinate.
+        unit: Its unit, "-" if none is known; None where only indices are known.
+        points: Where the values lie, shape (n,), float64, strictly monotonic.
+    """
+
+    name: str
+    unit: str | None
+    points: npt.NDArray[np.float64]
+
+    @property
+    def label(self) -> str:
+        """Label of the axis: "x [m]"."""
+        return f"{self.name} (index)" if self.unit is None else f"{self.name} [{self.unit}]"
+
+    def at(self, index: int) -> str:
+        """One place on it: "t = 0.25 s"."""
+        unit = f" {self.unit}" if self.unit not in (None, "-") else ""
+        return f"{self.name} = {self.points[index]:.4g}{unit}"
+
+
+@dataclass(frozen=True)
+class LabelledSample:
+    """One sample of an array.
+
+    Attributes:
+        values: A view; shape (T, Z, Y, X, C) with length 1 for axes that the array doesn't have, or, where
+            `is_flat`, as in the store.
+        axes: The axes that it has, by dimension, channels excepted; time only if it has several steps.
+        channels: C labels.
+        title: What it is, and its parameters.
+        is_flat: Whether it has axes whose meaning isn't known; then there are neither axes nor channels.
+    """
+
+    values: npt.NDArray[Any]
+    axes: Mapping[str, Axis]
+    channels: tuple[str, ...]
+    title: str
+    is_flat: bool = False
+
+    @property
+    def space(self) -> list[str]:
+        """The dimensions in space that it has, of "z", "y", "x"."""
+        return [dim for dim in _SPACE if dim in self.axes]
+
+
+def label_sample(store: Store, *, sample: int | None = None, array: str | None = None) -> LabelledSample:
+    """Take one sample of one array, with everything that the store says about it.
+
+    Args:
+        store: May be unfinished.
+        sample: Sample number; by default the first one that is committed.
+        array: Array name; by default "fields" if there is one, else the largest.
+    Raises:
+        SampleIndexError: If there is no such sample.
+        NotCommittedError: If it isn't committed yet.
+        ArrayNotFoundError: If there is no such array.
+        SpecError: If the array has no sample axis, or no elements.
+    """
+    committed = np.flatnonzero(store.committed)
+    number = sample if sample is not None else int(committed[0]) if len(committed) else 0
+    arrays = store.sample(number)
+    name = array if array is not None else _main_array(arrays)
+    if name not in arrays:
+        store[name]  # raises if there is none at all
+        raise SpecError("it has no sample axis", path=store.path, array=name, hint="choose another array")
+    if not arrays[name].size:
+        shape = arrays[name].shape
+        raise SpecError("it has no elements", path=store.path, array=name, found=f"shape {shape}")
+    title = _title(store, name, number, arrays)
+    dims = ["channel" if dim in _CHANNEL_DIMS else dim for dim in store.dims[name][1:]]
+    order = [dim for dim in (TIME_DIM, *_SPACE, "channel") if dim in dims]
+    if len(order) < len(dims) or not set(order) - {"channel"}:
+        return LabelledSample(arrays[name], {}, (), title, is_flat=True)
+    values = _ordered(arrays[name], dims, order)
+    if TIME_DIM in order and "num_steps" in arrays and arrays["num_steps"].shape == ():
+        values = values[: max(1, int(arrays["num_steps"]))]  # a ragged run has no valid frame behind it
+    units = _attribute(store, name, "units", dict) or {}
+    axes = {
+        dim: _axis(dim, num, store.constants | arrays, units)
+        for dim, num in zip((TIME_DIM, *_SPACE), values.shape[:4], strict=True)
+        if dim in order and (dim in _SPACE or num > 1)
+    }
+    return LabelledSample(values, axes, _channels(store, name, values.shape[4], units), title)
+
+
+def _main_array(arrays: Arrays) -> str:
+    return MAIN_ARRAY if MAIN_ARRAY in arrays else max(arrays, key=lambda name: arrays[name].nbytes)
+
+
+def _ordered(values: npt.NDArray[Any], dims: list[str], order: list[str]) -> npt.NDArray[Any]:
+    """The sample as (T, Z, Y, X, C)."""
+    missing = [axis for axis, dim in enumerate((TIME_DIM, *_SPACE, "channel")) if dim not in order]
+    return np.expand_dims(values.transpose([dims.index(dim) for dim in order]), missing)
+
+
+def _axis(dim: str, num: int, arrays: Arrays, units: Mapping[str, Any]) -> Axis:
+    name = "t" if dim == TIME_DIM else dim
+    found = arrays.get(name)
+    if found is not None and found.ndim == 1 and len(found) >= num:
+        points = found[:num].astype(np.float64)
+        steps = np.diff(points)
+        if np.isfinite(points).all() and ((steps > 0).all() or (steps < 0).all()):
+            return Axis(name, str(units.get(name, "-")), points)
+    return Axis(name, None, np.arange(num, dtype=np.float64))
+
+
+def _channels(store: Store, name: str, num: int, units: Mapping[str, Any]) -> tuple[str, ...]:
+    names = _attribute(store, name, "channels", list) or []
+    if len(names) != num:
+        names = [name] if num == 1 else [f"{name} {i}" for i in range(num)]
+    return tuple(f"{channel} [{units.get(str(channel), '-')}]" for channel in names)
+
+
+def _attribute(store: Store, name: str, key: str, kind: type) -> Any:
+    """An attribute of the array, else of the store, if it is of the kind."""
+    attrs = store.arrays[name].attrs or {}
+    if key not in attrs and (name == MAIN_ARRAY or key == "units"):  # the store's channels are its fields'
+        attrs = store.attrs
+    value = attrs.get(key)
+    return value if isinstance(value, kind) else None
+
+
+def _title(store: Store, name: str, sample: int, arrays: Arrays) -> str:
+    task = " ".join(str(store.attrs[key]) for key in ("task", "split") if key in store.attrs)
+    parts = [task or store.path.name, name, f"sample {sample} of {len(store)}"]
+    scalars = [key for key, value in arrays.items() if value.shape == () and key != name]
+    parts += [f"{key} = {arrays[key].item():.6g}" for key in scalars[:_MAX_PARAMETERS]]
+    num_bad = int(np.count_nonzero(~np.isfinite(arrays[name])))
+    return " · ".join([*parts, f"{num_bad:,} NaN or Inf"] if num_bad else parts)

@@ -1,0 +1,168 @@
+"""A store taken apart and put together again: to change one thing and keep everything else right."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ups_store.checksum import crc32
+from ups_store.identity import config_hash
+from ups_store.zip_records import (
+    ARCHIVE_COMMENT,
+    ROOT_NAME,
+    CentralRecord,
+    EndRecords,
+    Entry,
+    parse_directory,
+    parse_end,
+)
+
+Document = dict[str, Any]
+Edit = Callable[[Document], object]
+Builder = Callable[[bytes], bytes]
+
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Part:
+    """One entry of an archive.
+
+    Attributes:
+        name: Zarr key.
+        data: Its bytes.
+        alignment: Multiple that the data starts on; 1 means no padding field.
+        claimed_nbytes: Size that the records say, where it isn't the true one.
+    """
+
+    name: str
+    data: bytes
+    alignment: int = 1
+    claimed_nbytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the records of an archive stand, in bytes from its start.
+
+    Attributes:
+        records: Central directory records as read, in order.
+        local: First byte of every local header, by name.
+        central: First byte of every central record, by name.
+        end64: ZIP64 end record.
+        locator: ZIP64 end locator.
+        end: End record.
+    """
+
+    records: tuple[CentralRecord, ...]
+    local: dict[str, int]
+    central: dict[str, int]
+    end64: int
+    locator: int
+    end: int
+
+
+def find_places(good: bytes) -> Places:
+    """Where the records of a well-formed store stand."""
+    end = parse_end(good, len(good), path="store")
+    at, end64 = end.directory_offset, end.directory_offset + end.directory_nbytes
+    records = parse_directory(good[at:end64], end.num_entries, path="store")
+    central: dict[str, int] = {}
+    for record in records:
+        central[record.name] = at
+        name_nbytes, extra_nbytes = struct.unpack_from("<HH", good, at + 28)
+        at += 46 + name_nbytes + extra_nbytes
+    local = {record.name: record.offset for record in records}
+    return Places(tuple(records), local, central, end64, end64 + 56, end64 + 76)
+
+
+def data_offset(good: bytes, name: str) -> int:
+    """First byte of an entry's data, as its local header says."""
+    header = find_places(good).local[name]
+    name_nbytes, extra_nbytes = struct.unpack_from("<HH", good, header + 26)
+    return int(header + 30 + name_nbytes + extra_nbytes)
+
+
+def take_apart(good: bytes) -> list[Part]:
+    """The entries of a well-formed store, in file order."""
+    parts = []
+    for record in find_places(good).records:
+        start = data_offset(good, record.name)
+        padding = record.offset + 30 + len(record.name) + 20
+        alignment = struct.unpack_from("<H", good, padding + 4)[0] if padding < start else 1
+        parts.append(Part(record.name, good[start : start + record.nbytes], alignment))
+    return parts
+
+
+def put_together(parts: Sequence[Part], *, comment: bytes = ARCHIVE_COMMENT) -> bytes:
+    """An archive of these entries: offsets, paddings, CRC-32s and end records as the format wants them."""
+    body, central, offset = bytearray(), bytearray(), 0
+    for part in parts:
+        nbytes = len(part.data) if part.claimed_nbytes is None else part.claimed_nbytes
+        entry, crc = Entry(part.name, offset, nbytes, part.alignment), crc32(part.data)
+        body += entry.pack_local_header(crc) + part.data
+        central += entry.pack_central_record(crc)
+        offset = entry.end
+    end = EndRecords(len(parts), len(body), len(central), comment)
+    return bytes(body + central) + end.pack()
+
+
+def overwrite(good: bytes, offset: int, layout: str, *values: object) -> bytes:
+    """A copy with `values`, packed by `struct` as little-endian `layout`, at `offset`."""
+    changed = bytearray(good)
+    struct.pack_into(f"<{layout}", changed, offset, *values)
+    return bytes(changed)
+
+
+def read_document(parts: Sequence[Part], name: str) -> Document:
+    """The JSON document of a metadata entry."""
+    document: Document = json.loads(next(part.data for part in parts if part.name == name))
+    return document
+
+
+def replace_data(parts: Sequence[Part], name: str, data: bytes) -> list[Part]:
+    """The same parts with other data in one of them."""
+    return [replace(part, data=data) if part.name == name else part for part in parts]
+
+
+def edit_document(parts: Sequence[Part], name: str, edit: Edit) -> list[Part]:
+    """The same parts with an edited JSON document; whatever `json` can write, also what no store may hold."""
+    document = read_document(parts, name)
+    edit(document)
+    return replace_data(parts, name, document_bytes(document, name))
+
+
+def document_bytes(document: Document, name: str) -> bytes:
+    """Text of a metadata entry: sorted keys, no white space; the root group's padded to whole pages."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    raw = text.encode(errors="surrogatepass")
+    return raw + b" " * (-len(raw) % _PAGE_BYTES) if name == ROOT_NAME else raw
+
+
+def edit_identity(parts: Sequence[Part], edit: Edit) -> list[Part]:
+    """The same parts with an edited identity document, and the hash that belongs to it."""
+
+    def edit_both(root: Document) -> None:
+        ours = root["attributes"]["ups_store"]
+        edit(ours["identity"])
+        ours["config_hash"] = config_hash(ours["identity"])
+
+    return edit_document(parts, ROOT_NAME, edit_both)
+
+
+def edit_shape(parts: Sequence[Part], array: str, shape: Sequence[int]) -> list[Part]:
+    """The same parts with another shape of an array, in its `zarr.json` and in the identity."""
+
+    def edit_metadata(document: Document) -> None:
+        chunk_shape = [max(1, n) for n in shape]
+        document["shape"] = list(shape)
+        document["chunk_grid"]["configuration"]["chunk_shape"] = chunk_shape
+        for codec in document["codecs"]:
+            if codec["name"] == "sharding_indexed":
+                codec["configuration"]["chunk_shape"] = [1, *chunk_shape[1:]]
+
+    edited = edit_document(parts, f"{array}/{ROOT_NAME}", edit_metadata)
+    return edit_identity(edited, lambda identity: identity["arrays"][array].update(shape=list(shape)))

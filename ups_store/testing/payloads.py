@@ -1,0 +1,116 @@
+"""Files that open, and that `verify` finds damage in: every address is right, some byte isn't (spec 7.6)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from ups_store.checksum import crc32c
+from ups_store.testing.archive import (
+    Builder,
+    Document,
+    Part,
+    data_offset,
+    edit_document,
+    find_places,
+    overwrite,
+    put_together,
+    replace_data,
+    take_apart,
+)
+from ups_store.testing.sample_store import CONSTANT, FLAGS, LARGE, NUM_SAMPLES, SMALL
+from ups_store.zip_records import ARCHIVE_COMMENT, ROOT_NAME
+
+_SMALL_ARRAY = f"{SMALL}/{ROOT_NAME}"
+_LARGE_KEY, _SMALL_KEY = f"{LARGE}/c/0/0/0", f"{SMALL}/c/0"
+_FLAGS_KEY, _CONSTANT_KEY = f"{FLAGS}/c/0/0", f"{CONSTANT}/c/0"
+_SAMPLE_NBYTES, _SLOT_NBYTES = 5120, 5184
+_INDEX = NUM_SAMPLES * _SLOT_NBYTES
+
+
+def _data(name: str, change: Callable[[bytes], bytes]) -> Builder:
+    """Other data of an entry; its CRC-32 follows, so only checksums inside the data can tell."""
+
+    def build(good: bytes) -> bytes:
+        parts = take_apart(good)
+        data = next(part.data for part in parts if part.name == name)
+        return put_together(replace_data(parts, name, change(data)))
+
+    return build
+
+
+def _byte(name: str, at: int, value: int) -> Builder:
+    """Overwrite one byte of an entry's data in place; nothing follows."""
+    return lambda good: overwrite(good, data_offset(good, name) + at, "B", value)
+
+
+def _with_checksum(payload: bytes) -> bytes:
+    return payload + struct.pack("<I", crc32c(payload))
+
+
+def _in_header(name: str, offset: int, layout: str, *values: object) -> Builder:
+    """Overwrite fields of a local header, which only streaming readers look at."""
+
+    return lambda good: overwrite(good, find_places(good).local[name] + offset, layout, *values)
+
+
+def _index_of_sample_0_twice(data: bytes) -> bytes:
+    index = struct.pack("<6Q", *(0, _SAMPLE_NBYTES + 4) * 2, 2 * _SLOT_NBYTES, _SAMPLE_NBYTES + 4)
+    return data[:_INDEX] + _with_checksum(index)
+
+
+def _bool_of_2(data: bytes) -> bytes:
+    return _with_checksum(b"\2" + data[1:-4])
+
+
+def _another_constant(data: bytes) -> bytes:
+    return _with_checksum(bytes(len(data) - 4))
+
+
+DAMAGED: dict[str, Builder] = {
+    "payload_of_large_array": _byte(_LARGE_KEY, _SLOT_NBYTES + 100, 0xFF),
+    "payload_of_small_array": _byte(_SMALL_KEY, 0, 0xFF),
+    "payload_with_crc_of_entry": _data(_LARGE_KEY, lambda data: b"\xff" + data[1:]),
+    "slot_checksum": _byte(_LARGE_KEY, _SAMPLE_NBYTES, 0xFF),
+    "slot_padding": _data(_LARGE_KEY, lambda data: data[:5124] + b"\1" + data[5125:]),
+    "index_checksum": _byte(_LARGE_KEY, _INDEX + 16 * NUM_SAMPLES, 0xFF),
+    "index_with_one_sample_twice": _data(_LARGE_KEY, _index_of_sample_0_twice),
+    "chunk_checksum": _data(_SMALL_KEY, lambda data: data[:-4] + b"\0\0\0\0"),
+    "boolean_of_2": _data(_FLAGS_KEY, _bool_of_2),
+    "constant_of_another_identity": _data(_CONSTANT_KEY, _another_constant),
+    "magic_of_root_header": _in_header(ROOT_NAME, 0, "4s", b"PK\0\0"),
+    "magic_of_data_header": _in_header(_LARGE_KEY, 0, "4s", b"PK\0\0"),
+    "time_in_header": _in_header(_LARGE_KEY, 10, "H", 1),
+    "padding_not_zero": _in_header(_SMALL_KEY, 30 + len(_SMALL_KEY) + 20 + 6, "B", 1),
+    "crc_in_directory": lambda good: overwrite(good, find_places(good).central[_LARGE_KEY] + 16, "I", 0),
+    "attributes_with_integer_of_60_bits": _data(
+        _SMALL_ARRAY, lambda text: text.replace(b'"m2 s-1"', b"1152921504606846976")
+    ),
+    "metadata_with_white_space": _data(_SMALL_ARRAY, lambda text: text.replace(b":", b": ", 1)),
+    "metadata_with_a_key_twice": _data(
+        _SMALL_ARRAY, lambda text: text.replace(b"{", b'{"zarr_format":3,', 1)
+    ),
+}
+
+
+def _newer(good: bytes) -> list[Part]:
+    return edit_document(
+        take_apart(good), ROOT_NAME, lambda root: root["attributes"]["ups_store"].update(format_version="1.7")
+    )
+
+
+def _newer_with_key(good: bytes) -> bytes:
+    def add_key(root: Document) -> None:
+        root["attributes"]["ups_store"]["statistics"] = {LARGE: {"max": 1}}
+
+    return put_together(edit_document(_newer(good), ROOT_NAME, add_key))
+
+
+_LONG_COMMENT = ARCHIVE_COMMENT[:-1] + b',"more":"' + b"x" * 4000 + b'"}'
+
+NEWER_MINOR: dict[str, Builder] = {
+    "newer_minor_version": lambda good: put_together(_newer(good)),
+    "newer_minor_with_a_key": _newer_with_key,
+    "newer_minor_with_an_entry": lambda good: put_together([*_newer(good), Part("v/zarr.json", b"{}")]),
+    "newer_minor_with_a_comment": lambda good: put_together(_newer(good), comment=_LONG_COMMENT),
+}

@@ -1,0 +1,34 @@
+"""The store that the corpus of malformed files is made from: every kind of array, a few kilobytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import ups_store
+
+NUM_SAMPLES = 3
+LARGE, SMALL, FLAGS, EMPTY, CONSTANT = "u", "nu", "mask", "empty", "x"
+
+
+def write_sample_store(path: Path) -> Path:
+    """Write it: 3 samples, a large array, small ones, a boolean one, one without elements, a constant."""
+    arrays = {
+        LARGE: ups_store.ArraySpec((NUM_SAMPLES, 40, 32), "float32", dims=("sample", "time", "x")),
+        SMALL: ups_store.ArraySpec((NUM_SAMPLES,), "float64", attrs={"units": "m2 s-1"}),
+        FLAGS: ups_store.ArraySpec((NUM_SAMPLES, 4), "bool"),
+        EMPTY: ups_store.ArraySpec((NUM_SAMPLES, 0), "int16"),
+    }
+    values = {
+        LARGE: np.arange(NUM_SAMPLES * 40 * 32, dtype=np.float32).reshape(NUM_SAMPLES, 40, 32),
+        SMALL: np.array([0.1, 0.01, 0.001]),
+        FLAGS: np.arange(NUM_SAMPLES * 4).reshape(NUM_SAMPLES, 4) % 3 == 0,
+        EMPTY: np.zeros((NUM_SAMPLES, 0), np.int16),
+    }
+    x = np.linspace(0.0, 1.0, 32)
+    with ups_store.create(
+        path, arrays, constants={CONSTANT: x}, identity={"task": "sample"}, attrs={"title": "sample"}
+    ) as writer:
+        writer.commit_many(range(NUM_SAMPLES), values)
+        return writer.finish()
