@@ -14,6 +14,7 @@ import typer
 import ups_store
 from ups_store.console import (
     Verbose,
+    format_age,
     format_nbytes,
     is_verbose,
     log,
@@ -23,7 +24,7 @@ from ups_store.console import (
     results,
     run,
 )
-from ups_store.errors import StoreError
+from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.identity import differences
 
 if TYPE_CHECKING:
@@ -258,6 +259,35 @@ def _show_differences(differing: Differences, attrs: Differences, same_content: 
     print(f"content: {verdict[same_content]}")
 
 
+@app.command()
+def gc(
+    folder: Annotated[Path, typer.Argument(help="folder of the stores")] = Path("cache"),
+    delete: Annotated[bool, typer.Option("--delete", help="remove what can't be continued")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="with --delete: unfinished stores too, with their samples")
+    ] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List what dead builders left in a folder; remove it on request. Files of living ones are left alone."""
+    from ups_store.garbage import find_garbage, remove_garbage
+
+    if unfinished and not delete:
+        raise ConfigError("--unfinished has no effect", expected="--delete beside it")
+    if not folder.is_dir():
+        raise StoreNotFoundError("no such folder", path=folder)
+    kinds = {"temporary", "damaged", "unfinished"} if unfinished else {"temporary", "damaged"}
+    for garbage in find_garbage(folder):
+        is_removed = delete and garbage.kind in kinds and remove_garbage(garbage)
+        if as_json:
+            print_json({**asdict(garbage), "removed": is_removed})
+            continue
+        committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
+        what = f"{garbage.kind}{committed if garbage.kind == 'unfinished' else ''}"
+        size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
+        print(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
+
+
 def main() -> NoReturn:
     """Entry point of `ups-store` and `python -m ups_store`."""
-    run(lambda: app(standalone_mode=False))
+    run(lambda: app(prog_name="ups-store", standalone_mode=False))

@@ -101,7 +101,7 @@ def create(
     for _ in range(_MAX_ROUNDS):
         try:
             writer = _create_or_resume(target, planned, durability == "lazy", on_mismatch == "restart")
-        except (FileExistsError, StoreReplacedError, StoreNotFoundError):
+        except (FileExistsError, FileNotFoundError, StoreReplacedError):
             continue
         if not writer.is_finished:  # then there is no tail, and the file must keep its length
             write_owner(writer.building, Owner(os.getpid(), socket.gethostname()))

@@ -222,6 +222,13 @@ def lock(
         time.sleep(_LOCK_POLL_S)
 
 
+def is_locked(fd: int, offset: int, length: int = 1) -> bool:
+    """Whether another open file holds a lock on any of the bytes; takes none itself."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, length, 0)
+    kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    return bool(kind != fcntl.F_UNLCK)
+
+
 def unlock(fd: int, offset: int, length: int = 1) -> None:
     """Release bytes that `lock` or `try_lock` took."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, length, 0))

@@ -178,8 +178,7 @@ def _build_info(path: Path, store: Store) -> BuildInfo:
     try:
         header = read_building_file(fd, path).header
         owner = read_owner(fd, path) if header else None
-        # Shared and given back at once: a builder that starts meanwhile must not find it taken for long.
-        is_running = not files.try_lock(fd, BUILDER_LOCK, exclusive=False)
+        is_running = files.is_locked(fd, BUILDER_LOCK)
     finally:
         files.close(fd)
     return BuildInfo(

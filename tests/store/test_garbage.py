@@ -1,0 +1,74 @@
+"""`gc`: what dead builders left is found, what living ones work on is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ups_store
+from ups_store import files
+from ups_store.cli import app
+from ups_store.garbage import find_garbage, remove_garbage
+
+ARRAYS = {"u": ups_store.ArraySpec((3, 4), "float32")}
+
+
+def _leave(folder: Path, kind: str) -> Path:
+    """Leave a file of a kind behind, as a builder would that died."""
+    path = folder / "a.zarr.zip"
+    with ups_store.create(path, ARRAYS, identity={}) as writer:
+        writer.commit(1, {"u": np.ones(4, "float32")})
+    building = path.with_name("a.zarr.zip.building")
+    if kind == "unfinished":
+        return building
+    if kind == "damaged":
+        with building.open("r+b") as file:
+            file.truncate(files.size(file.fileno()) - 1)
+        return building
+    return building.rename(path.with_name(f"a.zarr.zip.building.{'0123456789abcdef'}"))
+
+
+@pytest.mark.parametrize("kind", ["unfinished", "damaged", "temporary"])
+def test_gc_finds_and_removes_each_kind(tmp_path: Path, kind: str) -> None:
+    left = _leave(tmp_path, kind)
+    (tmp_path / "a.zarr.zip.building.txt").write_text("not ours")
+    (found,) = find_garbage(tmp_path)
+    assert (found.path, found.kind) == (left, kind)
+    assert (found.num_committed, found.num_samples) == ((1, 3) if kind == "unfinished" else (0, 0))
+    assert found.nbytes == left.stat().st_size
+    assert remove_garbage(found)
+    assert not left.exists()
+
+
+def test_gc_leaves_the_file_of_a_living_builder(tmp_path: Path) -> None:
+    with ups_store.create(tmp_path / "a.zarr.zip", ARRAYS, identity={}):
+        assert find_garbage(tmp_path) == []
+    (found,) = find_garbage(tmp_path)
+    with ups_store.create(tmp_path / "a.zarr.zip", ARRAYS, identity={}) as writer:
+        assert not remove_garbage(found), "a builder took it up after it was found"
+        writer.commit_many(range(3), {"u": np.zeros((3, 4), "float32")})
+        writer.finish()
+
+
+def test_gc_command_deletes_unfinished_only_on_demand(tmp_path: Path) -> None:
+    left = _leave(tmp_path, "unfinished")
+    runner = CliRunner()
+    listed = runner.invoke(app, ["gc", str(tmp_path)])
+    assert "unfinished, 1 of 3 samples committed" in listed.stdout
+    assert "removed" not in runner.invoke(app, ["gc", str(tmp_path), "--delete"]).stdout
+    assert left.exists()
+    gone = runner.invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished", "--json"])
+    assert json.loads(gone.stdout)["removed"] is True
+    assert not left.exists()
+
+
+def test_gc_command_refuses_missing_folder_and_flag_without_effect(tmp_path: Path) -> None:
+    runner = CliRunner()
+    missing = runner.invoke(app, ["gc", str(tmp_path / "none")])
+    assert isinstance(missing.exception, ups_store.StoreNotFoundError)
+    useless = runner.invoke(app, ["gc", str(tmp_path), "--unfinished"])
+    assert isinstance(useless.exception, ups_store.ConfigError)
