@@ -6,6 +6,7 @@ collect that group but never load it: there `import ups_store.zarr_bfloat16` reg
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsFloat, SupportsIndex, overload
 
@@ -115,7 +116,7 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
             return self.cast_scalar(data)
         if isinstance(data, str) and data in _BITS_OF:
             return _from_bits(_BITS_OF[data])
-        if isinstance(data, str) and len(data) == 6 and data.startswith("0x"):
+        if isinstance(data, str) and re.fullmatch("0x[0-9a-fA-F]{4}", data):
             return _from_bits(int(data, 16))
         expected = "a number, 'NaN', 'Infinity', '-Infinity' or '0x' and 4 hexadecimal digits"
         raise TypeError(f"fill value {data!r}: expected {expected}")

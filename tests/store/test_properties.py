@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
-from small_stores import assert_same_bits, build, samples_of
+from small_stores import all_arrays, assert_same_bits, begin, build, samples_of
 
 import ups_store
 from ups_store import ArraySpec
@@ -77,6 +78,28 @@ def test_store_reads_back_bit_by_bit_whatever_the_commits(content: Content, data
     with folder() as where:
         path = where / "a.zarr.zip"
         while rest:
+            num = data.draw(st.integers(1, len(rest)), label="batch")
+            batch, rest = rest[:num], rest[num:]
+            with begin(path, content.values, durability=durability, **options) as writer:
+                assert writer.commit_many(batch, samples_of(content.values, batch)).all()
+                assert set(writer.missing()) == set(rest)
+        with begin(path, content.values, **options) as writer:
+            writer.finish()
+        assert_same_bits(all_arrays(path), content.values)
+        with ups_store.open(path) as store:
+            assert_same_bits(store.constants, content.constants)
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+        expected = build(where / "b.zarr.zip", content.values, **options).read_bytes()
+        assert path.read_bytes() == expected
+
+
+@given(content=contents(), data=st.data())
+def test_gather_is_indexing_for_any_content(content: Content, data: st.DataObject) -> None:
+    with folder() as where:
+        path = build(where / "a.zarr.zip", content.values, constants=content.constants, dims={})
+        with ups_store.open(path) as store:
+            out = None
             num = data.draw(st.integers(0, 8)) if len(store) else 0
             batches = st.lists(st.integers(0, max(0, len(store) - 1)), min_size=num, max_size=num)
             for _ in range(2):  # new memory, then the same again

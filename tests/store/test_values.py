@@ -1,0 +1,106 @@
+"""What may be committed as a sample's value, and which bytes become of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_stores import all_arrays, assert_same_bits, begin, build, mixed_values, sample_of
+
+import ups_store
+from ups_store import SpecError
+from ups_store.metadata import DTYPE_NAMES, dtype_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "burgers1d_train.zarr.zip"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+def test_not_a_number_keeps_its_payload_bits(path: Path, dtype: str) -> None:
+    kind = dtype_of(dtype)
+    bits = np.random.default_rng(0).integers(0, 256, (3, 5000 * kind.itemsize), np.uint8)
+    values = {"large": bits.view(kind), "small": bits[:, : 8 * kind.itemsize].copy().view(kind)}
+    with np.errstate(invalid="ignore"):  # ml_dtypes signals on signalling NaNs
+        assert np.isnan(values["large"]).any()
+    build(path, values)
+    assert_same_bits(all_arrays(path), values)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i2", ">u8"])
+def test_big_endian_values_are_stored_little_endian(path: Path, dtype: str) -> None:
+    values = {"u": np.arange(6).reshape(2, 3).astype(dtype)}
+    build(path, values)
+    assert_same_bits(all_arrays(path), {"u": values["u"].astype(values["u"].dtype.newbyteorder("<"))})
+
+
+def test_booleans_are_normalised_to_zero_and_one(path: Path) -> None:
+    bits = np.array([[0, 1, 2, 255]], np.uint8)
+    with begin(path, {"mask": bits.view(bool)}, dims={}) as writer:
+        writer.commit(0, {"mask": bits.view(bool)[0]})
+        writer.finish()
+    with ups_store.open(path) as store:
+        assert store["mask"].view(np.uint8).tolist() == [[0, 1, 1, 1]]
+        assert store.verify().ok
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+def test_python_numbers_and_lists_take_the_declared_dtype(path: Path, dtype: str) -> None:
+    specs = {name: ups_store.ArraySpec(shape, dtype) for name, shape in {"u": (2, 2), "nu": (2,)}.items()}
+    with ups_store.create(path, specs, identity={}) as writer:
+        writer.commit(0, {"u": [1, 0], "nu": 1})
+        writer.commit_many([1], {"u": [[0, 1]], "nu": [True]})
+        writer.finish()
+    kind = dtype_of(dtype)
+    assert_same_bits(all_arrays(path), {"u": np.array([[1, 0], [0, 1]], kind), "nu": np.ones(2, kind)})
+
+
+def test_python_floats_are_rounded_to_the_declared_dtype(path: Path) -> None:
+    with begin(path, {"u": np.zeros((1, 2), np.float32)}) as writer:
+        writer.commit(0, {"u": [0.1, 1e30]})
+        writer.finish()
+    assert_same_bits(all_arrays(path), {"u": np.array([[0.1, 1e30]], np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("int8", [300, 0]),
+        ("int8", [1.5, 0.0]),
+        ("uint8", [-1, 0]),
+        ("int16", [np.int64(1 << 20), np.int64(0)]),
+        ("int64", [float("nan"), 0.0]),
+        ("bool", [2, 0]),
+        ("float32", ["1.5", "0"]),
+        ("float32", [None, 0]),
+        ("float32", [[0.0], [0.0, 1.0]]),
+        ("float32", [1j, 0]),
+    ],
+)
+def test_python_values_that_the_dtype_cannot_hold_are_refused(path: Path, dtype: str, value: Any) -> None:
+    with begin(path, {"u": np.zeros((1, 2), dtype)}, dims={}) as writer:
+        with pytest.raises(SpecError) as caught:
+            writer.commit(0, {"u": value})
+        assert (caught.value.kind, caught.value.array) == ("dtype", "u")
+        assert writer.missing().tolist() == [0]
+
+
+def test_strided_values_are_stored_in_c_order(path: Path) -> None:
+    base = np.arange(2 * 40 * 60, dtype=np.float32).reshape(40, 60, 2)
+    values = {"fields": base.T[:, ::2], "nu": np.arange(6.0)[::3]}
+    build(path, values, dims={})
+    assert_same_bits(all_arrays(path), values)
+
+
+def test_committed_values_are_copied(path: Path) -> None:
+    values = mixed_values(1)
+    mine = {name: value.copy() for name, value in values.items()}
+    with begin(path, values) as writer:
+        writer.commit(0, sample_of(mine, 0))
+        for value in mine.values():
+            value[...] = 0
+        writer.finish()
+    assert_same_bits(all_arrays(path), values)
