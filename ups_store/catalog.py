@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ups_store import files
 from ups_store.checksum import crc32
-from ups_store.directory import check_directory, read_directory
+from ups_store.directory import check_directory, check_num_arrays, read_directory
 from ups_store.errors import FormatError, SpecError, TruncatedError, VersionTooNewError
 from ups_store.identity import config_hash, differences
 from ups_store.layout import FORMAT_VERSION, Layout, plan
@@ -81,7 +81,9 @@ def read_building(fd: int, path: Path) -> Catalog:
     root = _read_root(fd, root_record, path)
     records, metas = [root_record], []
     arrays = root.identity.get("arrays")
-    for name in sorted(arrays) if isinstance(arrays, dict) else []:
+    names = sorted(arrays) if isinstance(arrays, dict) else []
+    check_num_arrays(len(names), path)
+    for name in names:
         record = _next_record(fd, records[-1].end, f"{name}/{ROOT_NAME}", path)
         metas.append((_read_array(fd, record, path), record.nbytes))  # checks that it ends within the file
         records.append(record)

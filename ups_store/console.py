@@ -216,10 +216,12 @@ def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterat
 def format_nbytes(nbytes: int) -> str:
     """Bytes for people: "823.3 kB", decimal units."""
     size = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.95 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.95:
             break
         size /= 1000
+    else:
+        unit = "TB"
     return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
 
 

@@ -76,6 +76,7 @@ def read_directory(fd: int, path: Path) -> Directory:
             hint="it is a ZIP file of another program",
         )
     arrays = tuple(takewhile(lambda record: record.name.endswith(f"/{ROOT_NAME}"), records[1:]))
+    check_num_arrays(len(arrays), path)
     _check_metadata_extents((root, *arrays), path)
     return Directory(end, root, arrays, tuple(records))
 
@@ -105,16 +106,20 @@ def _begins_like_a_store(fd: int) -> bool:
     return found[:14] == ours[:14] and found[26:43] == ours[26:43]
 
 
-def _check_metadata_extents(records: tuple[CentralRecord, ...], path: Path) -> None:
-    if len(records) - 1 > MAX_ARRAYS:
+def check_num_arrays(num_arrays: int, path: Path) -> None:
+    """Refuse more arrays than the format allows, before their metadata is read (spec 9.1)."""
+    if num_arrays > MAX_ARRAYS:
         raise FormatError(
             "too many arrays",
             path=path,
             kind="limits",
             clause="9.1",
             expected=f"at most {MAX_ARRAYS}",
-            found=len(records) - 1,
+            found=num_arrays,
         )
+
+
+def _check_metadata_extents(records: tuple[CentralRecord, ...], path: Path) -> None:
     for before, record in pairwise(records):
         if record.offset != before.end:
             raise FormatError(

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ups_store.canonical import canonical_json
 from ups_store.errors import FormatError, SpecError
-from ups_store.identity import canonical_json
 
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
 LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 5.1)

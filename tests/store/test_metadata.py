@@ -183,8 +183,7 @@ def test_bytes_codec_and_fill_value_follow_the_dtype(dtype: str) -> None:
     document = as_json(replace(SMALL, dtype=dtype))
     has_order = dtype not in ("bool", "int8", "uint8")
     assert document["codecs"][0].get("configuration") == ({"endian": "little"} if has_order else None)
-    assert document["fill_value"] is (False if dtype == "bool" else document["fill_value"])
-    assert document["fill_value"] == 0
+    assert repr(document["fill_value"]) == ("False" if dtype == "bool" else "0")
     assert document["data_type"] == dtype
 
 
