@@ -20,9 +20,9 @@ import numpy.typing as npt
 from ups_store import files
 from ups_store.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.checksum import combine_crc32, crc32, crc32c
-from ups_store.errors import StoreReplacedError
+from ups_store.errors import StoreReplacedError, VersionTooNewError
 from ups_store.identity import constant_digest
-from ups_store.layout import CHECKSUM_BYTES, ArrayLayout
+from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout
 from ups_store.metadata import ArrayMeta, RootMeta
 from ups_store.zip_records import Entry, pack_directory
 
@@ -115,6 +115,15 @@ def verify_file(
     fd = files.open_existing(path)
     try:
         catalog = read_finished(fd, path)
+        if catalog.root.version > FORMAT_VERSION:
+            raise VersionTooNewError(
+                "a newer minor version may hold bytes that this reader doesn't know, so it can't verify it",
+                path=path,
+                clause="10.3",
+                expected=f"at most {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}",
+                found=f"{catalog.root.version[0]}.{catalog.root.version[1]}",
+                hint="upgrade ups-store",
+            )
         if fingerprint not in (None, fingerprint_of(catalog)):
             raise StoreReplacedError("another file took the path", path=path, hint="open it again")
         with ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool:

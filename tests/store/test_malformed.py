@@ -460,3 +460,12 @@ def test_open_reads_newer_minor_version(name: str, good: Path, tmp_path: Path) -
         assert list(store.arrays) == list(original.arrays)
         assert_same_bits({n: store[n] for n in store.arrays}, {n: original[n] for n in original.arrays})
         assert_same_bits(store.constants, original.constants)
+
+
+@pytest.mark.parametrize("name", NEWER_MINOR)
+def test_verify_refuses_newer_minor_version(name: str, good: Path, tmp_path: Path) -> None:
+    """Spec 10.3: what it would call damage may be meant."""
+    path = write(tmp_path, NEWER_MINOR[name](good.read_bytes()))
+    with ups_store.open(path) as store, pytest.raises(VersionTooNewError) as caught:
+        store.verify()
+    assert (caught.value.clause, caught.value.found) == ("10.3", "1.7")
