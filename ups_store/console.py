@@ -215,13 +215,10 @@ def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterat
 
 def format_nbytes(nbytes: int) -> str:
     """Bytes for people: "823.3 kB", decimal units."""
-    size = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.95:
-            break
-        size /= 1000
-    else:
-        unit = "TB"
+    size, unit = float(nbytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size >= 999.95:
+            size, unit = size / 1000, larger
     return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
 
 

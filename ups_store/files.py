@@ -88,7 +88,10 @@ def write_at(fd: int, offset: int, data: bytes | bytearray | memoryview) -> None
 
 
 def allocate(fd: int, nbytes: int) -> None:
-    """Reserve the file's blocks up to `nbytes`, so that no later write can run out of space."""
+    """Reserve the blocks of a new file up to `nbytes`, so that no later write can run out of space."""
+    status = os.fstatvfs(fd)
+    if status.f_bavail * status.f_frsize < nbytes:  # else the disk would be filled before it is found out
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.posix_fallocate(fd, 0, nbytes)
 
 

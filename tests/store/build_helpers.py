@@ -1,0 +1,109 @@
+"""What the tests of `ups_store.build` share: configurations in a test's folder, and watchers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from pdebench_files import Arrays, T, X, coordinate, values, write
+
+from ups_store.build.config import BuildConfig, load_config
+from ups_store.build.digests import DigestCache
+from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.stores import BuildReport, build_all
+from ups_store.creation import identity_of
+from ups_store.identity import config_hash
+
+BURGERS = "1D_Burgers_Sols_Nu0.01.hdf5"
+
+
+class Recorder:
+    """A watcher that remembers what it was told."""
+
+    def __init__(self, *, on_advance: Callable[[Recorder], None] | None = None) -> None:
+        self.stages: list[list[Any]] = []  # name, total, unit, advanced
+        self.notes: list[str] = []
+        self._on_advance = on_advance
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        self.stages.append([name, total, unit, 0])
+
+    def advance(self, num: int) -> None:
+        self.stages[-1][3] += num
+        if self._on_advance is not None:
+            self._on_advance(self)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples done in the last stage; 0 while sources are digested."""
+        return self.stages[-1][3] if self.stages[-1][2] == "samples" else 0
+
+
+def interrupt_after(num_samples: int) -> Recorder:
+    """A watcher that presses Ctrl-C as soon as so many samples of a store are done."""
+
+    def press(watcher: Recorder) -> None:
+        if watcher.stages[-1][2] == "samples" and watcher.num_samples >= num_samples:
+            raise KeyboardInterrupt
+
+    return Recorder(on_advance=press)
+
+
+def settings(folder: Path, /, **keys: Any) -> BuildConfig:
+    """Build `folder`/source into `folder`/cache; keys are those of `data`, or of `cache` as `cache_*`."""
+    flags: dict[str, Any] = {
+        "data.task": "burgers1d",
+        "data.root": str(folder / "source"),
+        "cache.dir": str(folder / "cache"),
+    }
+    for key, value in keys.items():
+        is_cache = key.startswith("cache_")
+        flags[f"cache.{key.removeprefix('cache_')}" if is_cache else f"data.{key}"] = value
+    return load_config(flags=flags)
+
+
+def build(config: BuildConfig, watcher: Recorder | None = None, **options: Any) -> BuildReport:
+    return build_all(config, watcher=watcher or Recorder(), **options)
+
+
+def plan(config: BuildConfig) -> StorePlan:
+    """The plan of the first task and split."""
+    return plan_store(config, config.data.task[0], config.data.split[0])
+
+
+def hash_of(config: BuildConfig, *, rehash: bool = False) -> str:
+    """Hash of the identity that the first store would get; nothing is built."""
+    planned = plan(config)
+    content = planned.identity(DigestCache(config.cache.dir, rehash=rehash), lambda nbytes: None)
+    document = identity_of(planned.arrays, constants=planned.constants, dims=planned.dims, identity=content)
+    return config_hash(document)
+
+
+def write_burgers(
+    path: Path, *, num_samples: int = 20, nu: float = 0.01, fields: np.ndarray | None = None
+) -> Path:
+    """PDEBench's layout with samples that differ; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensor = values(f"tensor{nu}", (num_samples, T, X)) if fields is None else fields
+    datasets = {"tensor": tensor, "x-coordinate": coordinate(X), "t-coordinate": coordinate(T + 1)}
+    return write(path, datasets, {"Nu": nu})
+
+
+def plain(path: Path, read: Callable[[h5py.File], Arrays]) -> Arrays:
+    """What a file holds, without the package."""
+    with h5py.File(path) as file:
+        return read(file)
+
+
+def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Start Python with its output in pipes."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+import typer
+from rich.console import Console
+
+from ups_store import console
+from ups_store.console import exit_code_of, format_age, format_nbytes, interruptible, log, print_json, run
+from ups_store.errors import (
+    BuildInterruptedError,
+    BuildLockedError,
+    ConfigError,
+    CorruptChunkError,
+    DiskFullError,
+    IdentityMismatchError,
+    ReadTimeoutError,
+    SourceError,
+)
+
+Capture = pytest.CaptureFixture[str]
+
+
+def raising(error: BaseException) -> Callable[[], NoReturn]:
+    def main() -> NoReturn:
+        raise error
+
+    return main
+
+
+def code_of(main: Callable[[], int | None], *, verbosity: int = 0) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run(main, verbosity=verbosity)
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_verbosity", 0)
+
+
+# --- ends of a program --------------------------------------------------------------------------------
+
+EXIT_CODES = [
+    (CorruptChunkError("damaged"), 1),
+    (ConfigError("wrong key"), 2),
+    (SourceError("unreadable"), 3),
+    (ReadTimeoutError("too slow"), 4),
+    (BuildInterruptedError("stopped"), 5),
+    (KeyboardInterrupt(), 5),
+    (typer.Abort(), 5),
+    (DiskFullError("full"), 6),
+    (OSError(errno.ENOSPC, "No space left on device"), 6),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), 6),
+    (IdentityMismatchError("other"), 7),
+    (BuildLockedError("locked"), 8),
+    (PermissionError(errno.EACCES, "Permission denied"), 1),
+    (MemoryError(), 1),
+    (ZeroDivisionError("division by zero"), 1),
+    (typer.BadParameter("bad"), 2),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), EXIT_CODES, ids=lambda value: type(value).__name__)
+def test_every_error_has_its_exit_code_and_one_message(
+    error: BaseException, code: int, capsys: Capture
+) -> None:
+    assert exit_code_of(error) == code
+    assert code_of(raising(error)) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (SourceError("no such file", path="a [b].h5"), "error: a [b].h5: no such file\n"),
+        (PermissionError(13, "Permission denied", "/a/b"), "error: /a/b: permission denied\n"),
+        (OSError("odd"), "error: odd\n"),
+        (MemoryError(), "error: out of memory\n"),
+        (KeyboardInterrupt(), "error: interrupted\n"),
+        (
+            KeyError("u"),
+            "error: unexpected KeyError: 'u'; run it with -vv and report what it prints\n",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_error_is_one_sentence_on_stderr(error: BaseException, message: str, capsys: Capture) -> None:
+    code_of(raising(error))
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (1, 1), (130, 5)])
+@pytest.mark.parametrize("leave", [False, True], ids=["returns", "exits"])
+def test_exit_code_is_what_the_program_says(value: int | None, code: int, leave: bool) -> None:
+    assert code_of(raising(SystemExit(value)) if leave else lambda: value) == code
+
+
+def test_verbosity_of_two_shows_the_traceback(capsys: Capture) -> None:
+    assert code_of(raising(ValueError("odd")), verbosity=2) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_verbosity_is_never_less_than_a_flag_before_said() -> None:
+    assert not console.is_verbose()
+    assert console.set_verbosity(2) == 2
+    assert console.set_verbosity(0) == 0
+    assert console.is_verbose()
+    assert console.is_verbose(2)
+    assert not console.is_verbose(3)
+
+
+def test_closed_pipe_ends_quietly_with_1(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    discarded = []
+    monkeypatch.setattr(console, "_discard_stdout", lambda: discarded.append(True))
+    assert code_of(raising(BrokenPipeError())) == 1
+    assert discarded
+    assert capsys.readouterr().err == ""
+
+
+def test_discarding_stdout_points_its_descriptor_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        os.close(reader)
+        stream.write("lost")
+        console._discard_stdout()
+        stream.flush()  # a closed pipe would raise here
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # has no descriptor
+    console._discard_stdout()
+
+
+def test_stderr_that_takes_nothing_does_not_change_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    monkeypatch.setattr(console, "console", Console(stderr=True))  # keeps what it can't write
+    assert code_of(raising(SourceError("unreadable"))) == 3
+
+
+def test_closed_streams_are_opened_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    try:
+        assert code_of(lambda: print("lost")) == 0
+        assert sys.stdin.read() == ""
+        assert sys.stderr.write("lost") == 4
+    finally:
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            stream.close()
+
+
+def test_text_that_stdout_can_not_encode_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert code_of(lambda: print("c\u00fc\udcff")) == 0
+    assert raw.getvalue() == b"c\\xfc\\udcff\n"
+
+
+def test_stdout_that_is_no_file_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert code_of(lambda: print("text")) == 0
+    assert sys.stdout.getvalue() == "text\n"
+
+
+# --- being stopped ------------------------------------------------------------------------------------
+
+
+def test_sigterm_is_treated_like_ctrl_c_and_only_inside() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(BuildInterruptedError, match="interrupted; come back") as caught,
+        interruptible("come back"),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+    assert isinstance(caught.value.__cause__, KeyboardInterrupt)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_interruptible_leaves_results_and_other_errors_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible():
+        pass
+    with pytest.raises(ValueError, match="odd"), interruptible():
+        raise ValueError("odd")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# --- what is printed ----------------------------------------------------------------------------------
+
+
+def test_json_is_one_line_with_numpy_scalars_and_paths(capsys: Capture) -> None:
+    print_json({"n": np.int64(3), "path": Path("a/b"), "u": np.float32(0.5)})
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1
+    assert json.loads(shown) == {"n": 3, "path": "a/b", "u": 0.5}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_has_no_nan(value: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        print_json({"u": value})
+
+
+def test_log_takes_nothing_for_markup_and_does_not_wrap(capsys: Capture) -> None:
+    log("[red]" + "x " * 200, label="warning", style="yellow")
+    log("plain :smile:")
+    assert capsys.readouterr().err == "warning: [red]" + "x " * 200 + "\nplain :smile:\n"
+
+
+def test_results_do_not_wrap_in_a_pipe(capsys: Capture) -> None:
+    console.results().print("x " * 500 + "[b]")
+    assert capsys.readouterr().out == "x " * 500 + "[b]\n"
+
+
+def test_results_wrap_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    assert console.results().width == 40
+
+
+@pytest.mark.parametrize(("quiet", "is_terminal"), [(True, True), (False, False), (False, True)])
+def test_progress_bar_is_shown_on_a_terminal_only(
+    quiet: bool, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(console, "console", Console(file=out, force_terminal=is_terminal, width=100))
+    with console.progress_bar("verify [x]", total=2_000_000, quiet=quiet) as advance:
+        advance(1_000_000)
+    assert ("verify [x]" in out.getvalue()) == (is_terminal and not quiet)
+    assert ("1.0/2.0 MB" in out.getvalue()) == (is_terminal and not quiet)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (823_300, "823.3 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (8_232_966_952, "8.2 GB"),
+        (2_300_000_000_000, "2.3 TB"),
+        (5e15, "5000.0 TB"),
+    ],
+)
+def test_bytes_are_shown_in_decimal_units(nbytes: int, text: str) -> None:
+    assert format_nbytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "just now"),
+        (9.9, "just now"),
+        (10, "10 seconds ago"),
+        (59.9, "59 seconds ago"),
+        (60, "1 minute ago"),
+        (7199, "1 hour ago"),
+        (7200, "2 hours ago"),
+        (86_400, "1 day ago"),
+        (86_400 * 400, "400 days ago"),
+    ],
+)
+def test_age_is_shown_in_its_largest_unit(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
