@@ -35,7 +35,7 @@ ARRAYS = {
 }
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MAX_BATCH = 6
-MAX_DELAY_S = 0.06  # a whole build takes about as long
+DELAYS = 1.5  # signals come at most so many times later than a build takes on this machine now
 
 _CONTEXT = multiprocessing.get_context("fork")  # an imported interpreter: a round costs milliseconds
 
@@ -80,14 +80,17 @@ def storm(folder: Path, *, num_kills: int, num_committers: int, seed: int) -> Ou
     """Kill builders `num_kills` times; see `Outcome`."""
     chance, outcome, started = random.Random(seed), Outcome(num_committers), time.monotonic()
     expected = _undisturbed(folder / "expected.zarr.zip")
+    max_delay_s = DELAYS * _seconds_of_a_build(folder / "measured.zarr.zip", num_committers)
     path, acknowledged = folder / "storm.zarr.zip", set[int]()
     kills: Counter[str] = Counter()
     for _ in track(range(num_kills), f"{num_committers} committing", disable=not sys.stderr.isatty()):
         ended_by = None
         while ended_by is None:  # the signal may come when all have ended
-            ended_by = _round(path, num_committers, chance, acknowledged)
+            ended_by = _round(path, num_committers, chance, acknowledged, max_delay_s)
             _check(path, expected, acknowledged, outcome)
         kills[ended_by] += 1
+    _work_undisturbed(path)
+    _check(path, expected, acknowledged, outcome)
     outcome.num_kills, outcome.kills_by_signal = num_kills, dict(kills)
     outcome.seconds = round(time.monotonic() - started, 1)
     return outcome
@@ -100,24 +103,43 @@ def _undisturbed(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _round(path: Path, num_committers: int, chance: random.Random, acknowledged: set[int]) -> str | None:
+def _seconds_of_a_build(path: Path, num_committers: int) -> float:
+    started = time.monotonic()
+    workers = [_start(path, rank, seed=0.5)[0] for rank in range(num_committers)]
+    for worker in workers:
+        worker.join()
+    return time.monotonic() - started
+
+
+def _work_undisturbed(path: Path) -> None:
+    with ups_store.create(path, ARRAYS, identity=IDENTITY) as writer:
+        missing = writer.missing().tolist()
+        writer.commit_many(missing, values_of(missing))
+        writer.finish()
+
+
+def _start(path: Path, rank: int, *, seed: float) -> tuple[multiprocessing.Process, Connection]:
+    receiving, sending = _CONTEXT.Pipe(duplex=False)
+    worker = _CONTEXT.Process(target=_work, args=(path, rank, seed, sending), daemon=True)
+    worker.start()
+    sending.close()
+    return worker, receiving
+
+
+def _round(
+    path: Path, num_committers: int, chance: random.Random, acknowledged: set[int], max_delay_s: float
+) -> str | None:
     """Start the committers, send one signal, end the rest; name of the signal if it ended somebody."""
-    workers, pipes = [], []
-    for rank in range(num_committers):
-        receiving, sending = _CONTEXT.Pipe(duplex=False)
-        worker = _CONTEXT.Process(target=_work, args=(path, rank, chance.random(), sending), daemon=True)
-        worker.start()
-        sending.close()
-        workers.append(worker)
-        pipes.append(receiving)
-    time.sleep(chance.uniform(0, MAX_DELAY_S))
+    started = [_start(path, rank, seed=chance.random()) for rank in range(num_committers)]
+    workers, pipes = [worker for worker, _ in started], [pipe for _, pipe in started]
+    time.sleep(chance.uniform(0, max_delay_s))
     chosen, victim = chance.choice(SIGNALS), chance.choice(workers)
     was_alive = victim.is_alive()
     if was_alive and victim.pid:  # not waited for before the join below, so the number is still its own
         os.kill(victim.pid, chosen)
     for worker in workers:
         if worker is not victim:
-            worker.join(timeout=chance.uniform(0, MAX_DELAY_S))
+            worker.join(timeout=chance.uniform(0, max_delay_s))
             worker.kill()
         worker.join()
     for pipe in pipes:

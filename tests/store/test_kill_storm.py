@@ -19,4 +19,4 @@ def test_killed_builders_lose_no_sample_and_write_no_wrong_byte(
     """Spec 6.5 to 6.9, with SIGKILL, SIGTERM and SIGINT."""
     outcome = storm(tmp_path, num_kills=num_kills, num_committers=num_committers, seed=num_committers)
     assert (outcome.num_lost, outcome.num_wrong) == (0, 0)
-    assert outcome.num_builds + outcome.num_samples_checked > 0
+    assert outcome.num_builds >= 1

@@ -1,0 +1,84 @@
+"""Requests that misbehave on purpose; reader processes import them from here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ups_store.ingest.info import EVERYTHING
+from ups_store.ingest.read_request import ReadRequest
+from ups_store.ingest.reader_process import Reader
+
+
+@dataclass(frozen=True, eq=False)
+class FakeRead(ReadRequest):
+    """Reads nothing: after a pause its array "fields" holds the sample numbers."""
+
+    pause_s: float = 0.0
+
+    def run(self, reader: Reader) -> None:
+        reader.doing("reading")
+        time.sleep(self.pause_s)
+        reader.place("fields", self.samples.shape, np.int64)[...] = self.samples
+
+
+@dataclass(frozen=True, eq=False)
+class SteadyRead(ReadRequest):
+    """Takes 10 pauses, and says after each that it gets on."""
+
+    pause_s: float = 0.0
+
+    def run(self, reader: Reader) -> None:
+        for _ in range(10):
+            time.sleep(self.pause_s)
+            reader.progressed()
+
+
+@dataclass(frozen=True, eq=False)
+class CrashingRead(ReadRequest):
+    """Ends its process by a signal: on the first attempt only, if there is a file to be deleted."""
+
+    number: int = signal.SIGKILL
+    unless_gone: Path | None = None
+
+    def run(self, reader: Reader) -> None:
+        if self.unless_gone is None or self.unless_gone.exists():
+            if self.unless_gone:
+                self.unless_gone.unlink()
+            os.kill(os.getpid(), self.number)
+            time.sleep(60)
+        reader.place("fields", self.samples.shape, np.int64)[...] = self.samples
+
+
+@dataclass(frozen=True, eq=False)
+class FaultyRead(ReadRequest):
+    """Raises what no request should."""
+
+    error: type[Exception] = LookupError
+
+    def run(self, reader: Reader) -> None:
+        raise self.error("a defect")
+
+
+@dataclass(frozen=True)
+class ModulesRequest:
+    """Tells which modules the process has imported."""
+
+    path: Path
+    subject = "modules"
+    first_sample = None
+
+    def run(self, reader: Reader) -> set[str]:
+        return set(sys.modules)
+
+
+def fake(cls: type[ReadRequest], first: int, count: int = 1, **options: object) -> ReadRequest:
+    """A request for samples `first .. first + count` of a file that isn't there."""
+    samples = np.arange(first, first + count)
+    return cls(Path("fake.h5"), None, EVERYTHING, samples, samples, {}, **options)

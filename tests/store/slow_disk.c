@@ -1,0 +1,31 @@
+/* Preloaded into readers: reads of 4 KiB or more fail or hang as long as the file $SLOW_DISK exists. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int is_bad(size_t count) {
+    const char *flag = getenv("SLOW_DISK");
+    return count >= 4096 && flag && access(flag, F_OK) == 0;
+}
+
+static ssize_t misbehave(void) {
+    const char *how = getenv("SLOW_DISK_HOW");
+    if (how && strcmp(how, "hang") == 0)
+        for (;;) pause();
+    if (how && strcmp(how, "fail_once") == 0) unlink(getenv("SLOW_DISK"));
+    errno = EIO;
+    return -1;
+}
+
+#define SHIM(name, offset_type)                                                  \
+    ssize_t name(int fd, void *to, size_t count, offset_type offset) {           \
+        static ssize_t (*real)(int, void *, size_t, offset_type);                \
+        if (!real) real = dlsym(RTLD_NEXT, #name);                               \
+        return is_bad(count) ? misbehave() : real(fd, to, count, offset);        \
+    }
+
+SHIM(pread, off_t)
+SHIM(pread64, off64_t)

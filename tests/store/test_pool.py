@@ -1,0 +1,596 @@
+"""Readers that hang, crash, are killed or stopped: all end in time, in the right error, leaving nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+from pdebench_files import FAMILIES, write_scalar_1d
+from reader_faults import CrashingRead, FakeRead, FaultyRead, ModulesRequest, SteadyRead, fake
+
+from ups_store import ReadTimeoutError, SourceError, StoreError
+from ups_store.ingest.info import EVERYTHING, Selection
+from ups_store.ingest.pool import Patience, ReaderPool, Skipped
+from ups_store.ingest.read_request import MAX_SAMPLES, DescribeRequest, ReadRequest
+from ups_store.ingest.reader_handle import ReaderHandle
+from ups_store.ingest.reader_process import MAX_MESSAGE_BYTES, serve
+from ups_store.ingest.slots import SlotMemory, batch_nbytes
+from ups_store.ingest.source import open_source
+from ups_store.metadata import dtype_of
+from ups_store.tasks import get_task
+
+pytestmark = pytest.mark.multi_process
+
+SLOT = 1 << 20
+GRACE_S = 2.0  # after its deadline everything has to be over
+ONCE = Patience(timeout_s=0.3, open_timeout_s=0.3, retries=0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """No process and no descriptor outlives a test."""
+    gc.collect()
+    fds = set(os.listdir("/proc/self/fd"))
+    yield
+    left = psutil.Process().children()
+    for process in left:
+        process.kill()
+    assert left == []
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= len(fds)
+
+
+def requests_for(path: Path, *, num_samples: int, size: int = 2, **options: Any) -> list[ReadRequest]:
+    """Requests for all samples of a 1-D file in batches, called by 100 + their number."""
+    options = {"dtypes": {"fields": "float32"}, **options}
+    batches = [np.arange(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
+    return [ReadRequest(path, None, EVERYTHING, batch + 100, batch, **options) for batch in batches]
+
+
+def read_all(pool: ReaderPool, requests: list[ReadRequest]) -> list[Any]:
+    """Copies of what the pool reads."""
+    items: list[Any] = []
+    for item in pool.read(requests):
+        if isinstance(item, Skipped):
+            items.append(item)
+        else:
+            items.append((item[0].tolist(), {name: array.copy() for name, array in item[1].items()}))
+    return items
+
+
+def warm_up(pool: ReaderPool, *, num_workers: int = 1) -> None:
+    """Have the readers started, so that what is timed next is the deadline only."""
+    for _ in pool.read([fake(FakeRead, i) for i in range(num_workers)]):
+        pass
+
+
+@contextlib.contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+def fifo(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_pool_reads_what_a_source_reads_in_order(tmp_path: Path, num_workers: int) -> None:
+    path = write_scalar_1d(tmp_path / "a.h5", num_samples=7)
+    with open_source(path) as source:
+        expected = source.read(range(7))["fields"]
+    with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
+        items = read_all(pool, requests_for(path, num_samples=7))
+    assert [samples for samples, _ in items] == [[100, 101], [102, 103], [104, 105], [106]]
+    np.testing.assert_array_equal(np.concatenate([arrays["fields"] for _, arrays in items]), expected)
+
+
+def test_pool_reads_every_layout_with_task_and_selection(tmp_path: Path) -> None:
+    selection = Selection(reduce_space=2, reduce_time=2)
+    requests, expected = [], []
+    for i, family in enumerate(FAMILIES):
+        (tmp_path / str(i)).mkdir()
+        path, task = family.write(tmp_path / str(i) / family.file_name), get_task(family.task)
+        with open_source(path, task=task, selection=selection) as source:
+            indices = np.arange(source.info.num_samples)[::-1]  # one by one
+            expected.append(source.read(indices.tolist()))
+        dtypes = {name: str(array.dtype) for name, array in expected[-1].items()}
+        requests.append(ReadRequest(path, task, selection, indices, indices, dtypes))
+    with ReaderPool(2, slot_nbytes=SLOT) as pool:
+        items = read_all(pool, requests)
+    for (_, arrays), wanted in zip(items, expected, strict=True):
+        assert arrays.keys() == wanted.keys()
+        for name in wanted:
+            np.testing.assert_array_equal(arrays[name], wanted[name])
+
+
+def test_results_come_in_order_of_requests_whichever_is_ready_first() -> None:
+    requests = [fake(FakeRead, i, pause_s=0.1 if i % 5 == 0 else 0.0) for i in range(20)]
+    with ReaderPool(2, slot_nbytes=SLOT, num_slots=3) as pool:
+        items = read_all(pool, requests)
+    assert [arrays["fields"].tolist() for _, arrays in items] == [[i] for i in range(20)]
+
+
+def test_slow_caller_bounds_the_requests_that_are_taken_and_keeps_its_arrays() -> None:
+    taken = 0
+
+    def requests() -> Iterator[ReadRequest]:
+        nonlocal taken
+        for taken in range(1, 13):
+            yield fake(FakeRead, taken)
+
+    with ReaderPool(2, slot_nbytes=SLOT, num_slots=2) as pool:
+        for number, (samples, arrays) in enumerate(pool.read(requests())):
+            time.sleep(0.05)  # the readers go on meanwhile, into other slots
+            assert arrays["fields"].tolist() == samples.tolist() == [number + 1]
+            assert taken <= number + 4
+
+
+def test_pool_reads_again_after_the_caller_stopped_halfway() -> None:
+    with ReaderPool(2, slot_nbytes=SLOT) as pool:
+        for _ in pool.read([fake(FakeRead, i, pause_s=0.1 * i) for i in range(9)]):
+            break
+        gc.collect()
+        items = read_all(pool, [fake(FakeRead, i) for i in range(5)])
+    assert [samples for samples, _ in items] == [[i] for i in range(5)]
+
+
+def test_cast_to_bfloat16_equals_inline_cast(tmp_path: Path) -> None:
+    path = write_scalar_1d(tmp_path / "a.h5")
+    requests = requests_for(path, num_samples=5, size=5, dtypes={"fields": "bfloat16"}, check_finite=True)
+    read = []
+    for num_workers in (0, 1):
+        with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
+            read.append(read_all(pool, requests)[0][1]["fields"])
+    assert read[1].dtype == dtype_of("bfloat16")
+    np.testing.assert_array_equal(read[0].view(np.uint16), read[1].view(np.uint16))
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e6])
+def test_value_that_is_not_finite_is_refused_with_its_sample(tmp_path: Path, value: float) -> None:
+    path = write_scalar_1d(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        file["tensor"][3, 2, 1] = value
+    requests = requests_for(path, num_samples=5, size=5, dtypes={"fields": "float16"}, check_finite=True)
+    with ReaderPool(0, slot_nbytes=SLOT) as pool, pytest.raises(SourceError) as caught:
+        read_all(pool, requests)
+    assert (caught.value.kind, caught.value.sample, caught.value.array) == ("not_finite", 3, "fields")
+    assert ("as float16" in str(caught.value)) == (value == 1e6)
+
+
+def test_describe_gives_the_info_of_each_file_in_order(tmp_path: Path) -> None:
+    paths = [write_scalar_1d(tmp_path / f"{n}.h5", num_samples=n) for n in (3, 1, 2)]
+    for num_workers in (0, 2):
+        with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
+            infos = list(pool.describe([DescribeRequest(path) for path in paths]))
+        assert [(info.path, info.num_samples) for info in infos] == list(zip(paths, (3, 1, 2), strict=True))
+        assert infos[0].arrays["fields"].dims == ("time", "x", "channel")
+
+
+def test_reader_imports_neither_torch_nor_command_line_libraries() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT) as pool:
+        (modules,) = pool.describe([ModulesRequest(Path("none"))])  # type: ignore[list-item]
+    assert "h5py" in modules
+    assert modules.isdisjoint({"torch", "typer", "rich", "pydantic", "scipy", "psutil", "zarr"})
+
+
+def test_requests_that_fill_the_socket_are_sent_when_there_is_room() -> None:
+    requests = [fake(FakeRead, i, count=MAX_SAMPLES, pause_s=0.1) for i in range(6)]
+    with ReaderPool(1, slot_nbytes=SLOT, num_slots=6) as pool:
+        items = read_all(pool, requests)
+    assert [samples[0] for samples, _ in items] == list(range(6))
+
+
+def test_batch_nbytes_is_what_a_slot_needs() -> None:
+    assert batch_nbytes({"fields": np.zeros((2, 3), np.float32), "nu": np.zeros(0)}) == 64
+    assert batch_nbytes({"fields": 65, "force": 64}) == 192
+
+
+def test_batch_beyond_its_slot_is_told_as_a_defect() -> None:
+    with ReaderPool(1, slot_nbytes=4096) as pool, pytest.raises(StoreError, match="slot of 4096") as caught:
+        read_all(pool, [fake(FakeRead, 0, count=513)])
+    assert caught.value.kind == "reader_failed"
+
+
+def test_defect_in_a_request_is_told_with_its_traceback() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT) as pool, pytest.raises(StoreError, match="LookupError") as caught:
+        read_all(pool, [fake(FaultyRead, 0)])
+    assert "reader_faults.py" in caught.value.__notes__[0]
+
+
+def test_serve_answers_each_request_until_the_channel_is_closed(tmp_path: Path) -> None:
+    memory, fd = SlotMemory.create(num_slots=2, slot_nbytes=SLOT)
+    os.close(fd)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    thread = threading.Thread(target=serve, args=(theirs, memory))
+    thread.start()
+    requests = [
+        fake(FakeRead, 5),
+        fake(FaultyRead, 6, error=MemoryError),
+        fake(FaultyRead, 7),
+        requests_for(tmp_path / "none.h5", num_samples=1)[0],
+    ]
+    answers = []
+    for number, request in enumerate(requests):
+        ours.send(pickle.dumps((number, 1, request)))
+        answers.append(pickle.loads(ours.recv(MAX_MESSAGE_BYTES)))
+    ours.close()
+    thread.join(10)
+    theirs.close()
+    assert not thread.is_alive()
+    assert [answer.request_id for answer in answers] == [0, 1, 2, 3]
+    assert memory.view(1, answers[0].placed[0]).tolist() == [5]
+    kinds = [answer.error.kind for answer in answers[1:]]
+    assert kinds == ["no_memory", "reader_failed", "missing_file"]
+    assert (memory.read_status().doing, memory.read_status().request_id) == ("idle", 3)
+
+
+def test_lack_of_memory_for_slots_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with ReaderPool(1, slot_nbytes=SLOT) as pool, pytest.raises(StoreError) as caught:
+        read_all(pool, [fake(FakeRead, 0)])
+    assert caught.value.kind == "no_memory"
+
+
+# --- readers that are late ----------------------------------------------------------------------------
+
+
+def test_open_of_a_fifo_ends_at_the_deadline_with_stack_and_file(tmp_path: Path) -> None:
+    path = fifo(tmp_path / "burgers1d_train.h5")
+    with ReaderPool(1, slot_nbytes=SLOT, patience=Patience(open_timeout_s=0.3, retries=0)) as pool:
+        warm_up(pool)
+        with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError) as caught:
+            read_all(pool, requests_for(path, num_samples=2))
+    error = caught.value
+    assert (error.exit_code, error.kind, error.path, error.sample) == (4, "read_timeout", str(path), 0)
+    assert str(error.found).startswith("opening for ")
+    assert "--open-timeout" in str(error)
+    assert "open_hdf5" in error.__notes__[0]
+
+
+def test_describe_of_a_fifo_ends_at_the_deadline(tmp_path: Path) -> None:
+    requests = [DescribeRequest(fifo(tmp_path / "burgers1d_train.h5"))]
+    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool:
+        warm_up(pool)
+        with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError):
+            list(pool.describe(requests))
+
+
+def test_request_that_is_always_late_is_tried_as_often_as_asked_with_growing_pauses() -> None:
+    notes: list[str] = []
+    patience = Patience(timeout_s=0.1, retries=2, backoff_s=0.1)
+    with (
+        ReaderPool(1, slot_nbytes=SLOT, patience=patience, note=notes.append) as pool,
+        pytest.raises(ReadTimeoutError, match="attempt 3 of 3"),
+    ):
+        read_all(pool, [fake(FakeRead, 0, pause_s=60)])
+    assert ["again in 0.1 s" in notes[0], "again in 0.2 s" in notes[1], len(notes)] == [True, True, 2]
+
+
+def test_late_request_ends_after_all_before_it_were_given() -> None:
+    requests = [fake(FakeRead, i, pause_s=60 if i == 5 else 0.05) for i in range(9)]
+    with ReaderPool(2, slot_nbytes=SLOT, patience=ONCE) as pool:
+        reading = pool.read(requests)
+        assert [int(next(reading)[0][0]) for _ in range(5)] == [0, 1, 2, 3, 4]
+        with pytest.raises(ReadTimeoutError) as caught:
+            next(reading)
+    assert caught.value.sample == 5
+
+
+def test_all_readers_late_at_once_end_together() -> None:
+    requests = [fake(FakeRead, i, pause_s=60) for i in range(4)]
+    with ReaderPool(4, slot_nbytes=SLOT, patience=ONCE, on_error="skip") as pool:
+        warm_up(pool, num_workers=4)
+        with ends_within(0.3 + GRACE_S):
+            items = read_all(pool, requests)
+    assert [type(item.error) for item in items] == [ReadTimeoutError] * 4
+
+
+def test_request_that_gets_on_outlives_its_timeout() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT, patience=Patience(timeout_s=0.6, retries=0)) as pool:
+        started = time.monotonic()
+        assert len(read_all(pool, [fake(SteadyRead, 0, pause_s=0.1)])) == 1
+    assert time.monotonic() - started > 0.6
+
+
+def test_time_of_a_slow_caller_is_not_counted_against_readers() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool:
+        for _ in pool.read([fake(FakeRead, i, pause_s=0.05) for i in range(4)]):
+            time.sleep(0.35)
+
+
+def test_stopped_reader_is_replaced_and_its_request_read_by_the_next() -> None:
+    notes: list[str] = []
+    patience = Patience(timeout_s=0.3, retries=1, backoff_s=0.0)
+    with ReaderPool(1, slot_nbytes=SLOT, patience=patience, note=notes.append) as pool:
+        warm_up(pool)
+        os.kill(pool.status().readers[0].pid, signal.SIGSTOP)
+        items = read_all(pool, [fake(FakeRead, 7)])
+    assert items[0][0] == [7]
+    assert "process stopped" in notes[0]
+
+
+def test_stopped_reader_ends_at_the_deadline(tmp_path: Path) -> None:
+    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool:
+        warm_up(pool)
+        os.kill(pool.status().readers[0].pid, signal.SIGSTOP)
+        with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError, match="process stopped"):
+            read_all(pool, [fake(FakeRead, 7)])
+
+
+def test_reader_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    send_signal = ReaderHandle.signal
+    pids = []
+
+    def ignore_ends(reader: ReaderHandle, number: signal.Signals) -> None:
+        pids.append(reader.pid)
+        if number == signal.SIGUSR1:
+            send_signal(reader, number)
+
+    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE, note=notes.append) as pool:
+        warm_up(pool)
+        monkeypatch.setattr(ReaderHandle, "signal", ignore_ends)
+        with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError):
+            read_all(pool, [fake(FakeRead, 0, pause_s=60)])
+        monkeypatch.setattr(ReaderHandle, "signal", send_signal)
+        assert notes == [f"reader {pids[0]} can't be killed, process sleeping: left behind"]
+        assert read_all(pool, [fake(FakeRead, 1)])[0][0] == [1]
+        os.kill(pids[0], signal.SIGKILL)  # as if the disk answered at last
+        psutil.Process(pids[0]).wait(5)
+
+
+# --- readers that end ---------------------------------------------------------------------------------
+
+
+def test_killed_reader_is_replaced_and_all_is_read_in_order(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    requests = [fake(FakeRead, i) for i in range(8)]
+    requests[3] = fake(CrashingRead, 3, unless_gone=flag)
+    notes: list[str] = []
+    patience = Patience(backoff_s=0.0)
+    with ReaderPool(2, slot_nbytes=SLOT, patience=patience, note=notes.append) as pool:
+        items = read_all(pool, requests)
+    assert [arrays["fields"].tolist() for _, arrays in items] == [[i] for i in range(8)]
+    assert len(notes) == 1
+    assert "killed by SIGKILL while beginning" in notes[0]
+
+
+def test_reader_that_always_crashes_is_told_with_signal_and_stack() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool, pytest.raises(SourceError) as caught:
+        read_all(pool, [fake(CrashingRead, 4, number=signal.SIGSEGV)])
+    error = caught.value
+    assert (error.kind, error.exit_code, error.sample) == ("reader_died", 3, 4)
+    assert "SIGSEGV" in str(error)
+    assert "reader_faults.py" in error.__notes__[0]
+
+
+def test_reader_killed_while_idle_is_replaced() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT, patience=Patience(retries=1, backoff_s=0.0)) as pool:
+        warm_up(pool)
+        os.kill(pool.status().readers[0].pid, signal.SIGKILL)
+        assert read_all(pool, [fake(FakeRead, 1)])[0][0] == [1]
+
+
+def test_reader_without_memory_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = np.zeros((1, 64, 1 << 20), np.float32)  # 256 MiB
+    with ReaderPool(1, slot_nbytes=1 << 28, patience=Patience(retries=0)) as pool:
+        warm_up(pool)
+        pid = pool.status().readers[0].pid
+        limit = psutil.Process(pid).memory_info().vms + (64 << 20)
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+        with pytest.raises(SourceError) as caught:
+            read_all(pool, requests_for(path, num_samples=1))
+    assert caught.value.kind == "no_memory"
+    assert caught.value.path == str(path)
+
+
+# --- sources that are damaged, or change --------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes readers that start from now on misbehave in reads, as long as the returned file is there."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc: not found")
+    shim, flag = tmp_path / "slow_disk.so", tmp_path / "slow"
+    source = Path(__file__).with_name("slow_disk.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+
+    def start(how: str) -> Path:
+        monkeypatch.setenv("LD_PRELOAD", str(shim))
+        monkeypatch.setenv("SLOW_DISK", str(flag))
+        monkeypatch.setenv("SLOW_DISK_HOW", how)
+        flag.touch()
+        return flag
+
+    return start
+
+
+def write_large(tmp_path: Path) -> Path:
+    """A file whose samples are larger than anything that HDF5 reads when it opens one."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = np.arange(4 * 8 * 1024, dtype=np.float32).reshape(4, 8, 1024)
+    return path
+
+
+def test_read_that_hangs_is_told_with_samples_and_what_was_done(
+    slow_disk: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = write_large(tmp_path)
+    slow_disk("hang")
+    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool:
+        warm_up(pool)
+        with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError, match=r"samples 2\.\.3") as caught:
+            read_all(pool, requests_for(path, num_samples=4)[1:])
+    assert str(caught.value.found).startswith("reading for ")
+    assert "read_samples" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("how", "num_notes"), [("fail_once", 1), ("fail", 2)])
+def test_input_output_error_is_tried_again(
+    slow_disk: Callable[[str], Path], tmp_path: Path, how: str, num_notes: int
+) -> None:
+    path = write_large(tmp_path)
+    slow_disk(how)
+    notes: list[str] = []
+    patience = Patience(backoff_s=0.0)
+    with ReaderPool(1, slot_nbytes=SLOT, patience=patience, on_error="skip", note=notes.append) as pool:
+        items = read_all(pool, requests_for(path, num_samples=4, size=4))
+    assert len(notes) == num_notes
+    if how == "fail_once":
+        assert items[0][1]["fields"].sum() == np.arange(4 * 8 * 1024, dtype=np.float32).sum()
+    else:
+        assert (items[0].error.kind, items[0].error.dataset) == ("read_failed", "data")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_corrupt_chunk_skips_its_batch_only(tmp_path: Path, num_workers: int) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        data = np.arange(6 * 4 * 64, dtype=np.float32).reshape(6, 4, 64)
+        file.create_dataset("data", data=data, chunks=(1, 4, 64), compression="gzip")
+        chunk = file["data"].id.get_chunk_info(2)
+    with path.open("r+b") as raw:
+        raw.seek(chunk.byte_offset)
+        raw.write(b"\xff" * 16)
+    with ReaderPool(num_workers, slot_nbytes=SLOT, on_error="skip") as pool:
+        items = read_all(pool, requests_for(path, num_samples=6))
+    assert isinstance(items[1], Skipped)
+    assert items[1].samples.tolist() == [102, 103]
+    assert (items[1].error.kind, items[1].error.dataset) == ("read_failed", "data")
+    assert [items[0][0], items[2][0]] == [[100, 101], [104, 105]]
+
+
+def test_file_cut_off_before_it_is_opened_is_told_as_truncated(tmp_path: Path) -> None:
+    path = write_scalar_1d(tmp_path / "a.h5")
+    os.truncate(path, path.stat().st_size // 2)
+    with ReaderPool(1, slot_nbytes=SLOT) as pool, pytest.raises(SourceError) as caught:
+        read_all(pool, requests_for(path, num_samples=5))
+    assert caught.value.kind == "truncated"
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 256)
+
+
+def replace(path: Path) -> None:
+    os.replace(write_scalar_1d(path.with_suffix(".new"), num_samples=9), path)
+
+
+@pytest.mark.parametrize("change", [cut_off, replace, Path.unlink])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_file_that_changes_while_it_is_read_is_told_so(
+    tmp_path: Path, num_workers: int, change: Callable[[Path], None]
+) -> None:
+    path = write_scalar_1d(tmp_path / "a.h5", num_samples=9)
+    with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
+        reading = pool.read(requests_for(path, num_samples=9, size=1))
+        next(reading)
+        change(path)
+        with pytest.raises(SourceError) as caught:
+            list(reading)
+    assert caught.value.kind == "source_changed"
+
+
+def test_skipped_samples_leave_the_others_in_order(tmp_path: Path) -> None:
+    good = write_scalar_1d(tmp_path / "good.h5", num_samples=6)
+    bad = requests_for(fifo(tmp_path / "fifo.h5"), num_samples=2)
+    good_requests = requests_for(good, num_samples=6)
+    with ReaderPool(2, slot_nbytes=SLOT, patience=ONCE, on_error="skip") as pool:
+        items = read_all(pool, [*good_requests[:1], *bad, *good_requests[1:]])
+    assert isinstance(items[1], Skipped)
+    assert isinstance(items[1].error, ReadTimeoutError)
+    assert [items[i][0] for i in (0, 2, 3)] == [[100, 101], [102, 103], [104, 105]]
+
+
+# --- sight, and the end -------------------------------------------------------------------------------
+
+
+def test_status_and_stacks_say_what_each_reader_does(tmp_path: Path) -> None:
+    requests = [fake(FakeRead, 0), *requests_for(fifo(tmp_path / "fifo.h5"), num_samples=4)]
+    with ReaderPool(1, slot_nbytes=SLOT) as pool:
+        reading = pool.read(requests)
+        next(reading)
+        while pool.status().readers[0].doing != "opening":
+            time.sleep(0.01)
+        status = pool.status()
+        (stack,) = pool.stacks().values()
+        assert status.readers[0].request is requests[1]
+        assert status.readers[0].num_waiting == 1
+        assert 0 <= time.monotonic() - status.readers[0].since_s < 5
+        assert (status.num_ready, status.nbytes) == (1, 8)
+        assert "open_hdf5" in stack
+
+
+def test_errors_of_readers_survive_pickling(tmp_path: Path) -> None:
+    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool, pytest.raises(SourceError) as caught:
+        read_all(pool, [fake(CrashingRead, 4)])
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.kind) == (str(caught.value), "reader_died")
+
+
+_SUPERVISOR = """
+import sys, threading, time
+from pathlib import Path
+from ups_store.console import interruptible
+from ups_store.ingest.pool import ReaderPool
+from ups_store.ingest.read_request import DescribeRequest
+
+def tell(pool):
+    while [reader.doing for reader in pool.status().readers] != ["opening", "opening"]:
+        time.sleep(0.01)
+    print(*(reader.pid for reader in pool.status().readers), flush=True)
+
+if __name__ == "__main__":
+    with interruptible(), ReaderPool(2, slot_nbytes=1 << 20) as pool:
+        threading.Thread(target=tell, args=[pool], daemon=True).start()
+        list(pool.describe([DescribeRequest(Path(path)) for path in sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_readers_end_with_their_supervisor(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "supervisor.py"
+    script.write_text(_SUPERVISOR)
+    paths = [fifo(tmp_path / name) for name in ("a.h5", "b.h5")]
+    with subprocess.Popen([sys.executable, script, *paths], stdout=PIPE, stderr=PIPE) as supervisor:
+        assert supervisor.stdout
+        readers = [psutil.Process(int(pid)) for pid in supervisor.stdout.readline().split()]
+        supervisor.send_signal(number)
+        with ends_within(GRACE_S):
+            _, told = supervisor.communicate(timeout=10)
+            _, alive = psutil.wait_procs(readers, timeout=GRACE_S)
+        assert len(readers) == 2
+        assert alive == []
+    assert (b"BuildInterruptedError" in told) == (number != signal.SIGKILL)

@@ -1,0 +1,258 @@
+"""The place of one reader in a pool: its requests in order, and the reader process, which may be replaced.
+
+What a reader that was late or died had not done, its successor does; only the request that it was working
+on is counted as failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import ReadTimeoutError
+from ups_store.ingest.blame import died, timed_out
+from ups_store.ingest.read_request import Request
+from ups_store.ingest.reader_handle import ReaderHandle, stacks_of, stop_readers
+from ups_store.ingest.reader_process import Done, Failed
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long readers may take, and how often one is replaced.
+
+    Attributes:
+        timeout_s: For one request, from when it is begun, or since it last said that it got on.
+        open_timeout_s: For opening a file.
+        start_timeout_s: For the start of a reader, which takes 0.3 s, or many on a busy machine.
+        retries: How often a request is tried again after its reader was late or died, or the system reported
+            EIO or ESTALE.
+        backoff_s: Pause before the first of these; it doubles each time.
+    """
+
+    timeout_s: float = 300.0
+    open_timeout_s: float = 60.0
+    start_timeout_s: float = 60.0
+    retries: int = 2
+    backoff_s: float = 0.5
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way.
+
+    Attributes:
+        id: Number, growing in the order of the requests.
+        request: The request.
+        lane: Where it was put.
+        next_s: When it became the next one of its reader.
+        num_failed: How often its reader was late or died.
+        reader: Reader that it was sent to, whose memory the arrays lie in.
+        slot: Slot there.
+        is_settled: Whether there is a result, or an error.
+    """
+
+    id: int
+    request: Request
+    lane: Lane | None = None
+    next_s: float = 0.0
+    num_failed: int = 0
+    reader: ReaderHandle | None = None
+    slot: int = -1
+    is_settled: bool = False
+    arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    value: Any = None
+    error: Exception | None = None
+
+    def place(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Room for an array of the result in this process, where there are no readers."""
+        self.arrays[name] = np.empty(shape, dtype)
+        return self.arrays[name]
+
+
+class Lane:
+    """See the module.
+
+    Args:
+        num_slots: Slots of the reader.
+        slot_nbytes: Size of one.
+        patience: Deadlines and retries.
+        note: Told when a request is tried again.
+
+    Attributes:
+        reader: The reader, while there is one.
+        queue: Jobs that aren't settled, in order.
+        num_taken: Those, and jobs whose result the caller hasn't done with.
+    """
+
+    def __init__(self, *, num_slots: int, slot_nbytes: int, patience: Patience, note: Note) -> None:
+        self.reader: ReaderHandle | None = None
+        self.queue: deque[Job] = deque()
+        self.num_taken = 0
+        self._num_slots = num_slots
+        self._slot_nbytes = slot_nbytes
+        self._patience = patience
+        self._note = note
+        self._restart_s = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another job would have a slot."""
+        return self.num_taken < self._num_slots
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        job.lane, job.next_s = self, time.monotonic()
+        self.queue.append(job)
+        self.num_taken += 1
+
+    def release(self, job: Job) -> None:
+        """The caller has done with a job: its slot is free."""
+        self.num_taken -= 1
+        if job.reader is not None:
+            job.reader.free_slots.append(job.slot)
+
+    def feed(self) -> None:
+        """Start a reader if there is work for one, and send it all that can be sent."""
+        if self.reader is None and self.queue and time.monotonic() >= self._restart_s:
+            self.reader = ReaderHandle(num_slots=self._num_slots, slot_nbytes=self._slot_nbytes)
+        for job in self.queue if self.reader else ():
+            if job.reader is None and not self._send(job):
+                return
+
+    def _send(self, job: Job) -> bool:
+        assert self.reader is not None
+        slot = self.reader.free_slots[-1]
+        is_sent = self.reader.send(job.request, request_id=job.id, slot=slot)
+        if is_sent:
+            job.reader, job.slot = self.reader, self.reader.free_slots.pop()
+        return is_sent
+
+    def receive(self) -> int:
+        """Take the answers that are there; returns bytes of the arrays in them."""
+        nbytes = 0
+        for answer in self.reader.receive() if self.reader else ():
+            if answer is None:
+                self._replace_lost()
+            elif isinstance(answer, Failed) and answer.is_transient:
+                stop_lanes([self])  # with the reader go the files that it has open
+                self.blame(answer.error)
+                break
+            else:
+                nbytes += self._settle(answer)
+        return nbytes
+
+    def _settle(self, answer: Done | Failed) -> int:
+        job = self.queue[0]
+        assert job.id == answer.request_id, f"answer {answer.request_id}, expected {job.id}"
+        assert job.reader is not None
+        if isinstance(answer, Failed):
+            job.error = answer.error
+        else:
+            memory = job.reader.memory
+            job.arrays = {placed.name: memory.view(job.slot, placed) for placed in answer.placed}
+            job.value = answer.value
+        self._finish_next()
+        return sum(array.nbytes for array in job.arrays.values())
+
+    def _finish_next(self) -> None:
+        self.queue.popleft().is_settled = True
+        if self.queue:
+            self.queue[0].next_s = time.monotonic()
+
+    def _replace_lost(self) -> None:
+        assert self.reader is not None
+        error = died(self.queue[0].request, self.reader, attempt=self._attempt()) if self.queue else None
+        stop_lanes([self])
+        if error:
+            self.blame(error)
+
+    def wait_s(self) -> float:
+        """How long nothing has to be done here, unless the reader answers; inf without work."""
+        if not self.queue:
+            return float("inf")
+        return self.left_s() if self.reader else self._restart_s - time.monotonic()
+
+    def left_s(self) -> float:
+        """Time that is left to the reader; inf if it has nothing to do."""
+        if not self.queue or self.reader is None:
+            return float("inf")
+        if self.reader.status.request_id > self.queue[0].id:
+            return float("inf")  # it has answered, and that is about to be received
+        return self._limit()[0] - time.monotonic()
+
+    def _limit(self) -> tuple[float, float]:
+        """When the time of the reader is up, and how much it had."""
+        assert self.reader is not None
+        job, status, patience = self.queue[0], self.reader.status, self._patience
+        if status.doing == "starting":
+            return self.reader.started_s + patience.start_timeout_s, patience.start_timeout_s
+        is_begun = status.request_id == job.id
+        begun_s = status.progressed_s if is_begun else max(job.next_s, status.since_s)
+        limit = begun_s + patience.timeout_s, patience.timeout_s
+        if status.doing == "opening":
+            return min(limit, (status.since_s + patience.open_timeout_s, patience.open_timeout_s))
+        return limit
+
+    def late_error(self, stack: str) -> ReadTimeoutError:
+        """The error for a reader whose time is up."""
+        assert self.reader is not None
+        return timed_out(
+            self.queue[0].request,
+            self.reader,
+            attempt=self._attempt(),
+            stack=stack,
+            timeout_s=self._limit()[1],
+        )
+
+    def _attempt(self) -> str:
+        return f"attempt {self.queue[0].num_failed + 1} of {self._patience.retries + 1}"
+
+    def blame(self, error: Exception) -> None:
+        """Count a failure of the next job: it is tried again after a pause, or has failed for good."""
+        job = self.queue[0]
+        job.num_failed += 1
+        if job.num_failed > self._patience.retries:
+            job.error = error
+            self._finish_next()
+            return
+        pause_s = self._patience.backoff_s * 2 ** (job.num_failed - 1)
+        self._restart_s = time.monotonic() + pause_s
+        self._note(f"{error}; trying again in {pause_s:g} s")
+
+    def note_left_behind(self, reader: ReaderHandle) -> None:
+        """Say that a reader could not be ended."""
+        self._note(f"reader {reader.pid} can't be killed, process {reader.process_state()}: left behind")
+
+    def forget_reader(self) -> None:
+        """There is no reader any more; the jobs stay, to be sent to the next one."""
+        self.reader = None
+        for job in self.queue:
+            job.reader = None
+
+
+def replace_late(lanes: Sequence[Lane]) -> None:
+    """End readers whose time is up, all at once; their requests are tried again or have failed."""
+    late = [lane for lane in lanes if lane.left_s() <= 0]
+    if late:
+        stacks = stacks_of([lane.reader for lane in late if lane.reader])
+        errors = [lane.late_error(stack) for lane, stack in zip(late, stacks, strict=True)]
+        stop_lanes(late)
+        for lane, error in zip(late, errors, strict=True):
+            lane.blame(error)
+
+
+def stop_lanes(lanes: Sequence[Lane]) -> None:
+    """End the readers of lanes, all at once."""
+    readers = {lane.reader: lane for lane in lanes if lane.reader}
+    for reader in stop_readers(list(readers)):
+        readers[reader].note_left_behind(reader)
+    for lane in readers.values():
+        lane.forget_reader()

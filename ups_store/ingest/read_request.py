@@ -1,0 +1,139 @@
+"""What a reader can be asked for: what a file holds, and samples of it.
+
+A request is pickled, sent to a reader process and run there. Anything with the attributes of `Request` will
+do, so long as the process can import its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import SourceError
+from ups_store.ingest.info import EVERYTHING, Selection, SourceInfo
+from ups_store.metadata import dtype_of
+from ups_store.tasks import Task
+
+if TYPE_CHECKING:
+    from ups_store.ingest.reader_process import Reader
+
+MAX_SAMPLES = 16_384  # of one request, whose message has to fit in a socket's buffer
+
+
+class Request(Protocol):
+    """Something to be done by a reader with one file."""
+
+    @property
+    def path(self) -> Path:
+        """The file, for messages."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """What of the file is concerned, for messages, such as "samples 4..7"."""
+        ...
+
+    @property
+    def first_sample(self) -> int | None:
+        """First sample concerned, numbered as in the file, for messages."""
+        ...
+
+    def run(self, reader: Reader) -> object:
+        """Do it; arrays go where `reader.place` says, and a small result may be returned (pickled).
+
+        Raises:
+            SourceError: Passed on to whoever asked.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DescribeRequest:
+    """Open a file and say what it holds; see `open_source`."""
+
+    path: Path
+    task: Task | None = None
+    selection: Selection = EVERYTHING
+    subject = "the structure"
+    first_sample = None
+
+    def run(self, reader: Reader) -> SourceInfo:
+        """Open the file; it stays open for the samples that will be asked for."""
+        with reader.opened(self.path, task=self.task, selection=self.selection) as source:
+            return source.info
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRequest:
+    """Read samples of one file in the dtypes of a store.
+
+    Attributes:
+        path: The file.
+        task: What the file is meant to be.
+        selection: Reduction while reading.
+        samples: What the caller calls the samples, such as their numbers in the store; shape (B,), at most
+            `MAX_SAMPLES`.
+        indices: Their numbers in the file, shape (B,).
+        dtypes: Name of the dtype that each array is cast to.
+        check_finite: Whether NaN and Inf are an error.
+    """
+
+    path: Path
+    task: Task | None
+    selection: Selection
+    samples: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    dtypes: Mapping[str, str]
+    check_finite: bool = False
+
+    def __post_init__(self) -> None:
+        assert 0 < len(self.indices) == len(self.samples) <= MAX_SAMPLES, len(self.indices)
+
+    @property
+    def subject(self) -> str:
+        """The samples, by their numbers in the file."""
+        first, last = self.indices[0], self.indices[-1]
+        return f"sample {first}" if len(self.indices) == 1 else f"samples {first}..{last}"
+
+    @property
+    def first_sample(self) -> int:
+        """First sample, numbered as in the file."""
+        return int(self.indices[0])
+
+    def run(self, reader: Reader) -> None:
+        """Read, cast and check.
+
+        Raises:
+            SourceError: As `open_source` and `Source.read`; kind "source_changed"; kind "not_finite".
+        """
+        with reader.opened(self.path, task=self.task, selection=self.selection) as source:
+            reader.doing("reading")
+            arrays = source.read(self.indices.tolist())
+        reader.doing("converting")
+        for name, values in arrays.items():
+            cast = reader.place(name, values.shape, dtype_of(self.dtypes[name]))
+            with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are counted, not warned about
+                np.copyto(cast, values, casting="unsafe")
+            if self.check_finite:
+                self._expect_finite(name, values, cast)
+
+    def _expect_finite(self, name: str, values: npt.NDArray[Any], cast: npt.NDArray[Any]) -> None:
+        bad = ~np.isfinite(cast).reshape(len(cast), -1)
+        if not bad.any():
+            return
+        row = int(np.flatnonzero(bad.any(axis=1))[0])
+        overflowed = bool(np.isfinite(values[row]).all())
+        raise SourceError(
+            f"{int(bad[row].sum())} of {bad.shape[1]} values are not finite"
+            + (f" as {cast.dtype}" if overflowed else ""),
+            kind="not_finite",
+            path=self.path,
+            array=name,
+            sample=int(self.indices[row]),
+            hint="choose a wider --cache-dtype" if overflowed else "mend the source, or --on-nan keep",
+        )
