@@ -67,9 +67,10 @@ def read_finished(fd: int, path: Path) -> Catalog:
     """
     check_regular(fd, path)
     directory = read_directory(fd, path)
-    root = _read_root(fd, directory.root, path)
+    root = read_root(fd, directory.root, path)
+    _refuse_packed(root, path)
     metas = [(_read_array(fd, record, path), record.nbytes) for record in directory.arrays]
-    layout = _plan(root, directory.root.nbytes, metas, path)
+    layout = checked_layout(root, directory.root.nbytes, metas, path)
     check_directory(directory, layout, is_newer=root.version > FORMAT_VERSION, path=path)
     return Catalog(root, layout, tuple(record.crc for record in directory.records[: len(layout.entries)]))
 
@@ -78,7 +79,8 @@ def read_building(fd: int, path: Path) -> Catalog:
     """Read the catalog of a file under construction from its start: it has no directory yet (spec 6.1)."""
     check_regular(fd, path)
     root_record = _next_record(fd, 0, ROOT_NAME, path)
-    root = _read_root(fd, root_record, path)
+    root = read_root(fd, root_record, path)
+    _refuse_packed(root, path)
     records, metas = [root_record], []
     arrays = root.identity.get("arrays")
     names = sorted(arrays) if isinstance(arrays, dict) else []
@@ -87,7 +89,7 @@ def read_building(fd: int, path: Path) -> Catalog:
         record = _next_record(fd, records[-1].end, f"{name}/{ROOT_NAME}", path)
         metas.append((_read_array(fd, record, path), record.nbytes))  # checks that it ends within the file
         records.append(record)
-    layout = _plan(root, root_record.nbytes, metas, path)
+    layout = checked_layout(root, root_record.nbytes, metas, path)
     return Catalog(root, layout, tuple(record.crc for record in records))
 
 
@@ -108,8 +110,9 @@ def _next_record(fd: int, offset: int, name: str, path: Path) -> CentralRecord:
     return record
 
 
-def _read_root(fd: int, record: CentralRecord, path: Path) -> RootMeta:
-    root = parse_root(_read_json(fd, record, path), path=path)
+def read_root(fd: int, record: CentralRecord, path: Path) -> RootMeta:
+    """Read the root group's metadata; version and hash are checked (spec 7.1, step 3)."""
+    root = parse_root(read_json(fd, record, path), path=path)
     if root.version[0] > FORMAT_VERSION[0]:
         raise VersionTooNewError(
             "written for a newer format",
@@ -151,14 +154,30 @@ def _hash_of(root: RootMeta, path: Path) -> str:
         ) from error
 
 
+def _refuse_packed(root: RootMeta, path: Path) -> None:
+    if root.packed is not None:
+        raise FormatError(
+            "it is packed for shipping, so it can't be mapped",
+            path=path,
+            kind="packed",
+            clause="13.2",
+            hint="unpack it with `ups-store unpack`, or read it with `ups_store.packed_store.open_packed`",
+        )
+
+
 def _read_array(fd: int, record: CentralRecord, path: Path) -> ArrayMeta:
+    return parse_array(array_name(record, path), read_json(fd, record, path), path=path)
+
+
+def array_name(record: CentralRecord, path: Path) -> str:
+    """Name of the array that a metadata entry belongs to."""
     name = record.name.removesuffix(f"/{ROOT_NAME}")
     if not is_name(name):
         raise FormatError("array name", path=path, kind="name", clause="4.2", found=repr(name))
-    return parse_array(name, _read_json(fd, record, path), path=path)
+    return name
 
 
-def _read_json(fd: int, record: CentralRecord, path: Path) -> bytes:
+def read_json(fd: int, record: CentralRecord, path: Path) -> bytes:
     """The bytes of a metadata entry, its size and CRC-32 checked."""
     if record.nbytes > MAX_JSON_BYTES:
         raise FormatError(
@@ -193,7 +212,10 @@ def _read_json(fd: int, record: CentralRecord, path: Path) -> bytes:
     return raw
 
 
-def _plan(root: RootMeta, root_nbytes: int, metas: list[tuple[ArrayMeta, int]], path: Path) -> Layout:
+def checked_layout(
+    root: RootMeta, root_nbytes: int, metas: list[tuple[ArrayMeta, int]], path: Path
+) -> Layout:
+    """Geometry of arrays that fit together and are those of the identity document (spec 4.5, 8.1)."""
     lengths: dict[str, int] = {}
     for meta, _ in metas:
         for dim, length in zip(meta.dims, meta.shape, strict=True):

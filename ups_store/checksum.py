@@ -6,7 +6,8 @@ times slower here (`docs/format/rationale.md`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -25,9 +26,15 @@ def crc32(data: Bytes, start: int = 0) -> int:
 
 def crc32c(data: Bytes, start: int = 0) -> int:
     """CRC-32C (Castagnoli, RFC 3720) of `data`, continued from `start`."""
+    return _castagnoli()(data, start)
+
+
+@functools.cache
+def _castagnoli() -> Callable[[Bytes, int], int]:
     import crc32c as package  # its import takes 40 ms, and opening a store doesn't need it
 
-    return int(package.crc32c(data, start))
+    function: Callable[[Bytes, int], int] = package.crc32c
+    return function
 
 
 def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:

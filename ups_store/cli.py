@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 import typer
 
 import ups_store
+from ups_store import convert_verbs, doctor_verb
 from ups_store.console import (
     Verbose,
+    console,
     format_age,
     format_nbytes,
+    interruptible,
     is_verbose,
     log,
     print_json,
@@ -136,13 +139,37 @@ def verify(
     *,
     as_json: AsJson = False,
     num_threads: Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--repair", help="rebuild what is damaged; KEY=VALUE overrides may follow the store"),
+    ] = None,
     verbose: Verbose = 0,
 ) -> int:
     """Check every byte; exit code 1 for damage.
 
-    Payloads are checked by their checksums, all other bytes by making them again.
+    Payloads are checked by their checksums, all other bytes by making them again. With --repair CONFIG.yaml
+    the damaged samples of one store are read from its sources again, and a new file takes its place.
     """
+    if config is not None:
+        _repair(paths, config)
+        paths = paths[:1]
     return max([_verify(path, as_json, num_threads) for path in paths])
+
+
+def _repair(words: list[Path], config: Path) -> None:
+    """Repair the store that the first word names; the others are overrides of the configuration."""
+    from ups_store.build.repair import repair_store
+    from ups_store.build.watch import ConsoleWatcher
+
+    path, overrides = words[0], [str(word) for word in words[1:]]
+    if not all("=" in word for word in overrides):
+        raise ConfigError("--repair", expected="one store, then KEY=VALUE overrides", found=overrides)
+    with interruptible(), ConsoleWatcher(console) as watcher:
+        done = repair_store(path, config, overrides=overrides, watcher=watcher)
+    if done.is_needed:
+        log(f"{path}: {done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied")
+    else:
+        log(f"{path}: nothing to repair")
 
 
 def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
@@ -155,15 +182,40 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
         ):
             found = store.verify(num_threads=num_threads, progress=bar)
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
+        if isinstance(error, StoreError) and error.kind == "packed":
+            return _verify_packed(path, as_json)
         if as_json:
             print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
         return report(error)
-    seconds = time.perf_counter() - started
+    return _tell_found(path, found, time.perf_counter() - started, as_json)
+
+
+def _tell_found(path: Path, found: Report, seconds: float, as_json: bool) -> int:
+    """Tell what a check found; returns the exit code."""
     if as_json:
         print_json({**asdict(found), "path": str(path), "ok": found.ok, "seconds": round(seconds, 4)})
     else:
         _show_report(path, found, seconds)
     return 0 if found.ok else DAMAGED
+
+
+def _verify_packed(path: Path, as_json: bool) -> int:
+    """Check one packed store by decoding all of it; returns the exit code."""
+    from ups_store.packed_store import open_packed
+    from ups_store.packed_verify import verify_packed
+
+    started = time.perf_counter()
+    try:
+        with (
+            open_packed(path) as store,
+            progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=as_json) as bar,
+        ):
+            found = verify_packed(store, progress=bar)
+    except (StoreError, OSError) as error:
+        if as_json:
+            print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
+        return report(error)
+    return _tell_found(path, found, time.perf_counter() - started, as_json)
 
 
 def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
@@ -231,7 +283,7 @@ def diff(
     with ups_store.open(a, partial=True) as left, ups_store.open(b, partial=True) as right:
         differing = differences(dict(left.identity), dict(right.identity))
         attrs = differences(dict(left.attrs), dict(right.attrs))
-        is_finished = left.fd < 0 and right.fd < 0
+        is_finished = not (left.is_partial or right.is_partial)
         same_content = left.fingerprint == right.fingerprint if is_finished else None
     if as_json:
         print_json(
@@ -286,6 +338,10 @@ def gc(
         what = f"{garbage.kind}{committed if garbage.kind == 'unfinished' else ''}"
         size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
         print(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
+
+
+convert_verbs.add_to(app)
+doctor_verb.add_to(app)
 
 
 def main() -> NoReturn:

@@ -13,10 +13,12 @@ from ups_store.building import Samples
 from ups_store.checksum import crc32, crc32c
 from ups_store.commit import Batch
 from ups_store.errors import SpecError
-from ups_store.layout import CHECKSUM_BYTES, ArrayLayout, Layout
+from ups_store.layout import ArrayLayout, Layout
 from ups_store.metadata import ArrayMeta, dtype_of
 
 Arrays = Mapping[str, npt.ArrayLike]
+
+_CHECKSUM = struct.Struct("<I")
 
 
 def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -71,24 +73,31 @@ def encode_batch(layout: Layout, samples: Samples, values: Arrays) -> Batch:
     Returns:
         A batch that owns its bytes.
     """
-    slots = tuple(
-        _fill_slots(
-            array, as_payload(values[array.meta.name], array.meta, (len(samples), *array.meta.sample_shape))
-        )
-        for array in layout.per_sample
-    )
-    crcs = np.array([[crc32(row.data) for row in rows] for rows in slots], np.uint32)
-    return Batch(samples, slots, crcs.reshape(len(slots), len(samples)).T)
+    slots, crcs = [], np.empty((len(samples), len(layout.per_sample)), np.uint32)
+    for i, array in enumerate(layout.per_sample):
+        meta = array.meta
+        payload = as_payload(values[meta.name], meta, (len(samples), *meta.sample_shape))
+        slots.append(_copy_to_slots(array, payload))
+        crcs[:, i] = _seal(array, slots[-1])
+    return Batch(samples, tuple(slots), crcs)
 
 
-def _fill_slots(array: ArrayLayout, payload: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _copy_to_slots(array: ArrayLayout, payload: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Slots with zeros behind the payload, shape (M, stride)."""
     nbytes = array.meta.sample_nbytes
-    rows = payload.reshape(len(payload), -1).view(np.uint8).reshape(len(payload), nbytes)
     slots = np.empty((len(payload), array.stride), np.uint8)
-    slots[:, :nbytes] = rows
-    if array.meta.is_sharded:
-        slots[:, nbytes + CHECKSUM_BYTES :] = 0
-        for slot in slots:
-            checksum = struct.pack("<I", crc32c(slot[:nbytes].data))
-            slot[nbytes : nbytes + CHECKSUM_BYTES] = np.frombuffer(checksum, np.uint8)
+    slots[:, :nbytes] = payload.reshape(len(payload), -1).view(np.uint8).reshape(len(payload), nbytes)
+    slots[:, nbytes:] = 0
     return slots
+
+
+def _seal(array: ArrayLayout, slots: npt.NDArray[np.uint8]) -> list[int]:
+    """Write the chunk checksum behind every payload that has a slot; returns the CRC-32 of the rows."""
+    nbytes, stride, has_slots = array.meta.sample_nbytes, array.stride, array.meta.is_sharded
+    memory, crcs = slots.reshape(-1).data, []  # its slices cost a fifth of NumPy's rows
+    for first in (i * stride for i in range(len(slots))):
+        if has_slots:
+            end = first + nbytes
+            _CHECKSUM.pack_into(memory, end, crc32c(memory[first:end]))
+        crcs.append(crc32(memory[first : first + stride]))
+    return crcs

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import struct
@@ -27,6 +28,28 @@ _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: st
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK_POLL_S = 0.01
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
+
+# statfs(2) and linux/magic.h. FUSE and 9p may be local, but nobody can tell from here.
+NETWORK_FILE_SYSTEMS = {
+    0x6969: "nfs",
+    0x517B: "smb",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x01021997: "9p",
+    0x65735546: "fuse",
+    0x0BD00BD0: "lustre",
+    0x47504653: "gpfs",
+    0x00C36400: "ceph",
+    0x5346414F: "afs",
+    0x6B414653: "afs",
+    0x73757245: "coda",
+    0xAAD7AAEA: "panfs",
+    0x20030528: "orangefs",
+    0x19830326: "beegfs",
+    0x786F4256: "vboxsf",
+    0xBACBACBC: "vmhgfs",
+}
 
 
 def open_existing(path: Path, *, writable: bool = False) -> int:
@@ -53,6 +76,11 @@ def close(fd: int) -> None:
     os.close(fd)
 
 
+def duplicate(fd: int) -> int:
+    """Another descriptor of the same open file; the caller owns it."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+
+
 def size(fd: int) -> int:
     """Length of the open file."""
     return os.fstat(fd).st_size
@@ -73,6 +101,14 @@ def read_at(fd: int, offset: int, nbytes: int) -> bytes:
         parts.append(part)
         got += len(part)
     return b"".join(parts)
+
+
+def read_into(fd: int, offset: int, target: memoryview) -> int:
+    """Fill `target`, a view of bytes; returns how many there were, fewer only at the end of the file."""
+    got = 0
+    while got < len(target) and (nbytes := os.preadv(fd, [target[got:]], offset + got)):
+        got += nbytes
+    return got
 
 
 def write_at(fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -161,6 +197,11 @@ def map_private(fd: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
+def mapped_file_nbytes(mapping: mmap.mmap) -> int:
+    """Length of the mapped file now: `mmap` keeps a descriptor of it."""
+    return mapping.size()
+
+
 def resident_nbytes(mapping: mmap.mmap, nbytes: int) -> int:
     """Bytes of a mapped file that lie in the page cache, in whole pages (mincore).
 
@@ -168,10 +209,33 @@ def resident_nbytes(mapping: mmap.mmap, nbytes: int) -> int:
     """
     pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
     start = np.frombuffer(mapping, np.uint8).ctypes.data
-    call = ctypes.CDLL(None, use_errno=True).mincore
+    call = _libc().mincore
     if call(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), ctypes.c_void_p(pages.ctypes.data)):
         raise OSError(ctypes.get_errno(), "mincore")
     return min(nbytes, int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def network_file_system(fd: int) -> str | None:
+    """Name of the network file system that the open file lies on; None for local ones (fstatfs)."""
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc().fstatfs(ctypes.c_int(fd), status):
+        return None  # then it isn't known to be one
+    magic = int.from_bytes(status.raw[:8], "little") & 0xFFFFFFFF
+    return NETWORK_FILE_SYSTEMS.get(magic)
+
+
+def is_network(path: Path) -> bool:
+    """Whether a file or folder lies on a network file system."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return network_file_system(fd) is not None
+    finally:
+        os.close(fd)
 
 
 def free_bytes(folder: Path) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.layout import ArrayLayout
-from ups_store.metadata import ArrayMeta
+from ups_store.metadata import ArrayMeta, dtype_of
 
 TIME_DIM = "time"
 MAX_ITEM_BYTES = 2**31 - 1  # NumPy's limit for one item
@@ -108,20 +108,14 @@ def gather_array(
     Returns:
         The output; a new one has room for slots behind the scenes, which makes its reuse fastest.
     """
-    shape = (len(samples), *_shape_of(array.meta, window))
-    if out is None:
-        out = _new_output(array, view.dtype, shape, has_slots=window is None)
-    elif out.shape != shape or out.dtype != view.dtype or not out.flags.writeable:
-        expected = f"writeable {view.dtype} {shape}"
-        found = f"{'writeable' if out.flags.writeable else 'read-only'} {out.dtype} {out.shape}"
-        raise SpecError("out", kind="out", array=array.meta.name, expected=expected, found=found)
+    out = output_for(array, len(samples), window, out)
     if not out.size:
         return out
     if window is not None:
-        _copy_windows(view, samples, window, out)
+        copy_windows(view, samples, window, out)
     elif _has_slots(out, array.stride):
         slots = np.ndarray((len(samples),), f"V{array.stride}", out.base)
-        np.take(_items(array, memory, array.stride), samples, out=slots, mode="clip")  # checked before
+        _items(array, memory, array.stride).take(samples, out=slots, mode="clip")  # checked before
     elif not out.flags.c_contiguous:
         for row, sample in enumerate(samples.tolist()):
             out[row, ...] = view[sample]
@@ -130,6 +124,20 @@ def gather_array(
         items[...] = _items(array, memory, array.meta.sample_nbytes)[samples]
     else:
         _copy_bytes(array, memory, samples, _bytes_of(out))
+    return out
+
+
+def output_for(
+    array: ArrayLayout, num: int, window: Window | None, out: npt.NDArray[Any] | None
+) -> npt.NDArray[Any]:
+    """`out` if `num` samples or windows of the array fit into it, new memory for None, else `SpecError`."""
+    dtype, shape = dtype_of(array.meta.dtype), (num, *_shape_of(array.meta, window))
+    if out is None:
+        return _new_output(array, dtype, shape, has_slots=window is None)
+    if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
+        expected = f"writeable {dtype} {shape}"
+        found = f"{'writeable' if out.flags.writeable else 'read-only'} {out.dtype} {out.shape}"
+        raise SpecError("out", kind="out", array=array.meta.name, expected=expected, found=found)
     return out
 
 
@@ -172,12 +180,13 @@ def _bytes_of(out: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def _copy_bytes(array: ArrayLayout, memory: Any, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
     # Slices of memoryviews copy with one memmove each and half the overhead of NumPy's assignment.
     source, target, nbytes = memoryview(memory), rows.data.cast("B"), array.meta.sample_nbytes
-    for row, sample in enumerate(samples.tolist()):
-        first = array.offset + sample * array.stride
-        target[row * nbytes : (row + 1) * nbytes] = source[first : first + nbytes]
+    firsts = (array.offset + samples * array.stride).tolist()
+    for at, first in zip(range(0, len(target), nbytes), firsts, strict=True):
+        target[at : at + nbytes] = source[first : first + nbytes]
 
 
-def _copy_windows(view: npt.NDArray[Any], samples: Samples, window: Window, out: npt.NDArray[Any]) -> None:
+def copy_windows(view: npt.NDArray[Any], samples: Samples, window: Window, out: npt.NDArray[Any]) -> None:
+    """Copy one window per sample out of `view`, shape (N, ...), into `out`, shape (B, ...)."""
     before = (slice(None),) * window.axis
     span = (window.length - 1) * window.stride + 1
     for row, (sample, first) in enumerate(zip(samples.tolist(), window.start.tolist(), strict=True)):

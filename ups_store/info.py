@@ -97,6 +97,8 @@ class StoreInfo:
         nbytes: Length of the finished file.
         modified_s: When it was last written, seconds since the epoch.
         resident_share: Share of the file in RAM, 0 to 1.
+        reads: How samples are read: "map" or "pread".
+        network: Name of the network file system that it lies on; None for local ones.
         config_hash: sha256 of the identity.
         fingerprint: Digest of the content; None while it isn't finished.
         identity: What it was made from.
@@ -113,6 +115,8 @@ class StoreInfo:
     nbytes: int
     modified_s: float
     resident_share: float
+    reads: str
+    network: str | None
     config_hash: str
     fingerprint: str | None
     identity: dict[str, Any]
@@ -137,7 +141,7 @@ def describe(store: Store, *, statistics: bool = False, progress: Progress | Non
         statistics: Whether to read all of it, a block at a time, for the statistics of its float arrays.
         progress: Called with the number of bytes that were read for them since the last call.
     """
-    is_published = store.fd < 0 and files.exists(store.path)
+    is_published = not store.is_partial and files.exists(store.path)
     path = store.path if is_published else building_path(store.path)
     return StoreInfo(
         path=path,
@@ -146,6 +150,8 @@ def describe(store: Store, *, statistics: bool = False, progress: Progress | Non
         nbytes=store.nbytes,
         modified_s=files.modified_s(path),
         resident_share=store.residency(),
+        reads=store.access,
+        network=store.network,
         config_hash=store.config_hash,
         fingerprint=store.fingerprint if is_published else None,
         identity=dict(store.identity),

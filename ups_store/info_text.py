@@ -29,6 +29,7 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
     size = format_nbytes(info.nbytes)
     yield f"format {info.format_version} · {info.num_samples:,} samples · {size} · {_state(info)}"
     yield f"config hash {info.config_hash}"
+    yield f"reads: {info.reads}" + (f", for it lies on {info.network}" if info.network else "")
     yield ""
     yield _arrays(info)
     if info.statistics is not None:

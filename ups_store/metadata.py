@@ -123,19 +123,20 @@ class ArrayMeta:
         }
 
     def _codecs(self, chunk_shape: list[int]) -> list[dict[str, Any]]:
-        chain = [_bytes_codec(self.dtype), {"name": "crc32c"}]
+        chain = [bytes_codec(self.dtype), {"name": "crc32c"}]
         if not self.is_sharded:
             return chain
         configuration = {
             "chunk_shape": [1, *chunk_shape[1:]],
             "codecs": chain,
-            "index_codecs": [_bytes_codec("uint64"), {"name": "crc32c"}],
+            "index_codecs": [bytes_codec("uint64"), {"name": "crc32c"}],
             "index_location": "end",
         }
         return [{"name": "sharding_indexed", "configuration": configuration}]
 
 
-def _bytes_codec(dtype: str) -> dict[str, Any]:
+def bytes_codec(dtype: str) -> dict[str, Any]:
+    """The codec `bytes` as `zarr.json` names it for a Zarr data type (spec 4.4)."""
     if dtype_of(dtype).itemsize == 1:
         return {"name": "bytes"}
     return {"name": "bytes", "configuration": {"endian": "little"}}
@@ -150,12 +151,14 @@ class RootMeta:
         config_hash: sha256 of the canonical identity document, hexadecimal.
         identity: The identity document (spec 8).
         attrs: The caller's attributes, without the key `ups_store`.
+        packed: How a packed store is packed (spec 13.2); None for a mapped one.
     """
 
     version: tuple[int, int]
     config_hash: str
     identity: dict[str, Any]
     attrs: dict[str, Any] = field(default_factory=dict)
+    packed: dict[str, Any] | None = None
 
     def to_json(self) -> bytes:
         """The bytes of the root `zarr.json`, padded with spaces to whole pages (spec 4.3)."""
@@ -164,6 +167,8 @@ class RootMeta:
             "config_hash": self.config_hash,
             "identity": self.identity,
         }
+        if self.packed is not None:
+            ours["packed"] = self.packed
         document = {
             "zarr_format": 3,
             "node_type": "group",
@@ -212,8 +217,14 @@ def parse_json(raw: bytes, *, path: object, entry: str) -> dict[str, Any]:
     return document
 
 
-def parse_array(name: str, raw: bytes, *, path: object) -> ArrayMeta:
-    """Read one array's `zarr.json`; anything that `to_json` wouldn't write is refused (spec 4.4)."""
+def parse_array(
+    name: str,
+    raw: bytes,
+    *,
+    path: object,
+    document_of: Callable[[ArrayMeta], dict[str, Any]] = ArrayMeta.document,
+) -> ArrayMeta:
+    """Read one array's `zarr.json`; anything that `document_of` wouldn't write is refused (spec 4.4)."""
     document = parse_json(raw, path=path, entry=f"{name}/zarr.json")
     bad = functools.partial(_bad_key, path, name)
     shape, dtype, dims = _parse_geometry(document, bad)
@@ -222,7 +233,7 @@ def parse_array(name: str, raw: bytes, *, path: object) -> ArrayMeta:
         raise bad("attributes", "an object", attrs)
     _check_attrs(attrs, path=path, entry=f"{name}/zarr.json")
     meta = ArrayMeta(name, shape, dtype, dims, attrs)
-    expected = meta.document()
+    expected = document_of(meta)
     for key in sorted(expected.keys() | document.keys()):
         if not _same(document.get(key), expected.get(key)):
             kind = "codec" if key == "codecs" else "array_metadata"
@@ -297,9 +308,19 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
             expected="format_version 'MAJOR.MINOR', config_hash, identity",
             found=_short(sorted(ours)),
         )
+    packed = ours.get("packed")
+    if packed is not None and not isinstance(packed, dict):
+        raise FormatError(
+            "attribute 'ups_store', key 'packed'",
+            path=path,
+            kind="root_metadata",
+            clause="13.2",
+            expected="an object",
+            found=_short(packed),
+        )
     others = {key: value for key, value in attrs.items() if key != "ups_store"}
     _check_attrs(others, path=path, entry="zarr.json")
-    return RootMeta((int(numbers[1]), int(numbers[2])), config_hash, identity, others)
+    return RootMeta((int(numbers[1]), int(numbers[2])), config_hash, identity, others, packed)
 
 
 def _check_attrs(attrs: dict[str, Any], *, path: object, entry: str) -> None:

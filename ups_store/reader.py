@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from ups_store import files
 from ups_store.array_spec import ArraySpec
 from ups_store.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.checksum import Bytes
 from ups_store.errors import (
     ArrayNotFoundError,
     NotCommittedError,
@@ -25,9 +27,10 @@ from ups_store.errors import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.gather import gather_array, window_of
+from ups_store.gather import gather_array, output_for, window_of
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
+from ups_store.pread import cut, read_bytes, read_constant, read_samples
 from ups_store.recovery import (
     BUILDING_SUFFIX,
     Building,
@@ -36,11 +39,14 @@ from ups_store.recovery import (
     read_building_file,
     read_commits,
 )
+from ups_store.touch import TouchChecks
 
 if TYPE_CHECKING:
     from ups_store.verify import Report
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
+Access: TypeAlias = Literal["auto", "map", "pread"]
+Verify: TypeAlias = Literal["touch"]
 
 
 class Store:
@@ -56,27 +62,40 @@ class Store:
         config_hash: sha256 of the identity, 64 hexadecimal digits.
         attrs: Attributes of the root group.
         version: Format version of the file, `(major, minor)`.
+        access: "map", or "pread" where `sample` and `gather` read instead of copying from the mapping.
+        network: Name of the network file system that the file lies on, such as "nfs"; None for local ones.
+        is_partial: Whether it was opened while it was under construction.
     """
 
     def __init__(
         self,
         path: Path,
-        mapping: mmap.mmap,
+        fd: int,
         catalog: Catalog,
         *,
         building: Building | None = None,
-        fd: int = -1,
+        access: Access = "auto",
+        verify: Verify | None = None,
     ) -> None:
         self.path = path
         self.identity: Mapping[str, Any] = catalog.root.identity
         self.config_hash = catalog.root.config_hash
         self.attrs: Mapping[str, Any] = catalog.root.attrs
         self.version = catalog.root.version
+        self.network = files.network_file_system(fd)
+        self.access = access if access != "auto" else "pread" if self.network else "map"
+        self.is_partial = building is not None
         self._catalog = catalog
-        self._mapping: mmap.mmap | None = mapping
+        self._file_nbytes = catalog.layout.file_nbytes
         self._building = building
-        self.fd = fd  # of a partial store only, to read its commit table again
         self._views: dict[str, npt.NDArray[Any]] = {}
+        # A mapping needs no descriptor of ours; commit tables and samples that are read do.
+        needs_fd = self.access == "pread" or self.is_partial
+        self._mapping: mmap.mmap | None = None if self.access == "pread" else self._new_mapping(fd)
+        self._fd = files.duplicate(fd) if needs_fd else -1
+        self._closing = weakref.finalize(self, files.close, self._fd) if needs_fd else None
+        self._verify = verify
+        self._checks = TouchChecks(self._read, path) if verify == "touch" else None
 
     def __len__(self) -> int:
         """N, the number of samples."""
@@ -99,9 +118,7 @@ class Store:
     @property
     def constants(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays without a sample axis, as views; `create` takes them as they are."""
-        return {
-            name: self._view(name) for name, a in self._catalog.layout.arrays.items() if a.meta.is_constant
-        }
+        return {name: self[name] for name, a in self._catalog.layout.arrays.items() if a.meta.is_constant}
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
@@ -111,29 +128,39 @@ class Store:
     @property
     def nbytes(self) -> int:
         """Length of the finished file in bytes."""
-        return self._catalog.layout.file_nbytes
+        return self._file_nbytes
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
         """Which samples are there, bool, shape (N,); of a store under construction as of now."""
         if self._building is None or self._building.header is None:
             return np.ones(len(self), bool)
-        self._map()
-        committed, _ = read_commits(self.fd, self._catalog.layout, self._building.header)
-        if files.size(self.fd) == self.nbytes:  # finished meanwhile, so all were, and the table is cut off
+        self._check_open()
+        committed, _ = read_commits(self._fd, self._catalog.layout, self._building.header)
+        if files.size(self._fd) == self.nbytes:  # finished meanwhile, so all were, and the table is cut off
             committed[:] = True
         return committed
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """The whole array as a read-only view, shape (N, ...), no copy; a constant likewise.
+        """The whole array as a read-only view of the mapping, shape (N, ...), no copy; a constant likewise.
+
+        Also a store that is read with "pread" is mapped for this; its constants are read. With
+        `verify="touch"` an array without slots is checked here, one with slots (samples of 4096 bytes or
+        more) is not.
 
         Raises:
             ArrayNotFoundError: Also a KeyError.
             NotCommittedError: For an array of a store under construction.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If `verify="touch"` finds damage.
         """
+        array = self._layout(name)
+        self._check_length()
         view = self._view(name)
-        if self._building is not None and not self._catalog.layout.arrays[name].meta.is_constant:
-            self._require(np.arange(len(self)))
+        if not array.meta.is_constant:
+            self._require(np.arange(len(self) if self.is_partial else 0))
+        if not array.meta.is_sharded:
+            self._check(array, np.arange(0))
         return view
 
     def sample(self, index: int) -> dict[str, npt.NDArray[Any]]:
@@ -142,12 +169,22 @@ class Store:
         Raises:
             SampleIndexError: Unless 0 <= index < N; also an IndexError.
             NotCommittedError: If the store is under construction and the sample isn't there yet.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If `verify="touch"` finds damage.
         """
-        self._require(self._check_indices([index]))
-        return {
-            array.meta.name: self._view(array.meta.name)[index, ...]
-            for array in self._catalog.layout.per_sample
-        }
+        if self.access == "pread":
+            read = self.gather([index])
+            for batch in read.values():
+                batch.flags.writeable = False
+            return {name: batch[0, ...] for name, batch in read.items()}
+        samples = self._check_indices([index])
+        self._check_length()
+        self._require(samples)
+        values = {}
+        for array in self._catalog.layout.per_sample:
+            self._check(array, samples)
+            values[array.meta.name] = self._view(array.meta.name)[index, ...]
+        return values
 
     def gather(
         self,
@@ -175,9 +212,12 @@ class Store:
         Raises:
             SampleIndexError: For a sample or window outside the store.
             SpecError: For an `out` of another shape or dtype.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If `verify="touch"` finds damage.
         """
         chosen = list(self.arrays) if names is None else list(names)
         samples = self._check_indices(indices)
+        self._check_length()
         self._require(samples)
         result = {}
         for name in chosen:
@@ -185,8 +225,13 @@ class Store:
             if array.meta.is_constant:
                 raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
             window = window_of(array.meta, len(samples), start=start, length=length, stride=stride)
-            target = None if out is None else out.get(name)
-            result[name] = gather_array(array, self._map(), self._view(name), samples, window, target)
+            target = output_for(array, len(samples), window, None if out is None else out.get(name))
+            self._check(array, samples)
+            if self.access == "pread":
+                read_samples(self._fd, array, samples, window, target, path=self.path)
+            else:
+                gather_array(array, self._map(), self._view(name), samples, window, target)
+            result[name] = target
         return result
 
     def residency(self) -> float:
@@ -208,7 +253,9 @@ class Store:
         """
         from ups_store.verify import verify_file
 
-        fingerprint = None if self._building else self.fingerprint  # which is made when the store is finished
+        fingerprint = (
+            None if self.is_partial else self.fingerprint
+        )  # which is made when the store is finished
         return verify_file(self.path, fingerprint=fingerprint, num_threads=num_threads, progress=progress)
 
     @property
@@ -220,9 +267,9 @@ class Store:
         """Let go of the mapping; it goes when its last view does. Closing twice is allowed."""
         self._views.clear()
         self._mapping = None
-        if self.fd >= 0:
-            files.close(self.fd)
-            self.fd = -1
+        self._fd = -1
+        if self._closing is not None:
+            self._closing()
 
     def __enter__(self) -> Self:
         return self
@@ -233,18 +280,48 @@ class Store:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        is_partial = self._building is not None
+        options = {"partial": self.is_partial, "access": self.access, "verify": self._verify}
         return _reopen, (
             str(self.path),
-            is_partial,
-            None if is_partial else self.fingerprint,
+            None if self.is_partial else self.fingerprint,
             self.config_hash,
+            options,
         )
 
-    def _map(self) -> mmap.mmap:
-        if self._mapping is None:
+    def _check_open(self) -> None:
+        if self._mapping is None and self._fd < 0:
             raise StoreClosedError("the store is closed", path=self.path, hint="open it again")
+
+    def _map(self) -> mmap.mmap:
+        self._check_open()
+        if self._mapping is None:
+            self._mapping = self._new_mapping(self._fd)
         return self._mapping
+
+    def _new_mapping(self, fd: int) -> mmap.mmap:
+        return files.map_private(fd, self.nbytes)
+
+    def _check_length(self) -> None:
+        """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5)."""
+        if self._mapping is not None:
+            nbytes = files.mapped_file_nbytes(self._mapping)
+        else:
+            self._check_open()
+            nbytes = files.size(self._fd)
+        if nbytes < self._file_nbytes:
+            raise cut(self.path, self._file_nbytes, nbytes)
+
+    def _check(self, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> None:
+        # A small array's checksum is written when the store is finished (spec 6.8).
+        is_unwritten = self.is_partial and not (array.meta.is_sharded or array.meta.is_constant)
+        if self._checks is not None and not is_unwritten:
+            self._checks.check(array, samples)
+
+    def _read(self, first: int, nbytes: int) -> Bytes:
+        """Bytes of the file, the way that `gather` gets them."""
+        if self.access == "pread":
+            return read_bytes(self._fd, first, nbytes, path=self.path)
+        return memoryview(self._map())[first : first + nbytes]
 
     def _layout(self, name: str) -> ArrayLayout:
         try:
@@ -258,7 +335,13 @@ class Store:
     def _view(self, name: str) -> npt.NDArray[Any]:
         view = self._views.get(name)
         if view is None:
-            view = _make_view(self._map(), self._layout(name))
+            array = self._layout(name)
+            if self.access == "pread" and array.meta.is_constant and array.entry:
+                self._check_open()
+                view = read_constant(self._fd, array, path=self.path)
+                view.flags.writeable = False
+            else:
+                view = _make_view(self._map(), array)
             self._views[name] = view
         return view
 
@@ -288,52 +371,63 @@ class Store:
             )
 
 
-def open_store(path: str | os.PathLike[str], *, partial: bool = False) -> Store:
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    partial: bool = False,
+    access: Access = "auto",
+    verify: Verify | None = None,
+) -> Store:
     """Open a store: reads its end, its directory and its metadata, and maps the rest.
 
     Args:
         path: A finished store, usually `<task>_<split>.zarr.zip`; with `partial` also a building file itself.
         partial: Whether to open what has been committed so far if there is no finished store yet.
+        access: "map" copies from a mapping, "pread" reads, "auto" reads on network file systems only. A file
+            that another program cuts ends the process with SIGBUS if that happens while mapped memory is
+            used; with "pread" it is always a `TruncatedError`, except in views (`store[name]`).
+        verify: "touch" checks a sample's CRC-32C when `sample` or `gather` use it for the first time; arrays
+            without slots and constants are checked whole, also by `store[name]`. The first use of a sample
+            takes about twice as long, a later one 3 µs more per array and batch (docs/performance.md).
     Raises:
         StoreNotFoundError: If there is no file; also a FileNotFoundError.
         FormatError: If it isn't a store, is damaged in its structure, or is newer than this program.
+        SpecError: For another `access` or `verify`.
     """
+    if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
+        found = f"access={access!r}, verify={verify!r}"
+        raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
     target = Path(path).absolute()
     if partial and target.name.endswith(BUILDING_SUFFIX):
-        return _open_building(target.with_name(target.name.removesuffix(BUILDING_SUFFIX)))
+        return _open_building(target.with_name(target.name.removesuffix(BUILDING_SUFFIX)), access, verify)
     try:
         fd = files.open_existing(target)
     except StoreNotFoundError as error:
         if not files.exists(building_path(target)):
             raise
         if partial:
-            return _open_building(target)
+            return _open_building(target, access, verify)
         error.hint = "it is being built: run the build again to finish it, or open it with partial=True"
         raise
     try:
-        catalog = read_finished(fd, target)
-        return Store(target, files.map_private(fd, catalog.layout.file_nbytes), catalog)
+        return Store(target, fd, read_finished(fd, target), access=access, verify=verify)
     finally:
         files.close(fd)
 
 
-def _open_building(path: Path) -> Store:
+def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
     where = building_path(path)
     fd = files.open_existing(where)
     try:
-        building = read_building_file(fd, where)
-        mapping = files.map_private(fd, building.catalog.layout.file_nbytes)
-    except BaseException:
+        found = read_building_file(fd, where)
+        building = None if found.state is State.FINISHED else found
+        return Store(path, fd, found.catalog, building=building, access=access, verify=verify)
+    finally:
         files.close(fd)
-        raise
-    if building.state is State.FINISHED:
-        files.close(fd)
-        return Store(path, mapping, building.catalog)
-    return Store(path, mapping, building.catalog, building=building, fd=fd)
 
 
-def _reopen(path: str, partial: bool, fingerprint: str | None, config_hash: str) -> Store:
-    store = open_store(path, partial=partial)
+def _reopen(path: str, fingerprint: str | None, config_hash: str, options: dict[str, Any]) -> Store:
+    store = open_store(path, **options)
     same = store.config_hash == config_hash and fingerprint in (None, store.fingerprint)
     if not same:
         store.close()

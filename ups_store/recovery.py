@@ -113,7 +113,7 @@ def commits_among(
     may have reached the disk before their bytes (spec 6.5, step 3).
     """
     committed = is_committed(header, samples, records)
-    if header.is_lazy and not _is_same_boot(header):
+    if header.is_lazy and committed.any() and not _is_same_boot(header):
         for i in np.flatnonzero(committed):
             committed[i] = sample_crcs(fd, layout, int(samples[i])) == records[i, 1:-1].tolist()
     return committed

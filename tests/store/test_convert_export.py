@@ -1,0 +1,330 @@
+"""Export: every format holds the same bits, identity and attributes; nothing half-written is ever seen."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import zarr
+from conftest import MakeStore
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from small_stores import build, mixed_constants, mixed_values, names_in
+
+import ups_store
+from ups_store.convert import FORMATS, export_store
+from ups_store.convert import output as output_module
+from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
+from ups_store.metadata import DTYPE_NAMES, dtype_of
+
+ATTRS = {"channels": ["u", "v", "w", "p"], "length_x": 1.0, "note": "Grüße", "periodic": True, "none": None}
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(dtype_of("bfloat16"))
+    return tensor.numpy()
+
+
+def read_zarr(path: Path) -> Arrays:
+    group = zarr.open_group(path, mode="r")
+    return {name: np.asarray(array[...]) for name, array in group.arrays()}
+
+
+def read_safetensors(path: Path) -> Arrays:
+    with safe_open(path, framework="pt") as file:
+        return {name: to_numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+
+
+def read_hdf5(path: Path) -> Arrays:
+    with h5py.File(path) as file:
+        return {name: read_dataset(dataset) for name, dataset in file.items()}
+
+
+def read_dataset(dataset: h5py.Dataset) -> npt.NDArray[Any]:
+    value = np.asarray(dataset[()])
+    kind = dataset.id.get_type()
+    is_bfloat16 = kind.get_class() == h5py.h5t.FLOAT and kind.get_size() == 2 and kind.get_ebias() == 127
+    if not is_bfloat16:
+        return value
+    bits = np.zeros(dataset.shape, np.uint16)
+    if bits.size:
+        dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, bits, kind)
+    return bits.view(dtype_of("bfloat16"))
+
+
+def read_pt(path: Path) -> Arrays:
+    samples = [torch.load(file, weights_only=True) for file in sorted(path.glob("sample_*.pt"))]
+    constants = (
+        torch.load(path / "constants.pt", weights_only=True) if (path / "constants.pt").exists() else {}
+    )
+    flat = [
+        {
+            **({"latent": sample["latent"]} if "latent" in sample else {}),
+            **sample["params"],
+            **{f"bc_{name}": value for name, value in sample["bc"].items()},
+        }
+        for sample in samples
+    ]
+    names = flat[0] if flat else {}
+    arrays = {name: np.stack([to_numpy(sample[name]) for sample in flat]) for name in names}
+    return arrays | {name: to_numpy(value) for name, value in constants.items()}
+
+
+READ: dict[str, Callable[[Path], Arrays]] = {
+    "zarr": read_zarr,
+    "safetensors": read_safetensors,
+    "hdf5": read_hdf5,
+    "pt": read_pt,
+}
+SUFFIX = {"zarr": ".zarr", "safetensors": ".safetensors", "hdf5": ".h5", "pt": ""}
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype), name
+        assert found[name].tobytes() == value.tobytes(), name
+
+
+@pytest.fixture(params=sorted(FORMATS))
+def to(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_every_format_has_a_reader_here() -> None:
+    assert READ.keys() == FORMATS.keys()
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_export_holds_the_same_bits(make_store: MakeStore, tmp_path: Path, to: str) -> None:
+    with ups_store.open(make_store()) as store:
+        target = export_store(store, tmp_path / f"out{SUFFIX[to]}", to=to)
+    assert_same(READ[to](target), mixed_values() | mixed_constants())
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_export_of_any_bits_reads_back_in_every_format(dtype: str, data: st.DataObject) -> None:
+    """NaN payloads, signed zeros and infinities included; large and small arrays, constants, no samples."""
+    num = data.draw(st.integers(1, 3), label="N")
+    seed = data.draw(st.integers(0, 2**32 - 1), label="seed")
+    shape = data.draw(st.sampled_from([(), (3,), (2, 0), (3, 1400)]), label="shape")
+    rng = np.random.default_rng(seed)
+    kind = dtype_of(dtype)
+
+    def bits(*shape: int) -> npt.NDArray[Any]:
+        raw = rng.integers(0, 2 if dtype == "bool" else 256, int(np.prod(shape)) * kind.itemsize, np.uint8)
+        return raw.view(kind).reshape(shape)
+
+    values, constants = {"u": bits(num, *shape)}, {"c": bits(*shape)}
+    with tempfile.TemporaryDirectory() as name:
+        path = build(Path(name, "a.zarr.zip"), values, constants=constants, dims={})
+        with ups_store.open(path) as store:
+            for to, read in READ.items():
+                target = export_store(store, Path(name, f"out_{to}"), to=to, verify=False)
+                assert_same(read(target), values | constants)
+
+
+def test_zarr_export_carries_dims_attrs_and_identity(make_store: MakeStore, tmp_path: Path) -> None:
+    with ups_store.open(make_store(attrs=ATTRS)) as store:
+        group = zarr.open_group(export_store(store, tmp_path / "out.zarr", to="zarr"), mode="r")
+        attrs = dict(group.attrs)
+        assert attrs.pop("ups_store") == {"config_hash": store.config_hash, "identity": store.identity}
+        assert attrs == ATTRS
+        fields = group["fields"]
+        assert isinstance(fields, zarr.Array)
+        assert fields.metadata.dimension_names == ("sample", "time", "x", "channel")  # type: ignore[union-attr]
+
+
+def test_safetensors_export_carries_identity_and_attrs(make_store: MakeStore, tmp_path: Path) -> None:
+    with ups_store.open(make_store(attrs=ATTRS)) as store:
+        target = export_store(store, tmp_path / "out.safetensors", to="safetensors")
+        with safe_open(target, framework="np") as file:
+            metadata = file.metadata()
+        assert metadata["config_hash"] == store.config_hash
+        assert json.loads(metadata["identity"]) == store.identity
+        assert json.loads(metadata["attrs"]) == ATTRS
+        assert json.loads(metadata["dims"])["fields"] == ["sample", "time", "x", "channel"]
+
+
+def test_safetensors_export_keeps_every_array_aligned(make_store: MakeStore, tmp_path: Path) -> None:
+    with ups_store.open(make_store()) as store:
+        raw = export_store(store, tmp_path / "out.safetensors", to="safetensors").read_bytes()
+        header_nbytes = struct.unpack("<Q", raw[:8])[0]
+        header = json.loads(raw[8 : 8 + header_nbytes])
+        for name in store.dims:
+            assert (8 + header_nbytes + header[name]["data_offsets"][0]) % store[name].itemsize == 0
+
+
+def test_hdf5_export_carries_labels_attrs_and_identity(make_store: MakeStore, tmp_path: Path) -> None:
+    with (
+        ups_store.open(make_store(attrs=ATTRS)) as store,
+        h5py.File(export_store(store, tmp_path / "out.h5", to="hdf5")) as file,
+    ):
+        assert json.loads(file.attrs["ups_store.identity"]) == store.identity
+        assert file.attrs["ups_store.config_hash"] == store.config_hash
+        assert json.loads(file.attrs["ups_store.attrs"]) == ATTRS
+        assert (file.attrs["length_x"], file.attrs["note"]) == (1.0, "Grüße")
+        assert [dim.label for dim in file["fields"].dims] == ["sample", "time", "x", "channel"]
+
+
+def test_hdf5_export_with_an_identity_over_64_kib_is_written(make_store: MakeStore, tmp_path: Path) -> None:
+    """HDF5 keeps attributes of other kinds than texts within 64 KiB."""
+    with ups_store.open(make_store(identity={"names": ["x" * 1000] * 100})) as store:
+        target = export_store(store, tmp_path / "out.h5", to="hdf5")
+    with h5py.File(target) as file:
+        assert len(file.attrs["ups_store.identity"]) > 100_000
+
+
+def test_hdf5_readers_without_bfloat16_get_the_values(make_store: MakeStore, tmp_path: Path) -> None:
+    with ups_store.open(make_store()) as store:
+        with h5py.File(export_store(store, tmp_path / "out.h5", to="hdf5")) as file:
+            latent = file["latent"].astype("float32")[...]
+        np.testing.assert_array_equal(latent, store["latent"].astype(np.float32))
+
+
+def test_pt_export_writes_the_layout_that_import_reads(tmp_path: Path) -> None:
+    values = {
+        "latent": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+        "nu": np.array([0.1, 0.2]),
+        "bc_left": np.array([[1.0, 2.0], [3.0, 4.0]]),
+    }
+    with ups_store.open(build(tmp_path / "a", values, dims={}, attrs=ATTRS)) as store:
+        folder = export_store(store, tmp_path / "out", to="pt")
+        document = json.loads((folder / "store.json").read_text())
+        assert (document["config_hash"], document["attrs"]) == (store.config_hash, ATTRS)
+    assert names_in(folder) == ["sample_000000.pt", "sample_000001.pt", "store.json"]
+    sample = torch.load(folder / "sample_000001.pt", weights_only=True)
+    assert sample["params"]["nu"].item() == 0.2
+    assert sample["bc"]["left"].tolist() == [3.0, 4.0]
+    assert sample["latent"].tolist() == values["latent"][1].tolist()
+
+
+def test_pt_files_hold_no_more_than_their_sample(make_store: MakeStore, tmp_path: Path) -> None:
+    """A saved view would bring the whole array with it."""
+    with ups_store.open(make_store(mixed_values(40))) as store:
+        folder = export_store(store, tmp_path / "out", to="pt")
+        sample_nbytes = sum(value.nbytes for value in store.sample(0).values())
+    assert (folder / "sample_000007.pt").stat().st_size < sample_nbytes + 8192
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_export_refuses_an_existing_target_without_force(
+    make_store: MakeStore, tmp_path: Path, to: str
+) -> None:
+    target = tmp_path / "out"
+    with ups_store.open(make_store()) as store:
+        export_store(store, target, to=to)
+        with pytest.raises(SpecError) as caught:
+            export_store(store, target, to=to)
+        assert caught.value.kind == "exists"
+        export_store(store, target, to=to, force=True)
+    assert_same(READ[to](target), mixed_values() | mixed_constants())
+    assert names_in(tmp_path) == ["burgers1d_train.zarr.zip", "out"]
+
+
+@pytest.mark.parametrize("to", ["zarr", "pt"])
+def test_export_never_replaces_a_folder_of_other_things(
+    make_store: MakeStore, tmp_path: Path, to: str
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with ups_store.open(make_store()) as store, pytest.raises(SpecError) as caught:
+        export_store(store, tmp_path / "home", to=to, force=True)
+    assert caught.value.kind == "exists"
+    assert names_in(tmp_path / "home") == ["thesis.tex"]
+
+
+def test_export_that_fails_midway_leaves_nothing(
+    make_store: MakeStore, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(nbytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with ups_store.open(make_store()) as store, pytest.raises(DiskFullError) as caught:
+        export_store(store, tmp_path / "out", to=to, progress=full)
+    assert caught.value.exit_code == 6
+    assert names_in(tmp_path) == ["burgers1d_train.zarr.zip"]
+
+
+def test_export_without_force_never_replaces_a_file_that_appears_meanwhile(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.h5"
+    with ups_store.open(make_store()) as store, pytest.raises(SpecError) as caught:
+        export_store(store, target, to="hdf5", progress=lambda nbytes: target.write_text("theirs"))  # type: ignore[arg-type, return-value]
+    assert caught.value.kind == "exists"
+    assert target.read_text() == "theirs"
+
+
+def test_export_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Path, to: str) -> None:
+    path = make_store()
+    with ups_store.open(path) as store:
+        at = path.read_bytes().index(store["fields"][2].tobytes())
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff\xff\xff\xff")
+    with ups_store.open(path) as store:
+        with pytest.raises(CorruptChunkError) as caught:
+            export_store(store, tmp_path / "out", to=to)
+        assert (caught.value.array, caught.value.sample) == ("fields", 2)
+        assert names_in(tmp_path) == [path.name]
+
+
+def test_export_to_an_unknown_format_or_folder_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
+    with ups_store.open(make_store()) as store:
+        with pytest.raises(SpecError, match="parquet"):
+            export_store(store, tmp_path / "out", to="parquet")
+        with pytest.raises(StoreNotFoundError):
+            export_store(store, tmp_path / "nowhere" / "out", to="hdf5")
+
+
+def test_export_of_metadata_too_long_for_safetensors_is_refused(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ups_store.convert.safetensors_file.MAX_HEADER_BYTES", 64)
+    with ups_store.open(make_store()) as store, pytest.raises(SpecError) as caught:
+        export_store(store, tmp_path / "out", to="safetensors")
+    assert caught.value.kind == "limits"
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hdf5", "zarr"])
+def test_export_needs_memory_for_blocks_only(
+    tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"u": np.zeros((256, 64, 1024), np.float32)}  # 64 MiB
+    path = build(tmp_path / "a", values, dims={}, durability="lazy")
+    del values
+    with ups_store.open(path) as store:
+        tracemalloc.start()
+        try:
+            export_store(store, tmp_path / "out", to=to, verify=False)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 40 << 20
+
+
+def test_temporary_file_of_a_living_export_is_no_garbage(make_store: MakeStore, tmp_path: Path) -> None:
+    from ups_store.garbage import find_garbage
+
+    make_store()
+    with output_module.new_file(tmp_path / "out") as file:
+        assert [g.path for g in find_garbage(tmp_path)] == []
+        assert file.path.exists()
+    (tmp_path / f"dead.building.{'0' * 16}").write_bytes(b"half")
+    assert [g.kind for g in find_garbage(tmp_path)] == ["temporary"]

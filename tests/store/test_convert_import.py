@@ -1,0 +1,216 @@
+"""`import_pt`: folders of `.pt` files become stores; hostile and damaged files are told, never run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import MakeStore
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_stores import all_arrays, assert_same_bits, build, mixed_values, names_in
+
+import ups_store
+from ups_store.convert import export_store
+from ups_store.convert import import_pt as import_module
+from ups_store.convert.import_pt import import_pt
+from ups_store.errors import SourceError, SpecError
+from ups_store.metadata import DTYPE_NAMES, dtype_of
+
+
+def sample(i: int, **changes: Any) -> dict[str, Any]:
+    document = {
+        "latent": torch.full((3, 4, 2), float(i)),
+        "params": {"nu": 0.1 * i, "force": torch.tensor([i, i + 1])},
+        "bc": {"left": torch.tensor(float(i))},
+    }
+    return {**document, **changes}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve samples, numbered without leading zeros."""
+    where = tmp_path / "pt"
+    where.mkdir()
+    for i in range(12):
+        torch.save(sample(i), where / f"sample_{i}.pt")
+    return where
+
+
+def reasons(error: SourceError) -> str:
+    assert error.kind == "damaged_files"
+    return str(error)
+
+
+def test_import_makes_a_store_in_order_of_the_numbers(folder: Path, tmp_path: Path) -> None:
+    done = import_pt(folder, tmp_path / "out.zarr.zip")
+    assert (done.num_samples, done.num_written, done.skipped) == (12, 12, {})
+    found = all_arrays(done.path)
+    assert found["latent"].shape == (12, 3, 4, 2)
+    assert found["latent"][:, 0, 0, 0].tolist() == list(range(12))
+    assert found["force"].tolist() == [[i, i + 1] for i in range(12)]
+    np.testing.assert_array_equal(found["nu"], [0.1 * i for i in range(12)])
+    np.testing.assert_array_equal(found["bc_left"], np.arange(12, dtype=np.float32))
+    with ups_store.open(done.path) as store:
+        assert store.dims["latent"] == ("sample", "time", "token", "width")
+        content = store.identity["content"]
+        assert (content["kind"], content["encoder"]) == ("imported", "unknown")
+
+
+def test_import_of_the_same_files_elsewhere_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    first = import_pt(folder, tmp_path / "a").path.read_bytes()
+    os.rename(folder, tmp_path / "moved")
+    assert import_pt(tmp_path / "moved", tmp_path / "b").path.read_bytes() == first
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_import_of_an_export_is_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, dtype: str, seed: int
+) -> None:
+    where = tmp_path_factory.mktemp("round")
+    kind, rng = dtype_of(dtype), np.random.default_rng(seed)
+    high = 2 if dtype == "bool" else 256
+    values = {
+        name: rng.integers(0, high, (3, 5, kind.itemsize), np.uint8).view(kind)[..., 0]
+        for name in ("latent", "nu", "bc_left")
+    }
+    with ups_store.open(build(where / "a", values, dims={})) as store:
+        exported = export_store(store, where / "pt", to="pt")
+    assert_same_bits(all_arrays(import_pt(exported, where / "b").path), values)
+
+
+def test_import_of_an_exported_mixed_store_is_the_same_bits(make_store: MakeStore, tmp_path: Path) -> None:
+    with ups_store.open(make_store()) as store:
+        exported = export_store(store, tmp_path / "pt", to="pt")
+    assert_same_bits(all_arrays(import_pt(exported, tmp_path / "b").path), mixed_values())
+
+
+class Evil:
+    """Runs a command when a careless loader unpickles it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_import_never_runs_what_a_file_holds(folder: Path, tmp_path: Path) -> None:
+    torch.save(sample(3, params={"nu": Evil(tmp_path / "ran")}), folder / "sample_3.pt")
+    with pytest.raises(SourceError) as caught:
+        import_pt(folder, tmp_path / "out")
+    assert "sample_3.pt: torch can't load it" in reasons(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "other_keys": ({"latents": torch.zeros(2)}, "expected a dict of latent, params and bc"),
+    "no_dict": ([torch.zeros(2)], "found a list"),
+    "empty": ({}, "found nothing"),
+    "nothing_in_it": ({"latent": None, "params": None, "bc": {}}, "it holds no array"),
+    "params_no_dict": (sample(5, params=[1.0]), "params is a list"),
+    "text": (sample(5, params={"nu": "0.1"}), "nu is str"),
+    "complex": (sample(5, latent=torch.zeros(3, dtype=torch.complex64)), "latent is complex64"),
+    "sparse": (sample(5, latent=torch.eye(3).to_sparse()), "layout torch.sparse_coo"),
+    "bomb": (sample(5, latent=torch.zeros(1).expand(2**40)), "repeats its elements"),
+    "huge_integer": (sample(5, params={"force": 2**70}), "more than 64 bits"),
+    "bad_name": (sample(5, params={"../nu": 1.0}), "is no name of an array"),
+    "twice": (sample(5, params={"bc_left": 1.0, "nu": 1.0, "force": 2}), "occurs twice"),
+    "other_shape": (
+        sample(5, latent=torch.zeros(3, 4, 3)),
+        r"float32 (3, 4, 3), but float32 (3, 4, 2) in sample_0",
+    ),
+    "other_dtype": (sample(5, latent=torch.zeros(3, 4, 2).half()), "array 'latent' is float16"),
+    "missing_array": (sample(5, bc={}), "array 'bc_left' is absent"),
+}
+
+
+@pytest.mark.parametrize("defect", BAD)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_import_tells_what_is_wrong_with_a_file(folder: Path, tmp_path: Path, defect: str) -> None:
+    document, reason = BAD[defect]
+    torch.save(document, folder / "sample_5.pt")
+    with pytest.raises(SourceError) as caught:
+        import_pt(folder, tmp_path / "out")
+    assert f"sample_5.pt: {reason}"[:12] in str(caught.value)
+    assert reason in reasons(caught.value)
+    assert caught.value.exit_code == 3
+    assert names_in(tmp_path) == ["pt"]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 900])
+def test_import_lists_every_truncated_file(folder: Path, tmp_path: Path, keep: int) -> None:
+    for i in (2, 7):
+        raw = (folder / f"sample_{i}.pt").read_bytes()
+        (folder / f"sample_{i}.pt").write_bytes(raw[:keep])
+    with pytest.raises(SourceError) as caught:
+        import_pt(folder, tmp_path / "out")
+    assert all(name in reasons(caught.value) for name in ("2 files", "sample_2.pt", "sample_7.pt"))
+
+
+def test_import_that_skips_leaves_damaged_files_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "sample_4.pt").write_bytes(b"PK")
+    (folder / "sample_9.pt").write_bytes(b"")
+    done = import_pt(folder, tmp_path / "out", on_error="skip")
+    assert sorted(done.skipped) == ["sample_4.pt", "sample_9.pt"]
+    expected = [i for i in range(12) if i not in (4, 9)]
+    assert all_arrays(done.path)["latent"][:, 0, 0, 0].tolist() == expected
+
+
+def test_import_with_nothing_good_fails_even_if_it_skips(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        path.write_bytes(b"no")
+    with pytest.raises(SourceError):
+        import_pt(folder, tmp_path / "out", on_error="skip")
+
+
+def test_import_of_an_empty_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no samples"):
+        import_pt(tmp_path, tmp_path / "out")
+
+
+def test_import_refuses_unknown_on_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError):
+        import_pt(folder, tmp_path / "out", on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_interrupted_import_continues_where_it_stopped(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = import_pt(folder, tmp_path / "whole").path.read_bytes()
+    monkeypatch.setattr(import_module, "COMMIT_BYTES", 1)
+    total = sum(path.stat().st_size for path in folder.iterdir())
+    done = 0
+
+    def stop(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if done > 1.5 * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_pt(folder, tmp_path / "out", progress=stop)
+    resumed = import_pt(folder, tmp_path / "out")
+    assert 0 < resumed.num_written < 12
+    assert resumed.path.read_bytes() == expected
+
+
+def test_import_notices_a_file_that_changes_meanwhile(folder: Path, tmp_path: Path) -> None:
+    total = sum(path.stat().st_size for path in folder.iterdir())
+    seen = 0
+
+    def change(nbytes: int) -> None:
+        nonlocal seen
+        seen += nbytes
+        if seen == total:
+            torch.save(sample(77), folder / "sample_8.pt")
+
+    with pytest.raises(SourceError, match="changed during the import"):
+        import_pt(folder, tmp_path / "out", progress=change)
+    assert not (tmp_path / "out").exists()

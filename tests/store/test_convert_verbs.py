@@ -1,0 +1,58 @@
+"""`ups-store export` and `import-pt`: what they print, exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import MakeStore
+
+import ups_store
+from ups_store import cli
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    """Run the command line in this process: exit code, stdout, stderr."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def test_export_prints_the_target_and_refuses_to_overwrite(
+    make_store: MakeStore, tmp_path: Path, invoke: Invoke
+) -> None:
+    path, target = make_store(), tmp_path / "out.h5"
+    assert invoke("export", path, "--to", "hdf5", target)[:2] == (0, f"{target}\n")
+    code, _, err = invoke("export", path, "--to", "hdf5", target)
+    assert (code, "--force" in err) == (2, True)
+    assert invoke("export", path, "--to", "hdf5", target, "--force", "--no-verify")[0] == 0
+
+
+def test_export_to_an_unknown_format_is_a_usage_error(
+    make_store: MakeStore, tmp_path: Path, invoke: Invoke
+) -> None:
+    assert invoke("export", make_store(), "--to", "csv", tmp_path / "out")[0] == 2
+
+
+def test_import_pt_says_what_was_left_out(tmp_path: Path, invoke: Invoke) -> None:
+    for i in range(3):
+        torch.save({"latent": torch.zeros(2, 2), "params": {}, "bc": {}}, tmp_path / f"sample_{i}.pt")
+    (tmp_path / "sample_1.pt").write_bytes(b"cut")
+    target = tmp_path / "out.zarr.zip"
+    code, _, err = invoke("import-pt", tmp_path, target)
+    assert (code, "sample_1.pt" in err) == (3, True)
+    code, out, err = invoke("import-pt", tmp_path, target, "--on-error", "skip", "--json")
+    assert (code, json.loads(out)["num_samples"], "left out" in err) == (0, 2, True)
+    assert len(ups_store.open(target)) == 2

@@ -1,0 +1,303 @@
+"""`doctor`: every state of a file has its name, and `salvage` saves what verifies, no more, no less."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MakeStore
+from small_stores import (
+    Values,
+    all_arrays,
+    assert_same_bits,
+    begin,
+    build,
+    mixed_constants,
+    mixed_values,
+    samples_of,
+)
+
+import ups_store
+from ups_store import CorruptChunkError, FormatError
+from ups_store.checksum import crc32c
+from ups_store.doctor import ORIGINAL_SAMPLE, Status, examine, salvage, spans
+from ups_store.layout import Layout
+from ups_store.recovery import building_path
+from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
+
+VALUES = mixed_values(6)
+
+
+@pytest.fixture
+def path(make_store: MakeStore) -> Path:
+    return make_store(VALUES, constants=mixed_constants())
+
+
+def layout_of(path: Path) -> Layout:
+    with ups_store.open(path, partial=True) as store:
+        return store._catalog.layout
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def unfinished(folder: Path, committed: list[int]) -> Path:
+    """A building file in which some samples are committed."""
+    path = folder / "unfinished.zarr.zip"
+    with begin(path, VALUES, constants=mixed_constants()) as writer:
+        writer.commit_many(committed, samples_of(VALUES, committed))
+    return building_path(path)
+
+
+def assert_salvaged(path: Path, samples: list[int], *, values: Values = VALUES) -> None:
+    """`salvage` makes a sound store of exactly these samples, and leaves the file as it is."""
+    before, out = path.read_bytes(), path.with_name("saved.zarr.zip")
+    assert salvage(examine(path), out) == out
+    assert path.read_bytes() == before
+    found = all_arrays(out)
+    assert found.pop(ORIGINAL_SAMPLE).tolist() == samples
+    assert_same_bits(found, samples_of(values, samples))
+    with ups_store.open(out) as store:
+        content = store.identity["content"]
+    assert (content["kind"], content["samples"]) == ("salvaged", spans(np.array(samples)))
+
+
+# --- states ---------------------------------------------------------------------------------------------
+
+
+def test_complete_store(path: Path) -> None:
+    found = examine(path)
+    assert (found.status, found.problems, found.lost_arrays) == (Status.COMPLETE, (), ())
+    assert found.savable.tolist() == list(range(6))
+    assert_salvaged(path, list(range(6)))
+
+
+def test_unfinished_store_is_resumable(tmp_path: Path) -> None:
+    path = unfinished(tmp_path, [1, 4])
+    found = examine(path)
+    assert (found.status, found.savable.tolist()) == (Status.RESUMABLE, [1, 4])
+    assert_salvaged(path, [1, 4])
+
+
+def test_committed_sample_that_was_damaged_is_not_saved(tmp_path: Path) -> None:
+    path = unfinished(tmp_path, [1, 3, 4])
+    layout = layout_of(path)
+    flip(path, layout.arrays["fields"].slot(3)[0] + 7)
+    flip(path, layout.arrays["nu"].slot(1)[0])
+    assert_salvaged(path, [4])
+
+
+def test_finished_store_that_was_not_renamed(path: Path) -> None:
+    path.rename(building_path(path))
+    found = examine(building_path(path))
+    assert (found.status, len(found.savable)) == (Status.FINISHED_NOT_RENAMED, 6)
+
+
+@pytest.mark.parametrize("change", ["magic", "header", "cut", "half_of_tail"])
+def test_torn_tail_leaves_the_samples_with_slots(tmp_path: Path, change: str) -> None:
+    path = unfinished(tmp_path, [0, 2])
+    layout = layout_of(path)
+    if change in ("magic", "header"):
+        flip(path, layout.tail_offset + (0 if change == "magic" else 50))
+    else:
+        os.truncate(path, layout.tail_offset + (0 if change == "cut" else 5000))
+    found = examine(path)
+    assert (found.status, found.savable.tolist()) == (Status.TORN_TAIL, [0, 2])
+    assert set(found.lost_arrays) == {"latent", "mask", "nu"}  # their checksums are written at the end
+    assert_salvaged(path, [0, 2], values={name: VALUES[name] for name in ("fields", "nothing")})
+
+
+def test_truncated_store_leaves_what_lies_before_the_cut(path: Path) -> None:
+    layout = layout_of(path)
+    os.truncate(path, layout.arrays["fields"].slot(4)[0] + 100)
+    found = examine(path)
+    assert (found.status, found.savable.tolist()) == (Status.TRUNCATED, [0, 1, 2, 3])
+    assert_salvaged(path, [0, 1, 2, 3], values={name: VALUES[name] for name in ("fields", "nothing")})
+
+
+def test_damaged_sample_is_left_out(path: Path) -> None:
+    flip(path, layout_of(path).arrays["fields"].slot(2)[0] + 99)
+    found = examine(path)
+    assert (found.status, found.savable.tolist()) == (Status.DAMAGED, [0, 1, 3, 4, 5])
+    assert "sample 2" in found.problems[0]
+    assert_salvaged(path, [0, 1, 3, 4, 5])
+
+
+def test_damaged_small_array_and_constant_are_left_out(path: Path) -> None:
+    arrays = layout_of(path).arrays
+    flip(path, arrays["nu"].offset)
+    flip(path, arrays["x"].offset)
+    found = examine(path)
+    assert (found.lost_arrays, len(found.savable)) == (("nu", "x"), 6)
+    assert_salvaged(path, list(range(6)), values={k: v for k, v in VALUES.items() if k != "nu"})
+
+
+def test_damaged_directory_loses_nothing(path: Path) -> None:
+    flip(path, layout_of(path).directory_offset + 50)
+    found = examine(path)
+    assert (found.status, found.lost_arrays) == (Status.DAMAGED, ())
+    assert_salvaged(path, list(range(6)))
+
+
+def test_damaged_metadata_leaves_nothing(path: Path) -> None:
+    flip(path, 100)
+    found = examine(path)
+    assert (found.status, found.num_samples) == (Status.DAMAGED, 0)
+    with pytest.raises(FormatError, match="nothing to save"):
+        salvage(found, path.with_name("saved.zarr.zip"))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\5\6" + bytes(18), bytes(5000)])
+def test_other_file_is_foreign(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert examine(path).status is Status.FOREIGN
+
+
+def test_folder_is_foreign(tmp_path: Path) -> None:
+    assert examine(tmp_path).status is Status.FOREIGN
+
+
+def test_newer_store_is_too_new(tmp_path: Path) -> None:
+    path = write_sample_store(tmp_path / "a.zarr.zip")
+    path.write_bytes(MALFORMED["version_of_newer_major"](path.read_bytes()))
+    assert examine(path).status is Status.TOO_NEW
+
+
+def test_packed_store_is_named_so(path: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "a.packed.zarr.zip"
+    subprocess.run(
+        [sys.executable, "-m", "ups_store", "pack", str(path), str(packed)], check=True, timeout=60
+    )
+    assert examine(packed).status is Status.PACKED
+
+
+def test_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ups_store.StoreNotFoundError):
+        examine(tmp_path / "a.zarr.zip")
+
+
+def test_every_malformed_file_gets_a_diagnosis(tmp_path: Path) -> None:
+    path = write_sample_store(tmp_path / "a.zarr.zip")
+    good = path.read_bytes()
+    builders: dict[str, Callable[[bytes], bytes]] = {**MALFORMED, **DAMAGED}
+    statuses = {}
+    for name, content in {
+        **{name: make(good) for name, make in builders.items()},
+        **truncations(good),
+        **{name: make(good) for name, make in NEWER_MINOR.items()},
+    }.items():
+        path.write_bytes(content)
+        found = examine(path)
+        statuses[name] = found.status
+        assert found.to_json()["status"] == found.status.value
+    assert {statuses[name] for name in DAMAGED} == {Status.DAMAGED}
+    assert statuses["zip_of_another_program"] is Status.FOREIGN
+
+
+def test_every_flipped_byte_is_diagnosed_and_nothing_wrong_is_saved(tmp_path: Path) -> None:
+    values = {"u": np.arange(1200.0).reshape(2, 600), "nu": np.arange(2.0)}
+    good = build(tmp_path / "a.zarr.zip", values, dims={})
+    content, copy, out = good.read_bytes(), tmp_path / "b.zarr.zip", tmp_path / "c.zarr.zip"
+    for offset in range(0, len(content), 41):
+        copy.write_bytes(content)
+        flip(copy, offset)
+        found = examine(copy)
+        assert found.status is Status.DAMAGED, offset
+        if len(found.savable) and offset % 5 == 0:
+            with ups_store.open(salvage(found, out)) as store:
+                for name in store.arrays.keys() & values.keys():
+                    assert np.array_equal(store[name], values[name][store[ORIGINAL_SAMPLE]]), offset
+            out.unlink()
+
+
+# --- salvage --------------------------------------------------------------------------------------------
+
+
+def test_salvage_of_a_salvaged_store_numbers_its_samples_anew(path: Path, tmp_path: Path) -> None:
+    flip(path, layout_of(path).arrays["fields"].slot(0)[0])
+    first = salvage(examine(path), tmp_path / "first.zarr.zip")
+    second = salvage(examine(first), tmp_path / "second.zarr.zip")
+    with ups_store.open(second) as store:
+        assert store[ORIGINAL_SAMPLE].tolist() == [1, 2, 3, 4, 5]
+        assert store[f"{ORIGINAL_SAMPLE}_before"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_salvage_replaces_nothing(path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        salvage(examine(path), path)
+
+
+def test_salvage_of_a_file_that_changed_since_is_refused(path: Path, tmp_path: Path) -> None:
+    found = examine(path)
+    flip(path, layout_of(path).arrays["fields"].slot(5)[0])
+    with pytest.raises(CorruptChunkError, match="changed while"):
+        salvage(found, tmp_path / "saved.zarr.zip")
+    assert not (tmp_path / "saved.zarr.zip").exists()
+
+
+def test_salvage_keeps_attributes_and_constants(path: Path, tmp_path: Path) -> None:
+    out = salvage(examine(path), tmp_path / "saved.zarr.zip")
+    with ups_store.open(out) as saved, ups_store.open(path) as old:
+        assert_same_bits(saved.constants, old.constants)
+        assert saved.attrs == old.attrs
+        assert saved.dims["fields"] == old.dims["fields"]
+        assert saved.identity["content"]["source_config_hash"] == old.config_hash
+
+
+def test_spans_are_stretches_of_consecutive_numbers() -> None:
+    assert spans(np.array([0, 1, 2, 5, 7, 8])) == [[0, 3], [5, 6], [7, 9]]
+    assert spans(np.array([], np.int64)) == []
+
+
+def test_checksum_of_an_unwritten_slot_does_not_verify(tmp_path: Path) -> None:
+    # Zeros in a hole must not pass for a sample: their CRC-32C isn't zero.
+    path = unfinished(tmp_path, [])
+    flip(path, layout_of(path).tail_offset)
+    assert crc32c(bytes(5120)) != 0
+    assert len(examine(path).savable) == 0
+
+
+# --- the verb -------------------------------------------------------------------------------------------
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ups_store", "doctor", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_doctor_of_a_complete_store_exits_with_0(path: Path) -> None:
+    done = run(path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"{path}: complete",
+        "  6 of 6 samples verify",
+        "  nothing to do",
+    ]
+
+
+def test_doctor_salvages_and_tells_it_as_json(path: Path, tmp_path: Path) -> None:
+    flip(path, layout_of(path).arrays["fields"].slot(2)[0] + 99)
+    out = tmp_path / "saved.zarr.zip"
+    done = run(path, "--salvage", out, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (told["status"], told["savable"], told["salvaged"]) == ("damaged", [[0, 2], [3, 6]], str(out))
+    assert len(all_arrays(out)["nu"]) == 5
+
+
+def test_doctor_of_a_missing_file_says_so(tmp_path: Path) -> None:
+    done = run(tmp_path / "a.zarr.zip")
+    assert done.returncode == 1
+    assert "no such file" in done.stderr

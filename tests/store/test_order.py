@@ -1,0 +1,362 @@
+"""Data order: permutations that are computed where they are asked for, and the steps made of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from ups_store.errors import ConfigError
+from ups_store.order import DataOrder, Step
+from ups_store.permutation import BlockPermutation, Permutation
+
+SHUFFLES = (True, False, "block")
+MASK_64 = (1 << 64) - 1
+
+GOLDEN_10 = [4, 9, 6, 5, 7, 0, 3, 2, 1, 8]
+GOLDEN_MILLION = [760934, 485881, 663965, 126670, 876384]
+GOLDEN_STEPS = [(1, [64, 35, 55, 10]), (0, [729, 690, 563, 998]), (1, [68, 14, 56, 5])]
+
+sizes = st.one_of(st.integers(1, 40), st.integers(1, 5000))
+keys = st.integers(0, (1 << 64) - 1)
+
+
+def plain_mix(value: int) -> int:
+    """`permutation.mix` of one number, in Python."""
+    value ^= value >> 30
+    value = value * 0xBF58476D1CE4E5B9 & MASK_64
+    value ^= value >> 27
+    value = value * 0x94D049BB133111EB & MASK_64
+    return value ^ value >> 31
+
+
+def plain_inverse(permutation: Permutation, item: int, tweak: int = 0) -> int:
+    """Which position goes to `item`: the network of `Permutation` backwards, one number at a time."""
+    rows, columns = permutation.rows, permutation.columns
+    keys = [int(key) for key in permutation.keys]
+    tweak = plain_mix(tweak + keys[-1] & MASK_64)
+
+    def shift(value: int, key: int, limit: int) -> int:
+        return (plain_mix(value ^ tweak + key & MASK_64) >> 32) * limit >> 32
+
+    while True:
+        left, right = divmod(item, columns)
+        for even, odd in reversed(list(zip(keys[:-1:2], keys[1:-1:2], strict=True))):
+            right = (right - shift(left, odd, columns)) % columns
+            left = (left - shift(right, even, rows)) % rows
+        item = left * columns + right
+        if item < permutation.size:
+            return item
+
+
+def items_of(order: DataOrder) -> list[list[int]]:
+    """Items of the steps that are left in the epoch; padding left out."""
+    return [
+        step.items.tolist() if step.mask is None else step.items[step.mask].tolist() for step in order.steps()
+    ]
+
+
+def global_steps(size: int, world_size: int, **options: Any) -> list[list[Step]]:
+    """Every step of an epoch, on every rank."""
+    ranks = [
+        DataOrder([size], rank=rank, world_size=world_size, **options).steps() for rank in range(world_size)
+    ]
+    return [list(steps) for steps in zip(*ranks, strict=True)]
+
+
+@given(size=sizes, key=keys)
+def test_permutation_of_every_position_gives_every_item_once(size: int, key: int) -> None:
+    found = Permutation(size, key)(np.arange(size))
+    assert np.array_equal(np.sort(found), np.arange(size))
+
+
+@given(size=st.integers(1, 10**7), key=keys, tweak=st.integers(0, 1 << 40), data=st.data())
+def test_permutation_block_of_a_large_size_is_undone_by_the_plain_inverse(
+    size: int, key: int, tweak: int, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, size - 1))
+    positions = np.arange(first, min(first + 50, size))
+    permutation = Permutation(size, key)
+    found = permutation(positions, tweak)
+    assert [plain_inverse(permutation, item, tweak) for item in found.tolist()] == positions.tolist()
+
+
+def test_permutation_of_ten_million_gives_every_item_once() -> None:
+    size, permutation = 10**7, Permutation(10**7, 3)
+    seen = np.zeros(size, bool)
+    for first in range(0, size, 8192):
+        seen[permutation(np.arange(first, min(first + 8192, size)))] = True
+    assert seen.all()
+
+
+@given(size=sizes, key=keys, tweaks=st.lists(st.integers(0, 1 << 40), min_size=2, max_size=4, unique=True))
+def test_permutation_with_a_tweak_per_position_agrees_with_one_tweak(
+    size: int, key: int, tweaks: list[int]
+) -> None:
+    permutation, positions = Permutation(size, key), np.arange(size)
+    together = permutation(np.tile(positions, len(tweaks)), np.repeat(tweaks, size))
+    assert np.array_equal(together, np.concatenate([permutation(positions, tweak) for tweak in tweaks]))
+
+
+@given(
+    size=st.integers(1, 3000),
+    key=keys,
+    block_size=st.integers(1, 70),
+    blocks_per_window=st.integers(1, 12),
+    tweak=st.integers(0, 5),
+)
+def test_block_permutation_of_every_position_gives_every_item_once(
+    size: int, key: int, block_size: int, blocks_per_window: int, tweak: int
+) -> None:
+    shuffled = BlockPermutation(size, key, block_size=block_size, blocks_per_window=blocks_per_window)
+    found = shuffled(np.arange(size), tweak)
+    assert np.array_equal(np.sort(found), np.arange(size))
+
+
+def test_permutation_gives_the_same_numbers_as_when_the_format_of_states_was_fixed() -> None:
+    """Saved states must continue with the same data, on every machine and with every NumPy."""
+    assert Permutation(10, 0, 0)(np.arange(10)).tolist() == GOLDEN_10
+    assert Permutation(10**6, 42, 3)(np.arange(5)).tolist() == GOLDEN_MILLION
+    order = DataOrder([1000, 70], batch_size=4, seed=7, weights=[1, 1])
+    assert [(step.source, step.items.tolist()) for step in itertools.islice(order.steps(), 3)] == GOLDEN_STEPS
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def test_permutations_of_a_few_items_are_equally_frequent(size: int) -> None:
+    num_orders = len(list(itertools.permutations(range(size))))
+    trials = 300 * num_orders
+    positions, tweaks = np.tile(np.arange(size), trials), np.repeat(np.arange(trials), size)
+    found = Permutation(size, 1)(positions, tweaks).reshape(trials, size)
+    _, counts = np.unique(found @ (size ** np.arange(size)), return_counts=True)
+    assert len(counts) == num_orders
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("size", [30, 1024, 1500])
+def test_permutation_places_neighbours_independently(size: int) -> None:
+    """Joint frequencies of where two positions go, in 8 x 8 cells: neighbours, and cells of one column."""
+    trials, permutation = 20_000, Permutation(size, 5)
+    for other in (1, size // 2, permutation.columns):
+        tweaks = np.arange(trials)
+        pair = [permutation(np.full(trials, position), tweaks) * 8 // size for position in (0, other)]
+        edges = np.bincount(np.arange(size) * 8 // size)
+        expected = np.outer(edges, edges) - np.diag(edges)  # the two never go to the same item
+        counts = np.bincount(pair[0] * 8 + pair[1], minlength=64)
+        assert stats.chisquare(counts, expected.ravel() / expected.sum() * trials).pvalue > 1e-3
+
+
+def test_permutations_of_consecutive_epochs_are_uncorrelated() -> None:
+    size = 20_000
+    epochs = [np.argsort(Permutation(size, 0, epoch)(np.arange(size))) for epoch in range(4)]
+    for one, other in itertools.combinations([np.arange(size), *epochs], 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 4 / size**0.5
+
+
+def test_block_shuffle_reads_few_places_at_a_time() -> None:
+    """A window of 8 blocks holds items of at most 9 places of the store, and not in their order."""
+    shuffled = BlockPermutation(10_000, 1, block_size=50, blocks_per_window=8)
+    window = shuffled(np.arange(400, 800))
+    places = np.count_nonzero(np.diff(np.sort(window)) > 1) + 1
+    assert places <= 9
+    assert np.count_nonzero(np.abs(np.diff(window)) == 1) < 20
+
+
+def test_block_shuffle_draws_other_items_for_the_last_block_every_epoch() -> None:
+    last = [
+        frozenset(
+            BlockPermutation(105, 0, epoch, block_size=10, blocks_per_window=2)(np.arange(100, 105)).tolist()
+        )
+        for epoch in range(10)
+    ]
+    assert len(set(last)) > 5
+
+
+@given(
+    size=st.integers(1, 300),
+    batch_size=st.integers(1, 40),
+    seed=st.integers(0, 1 << 32),
+    shuffle=st.sampled_from(SHUFFLES),
+)
+def test_epoch_without_drop_last_takes_every_item_once(
+    size: int, batch_size: int, seed: int, shuffle: Any
+) -> None:
+    order = DataOrder([size], batch_size=batch_size, seed=seed, shuffle=shuffle, block_size=7)
+    steps = items_of(order)
+    assert len(steps) == order.num_steps == -(-size // batch_size)
+    assert sorted(itertools.chain(*steps)) == list(range(size))
+
+
+@given(
+    per_rank=st.integers(1, 6),
+    world_size=st.integers(1, 5),
+    size=st.integers(30, 200),
+    shuffle=st.sampled_from(SHUFFLES),
+    drop_last=st.booleans(),
+)
+def test_steps_hold_the_same_samples_whatever_the_world_size(
+    per_rank: int, world_size: int, size: int, shuffle: Any, drop_last: bool
+) -> None:
+    options: dict[str, Any] = {
+        "batch_size": per_rank * world_size,
+        "shuffle": shuffle,
+        "drop_last": drop_last,
+        "seed": 3,
+    }
+    alone = [steps[0] for steps in global_steps(size, 1, **options)]
+    together = global_steps(size, world_size, **options)
+    assert len(alone) == len(together)
+    for one, ranks in zip(alone, together, strict=True):
+        assert one.items.tolist() == [item for step in ranks for item in step.items.tolist()]
+        if one.mask is not None:
+            assert one.mask.tolist() == [value for step in ranks for value in step.mask.tolist()]
+
+
+def test_partial_last_batch_is_dropped_or_padded_from_the_beginning_of_the_epoch() -> None:
+    padded = list(DataOrder([10], batch_size=4).steps())
+    assert [step.mask.tolist() for step in padded if step.mask is not None][-1] == [True, True, False, False]
+    assert padded[-1].items[2:].tolist() == padded[0].items[:2].tolist()
+    dropped = list(DataOrder([10], batch_size=4, drop_last=True).steps())
+    assert [step.items.tolist() for step in dropped] == [step.items.tolist() for step in padded[:2]]
+    assert all(step.mask is None for step in dropped)
+
+
+def test_batch_larger_than_the_dataset_repeats_it_as_padding() -> None:
+    (step,) = DataOrder([3], batch_size=8, shuffle=False).steps()
+    assert step.items.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert step.mask is not None
+    assert step.mask.tolist() == [True] * 3 + [False] * 5
+
+
+@given(
+    shuffle=st.sampled_from(SHUFFLES),
+    consumed=st.integers(0, 40),
+    epoch=st.integers(0, 3),
+    weights=st.sampled_from([None, [1.0, 5.0]]),
+)
+def test_resumed_order_continues_with_the_same_items(
+    shuffle: Any, consumed: int, epoch: int, weights: list[float] | None
+) -> None:
+    options: dict[str, Any] = {"batch_size": 6, "shuffle": shuffle, "weights": weights}
+    order = DataOrder([90, 61], seed=11, **options)
+    order.epoch = epoch
+    everything = [(step.number, step.source, step.items.tolist()) for step in order.steps()]
+    taken = min(consumed, len(everything))
+    order.consumed = taken * 6
+    resumed = DataOrder([90, 61], seed=0, **options)
+    resumed.load_state_dict(order.state_dict())
+    rest = [(step.number, step.source, step.items.tolist()) for step in resumed.steps()]
+    assert rest == everything[taken:]
+
+
+def test_state_holds_seed_epoch_and_consumed_only() -> None:
+    order = DataOrder([100], batch_size=10, seed=np.int64(5))
+    order.epoch, order.consumed = 2, 30
+    assert order.state_dict() == {"seed": 5, "epoch": 2, "consumed": 30}
+
+
+def test_epochs_and_seeds_give_other_orders() -> None:
+    def first(seed: int, epoch: int) -> tuple[int, ...]:
+        order = DataOrder([1000], batch_size=50, seed=seed)
+        order.epoch = epoch
+        return tuple(next(order.steps()).items.tolist())
+
+    assert len({first(seed, epoch) for seed in range(5) for epoch in range(5)}) == 25
+
+
+def test_several_sources_are_taken_once_each_and_never_mixed_in_a_step() -> None:
+    order = DataOrder([40, 25, 9], batch_size=5)
+    steps = list(order.steps())
+    for source, size in enumerate(order.sizes):
+        items = [step.items[step.mask] for step in steps if step.source == source]
+        assert np.sort(np.concatenate(items)).tolist() == list(range(size))
+    sources = [step.source for step in steps]
+    assert sources != sorted(sources)
+
+
+def test_source_of_a_step_is_the_same_on_all_ranks_and_for_all_batch_shares() -> None:
+    def sources(rank: int, world_size: int) -> list[int]:
+        order = DataOrder([4000, 900], batch_size=8, rank=rank, world_size=world_size, seed=1)
+        return [step.source for step in order.steps()]
+
+    assert sources(0, 1) == sources(0, 4) == sources(3, 4)
+
+
+def test_weights_set_the_shares_of_steps_and_repeat_small_sources_in_new_orders() -> None:
+    order = DataOrder([8000, 80], batch_size=8, weights=[1, 3])
+    steps = list(order.steps())
+    assert len(steps) == order.num_steps == 1010
+    of_small = [step.items.tolist() for step in steps if step.source == 1]
+    assert len(of_small) == round(1010 * 3 / 4)
+    passes = [list(itertools.chain(*of_small[k : k + 10])) for k in range(0, 750, 10)]
+    assert all(sorted(one) == list(range(80)) for one in passes)
+    assert len(set(map(tuple, passes))) == len(passes)
+
+
+def test_sources_without_shuffle_come_one_after_the_other() -> None:
+    steps = list(DataOrder([6, 5], batch_size=3, shuffle=False).steps())
+    assert [step.source for step in steps] == [0, 0, 1, 1]
+    assert [step.items.tolist() for step in steps] == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4, 0]]
+
+
+def _order(**options: Any) -> Callable[[], DataOrder]:
+    return lambda: DataOrder(options.pop("sizes", [100]), **{"batch_size": 8, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (_order(rank=2, world_size=2), "rank"),
+        (_order(rank=-1), "rank"),
+        (_order(world_size=0), "world_size"),
+        (_order(world_size=3), "batch_size"),
+        (_order(batch_size=0), "batch_size"),
+        (_order(seed=-1), "seed"),
+        (_order(shuffle="blocks"), "shuffle"),
+        (_order(block_size=0), "block_size"),
+        (_order(blocks_per_window=0), "blocks_per_window"),
+        (_order(sizes=[]), "num_items"),
+        (_order(sizes=[100, 0]), "num_items"),
+        (_order(sizes=[7], drop_last=True), "num_items"),
+        (_order(weights=[1, 2]), "weights"),
+        (_order(weights=[0.0]), "weights"),
+        (_order(weights=[float("nan")]), "weights"),
+    ],
+)
+def test_order_refuses_arguments_out_of_range(make: Callable[[], DataOrder], kind: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"seed": 0, "epoch": 0},
+        {"seed": 0, "epoch": 0, "consumed": 5},
+        {"seed": 0, "epoch": 0, "consumed": 112},
+        {"seed": 0, "epoch": 0, "consumed": -8},
+        {"seed": 0, "epoch": -1, "consumed": 0},
+        {"seed": -1, "epoch": 0, "consumed": 0},
+    ],
+)
+def test_load_state_dict_refuses_what_no_such_order_has_saved(state: dict[str, int]) -> None:
+    order = DataOrder([100], batch_size=8)
+    with pytest.raises(ConfigError) as caught:
+        order.load_state_dict(state)
+    assert caught.value.kind == "state"
+    assert order.state_dict() == {"seed": 0, "epoch": 0, "consumed": 0}
+
+
+def test_steps_hold_nothing_for_a_whole_epoch() -> None:
+    """A billion items: the first step costs what it costs for a thousand."""
+    order = DataOrder([10**9], batch_size=64)
+    step = next(order.steps())
+    assert step.items.base is not None
+    assert step.items.base.nbytes <= 1 << 16
+    assert len(np.unique(step.items)) == 64

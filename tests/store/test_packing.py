@@ -1,0 +1,485 @@
+"""`pack` and `unpack`: byte-identical both ways, readable by zarr-python, every damaged byte told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import struct
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zarr
+from conftest import MakeStore
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_stores import assert_same_bits, build, mixed_constants, mixed_values, names_in, samples_of
+from zarr.storage import ZipStore
+
+import ups_store
+import ups_store.zarr_bfloat16
+from ups_store import cli, packing
+from ups_store.checksum import crc32c
+from ups_store.errors import (
+    ArrayNotFoundError,
+    CorruptChunkError,
+    DiskFullError,
+    FormatError,
+    SampleIndexError,
+    SpecError,
+    StoreClosedError,
+    StoreError,
+)
+from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.packed_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
+from ups_store.packed_store import open_packed
+from ups_store.packed_verify import verify_packed
+from ups_store.packing import pack_store, unpack_store
+from ups_store.testing import write_sample_store
+
+HAS_PCODEC = importlib.util.find_spec("pcodec") is not None
+CODECS = [
+    "blosc",
+    "zstd",
+    pytest.param("pcodec", marks=pytest.mark.skipif(not HAS_PCODEC, reason="package pcodec is missing")),
+]
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+
+ATTRS = {"task": "burgers1d", "channels": ["u", "v"]}
+
+
+def packed_at(path: Path, target: Path, **options: Any) -> Path:
+    with ups_store.open(path) as store:
+        return pack_store(store, target, **options).path
+
+
+def unpacked_at(path: Path, target: Path, **options: Any) -> Path:
+    with open_packed(path) as packed:
+        return unpack_store(packed, target, **options)
+
+
+# --- round trips
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_unpack_gives_the_same_file(make_store: MakeStore, tmp_path: Path, codec: str) -> None:
+    path = make_store(attrs=ATTRS)
+    packed = packed_at(path, tmp_path / "a.packed.zarr.zip", codec=codec)
+    assert unpacked_at(packed, tmp_path / "b.zarr.zip").read_bytes() == path.read_bytes()
+    assert names_in(tmp_path) == ["a.packed.zarr.zip", "b.zarr.zip", path.name]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_pack_and_unpack_keep_any_bits(codec: str, dtype: str, data: st.DataObject) -> None:
+    """NaN payloads and signed zeros too; slots, plain chunks, constants, no elements, no samples."""
+    num = data.draw(st.integers(0, 3), label="N")
+    shape = data.draw(st.sampled_from([(), (3,), (2, 0), (4100,), (3, 1400)]), label="shape")
+    level = data.draw(st.sampled_from([LEVELS[codec].start, 5]), label="level")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), label="seed"))
+    kind = dtype_of(dtype)
+
+    def bits(*shape: int) -> npt.NDArray[Any]:
+        raw = rng.integers(0, 2 if dtype == "bool" else 256, int(np.prod(shape)) * kind.itemsize, np.uint8)
+        return raw.view(kind).reshape(shape)
+
+    values, constants = {"u": bits(num, *shape), "nu": bits(num)}, {"c": bits(*shape)}
+    with tempfile.TemporaryDirectory() as name:
+        where = Path(name)
+        path = build(where / "a", values, constants=constants, dims={})
+        packed = packed_at(path, where / "p", codec=codec, level=level)
+        with open_packed(packed) as store:
+            assert verify_packed(store).ok
+            order = list(rng.permutation(num))
+            assert_same_bits(store.gather(order), samples_of(values, order))
+            assert_same_bits(store.constants, constants)
+        assert unpacked_at(packed, where / "b").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_zarr_python_reads_packed_stores(make_store: MakeStore, tmp_path: Path, codec: str) -> None:
+    packed = packed_at(make_store(), tmp_path / "p.zip", codec=codec)
+    with ZipStore(packed, mode="r") as archive:
+        group = zarr.open_group(archive, mode="r")
+        found = {name: np.asarray(array[...]) for name, array in group.arrays()}
+    assert_same_bits(found, mixed_values() | mixed_constants())
+    with zipfile.ZipFile(packed) as file:
+        assert file.testzip() is None
+
+
+def test_pack_makes_smooth_fields_smaller(tmp_path: Path) -> None:
+    x = np.linspace(0, 2 * np.pi, 4096)
+    values = {"u": np.stack([np.sin(x + i) for i in range(8)]).astype(np.float32)}
+    path = build(tmp_path / "a", values, dims={})
+    assert packed_at(path, tmp_path / "p").stat().st_size < 0.8 * path.stat().st_size
+
+
+def test_pack_twice_gives_the_same_bytes(make_store: MakeStore, tmp_path: Path) -> None:
+    """Blosc with threads of its own would write its blocks in any order."""
+    path = make_store(mixed_values(16))
+    first = packed_at(path, tmp_path / "a", num_threads=1).read_bytes()
+    assert packed_at(path, tmp_path / "b", num_threads=4).read_bytes() == first
+
+
+def test_packed_store_has_identity_attrs_and_dims(make_store: MakeStore, tmp_path: Path) -> None:
+    path = make_store(attrs=ATTRS)
+    with ups_store.open(path) as store, open_packed(packed_at(path, tmp_path / "p")) as packed:
+        assert (packed.config_hash, packed.identity) == (store.config_hash, store.identity)
+        assert (packed.attrs, packed.dims, packed.arrays) == (store.attrs, store.dims, store.arrays)
+        assert len(packed) == len(store)
+        assert "blosc 5" in repr(packed)
+
+
+# --- reading
+
+
+def test_packed_store_decodes_samples_in_any_order(make_store: MakeStore, tmp_path: Path) -> None:
+    values = mixed_values()
+    with open_packed(packed_at(make_store(), tmp_path / "p")) as packed:
+        assert_same_bits(packed.gather([3, 0, 3]), samples_of(values, [3, 0, 3]))
+        assert packed.gather([1], ["nu"]).keys() == {"nu"}
+        found = packed.sample(2)
+    assert {name: value.tobytes() for name, value in found.items()} == {
+        name: value[2].tobytes() for name, value in values.items()
+    }
+
+
+def test_packed_store_refuses_what_it_cannot_do(make_store: MakeStore, tmp_path: Path) -> None:
+    packed = open_packed(packed_at(make_store(), tmp_path / "p"))
+    with pytest.raises(SpecError) as caught:
+        packed["fields"]
+    assert caught.value.kind == "packed"
+    for indices in ([4], [-1]):
+        with pytest.raises(SampleIndexError):
+            packed.gather(indices)
+    with pytest.raises(SpecError):
+        packed.gather([[0]])  # type: ignore[list-item]
+    with pytest.raises(ArrayNotFoundError):
+        packed.gather([0], ["x"])
+    packed.close()
+    packed.close()
+    with pytest.raises(StoreClosedError):
+        packed.gather([0])
+
+
+def test_open_of_a_packed_store_says_how_to_unpack(make_store: MakeStore, tmp_path: Path) -> None:
+    packed = packed_at(make_store(), tmp_path / "p")
+    with pytest.raises(FormatError) as caught:
+        ups_store.open(packed)
+    assert caught.value.kind == "packed"
+    assert "ups-store unpack" in str(caught.value)
+
+
+def test_open_packed_of_a_mapped_store_says_so(make_store: MakeStore) -> None:
+    with pytest.raises(FormatError) as caught:
+        open_packed(make_store())
+    assert caught.value.kind == "not_packed"
+
+
+# --- targets, interruptions
+
+
+@pytest.mark.parametrize("change", [packed_at, unpacked_at])
+def test_existing_target_is_replaced_with_force_only(
+    make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
+) -> None:
+    path = make_store()
+    source = path if change is packed_at else packed_at(path, tmp_path / "p")
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(SpecError) as caught:
+        change(source, tmp_path / "out")
+    assert caught.value.kind == "exists"
+    assert (tmp_path / "out").read_text() == "old"
+    assert change(source, tmp_path / "out", force=True).stat().st_size > 1000
+
+
+def test_pack_without_room_leaves_nothing(make_store: MakeStore, tmp_path: Path) -> None:
+    path = make_store()
+
+    def full(nbytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DiskFullError):
+        packed_at(path, tmp_path / "p", progress=full)
+    assert names_in(tmp_path) == [path.name]
+
+
+def test_interrupted_unpack_continues(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_store()
+    packed = packed_at(path, tmp_path / "p")
+    monkeypatch.setattr(packing, "BLOCK_BYTES", 1)
+    calls: list[int] = []
+
+    def stop(nbytes: int) -> None:
+        calls.append(nbytes)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        unpacked_at(packed, tmp_path / "out", progress=stop)
+    assert not (tmp_path / "out").exists()
+    assert unpacked_at(packed, tmp_path / "out", progress=calls.append).read_bytes() == path.read_bytes()
+    assert len(calls) == 4
+
+
+def test_unpack_that_gives_other_bytes_is_not_published(make_store: MakeStore, tmp_path: Path) -> None:
+    packed = open_packed(packed_at(make_store(), tmp_path / "p"))
+    object.__setattr__(packed.catalog.packing, "fingerprint", "0" * 32)
+    with pytest.raises(CorruptChunkError) as caught:
+        unpack_store(packed, tmp_path / "out")
+    assert caught.value.kind == "fingerprint"
+    assert "out" not in " ".join(names_in(tmp_path))
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    "options", [{"codec": "gzip"}, {"codec": "zstd", "level": 0}, {"level": 10}, {"level": -1}]
+)
+def test_pack_refuses_unknown_codecs_and_levels(
+    make_store: MakeStore, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        packed_at(make_store(), tmp_path / "p", **options)
+    assert caught.value.kind == "codec"
+
+
+def test_pack_without_the_package_pcodec_says_what_to_install(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numcodecs.pcodec", None)
+    import numcodecs
+
+    monkeypatch.delattr(numcodecs, "pcodec", raising=False)
+    path = make_store()
+    with pytest.raises(SpecError, match="pip install pcodec") as caught:
+        packed_at(path, tmp_path / "p", codec="pcodec")
+    assert caught.value.kind == "missing_package"
+    assert names_in(tmp_path) == [path.name]
+
+
+def test_pack_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
+    path = make_store()
+    with ups_store.open(path) as store:
+        at = path.read_bytes().index(store["fields"][1].tobytes())
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff\xff\xff\xff")
+    with pytest.raises(CorruptChunkError):
+        packed_at(path, tmp_path / "p")
+    assert names_in(tmp_path) == [path.name]
+
+
+def test_pack_refuses_chunks_over_the_limit(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ups_store.packed_catalog.MAX_CHUNK_BYTES", 4096)
+    with pytest.raises(FormatError) as caught:
+        packed_at(make_store(), tmp_path / "p")
+    assert (caught.value.kind, caught.value.array) == ("limits", "fields")
+
+
+# --- damage
+
+
+@pytest.fixture(scope="module", params=["blosc", "zstd"])
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    where = tmp_path_factory.mktemp("packed")
+    return packed_at(write_sample_store(where / "a"), where / "p", codec=request.param).read_bytes()
+
+
+def problems_of(path: Path) -> list[str]:
+    """Kinds of what opening or verifying finds."""
+    try:
+        with open_packed(path) as store:
+            return [problem.kind for problem in verify_packed(store).problems]
+    except StoreError as error:
+        return [error.kind]
+
+
+@pytest.mark.parametrize("codec", ["blosc", "zstd"])
+def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
+    values = {"u": np.arange(2048, dtype=np.int64).reshape(2, 1024) // 64, "nu": np.array([0.1, 0.2])}
+    path = packed_at(build(tmp_path / "a", values, dims={}), tmp_path / "p", codec=codec)
+    small = path.read_bytes()
+    assert problems_of(path) == []
+    with open_packed(path) as store:
+        root, text = store.catalog.metadata[0], store.catalog.root.to_json().rstrip()
+    spaces = range(root.data_offset + len(text) + 8, root.end - 8)  # one CRC-32 for all of them
+    with path.open("r+b") as file:
+        for at in (at for at in range(len(small)) if at not in spaces):
+            file.seek(at)
+            file.write(bytes([small[at] ^ 0x40]))
+            file.flush()
+            assert problems_of(path), at
+            file.seek(at)
+            file.write(small[at : at + 1])
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 4000, -1, -60, -200])
+def test_truncated_packed_store_is_refused(small: bytes, tmp_path: Path, keep: int) -> None:
+    (tmp_path / "p").write_bytes(small[:keep])
+    with pytest.raises(FormatError):
+        open_packed(tmp_path / "p")
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_mutated_packed_store_only_raises_typed_errors(small: bytes, data: st.DataObject) -> None:
+    """Checksums are repaired half of the time, so that what lies behind them is reached."""
+    raw = bytearray(small)
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "p")
+        path.write_bytes(raw)
+        try:
+            with open_packed(path) as store:
+                store.gather(range(len(store)))
+                verify_packed(store)
+        except StoreError:
+            pass
+
+
+CASES = {
+    "blosc_claims_more": ("blosc", lambda raw: raw[:4] + struct.pack("<I", 1 << 30) + raw[8:]),
+    "blosc_claims_less": ("blosc", lambda raw: raw[:4] + struct.pack("<I", 8) + raw[8:]),
+    "blosc_cut": ("blosc", lambda raw: raw[:-1]),
+    "blosc_short": ("blosc", lambda raw: raw[:7]),
+    "blosc_garbage": ("blosc", lambda raw: raw[:16] + b"\xff" * (len(raw) - 16)),
+    "zstd_claims_more": ("zstd", lambda raw: raw[:4] + b"\xa0" + struct.pack("<I", 1 << 31) + raw[9:]),
+    "zstd_claims_nothing": ("zstd", lambda raw: raw[:4] + b"\x00\x58" + raw[6:]),
+    "zstd_no_frame": ("zstd", lambda raw: b"\0" + raw[1:]),
+    "zstd_cut": ("zstd", lambda raw: raw[:-3]),
+    "zstd_empty": ("zstd", lambda raw: b""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunk_that_lies_about_its_size_is_refused_before_it_is_decoded(case: str) -> None:
+    codec, change = CASES[case]
+    chain = chain_of(Packing(codec, 5, ""), "float32")
+    payload = np.sin(np.arange(20_000, dtype=np.float32))
+    out = np.zeros(payload.nbytes, np.uint8)
+    with pytest.raises((ValueError, RuntimeError)):
+        chain.decode(change(chain.encode(payload)), out)
+
+
+@pytest.mark.skipif(not HAS_PCODEC, reason="package pcodec is missing")
+@pytest.mark.parametrize("num", [99, 101])
+def test_pcodec_chunk_of_another_length_is_refused(num: int) -> None:
+    chain = chain_of(Packing("pcodec", 8, ""), "float32")
+    packed = chain.encode(np.arange(100, dtype=np.float32))
+    with pytest.raises(ValueError, match="expected"):
+        chain.decode(packed, np.zeros(4 * num, np.uint8))
+
+
+@given(num=st.integers(1, 100_000))
+def test_zstd_content_size_is_read_from_the_header(num: int) -> None:
+    from numcodecs.zstd import Zstd
+
+    assert zstd_content_nbytes(bytes(Zstd(1).encode(np.zeros(num, np.uint8)))) == num
+
+
+INDEX_DEFECTS: dict[str, Callable[[npt.NDArray[Any]], None]] = {
+    "gap": lambda index: index.__setitem__((1, 0), index[1, 0] + 1),
+    "overlap": lambda index: index.__setitem__((1, 1), index[1, 1] + 8),
+    "outside": lambda index: index.__setitem__((2, 1), 1 << 62),
+    "wraps": lambda index: index.__setitem__((0, 0), (1 << 64) - 1),
+    "missing": lambda index: index.__setitem__((0, slice(None)), (1 << 64) - 1),
+    "empty_chunk": lambda index: index.__setitem__((0, 1), 0),
+}
+
+
+@pytest.mark.parametrize("defect", INDEX_DEFECTS)
+def test_shard_index_that_lies_is_refused(small: bytes, tmp_path: Path, defect: str) -> None:
+    """Its own checksum is right: only the rule that chunks follow one another finds it."""
+    path = tmp_path / "p"
+    path.write_bytes(small)
+    with open_packed(path) as store:
+        array = store.catalog.arrays["u"]
+    assert array.entry is not None
+    start = array.entry.end - array.index_nbytes
+    index = np.frombuffer(small[start : array.entry.end - 4], "<u8").reshape(-1, 2).copy()
+    INDEX_DEFECTS[defect](index)
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(index.tobytes() + struct.pack("<I", crc32c(index.tobytes())))
+    with open_packed(path) as store, pytest.raises(CorruptChunkError) as caught:
+        store.sample(0)
+    assert caught.value.kind == "shard_index"
+
+
+def test_verify_of_a_damaged_chunk_names_array_and_sample(small: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    path.write_bytes(small)
+    with open_packed(path) as store:
+        array = store.catalog.arrays["u"]
+        assert array.entry is not None
+        raw = bytearray(small)
+        raw[array.entry.data_offset + 20] ^= 1
+    path.write_bytes(raw)
+    with open_packed(path) as store:
+        found = verify_packed(store)
+        with pytest.raises(CorruptChunkError):
+            unpack_store(store, tmp_path / "out")
+    assert [(p.array, p.sample) for p in found.problems] == [("u", 0)]
+    assert not (tmp_path / "out").exists()
+
+
+# --- command lines
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_commands_pack_verify_and_unpack(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, packed, out = make_store(), tmp_path / "a.packed.zarr.zip", tmp_path / "out"
+    assert run(monkeypatch, "pack", path, packed, "--codec", "zstd", "--level", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["mapped_nbytes"] == path.stat().st_size
+    assert run(monkeypatch, "pack", path, packed) == 2
+    assert run(monkeypatch, "pack", path, packed, "--force") == 0
+    assert "times smaller" in capsys.readouterr().out
+    assert run(monkeypatch, "verify", packed) == 0
+    assert "ok" in capsys.readouterr().out
+    assert run(monkeypatch, "info", packed) == 1
+    assert "ups-store unpack" in capsys.readouterr().err
+    assert run(monkeypatch, "unpack", packed, out) == 0
+    assert out.read_bytes() == path.read_bytes()
+    assert run(monkeypatch, "unpack", path, tmp_path / "c") == 1
+
+
+def test_command_verify_finds_damage_in_a_packed_store(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = packed_at(make_store(), tmp_path / "p")
+    with open_packed(packed) as store:
+        entry = store.catalog.arrays["fields"].entry
+    assert entry is not None
+    raw = bytearray(packed.read_bytes())
+    raw[entry.data_offset + 9] ^= 1
+    packed.write_bytes(raw)
+    assert run(monkeypatch, "verify", packed, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["problems"][0]["array"], found["problems"][0]["sample"]) == (
+        False,
+        "fields",
+        0,
+    )

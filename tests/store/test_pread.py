@@ -1,0 +1,206 @@
+"""Reading by read calls against reading from the mapping: the same bits, everywhere."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeStore
+from small_stores import (
+    assert_same_bits,
+    begin,
+    build,
+    mixed_constants,
+    mixed_values,
+    sample_of,
+    samples_of,
+)
+
+import ups_store
+from ups_store import SpecError, StoreClosedError, TruncatedError, files, pread
+from ups_store.info import describe
+from ups_store.recovery import building_path
+
+VALUES = mixed_values(7)
+
+
+@pytest.fixture
+def path(make_store: MakeStore) -> Path:
+    return make_store(VALUES, constants=mixed_constants())
+
+
+@pytest.fixture
+def stores(path: Path) -> Iterator[tuple[ups_store.Store, ups_store.Store]]:
+    with ups_store.open(path, access="map") as mapped, ups_store.open(path, access="pread") as read:
+        yield mapped, read
+
+
+Stores = tuple[ups_store.Store, ups_store.Store]
+
+
+@pytest.mark.parametrize("dense_bytes", [0, pread._DENSE_BYTES], ids=["rows", "blocks"])
+@pytest.mark.parametrize("indices", [[0], [5, 0, 6, 2], [3, 3, 0], list(range(7)), []])
+@pytest.mark.parametrize(
+    "window", [{}, {"start": 1}, {"length": 2}, {"start": 1, "length": 2, "stride": 2}, {"stride": 3}]
+)
+def test_pread_gathers_the_same_bits_as_the_map(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, indices: list[int], window: Any, dense_bytes: int
+) -> None:
+    monkeypatch.setattr(pread, "_DENSE_BYTES", dense_bytes)
+    mapped, read = stores
+    assert_same_bits(read.gather(indices, **window), mapped.gather(indices, **window))
+
+
+def test_pread_of_a_sample_far_from_the_others_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pread, "_DENSE_BYTES", 0)
+    values = {"nu": np.arange(500.0), "few": np.arange(1500, dtype=np.int16).reshape(500, 3)}
+    with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={}), access="pread") as store:
+        assert_same_bits(store.gather([0, 499, 7]), samples_of(values, [0, 499, 7]))
+
+
+def test_pread_reads_windows_with_a_start_for_each_sample(stores: Stores) -> None:
+    mapped, read = stores
+    window = {"start": [0, 2, 3], "length": 2}
+    assert_same_bits(read.gather([6, 1, 1], **window), mapped.gather([6, 1, 1], **window))
+
+
+def test_pread_reads_windows_over_a_later_axis(tmp_path: Path) -> None:
+    values = {"u": np.arange(2 * 40 * 6 * 8, dtype=np.float64).reshape(2, 40, 6, 8)}
+    path = build(tmp_path / "a.zarr.zip", values, dims={"u": ("sample", "x", "time", "y")})
+    with ups_store.open(path, access="pread") as store:
+        found = store.gather([1, 0], start=1, length=2, stride=2)["u"]
+    assert np.array_equal(found, values["u"][[1, 0]][:, :, [1, 3]])
+
+
+@pytest.mark.parametrize("make", [np.empty, lambda *a: np.empty(*a, order="F")], ids=["rows", "columns"])
+def test_pread_fills_the_given_output(stores: Stores, make: Callable[..., Any]) -> None:
+    out = {name: make((3, *value.shape[1:]), value.dtype) for name, value in VALUES.items()}
+    found = stores[1].gather([4, 4, 1], out=out)
+    assert all(found[name] is out[name] for name in out)
+    assert_same_bits(found, samples_of(VALUES, [4, 4, 1]))
+
+
+def test_pread_samples_arrays_and_constants_are_the_same_and_read_only(stores: Stores) -> None:
+    mapped, read = stores
+    assert_same_bits(read.sample(5), sample_of(VALUES, 5))
+    assert_same_bits(read.constants, mapped.constants)
+    assert_same_bits({name: read[name] for name in VALUES}, VALUES)
+    everything = [*read.sample(5).values(), *read.constants.values(), *(read[name] for name in VALUES)]
+    assert not any(value.flags.writeable for value in everything)
+
+
+def test_pread_store_maps_nothing_until_a_whole_array_is_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped: list[int] = []
+    map_private = files.map_private
+    monkeypatch.setattr(files, "map_private", lambda fd, n: mapped.append(n) or map_private(fd, n))
+    with ups_store.open(path, access="pread") as store:
+        store.gather([0, 1])
+        store.sample(2)
+        assert store.constants
+        assert not mapped
+        store["nu"]
+        assert mapped == [store.nbytes]
+
+
+@pytest.mark.parametrize("access", ["map", "pread"])
+def test_pickled_store_is_read_the_same_way(path: Path, access: Any) -> None:
+    with ups_store.open(path, access=access, verify="touch") as store:
+        copy = pickle.loads(pickle.dumps(store))
+    with copy:
+        assert copy.access == access
+        assert copy._checks is not None
+        assert_same_bits(copy.sample(1), sample_of(VALUES, 1))
+
+
+def test_pread_of_a_store_under_construction(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path, VALUES, constants=mixed_constants()) as writer:
+        writer.commit_many([2, 5], samples_of(VALUES, [2, 5]))
+        with ups_store.open(path, partial=True, access="pread") as store:
+            assert_same_bits(store.gather([5, 2]), samples_of(VALUES, [5, 2]))
+            assert building_path(path).exists()
+
+
+def test_closed_or_forgotten_pread_store_keeps_no_descriptor(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    store = ups_store.open(path, access="pread")
+    store.gather([0])
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(StoreClosedError):
+        store.gather([0])
+    forgotten = ups_store.open(path, access="pread")
+    del forgotten
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_short_read_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ups_store.open(path, access="pread") as store:
+        monkeypatch.setattr(files, "size", lambda fd: store.nbytes)  # cut between the check and the read
+        with path.open("r+b") as file:
+            file.truncate(4200)
+        for work in (lambda: store.gather([0]), lambda: store.sample(0), lambda: store.constants):
+            with pytest.raises(TruncatedError) as caught:
+                work()
+            assert caught.value.kind == "truncated_while_open"
+
+
+def test_unknown_access_is_refused(path: Path) -> None:
+    with pytest.raises(SpecError, match="map or pread"):
+        ups_store.open(path, access="mmap")  # type: ignore[arg-type]
+
+
+# --- network file systems -------------------------------------------------------------------------------
+
+
+def pretend_network(monkeypatch: pytest.MonkeyPatch, magic: int) -> None:
+    """Have `fstatfs` report a file system."""
+
+    libc = files._libc()
+
+    class Libc:
+        mincore = libc.mincore
+
+        @staticmethod
+        def fstatfs(fd: Any, status: Any) -> int:
+            status[:8] = magic.to_bytes(8, "little")
+            return 0
+
+    monkeypatch.setattr(files, "_libc", Libc)
+
+
+@pytest.mark.parametrize(("magic", "name"), [(0x6969, "nfs"), (0xFE534D42, "smb2"), (0x0BD00BD0, "lustre")])
+def test_network_file_system_is_read_by_pread(
+    path: Path, monkeypatch: pytest.MonkeyPatch, magic: int, name: str
+) -> None:
+    pretend_network(monkeypatch, magic)
+    assert files.is_network(path)
+    assert files.is_network(path.parent)
+    with ups_store.open(path) as store:
+        assert (store.access, store.network) == ("pread", name)
+    with ups_store.open(path, access="map") as store:
+        assert (store.access, store.network) == ("map", name)
+
+
+def test_local_file_system_is_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_network(monkeypatch, 0xEF53)  # ext4
+    assert not files.is_network(path)
+    with ups_store.open(path) as store:
+        assert (store.access, store.network) == ("map", None)
+        described = describe(store)
+    assert (described.reads, described.network) == ("map", None)
+
+
+def test_file_system_that_the_kernel_does_not_tell_counts_as_local(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    os.close(fd)
+    assert files.network_file_system(fd) is None

@@ -1,0 +1,601 @@
+"""`StoreDataset`: samples, views, windows and batches, alone and in a `DataLoader`."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from conftest import MakeStore
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_stores import begin, build, mixed_values, samples_of
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+import ups_store
+from ups_store.errors import (
+    ArrayNotFoundError,
+    CorruptChunkError,
+    NotCommittedError,
+    SampleIndexError,
+    SpecError,
+    StoreClosedError,
+    StoreError,
+    StoreNotFoundError,
+    StoreReplacedError,
+    TruncatedError,
+)
+from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.torch import Batch, Sample, StoreDataset, Window
+
+NUM_SAMPLES, NUM_TIMES = 6, 9
+workers = pytest.mark.filterwarnings(  # of Python 3.12 on, about every fork; of torch, about small machines
+    "ignore:.*fork.*:DeprecationWarning", "ignore:This DataLoader will create:UserWarning"
+)
+
+
+def identity(batch: Any) -> Any:
+    return batch
+
+
+def trajectories(
+    num_samples: int = NUM_SAMPLES, num_times: int = NUM_TIMES, *, width: int = 16
+) -> dict[str, npt.NDArray[Any]]:
+    """Latents that differ in every time step, conditions of every kind, and a field without time.
+
+    With 16 values a token a sample has a slot of its own, with 1 it lies directly behind the one before.
+    """
+    rng = np.random.default_rng(1)
+    steps = np.arange(num_samples)[:, None] * 100 + np.arange(num_times)
+    latent = steps[:, :, None, None] + rng.random((num_samples, num_times, 16, width))
+    return {
+        "latent": latent.astype(np.float32),
+        "nu": rng.random(num_samples),
+        "beta": rng.random(num_samples).astype(np.float32),
+        "bc_left": np.arange(num_samples),
+        "coefficient": rng.random((num_samples, 20)),
+    }
+
+
+@pytest.fixture
+def trajectory_store(make_store: MakeStore) -> Path:
+    times = {"t": np.linspace(0, 2, NUM_TIMES) ** 2}
+    return make_store(trajectories(), constants=times)
+
+
+def equal(found: Any, expected: Any) -> bool:
+    """Keys, dtypes, shapes and values agree."""
+    if isinstance(expected, dict):
+        same = isinstance(found, dict) and found.keys() == expected.keys()
+        return same and all(equal(found[key], expected[key]) for key in expected)
+    if isinstance(expected, Tensor):
+        return found.dtype == expected.dtype and torch.equal(found, expected)
+    return bool(found == expected)
+
+
+def bits_of(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def test_item_holds_every_array_of_the_sample_and_where_it_comes_from(make_store: MakeStore) -> None:
+    values = mixed_values()
+    del values["nothing"]
+    dataset = StoreDataset(make_store(values))
+    sample = dataset[2]
+    assert isinstance(sample, Sample)
+    assert set(sample) == {*values, "index", "task"}
+    assert (int(sample["index"]), sample["task"]) == (2, "burgers1d")
+    for name, value in values.items():
+        assert sample[name].shape == value.shape[1:]
+        assert bits_of(sample[name].reshape(-1)) == value[2].tobytes(), name
+    assert sample["latent"].dtype == torch.bfloat16
+    assert len(dataset) == 4
+
+
+def test_item_is_new_memory(trajectory_store: Path) -> None:
+    dataset = StoreDataset(trajectory_store)
+    dataset[0]["latent"].zero_()
+    assert dataset[0]["latent"].all()
+
+
+@pytest.mark.parametrize("name", DTYPE_NAMES)
+@pytest.mark.parametrize("length", [3, 5000], ids=["plain", "slots"])
+def test_batch_has_the_bits_of_the_store_for_every_dtype(
+    make_store: MakeStore, name: str, length: int
+) -> None:
+    raw = np.random.default_rng(0).integers(0, 256, (7, length * dtype_of(name).itemsize), np.uint8)
+    values = {"a": (raw % 2 if name == "bool" else raw).view(dtype_of(name))}
+    dataset = StoreDataset(make_store(values))
+    indices = [6, 0, 3, 3, 5]
+    batch = dataset.__getitems__(indices)
+    assert batch["a"].dtype == getattr(torch, name)
+    assert bits_of(batch["a"]) == values["a"][indices].tobytes()
+    assert batch["index"].tolist() == indices
+
+
+def test_batch_rows_are_the_items(trajectory_store: Path) -> None:
+    for window in (None, Window(horizon=2)):
+        dataset = StoreDataset(trajectory_store, window=window)
+        batch = dataset.__getitems__([4, 1])
+        assert batch.num_samples == 2
+        assert equal(batch[0], dataset[4])
+        assert equal(batch.row(1), dataset[1])
+
+
+def test_batch_names_its_keys_when_one_is_missing(trajectory_store: Path) -> None:
+    with pytest.raises(KeyError, match=r"no 'z0' in this batch; it has .*latent"):
+        StoreDataset(trajectory_store).__getitems__([0])["z0"]
+
+
+def test_arrays_without_elements_make_tensors_without_elements(make_store: MakeStore) -> None:
+    batch = StoreDataset(make_store()).__getitems__([0, 3])
+    assert batch["nothing"].shape == (2, 0, 2)
+    assert batch["nothing"].dtype == torch.int16
+    assert StoreDataset(make_store(), views=True)[1]["nothing"].shape == (0, 2)
+
+
+def test_names_choose_the_arrays(trajectory_store: Path) -> None:
+    dataset = StoreDataset(trajectory_store, names=["nu"])
+    assert set(dataset[0]) == {"nu", "index", "task"}
+    windows = StoreDataset(trajectory_store, names=["nu"], window=Window())
+    assert set(windows[0]) == {"z0", "z1", "params", "t", "dt", "index", "task"}
+    assert set(windows[0]["params"]) == {"nu"}
+
+
+def test_views_share_the_memory_of_the_store(trajectory_store: Path) -> None:
+    dataset = StoreDataset(trajectory_store, views=True)
+    store = dataset.sources[0].store
+    view = dataset[3]["latent"]
+    assert view.data_ptr() == store["latent"][3].ctypes.data
+    assert torch.equal(view, torch.from_numpy(store["latent"][3].copy()))
+
+
+@pytest.mark.parametrize("window", [None, Window(horizon=2, time_stride=2)])
+def test_views_have_the_values_of_copies(trajectory_store: Path, window: Window | None) -> None:
+    copies = StoreDataset(trajectory_store, window=window)
+    views = StoreDataset(trajectory_store, window=window, views=True)
+    assert all(equal(views[item], copies[item]) for item in range(len(copies)))
+
+
+def test_views_of_every_array_change_in_place_and_the_file_stays_as_it_is(make_store: MakeStore) -> None:
+    path = make_store()
+    before = path.read_bytes()
+    dataset = StoreDataset(path, views=True)
+    sample = dataset[1]
+    for tensor in sample.tensors():
+        tensor.zero_()
+    assert not dataset[1]["fields"].any()  # this process sees what it wrote
+    assert path.read_bytes() == before
+    assert StoreDataset(path)[1]["fields"].any()
+
+
+def test_view_outlives_its_dataset_and_the_file(trajectory_store: Path) -> None:
+    view = StoreDataset(trajectory_store, views=True)[5]["latent"]
+    trajectory_store.unlink()
+    assert torch.equal(view, torch.from_numpy(trajectories()["latent"][5]))
+
+
+def test_window_has_the_states_at_its_steps_and_the_conditions(trajectory_store: Path) -> None:
+    values, times = trajectories(), np.linspace(0, 2, NUM_TIMES) ** 2
+    dataset = StoreDataset(trajectory_store, window=Window(horizon=3, time_stride=2))
+    assert len(dataset) == NUM_SAMPLES * (NUM_TIMES - 6)
+    batch = dataset.__getitems__([0, 4, len(dataset) - 1])
+    for row, (sample, start) in enumerate([(0, 0), (1, 1), (5, 2)]):
+        assert np.array_equal(batch["z0"][row], values["latent"][sample, start])
+        assert np.array_equal(batch["z1"][row], values["latent"][sample, start + 2 : start + 7 : 2])
+        assert batch["t"][row] == np.float32(times[start])
+        assert np.allclose(batch["dt"][row], np.diff(times[start : start + 7 : 2]))
+        assert np.array_equal(batch["coefficient"][row], values["coefficient"][sample])
+    assert set(batch["params"]) == {"nu", "beta", "bc_left"}
+    for name, param in batch["params"].items():
+        assert param.dtype == torch.float32
+        assert np.array_equal(param, values[name][[0, 1, 5]].astype(np.float32))
+    assert (batch["t"].dtype, batch["dt"].dtype) == (torch.float32, torch.float32)
+    assert batch["dt"].shape == (3, 3)
+    numbers, samples, starts = dataset.locate([0, 4, len(dataset) - 1])
+    assert [numbers.tolist(), samples.tolist(), starts.tolist()] == [[0, 0, 0], [0, 1, 5], [0, 1, 2]]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    num_steps=st.lists(st.integers(0, 12), min_size=4, max_size=4),
+    horizon=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    width=st.sampled_from([1, 16]),
+)
+def test_windows_are_all_spans_inside_num_steps(
+    tmp_path_factory: pytest.TempPathFactory, num_steps: list[int], horizon: int, stride: int, width: int
+) -> None:
+    values = {
+        "fields": trajectories(4, 12, width=width)["latent"],
+        "num_steps": np.array(num_steps, np.int32),
+    }
+    path = build(tmp_path_factory.mktemp("store") / "a_train.zarr.zip", values)
+    window = Window(horizon=horizon, time_stride=stride)
+    span = horizon * stride
+    expected = [
+        (sample, start) for sample, valid in enumerate(num_steps) for start in range(max(0, valid - span))
+    ]
+    if not expected:
+        with pytest.raises(SpecError) as caught:
+            StoreDataset(path, window=window)
+        assert caught.value.kind == "window"
+        return
+    dataset = StoreDataset(path, window=window)
+    batch = dataset.__getitems__(range(len(dataset)))
+    _, samples, starts = dataset.locate(range(len(dataset)))
+    assert list(zip(samples.tolist(), starts.tolist(), strict=True)) == expected
+    steps = starts[:, None] + np.arange(1, horizon + 1) * stride
+    assert np.array_equal(batch["z0"], values["fields"][samples, starts])
+    assert np.array_equal(batch["z1"], values["fields"][samples[:, None], steps])
+    assert "num_steps" not in batch["params"]
+
+
+def test_drawn_windows_lie_one_in_each_part_of_a_trajectory_and_change_with_the_epoch(
+    make_store: MakeStore,
+) -> None:
+    values = {"fields": trajectories(40, 30)["latent"], "num_steps": np.full(40, 30)}
+    values["num_steps"][7] = 3  # too short: it has no windows
+    dataset = StoreDataset(make_store(values), window=Window(horizon=5, samples_per_trajectory=4))
+    assert len(dataset) == 39 * 4
+    epochs = []
+    for epoch in (0, 1, 0):
+        dataset.set_epoch(epoch)
+        _, samples, starts = dataset.locate(range(len(dataset)))
+        assert samples.tolist() == [sample for sample in range(40) if sample != 7 for _ in range(4)]
+        first = np.arange(4) * 25 // 4
+        assert (starts.reshape(-1, 4) >= first).all()
+        assert (starts.reshape(-1, 4) < first + 7).all()
+        assert starts.max() == 24
+        batch = dataset.__getitems__(range(len(dataset)))
+        assert np.array_equal(batch["z0"], values["fields"][samples, starts])
+        epochs.append(starts.tolist())
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert len({tuple(row) for row in np.reshape(epochs[0], (-1, 4))}) > 20
+
+
+def test_windows_without_times_count_steps(make_store: MakeStore) -> None:
+    dataset = StoreDataset(make_store({"fields": trajectories()["latent"]}), window=Window(time_stride=3))
+    batch = dataset.__getitems__([2])
+    assert (batch["t"].item(), batch["dt"].tolist(), batch["params"]) == (2.0, [[3.0]], {})
+
+
+def test_times_may_belong_to_each_sample(make_store: MakeStore) -> None:
+    values = {"fields": trajectories()["latent"], "t": np.random.default_rng(0).random((6, NUM_TIMES))}
+    path = make_store(values, dims={"fields": ("sample", "time", "x", "c"), "t": ("sample", "time")})
+    batch = StoreDataset(path, window=Window(horizon=2)).__getitems__([8])
+    expected = values["t"][1, 1:4]
+    assert np.allclose(batch["t"], expected[:1])
+    assert np.allclose(batch["dt"], np.diff(expected)[None])
+
+
+def test_other_arrays_over_time_are_given_for_the_whole_window_when_they_are_named(
+    make_store: MakeStore,
+) -> None:
+    values = {**trajectories(), "bc_right": np.random.default_rng(0).random((NUM_SAMPLES, NUM_TIMES, 2))}
+    dims = {"latent": ("sample", "time", "l", "d"), "bc_right": ("sample", "time", "c")}
+    path, window = make_store(values, dims=dims), Window(horizon=2, time_stride=2)
+    assert "bc_right" not in StoreDataset(path, window=window)[0]
+    batch = StoreDataset(path, window=window, names=["bc_right"]).__getitems__([1, 6])
+    assert np.array_equal(batch["bc_right"], values["bc_right"][[0, 1], 1:6:2])
+
+
+def test_other_arrays_whose_second_axis_is_not_time_are_refused_for_windows(make_store: MakeStore) -> None:
+    values = {"fields": trajectories()["latent"], "bc": np.zeros((NUM_SAMPLES, 2, NUM_TIMES))}
+    path = make_store(values, dims={"fields": ("sample", "time", "x", "c"), "bc": ("sample", "side", "time")})
+    with pytest.raises(SpecError) as caught:
+        StoreDataset(path, window=Window(), names=["bc"])
+    assert (caught.value.kind, caught.value.array) == ("time_axis", "bc")
+
+
+def test_state_may_be_one_number_per_time_step(make_store: MakeStore) -> None:
+    values = {"fields": np.arange(24.0).reshape(2, 12)}
+    path = make_store(values, dims={"fields": ("sample", "time")})
+    batch = StoreDataset(path, window=Window(horizon=2)).__getitems__([1, 12])
+    assert batch["z0"].tolist() == [1, 14]
+    assert batch["z1"].tolist() == [[2, 3], [15, 16]]
+
+
+def test_state_is_the_latent_unless_another_array_is_named(make_store: MakeStore) -> None:
+    values = {"fields": trajectories()["latent"] + 1, "latent": trajectories()["latent"]}
+    path = make_store(values)
+    assert torch.equal(StoreDataset(path, window=Window())[0]["z0"], torch.from_numpy(values["latent"][0, 0]))
+    named = StoreDataset(path, window=Window(), state="fields")
+    assert torch.equal(named[0]["z0"], torch.from_numpy(values["fields"][0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        ("float16", torch.float32),
+        ("bfloat16", torch.float32),
+        ("float64", torch.float16),
+        ("float32", torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("num_values", [1, 7000, 700_000], ids=["numbers", "slots", "pages"])
+def test_floating_point_arrays_are_converted_on_the_way(
+    make_store: MakeStore, stored: str, asked: torch.dtype, num_values: int
+) -> None:
+    """700,000 values: a row is larger than the memory that rows are converted in, 7,000: several fit."""
+    raw = np.random.default_rng(0).standard_normal((5, num_values)).astype(dtype_of(stored))
+    values = {"a": raw, "count": np.arange(5), "mask": np.arange(5) > 2}
+    batch = StoreDataset(make_store(values, dims={}), dtype=asked).__getitems__([4, 0, 0])
+    expected = torch.from_numpy(raw[[4, 0, 0]].astype(np.float64)).to(asked)
+    assert batch["a"].dtype == asked
+    assert torch.equal(batch["a"], expected)
+    assert (batch["count"].dtype, batch["mask"].dtype) == (torch.int64, torch.bool)
+
+
+def test_windows_are_converted_and_parameters_stay_float32(trajectory_store: Path) -> None:
+    plain = StoreDataset(trajectory_store, window=Window(horizon=2))
+    half = StoreDataset(trajectory_store, window=Window(horizon=2), dtype=torch.float16)
+    items = range(len(plain))
+    expected, found = plain.__getitems__(items), half.__getitems__(items)
+    assert torch.equal(found["z1"], expected["z1"].half())
+    assert equal(found["params"], expected["params"])
+    assert found["t"].dtype == torch.float32
+
+
+def test_dataloader_needs_no_collate_fn_and_identity_gets_the_same_batch(trajectory_store: Path) -> None:
+    dataset = StoreDataset(trajectory_store, window=Window())
+    default = list(DataLoader(dataset, batch_size=20))
+    custom = list(DataLoader(dataset, batch_size=20, collate_fn=identity))
+    assert [batch.num_samples for batch in default] == [20, 20, 8]
+    assert all(isinstance(batch, Batch) for batch in default + custom)
+    assert all(equal(one, other) for one, other in zip(default, custom, strict=True))
+    assert torch.equal(torch.cat([batch["index"] for batch in default]), torch.arange(48))
+
+
+def test_samples_that_come_one_by_one_are_collated_to_the_same_batch(trajectory_store: Path) -> None:
+    dataset = StoreDataset(trajectory_store, window=Window(horizon=2))
+    (batch,) = DataLoader(ConcatDataset([dataset]), batch_size=len(dataset))
+    assert isinstance(batch, Batch)
+    assert equal(batch, dataset.__getitems__(range(len(dataset))))
+    (part,) = DataLoader(Subset(dataset, [7, 3]), batch_size=2)
+    assert equal(part, dataset.__getitems__([7, 3]))
+
+
+def test_samples_of_different_arrays_are_not_collated(make_store: MakeStore) -> None:
+    one = StoreDataset(make_store({"a": np.zeros((1, 2))}, name="a_train.zarr.zip"))
+    other = StoreDataset(make_store({"b": np.zeros((1, 2))}, name="b_train.zarr.zip"))
+    with pytest.raises(SpecError) as caught:
+        next(iter(DataLoader(ConcatDataset([one, other]), batch_size=2)))
+    assert caught.value.kind == "mixed"
+
+
+@workers
+@pytest.mark.multi_process
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_dataloader_workers_give_the_batches_of_the_main_process(make_store: MakeStore, context: str) -> None:
+    dataset = StoreDataset(make_store(), dtype=torch.float32)  # an array without elements included
+    expected = list(DataLoader(dataset, batch_size=3))
+    loader = DataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context=context)
+    found = list(loader)
+    assert all(equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(batch["fields"].is_shared() for batch in found)
+
+
+@workers
+@pytest.mark.multi_process
+def test_worker_gathers_into_shared_memory_before_the_batch_is_sent(trajectory_store: Path) -> None:
+    def was_shared(batch: Batch) -> Batch:  # runs in the worker
+        return Batch(batch | {"task": str([batch[name].is_shared() for name in trajectories()])})
+
+    loader = DataLoader(
+        StoreDataset(trajectory_store),
+        batch_size=2,
+        num_workers=1,
+        collate_fn=was_shared,
+        multiprocessing_context="fork",
+    )
+    assert next(iter(loader))["latent"].is_shared()
+    assert "False" not in next(iter(loader))["task"]
+
+
+def test_batch_moves_as_a_whole_and_counts_its_bytes(trajectory_store: Path) -> None:
+    batch = StoreDataset(trajectory_store, window=Window()).__getitems__([0, 1])
+    there = batch.to("meta")
+    assert isinstance(there, Batch)
+    assert all(tensor.is_meta for tensor in there.tensors())
+    assert there["params"].keys() == batch["params"].keys()
+    # z0, z1: 256 float32 each; t, dt, 3 parameters: float32; index: int64; coefficient: 20 float64
+    assert batch.nbytes == 2 * (2 * 256 * 4 + 5 * 4 + 8 + 20 * 8)
+    assert equal(pickle.loads(pickle.dumps(batch)), batch)
+    assert isinstance(copy.copy(batch), Batch)  # what pin_memory of a DataLoader starts with
+
+
+@pytest.mark.parametrize("window", [None, Window(horizon=2, time_stride=2)])
+@pytest.mark.parametrize("options", [{"access": "pread"}, {"verify": "touch"}], ids=["pread", "touch"])
+def test_stores_that_are_read_or_checked_give_the_batches_of_mapped_ones(
+    make_store: MakeStore, window: Window | None, options: dict[str, Any]
+) -> None:
+    names = None if window is None else ["latent", "mask", "nu"]
+    path = make_store()
+    mapped, other = path, ups_store.open(path, **options)
+    for dtype in (None, torch.float64):
+        chosen: dict[str, Any] = {"names": names, "window": window, "dtype": dtype, "state": "fields"}
+        expected = StoreDataset(mapped, **chosen).__getitems__([3, 0, 0])
+        assert equal(StoreDataset(other, **chosen).__getitems__([3, 0, 0]), expected)
+
+
+def test_damage_is_reported_by_the_batch_that_would_hold_it(make_store: MakeStore) -> None:
+    path = make_store()
+    with ups_store.open(path) as store:
+        first = store["fields"][2].ctypes.data - np.frombuffer(store["fields"].base, np.uint8).ctypes.data
+    raw = bytearray(path.read_bytes())
+    raw[first] ^= 1
+    path.write_bytes(raw)
+    dataset = StoreDataset(ups_store.open(path, verify="touch"))
+    assert dataset.__getitems__([0, 1, 3]).num_samples == 3
+    with pytest.raises(CorruptChunkError) as caught:
+        dataset.__getitems__([0, 2])
+    assert (caught.value.array, caught.value.sample) == ("fields", 2)
+
+
+def test_store_that_was_closed_or_cut_is_an_error_instead_of_a_dead_process(make_store: MakeStore) -> None:
+    path = make_store()
+    store = ups_store.open(path)
+    dataset = StoreDataset(store)
+    os.truncate(path, 5000)
+    with pytest.raises(TruncatedError):
+        dataset[3]
+    store.close()
+    with pytest.raises(StoreClosedError):
+        dataset[3]
+
+
+def test_pickled_dataset_opens_the_store_again(trajectory_store: Path) -> None:
+    dataset = StoreDataset(
+        trajectory_store, window=Window(horizon=2, samples_per_trajectory=3), dtype=torch.float16
+    )
+    dataset.set_epoch(5)
+    twin = pickle.loads(pickle.dumps(dataset))
+    assert equal(twin.__getitems__([3, 8]), dataset.__getitems__([3, 8]))
+    assert len(pickle.dumps(dataset)) < 2000
+
+
+def test_pickled_dataset_of_a_replaced_store_is_refused(make_store: MakeStore) -> None:
+    pickled = pickle.dumps(StoreDataset(make_store({"a": np.zeros((3, 2))})))
+    make_store({"a": np.ones((3, 2))}, identity={"task": "other"}, name="b_train.zarr.zip").rename(
+        make_store({"a": np.zeros((3, 2))})
+    )
+    with pytest.raises(StoreReplacedError):
+        pickle.loads(pickled)
+
+
+def test_several_stores_of_equal_arrays_mix_in_a_batch_in_the_order_asked_for(make_store: MakeStore) -> None:
+    values = [mixed_values(4, seed=seed) for seed in range(3)]
+    paths = [
+        make_store(value, name=f"{name}_train.zarr.zip", identity={"task": name})
+        for name, value in zip("abc", values, strict=True)
+    ]
+    dataset = StoreDataset([ups_store.open(paths[0]), str(paths[1]), paths[2]])
+    indices = [11, 0, 5, 4, 11, 2]
+    batch = dataset.__getitems__(indices)
+    assert (len(dataset), batch["index"].tolist()) == (12, indices)
+    assert batch["task"] == ["c", "a", "b", "b", "c", "a"]
+    expected = np.concatenate([value["fields"] for value in values])[indices]
+    assert np.array_equal(batch["fields"], expected)
+    assert dataset.__getitems__([4, 7])["task"] == "b"
+    assert [batch[row]["task"] for row in range(6)] == batch["task"]
+
+
+def test_stores_of_different_arrays_share_a_dataset_but_no_batch(make_store: MakeStore) -> None:
+    paths = [
+        make_store({"latent": np.zeros((3, 4, width, 2))}, name=f"a{width}_train.zarr.zip")
+        for width in (5, 6)
+    ]
+    dataset = StoreDataset(paths)
+    assert dataset[1]["latent"].shape == (4, 5, 2)
+    assert dataset[4]["latent"].shape == (4, 6, 2)
+    with pytest.raises(SpecError) as caught:
+        dataset.__getitems__([1, 4])
+    assert caught.value.kind == "mixed"
+
+
+def test_task_is_named_by_attributes_identity_or_file(make_store: MakeStore) -> None:
+    values = {"a": np.zeros(2)}
+    by_attrs = make_store(values, attrs={"task": "advection1d"})
+    by_file = make_store(values, identity={}, name="darcy2d_val.zarr.zip")
+    tasks = [StoreDataset(path)[0]["task"] for path in (by_attrs, by_file)]
+    assert tasks == ["advection1d", "darcy2d_val"]
+
+
+@pytest.mark.parametrize("index", [-1, 6, 10**12])
+def test_index_outside_the_dataset_is_refused(trajectory_store: Path, index: int) -> None:
+    for views in (False, True):
+        dataset = StoreDataset(trajectory_store, views=views)
+        with pytest.raises(SampleIndexError) as caught:
+            dataset[index]
+        assert caught.value.found == index
+        assert isinstance(caught.value, IndexError)
+    with pytest.raises(SampleIndexError):
+        dataset.__getitems__([0, index])
+
+
+@pytest.mark.parametrize("indices", [[0.5], [True], [], [[0, 1]]])
+def test_indices_that_are_no_list_of_integers_are_refused(trajectory_store: Path, indices: Any) -> None:
+    with pytest.raises(SampleIndexError):
+        StoreDataset(trajectory_store).__getitems__(indices)
+
+
+def test_iteration_over_the_items_ends(trajectory_store: Path) -> None:
+    assert [int(sample["index"]) for sample in StoreDataset(trajectory_store)] == list(range(NUM_SAMPLES))
+
+
+def test_incomplete_store_is_refused(tmp_path: Path) -> None:
+    values, path = trajectories(), tmp_path / "a_train.zarr.zip"
+    with begin(path, values) as writer:
+        writer.commit_many([0, 1], samples_of(values, [0, 1]))
+    with pytest.raises(StoreNotFoundError):
+        StoreDataset(path)
+    with ups_store.open(path, partial=True) as store, pytest.raises(NotCommittedError) as caught:
+        StoreDataset(store)
+    assert caught.value.found == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "kind"),
+    [
+        ({"window": Window(horizon=NUM_TIMES)}, SpecError, "window"),
+        ({"window": Window(time_stride=NUM_TIMES)}, SpecError, "window"),
+        ({"window": Window(), "state": "nu"}, SpecError, "time_axis"),
+        ({"window": Window(), "state": "z"}, ArrayNotFoundError, "no_array"),
+        ({"window": Window(), "names": ["nu", "z"]}, ArrayNotFoundError, "no_array"),
+        ({"names": ["t"]}, ArrayNotFoundError, "no_array"),
+        ({"dtype": torch.int32}, SpecError, "dtype"),
+        ({"dtype": "float32"}, SpecError, "dtype"),
+        ({"dtype": torch.float16, "views": True}, SpecError, "dtype"),
+    ],
+)
+def test_dataset_refuses_what_the_store_cannot_give(
+    trajectory_store: Path, options: dict[str, Any], error: type[StoreError], kind: str
+) -> None:
+    with pytest.raises(error) as caught:
+        StoreDataset(trajectory_store, **options)
+    assert caught.value.kind == kind
+
+
+def test_dataset_of_no_store_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        StoreDataset([])
+    assert caught.value.kind == "stores"
+
+
+@pytest.mark.parametrize("name", ["horizon", "time_stride", "samples_per_trajectory"])
+def test_window_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Window(**{name: 0})
+    assert (caught.value.kind, caught.value.found) == ("window", 0)
+
+
+def test_windows_of_a_store_without_trajectories_are_refused(make_store: MakeStore) -> None:
+    with pytest.raises(ArrayNotFoundError):
+        StoreDataset(make_store({"a": np.zeros((2, 3))}), window=Window())
+
+
+def test_times_of_another_length_are_refused(make_store: MakeStore) -> None:
+    path = make_store(
+        {"fields": trajectories()["latent"]},
+        constants={"t": np.arange(4.0)},
+        dims={"fields": ("sample", "time", "x", "c"), "t": ("t",)},
+    )
+    with pytest.raises(SpecError) as caught:
+        StoreDataset(path, window=Window())
+    assert caught.value.kind == "times"
+
+
+def test_array_with_the_name_of_a_batch_key_is_refused_unless_left_out(make_store: MakeStore) -> None:
+    path = make_store({"valid": np.zeros((2, 3)), "a": np.zeros(2)})
+    with pytest.raises(SpecError) as caught:
+        StoreDataset(path)
+    assert (caught.value.kind, caught.value.array) == ("names", "valid")
+    assert len(StoreDataset(path, names=["a"])) == 2

@@ -1,0 +1,134 @@
+"""`verify="touch"`: damage is found when its sample is first used, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeStore
+from small_stores import assert_same_bits, begin, mixed_constants, mixed_values, samples_of
+
+import ups_store
+from ups_store import CorruptChunkError, SpecError, touch
+from ups_store.recovery import building_path
+
+VALUES = mixed_values()
+ACCESS = pytest.mark.parametrize("access", ["map", "pread"])
+
+
+@pytest.fixture
+def path(make_store: MakeStore) -> Path:
+    return make_store()
+
+
+def damage(path: Path, array: str, sample: int | None = None) -> tuple[int, int]:
+    """Change a byte of a payload; returns the extent of its chunk."""
+    with ups_store.open(path, partial=True) as store:
+        layout = store._catalog.layout.arrays[array]
+    slot = sample if layout.meta.is_sharded and sample is not None else 0
+    nbytes = layout.meta.sample_nbytes if layout.meta.is_sharded else layout.meta.nbytes
+    first = layout.slot(slot)[0]
+    with path.open("r+b") as file:
+        file.seek(first + nbytes - 1)
+        last = file.read(1)[0]
+        file.seek(first + nbytes - 1)
+        file.write(bytes([last ^ 0x40]))
+    return first, first + nbytes + 4
+
+
+@ACCESS
+@pytest.mark.parametrize("use", ["gather", "window", "sample"])
+def test_damaged_sample_is_reported_when_it_is_used(path: Path, access: Any, use: str) -> None:
+    extent = damage(path, "fields", 2)
+    with ups_store.open(path, access=access, verify="touch") as store:
+        uses = {
+            "gather": lambda sample: store.gather([sample]),
+            "window": lambda sample: store.gather([sample], start=0, length=1),
+            "sample": store.sample,
+        }
+        for sample in (0, 1, 3):
+            uses[use](sample)
+        for _ in range(2):  # it stays damaged
+            with pytest.raises(CorruptChunkError) as caught:
+                uses[use](2)
+    error = caught.value
+    assert (error.array, error.sample, error.byte_range, error.clause) == ("fields", 2, extent, "5.2")
+
+
+@ACCESS
+@pytest.mark.parametrize("array", ["nu", "mask", "latent"])
+def test_damaged_small_array_is_reported_by_every_sample(path: Path, access: Any, array: str) -> None:
+    extent = damage(path, array)
+    with ups_store.open(path, access=access, verify="touch") as store:
+        for use in (lambda: store.gather([0], [array]), lambda: store.sample(3), lambda: store[array]):
+            with pytest.raises(CorruptChunkError) as caught:
+                use()
+            assert (caught.value.array, caught.value.byte_range) == (array, extent)
+        store.gather([0], ["fields"])
+
+
+@ACCESS
+def test_damaged_constant_is_reported(path: Path, access: Any) -> None:
+    damage(path, "x")
+    with ups_store.open(path, access=access, verify="touch") as store:
+        with pytest.raises(CorruptChunkError):
+            store["x"]
+        with pytest.raises(CorruptChunkError):
+            _ = store.constants
+        assert_same_bits(store.sample(0), {name: value[0] for name, value in VALUES.items()})
+
+
+@ACCESS
+def test_sound_store_reads_the_same_with_checks(path: Path, access: Any) -> None:
+    with ups_store.open(path, access=access, verify="touch") as store:
+        assert_same_bits(store.gather([3, 0, 0]), samples_of(VALUES, [3, 0, 0]))
+        assert_same_bits({name: store[name] for name in VALUES}, VALUES)
+        assert_same_bits(store.constants, mixed_constants())
+
+
+def test_each_chunk_is_checked_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    crc32c = touch.crc32c
+    monkeypatch.setattr(touch, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start))
+    with ups_store.open(path, verify="touch") as store:
+        store.gather([1, 1, 2], ["fields", "nu"])
+        assert checked == [5120, 5120, 32]
+        store.gather([2, 1], ["fields", "nu"])
+        store.sample(1)
+        assert checked == [5120, 5120, 32, 5 * 3 * 2 * 2 * 4, 64 * 4]
+        store.gather([0, 1, 2, 3], ["fields"])
+        assert checked[5:] == [5120, 5120]
+
+
+def test_chunk_larger_than_a_block_is_checked_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(touch, "_BLOCK_BYTES", 1000)
+    with ups_store.open(path, verify="touch") as store:
+        store.gather([0])
+    damage(path, "fields", 0)
+    with ups_store.open(path, verify="touch") as store, pytest.raises(CorruptChunkError):
+        store.gather([0])
+
+
+def test_store_without_checks_reads_damage_as_it_is(path: Path) -> None:
+    damage(path, "fields", 2)
+    with ups_store.open(path) as store:
+        assert not np.array_equal(store.gather([2])["fields"], VALUES["fields"][[2]])
+
+
+def test_unfinished_store_is_checked_where_checksums_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path, VALUES, constants=mixed_constants()) as writer:
+        writer.commit_many([1, 2], samples_of(VALUES, [1, 2]))
+        damage(building_path(path), "fields", 2)
+        with ups_store.open(path, partial=True, verify="touch") as store:
+            assert_same_bits(store.gather([1]), samples_of(VALUES, [1]))
+            assert np.array_equal(store["x"], mixed_constants()["x"])
+            with pytest.raises(CorruptChunkError):
+                store.gather([2])
+
+
+def test_unknown_way_to_verify_is_refused(path: Path) -> None:
+    with pytest.raises(SpecError, match="touch"):
+        ups_store.open(path, verify="always")  # type: ignore[arg-type]

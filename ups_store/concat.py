@@ -1,0 +1,225 @@
+"""`concat` and `split`: stores from the samples of finished stores, in blocks, resumable."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.array_spec import ArraySpec
+from ups_store.creation import create
+from ups_store.errors import SpecError
+from ups_store.reader import Store
+from ups_store.sound import require_sound
+from ups_store.writer import StoreWriter
+
+COPY_BYTES = 32 << 20
+
+Paths = Sequence[str | os.PathLike[str]]
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive samples of a store.
+
+    Attributes:
+        store: A finished store.
+        first: First sample.
+        end: Sample past the last one.
+    """
+
+    store: Store
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def to_json(self) -> dict[str, Any]:
+        """As an identity document names it: what it was made from, its very bytes, which samples."""
+        return {
+            "config_hash": self.store.config_hash,
+            "fingerprint": self.store.fingerprint,
+            "samples": [self.first, self.end],
+        }
+
+
+def concat_stores(
+    stores: Sequence[Store],
+    target: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    progress: Progress | None = None,
+) -> Path:
+    """Make one store of the samples of several, in their order.
+
+    Attributes that all of them have with the same value are kept; the identity names their config hashes.
+    An interrupted run is continued.
+
+    Args:
+        stores: Finished stores with the same arrays (dtypes, shapes of a sample, dimensions) and constants.
+        target: The store to make.
+        verify: Whether to check every byte of the sources first.
+        progress: Called with the number of payload bytes that were copied since the last call.
+    Raises:
+        SpecError: If they differ, kind "concat_mismatch"; names the array and the difference.
+        CorruptChunkError: If one of them is damaged.
+    """
+    if not stores:
+        raise SpecError("nothing to concatenate", kind="concat", expected="one store or more", found="none")
+    for other in stores[1:]:
+        _check_alike(stores[0], other)
+    parts = [Part(store, 0, len(store)) for store in stores]
+    if verify:
+        for store in stores:
+            require_sound(store)
+    return _write(parts, Path(target), kind="concat", progress=progress)
+
+
+def split_store(
+    store: Store,
+    targets: Paths,
+    *,
+    samples: Sequence[tuple[int, int]],
+    verify: bool = True,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Make stores of ranges of a store's samples.
+
+    Args:
+        store: A finished store.
+        targets: The stores to make.
+        samples: `(first, past_last)` sample of each; see `ranges_of_fractions`.
+        verify: Whether to check every byte of the source first.
+        progress: Called with the number of payload bytes that were copied since the last call.
+    Raises:
+        SpecError: For a range outside the store, or another number of ranges than targets.
+        CorruptChunkError: If the store is damaged.
+    """
+    names = [Path(target).absolute() for target in targets]
+    if not names or len(names) != len(samples) or len(set(names)) < len(names):
+        found = f"{len(names)} targets, {len(samples)} ranges"
+        raise SpecError("targets", kind="split", expected="distinct ones, one per range", found=found)
+    for first, end in samples:
+        if not 0 <= first < end <= len(store):
+            expected = f"0 <= first < end <= {len(store)}"
+            raise SpecError(
+                "sample range", kind="split", path=store.path, expected=expected, found=f"{first}:{end}"
+            )
+    if verify:
+        require_sound(store)
+    return [
+        _write([Part(store, first, end)], target, kind="split", progress=progress)
+        for target, (first, end) in zip(names, samples, strict=True)
+    ]
+
+
+def ranges_of_fractions(num_samples: int, fractions: Sequence[float]) -> list[tuple[int, int]]:
+    """Consecutive ranges that cover all samples, their sizes as near to the fractions as can be.
+
+    Args:
+        num_samples: N.
+        fractions: Share of each range, positive, 1 in sum.
+    Raises:
+        SpecError: For other fractions, or if a range would be empty.
+    """
+    is_valid = all(math.isfinite(f) and f > 0 for f in fractions) and abs(sum(fractions) - 1) < 1e-6
+    if not is_valid:
+        raise SpecError("fractions", kind="split", expected="positive numbers, 1 in sum", found=fractions)
+    edges = [round(num_samples * sum(fractions[:i])) for i in range(len(fractions))] + [num_samples]
+    ranges = list(pairwise(edges))
+    if any(first >= end for first, end in ranges):
+        expected = f"at least one of the {num_samples} samples for each"
+        raise SpecError("fractions", kind="split", expected=expected, found=fractions)
+    return ranges
+
+
+def _check_alike(model: Store, other: Store) -> None:
+    """Refuse stores whose samples can't stand in one array, or whose constants differ."""
+    left, right = _geometry(model), _geometry(other)
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            raise _mismatch(model, other, name, left.get(name, "absent"), right.get(name, "absent"))
+    constants = other.constants
+    for name, value in model.constants.items():
+        if value.tobytes() != constants[name].tobytes():
+            raise _mismatch(model, other, name, "the same values", "other values of the constant")
+
+
+def _geometry(store: Store) -> dict[str, str]:
+    arrays = {name: (spec.dtype, tuple(spec.shape[1:]), "a sample") for name, spec in store.arrays.items()}
+    constants = {name: (value.dtype, value.shape, "the constant") for name, value in store.constants.items()}
+    return {
+        name: f"{dtype} {shape} as {what}, dimensions {store.dims[name]}"
+        for name, (dtype, shape, what) in (arrays | constants).items()
+    }
+
+
+def _mismatch(model: Store, other: Store, name: str, expected: str, found: str) -> SpecError:
+    return SpecError(
+        f"it can't be joined to {model.path.name}",
+        kind="concat_mismatch",
+        path=other.path,
+        array=name,
+        expected=expected,
+        found=found,
+    )
+
+
+def _write(parts: list[Part], target: Path, *, kind: str, progress: Progress | None) -> Path:
+    model = parts[0].store
+    num_samples = sum(map(len, parts))
+    with create(
+        target,
+        {name: _spec(name, num_samples, parts) for name in model.arrays},
+        constants=model.constants,
+        dims={name: model.dims[name] for name in model.constants},
+        identity={"kind": kind, "parents": [part.to_json() for part in parts]},
+        attrs=_common([part.store.attrs for part in parts]),
+    ) as writer:
+        _copy(writer, parts, progress or (lambda nbytes: None))
+        return writer.finish()
+
+
+def _spec(name: str, num_samples: int, parts: list[Part]) -> ArraySpec:
+    specs = [part.store.arrays[name] for part in parts]
+    shape = (num_samples, *specs[0].shape[1:])
+    attrs = _common([spec.attrs or {} for spec in specs])
+    return ArraySpec(shape, specs[0].dtype, dims=specs[0].dims, attrs=attrs)
+
+
+def _common(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of them say."""
+    return {
+        key: value
+        for key, value in documents[0].items()
+        if all(key in other and other[key] == value for other in documents[1:])
+    }
+
+
+def _copy(writer: StoreWriter, parts: list[Part], progress: Progress) -> None:
+    is_missing = np.zeros(writer.num_samples, bool)
+    is_missing[writer.missing()] = True
+    offset = 0
+    for part in parts:
+        here = part.first + np.flatnonzero(is_missing[offset : offset + len(part)])
+        for block in _blocks(part.store, here):
+            batch = part.store.gather(block)
+            writer.commit_many(block - part.first + offset, batch)
+            progress(sum(value.nbytes for value in batch.values()))
+        offset += len(part)
+
+
+def _blocks(store: Store, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    sample_nbytes = sum(math.prod(spec.shape[1:]) * spec.dtype.itemsize for spec in store.arrays.values())
+    num = max(1, COPY_BYTES // max(1, sample_nbytes))
+    for first in range(0, len(samples), num):
+        yield samples[first : first + num]

@@ -1,0 +1,80 @@
+"""A store as one HDF5 file: a dataset per array, dimension names as labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.convert.blocks import blocks_of
+from ups_store.convert.output import check_target, new_file
+from ups_store.convert.provenance import array_attrs, json_text
+from ups_store.reader import Store
+
+__all__ = ["check_target", "write"]
+
+
+def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
+    """Write the file; attributes that HDF5 has types for become its own, all of them one JSON text.
+
+    bfloat16 becomes an HDF5 floating-point type of 16 bits with 8 of exponent: the bits are the same, and
+    readers without bfloat16 get float32.
+    """
+    with (
+        new_file(target, force=force, needed_bytes=store.nbytes) as output,
+        h5py.File(output.path, "w") as file,
+    ):
+        _set_attrs(file.attrs, store.attrs)
+        file.attrs["ups_store.config_hash"] = store.config_hash
+        file.attrs["ups_store.identity"] = json_text(dict(store.identity))
+        for name in store.dims:
+            _write_array(file, name, store[name], store, progress)
+
+
+def _write_array(
+    file: h5py.File, name: str, view: npt.NDArray[Any], store: Store, progress: Callable[[int], None]
+) -> None:
+    is_bfloat16 = view.dtype.name == "bfloat16"
+    dtype = h5py.Datatype(_bfloat16()) if is_bfloat16 else view.dtype
+    dataset = file.create_dataset(name, shape=view.shape, dtype=dtype)
+    _set_attrs(dataset.attrs, array_attrs(store, name))
+    for axis, dim in enumerate(store.dims[name]):
+        dataset.dims[axis].label = dim
+    first = 0
+    for block in blocks_of(view):
+        if block.size:
+            _write_block(dataset, first, block)
+        first += len(block) if block.ndim else 0
+        progress(block.nbytes)
+
+
+def _write_block(dataset: h5py.Dataset, first: int, block: npt.NDArray[Any]) -> None:
+    """By the low-level call, with the file's own type in memory too: HDF5 converts nothing."""
+    file_space = dataset.id.get_space()
+    if block.ndim:
+        start = (first, *[0] * (block.ndim - 1))
+        file_space.select_hyperslab(start, block.shape)
+    memory_space = h5py.h5s.create_simple(block.shape) if block.ndim else h5py.h5s.create(h5py.h5s.SCALAR)
+    raw = block.view(f"u{block.itemsize}") if block.dtype.name == "bfloat16" else block
+    dataset.id.write(memory_space, file_space, raw, dataset.id.get_type())
+
+
+def _bfloat16() -> h5py.h5t.TypeID:
+    """1 bit of sign, 8 of exponent (bias 127), 7 of mantissa, little-endian."""
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
+
+
+def _set_attrs(target: h5py.AttributeManager, attrs: Mapping[str, Any]) -> None:
+    for key, value in attrs.items():
+        has_type = isinstance(value, str | bool | int | float)
+        if key and has_type and "\0" not in f"{key}{value}":
+            target[key] = np.bool_(value) if isinstance(value, bool) else value
+    target["ups_store.attrs"] = json_text(dict(attrs))

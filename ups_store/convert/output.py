@@ -1,0 +1,134 @@
+"""What a conversion writes appears at once and whole: a temporary name beside the target, then a rename."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ups_store import files
+from ups_store.build_tail import BUILDER_LOCK
+from ups_store.errors import SpecError, StoreNotFoundError
+from ups_store.recovery import BUILDING_SUFFIX
+
+
+@dataclass
+class NewFile:
+    """A file that nobody sees yet.
+
+    Attributes:
+        path: Its temporary name.
+        fd: Open for writing; closed by whoever made it.
+    """
+
+    path: Path
+    fd: int
+
+
+@contextlib.contextmanager
+def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Iterator[NewFile]:
+    """Write a file under a temporary name; it becomes `target`, durably, when the block ends well.
+
+    The temporary file is locked and named like a builder's, so `gc` lists it only when its process is dead.
+
+    Args:
+        target: Where it will be.
+        force: Whether to replace what is there.
+        needed_bytes: Room that it takes at most, for the message of a full disk.
+    Raises:
+        SpecError: If the target exists and isn't to be replaced, kind "exists".
+        DiskFullError: If the file system has no room for it.
+    """
+    check_target(target, force=force)
+    temporary = target.with_name(f"{target.name}{BUILDING_SUFFIX}.{files.build_id()[:8].hex()}")
+    fd = files.create_new(temporary)
+    try:
+        files.try_lock(fd, BUILDER_LOCK)
+        with files.disk_full_named(temporary, needed_bytes):
+            yield NewFile(temporary, fd)
+            files.sync(fd)
+        publish_file(temporary, target, force)
+        files.sync_folder(target.parent)
+    finally:
+        files.close(fd)
+        files.remove(temporary)
+
+
+def publish_file(temporary: Path, target: Path, force: bool) -> None:
+    """Give a complete file the target's name: replacing what is there, or failing if anything is."""
+    if force:
+        files.rename(temporary, target)
+        return
+    try:
+        files.link(temporary, target)  # unlike a rename it fails if somebody was faster
+    except FileExistsError as error:
+        raise _exists(target) from error
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
+    """Write a folder under a temporary name; it becomes `target` when the block ends well.
+
+    Args:
+        target: Where it will be.
+        marker: File that a folder of this format holds; a folder without it is never replaced.
+        force: Whether to replace a folder of this format that is there.
+        needed_bytes: Room that it takes at most, for the message of a full disk.
+    Raises:
+        SpecError: If the target exists and isn't to be replaced, kind "exists".
+        DiskFullError: If the file system has no room for it.
+    """
+    check_target(target, force=force)
+    if files.exists(target) and not (target / marker).is_file():
+        hint = "remove it yourself, or choose another name"
+        raise SpecError(f"it holds no {marker}, so it isn't replaced", kind="exists", path=target, hint=hint)
+    temporary = target.with_name(f".{target.name}.exporting.{files.build_id()[:8].hex()}")
+    os.mkdir(temporary)
+    try:
+        with files.disk_full_named(temporary, needed_bytes):
+            yield temporary
+            _sync_tree(temporary)
+        _publish_folder(temporary, target)
+        files.sync_folder(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _publish_folder(temporary: Path, target: Path) -> None:
+    """Two renames where a folder is replaced: no system call replaces a folder that isn't empty."""
+    old = temporary.with_name(f"{temporary.name}.old")
+    if files.exists(target):
+        files.rename(target, old)
+    try:
+        files.rename(temporary, target)
+    except OSError:
+        if files.exists(old):
+            files.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            fd = files.open_existing(Path(parent, name))
+            try:
+                files.sync(fd)
+            finally:
+                files.close(fd)
+        files.sync_folder(Path(parent))
+
+
+def check_target(target: Path, *, force: bool = False) -> None:
+    """Refuse a target that exists, unless it is to be replaced, or whose folder doesn't exist."""
+    if not target.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
+    if files.exists(target) and not force:
+        raise _exists(target)
+
+
+def _exists(target: Path) -> SpecError:
+    return SpecError("it exists", kind="exists", path=target, hint="replace it with --force (force=True)")

@@ -1,0 +1,95 @@
+"""A store as one safetensors file: the header is small, so it is written here and the data are streamed.
+
+The `safetensors` package would need every array in memory at once.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.convert.blocks import blocks_of
+from ups_store.convert.output import check_target, new_file
+from ups_store.convert.provenance import array_attrs, json_text
+from ups_store.errors import SpecError
+from ups_store.reader import Store
+
+__all__ = ["check_target", "write"]
+
+MAX_HEADER_BYTES = 100_000_000  # readers of safetensors refuse longer ones
+_DTYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16"}
+_DTYPES |= {
+    f"{sign}int{bits}": f"{sign or 'i'}{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
+    """Write the file; `__metadata__` holds identity, attributes and dimension names as JSON texts.
+
+    Raises:
+        SpecError: If identity and attributes are too long for a safetensors header.
+    """
+    # As the safetensors package orders them: wide dtypes first keep all data aligned.
+    names = sorted(store.dims, key=lambda name: (-store[name].itemsize, name))
+    header = _header(store, names)
+    nbytes = len(header) + sum(store[name].nbytes for name in names)
+    with new_file(target, force=force, needed_bytes=nbytes) as file:
+        files.allocate(file.fd, nbytes)
+        files.write_at(file.fd, 0, header)
+        offset = len(header)
+        for name in names:
+            for block in blocks_of(store[name]):
+                files.write_at(file.fd, offset, _bytes_of(block))
+                offset += block.nbytes
+                progress(block.nbytes)
+
+
+def _bytes_of(block: npt.NDArray[Any]) -> memoryview:
+    return block.reshape(-1).view(np.uint8).data
+
+
+def _header(store: Store, names: Iterable[str]) -> bytes:
+    document: dict[str, Any] = {"__metadata__": _metadata(store)}
+    offset = 0
+    for name in names:
+        view = store[name]
+        end = offset + view.nbytes
+        document[name] = {
+            "dtype": _DTYPES[view.dtype.name],
+            "shape": list(view.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        expected, found = f"at most {MAX_HEADER_BYTES} bytes of header", f"{len(text)}"
+        hint = "export it to zarr or hdf5"
+        raise SpecError(
+            "identity and attributes are too long for safetensors",
+            kind="limits",
+            path=store.path,
+            expected=expected,
+            found=found,
+            hint=hint,
+        )
+    return struct.pack("<Q", len(text)) + text
+
+
+def _metadata(store: Store) -> dict[str, str]:
+    """Texts only: safetensors allows no other values there."""
+    return {
+        "format": "ups_store",
+        "config_hash": store.config_hash,
+        "identity": json_text(dict(store.identity)),
+        "attrs": json_text(dict(store.attrs)),
+        "dims": json_text(store.dims),
+        "array_attrs": json_text({name: array_attrs(store, name) for name in store.dims}),
+    }

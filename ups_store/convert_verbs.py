@@ -1,0 +1,188 @@
+"""Verbs that write files from files: each parses and calls one function."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import ups_store
+from ups_store.console import Verbose, format_nbytes, interruptible, log, print_json, progress_bar
+from ups_store.errors import SpecError
+
+Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the source's checksums first")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
+Out = Annotated[Path, typer.Argument(help="what to write", metavar="OUT")]
+
+NOTHING_KEPT = "nothing was written: run it again"
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="a finished store", metavar="FILE")],
+    out: Out,
+    *,
+    to: Annotated[Literal["zarr", "safetensors", "hdf5", "pt"], typer.Option("--to", help="format")],
+    force: Force = False,
+    no_verify: NoVerify = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Write a store in another format: a Zarr or .pt folder, a safetensors or HDF5 file."""
+    from ups_store.convert import export_store
+
+    with (
+        interruptible(NOTHING_KEPT),
+        ups_store.open(path) as store,
+        progress_bar(f"writing {out.name}", total=store.nbytes) as bar,
+    ):
+        print(export_store(store, out, to=to, force=force, verify=not no_verify, progress=bar))
+
+
+def import_pt(
+    folder: Annotated[Path, typer.Argument(help="folder of sample_*.pt", metavar="FOLDER")],
+    out: Out,
+    *,
+    on_error: Annotated[
+        Literal["fail", "skip"], typer.Option(help="files that can't be used: fail, or leave them out")
+    ] = "fail",
+    as_json: AsJson = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Make a store of a folder of sample_*.pt files with {latent, params, bc}.
+
+    Nothing in them is executed. Run it again to continue after an interruption.
+    """
+    from ups_store.convert.import_pt import import_pt as run_import
+
+    nbytes = 2 * sum(file.stat().st_size for file in folder.glob("sample_*.pt"))
+    with interruptible(), progress_bar(f"reading {folder.name}", total=nbytes, quiet=as_json) as bar:
+        done = run_import(folder, out, on_error=on_error, progress=bar)
+    for name, reason in done.skipped.items():
+        log(f"{folder / name}: left out: {reason}", label="WARNING", style="yellow")
+    if as_json:
+        print_json(asdict(done))
+    else:
+        print(f"{done.path}: {done.num_samples:,} samples, {len(done.skipped):,} files left out")
+
+
+def concat(
+    paths: Annotated[
+        list[Path], typer.Argument(help="finished stores, then the one to write", metavar="FILE... OUT")
+    ],
+    *,
+    no_verify: NoVerify = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Make one store of the samples of several, in their order. Run it again to continue."""
+    from ups_store.concat import concat_stores
+
+    if len(paths) < 2:
+        raise typer.BadParameter("expected one store or more, and the one to write", param_hint="FILE... OUT")
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(interruptible())
+        stores = [opened.enter_context(ups_store.open(path)) for path in paths[:-1]]
+        total = sum(store.nbytes for store in stores)
+        bar = opened.enter_context(progress_bar(f"writing {paths[-1].name}", total=total))
+        print(concat_stores(stores, paths[-1], verify=not no_verify, progress=bar))
+
+
+def split(
+    path: Annotated[Path, typer.Argument(help="a finished store", metavar="FILE")],
+    outs: Annotated[list[Path], typer.Argument(help="the stores to write", metavar="OUT...")],
+    *,
+    fractions: Annotated[str | None, typer.Option(help="such as 0.8,0.1,0.1: one per OUT")] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="such as 0:80,80:100: FIRST:PAST_LAST, one per OUT")
+    ] = None,
+    no_verify: NoVerify = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Make stores of consecutive samples of one. Run it again to continue."""
+    from ups_store.concat import split_store
+
+    if (fractions is None) == (samples is None):
+        raise typer.BadParameter("expected one of the two", param_hint="--fractions, --samples")
+    with (
+        interruptible(),
+        ups_store.open(path) as store,
+        progress_bar(f"splitting {path.name}", total=store.nbytes) as bar,
+    ):
+        ranges = _ranges(len(store), fractions, samples)
+        for target in split_store(store, outs, samples=ranges, verify=not no_verify, progress=bar):
+            print(target)
+
+
+def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> list[tuple[int, int]]:
+    from ups_store.concat import ranges_of_fractions
+
+    try:
+        if fractions is not None:
+            return ranges_of_fractions(num_samples, [float(text) for text in fractions.split(",")])
+        edges = [text.split(":") for text in (samples or "").split(",")]
+        return [(int(first), int(end)) for first, end in edges]
+    except SpecError:
+        raise
+    except ValueError as error:
+        hint = "--fractions" if fractions is not None else "--samples"
+        raise typer.BadParameter(str(error), param_hint=hint) from error
+
+
+def pack(
+    path: Annotated[Path, typer.Argument(help="a finished store", metavar="FILE")],
+    out: Out,
+    *,
+    codec: Annotated[Literal["blosc", "zstd", "pcodec"], typer.Option(help="see docs/packing.md")] = "blosc",
+    level: Annotated[int | None, typer.Option(help="effort [default: blosc 5, zstd 3, pcodec 8]")] = None,
+    force: Force = False,
+    num_threads: Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Compress a store for shipping; `unpack` gives the same file back, byte for byte."""
+    from ups_store.packing import pack_store
+
+    with (
+        interruptible(NOTHING_KEPT),
+        ups_store.open(path) as store,
+        progress_bar(f"packing {path.name}", total=store.nbytes, quiet=as_json) as bar,
+    ):
+        done = pack_store(
+            store, out, codec=codec, level=level, force=force, num_threads=num_threads, progress=bar
+        )
+    if as_json:
+        print_json(asdict(done))
+    else:
+        ratio = done.mapped_nbytes / done.nbytes
+        print(f"{done.path}: {format_nbytes(done.nbytes)}, {ratio:.2f} times smaller")
+
+
+def unpack(
+    path: Annotated[Path, typer.Argument(help="a packed store", metavar="FILE")],
+    out: Out,
+    *,
+    force: Force = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Make the mapped store that was packed, byte for byte. Run it again to continue."""
+    from ups_store.packed_store import open_packed
+    from ups_store.packing import unpack_store
+
+    with (
+        interruptible(),
+        open_packed(path) as packed,
+        progress_bar(f"unpacking {path.name}", total=packed.catalog.layout.file_nbytes) as bar,
+    ):
+        print(unpack_store(packed, out, force=force, progress=bar))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give an application these verbs."""
+    app.command()(export)
+    app.command("import-pt")(import_pt)
+    app.command()(concat)
+    app.command()(split)
+    app.command()(pack)
+    app.command()(unpack)

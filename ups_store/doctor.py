@@ -1,0 +1,254 @@
+"""What is the matter with a file, and what can be saved from it; `salvage` saves it into a new store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups_store import files
+from ups_store.array_spec import ArraySpec
+from ups_store.build_tail import TAIL_MAGIC, parse_tail_header
+from ups_store.catalog import Catalog, read_building, read_finished
+from ups_store.creation import create
+from ups_store.errors import FormatError, VersionTooNewError
+from ups_store.gather import Samples
+from ups_store.intact import Intact, intact_by_chunks, intact_by_commits, intact_by_report, read_intact
+from ups_store.layout import PAGE_BYTES, ArrayLayout
+from ups_store.metadata import dtype_of
+from ups_store.pread import read_constant
+from ups_store.recovery import BUILDING_SUFFIX
+from ups_store.verify import verify_file
+
+ORIGINAL_SAMPLE = "original_sample"
+_MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
+_MARKS = (b'"ups_store"', TAIL_MAGIC)
+
+
+class Status(Enum):
+    """What a file is; the value says it to programs."""
+
+    COMPLETE = "complete"
+    DAMAGED = "damaged"
+    RESUMABLE = "resumable"
+    FINISHED_NOT_RENAMED = "finished_not_renamed"
+    TORN_TAIL = "torn_tail"
+    TRUNCATED = "truncated"
+    FOREIGN = "foreign"
+    TOO_NEW = "too_new"
+    PACKED = "packed"
+
+
+ADVICE = {
+    Status.COMPLETE: "nothing to do",
+    Status.DAMAGED: "`verify --repair CONFIG` rebuilds the damage, or `doctor --salvage OUT` copies the rest",
+    Status.RESUMABLE: "run the build again to continue, or `doctor --salvage OUT` copies what is committed",
+    Status.FINISHED_NOT_RENAMED: "run the build again, or rename it yourself",
+    Status.TORN_TAIL: "`doctor --salvage OUT` copies what verifies; build the rest with --overwrite",
+    Status.TRUNCATED: "copy it again from where it came, or `doctor --salvage OUT` copies what verifies",
+    Status.FOREIGN: "check the path: it isn't a store",
+    Status.TOO_NEW: "upgrade ups-store, or read it with any Zarr v3 reader",
+    Status.PACKED: "`verify` checks it, `unpack` makes the mapped store of it",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What `examine` found.
+
+    Attributes:
+        path: The file.
+        status: What it is.
+        problems: What is wrong, for people, in file order.
+        catalog: Its metadata and geometry; None where they can't be read.
+        intact: What of it verifies; None likewise.
+    """
+
+    path: Path
+    status: Status
+    problems: tuple[str, ...]
+    catalog: Catalog | None = None
+    intact: Intact | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """N; 0 where it can't be told."""
+        return self.catalog.layout.num_samples if self.catalog else 0
+
+    @property
+    def savable(self) -> Samples:
+        """Numbers of the samples that `salvage` would copy, sorted, int64."""
+        return self.intact.complete if self.intact else np.zeros(0, np.int64)
+
+    @property
+    def lost_arrays(self) -> tuple[str, ...]:
+        """Arrays and constants of which nothing verifies: `salvage` leaves them out."""
+        if self.catalog is None or self.intact is None:
+            return ()
+        kept = {*self.intact.arrays, *self.intact.constants}
+        return tuple(name for name in self.catalog.layout.arrays if name not in kept)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "path": str(self.path),
+            "status": self.status.value,
+            "num_samples": self.num_samples,
+            "num_savable": len(self.savable),
+            "savable": spans(self.savable),
+            "lost_arrays": list(self.lost_arrays),
+            "problems": list(self.problems),
+            "advice": ADVICE[self.status],
+        }
+
+
+def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Diagnosis:
+    """Classify a file and check every sample of it; nothing is changed.
+
+    Args:
+        path: Any file.
+        progress: Called with the number of bytes that were checked since the last call.
+    Raises:
+        StoreNotFoundError: If there is no file.
+    """
+    fd = files.open_existing(path)
+    try:
+        try:
+            catalog = read_finished(fd, path)
+        except VersionTooNewError as error:
+            return Diagnosis(path, Status.TOO_NEW, (str(error),))
+        except FormatError as error:
+            if error.kind == "packed":
+                return Diagnosis(path, Status.PACKED, (str(error),))
+            return _examine_from_start(fd, path, str(error))
+    finally:
+        files.close(fd)
+    try:
+        report = verify_file(path, progress=progress)
+    except VersionTooNewError as error:  # a newer minor version: it can be read
+        return Diagnosis(path, Status.TOO_NEW, (str(error),), catalog)
+    intact = intact_by_report(catalog, report)
+    status = Status.FINISHED_NOT_RENAMED if path.name.endswith(BUILDING_SUFFIX) else Status.COMPLETE
+    problems = tuple(map(str, report.problems))
+    return Diagnosis(path, status if report.ok else Status.DAMAGED, problems, catalog, intact)
+
+
+def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
+    """A file that isn't a finished store, by its metadata entries alone (spec 6.5)."""
+    try:
+        catalog = read_building(fd, path)
+    except VersionTooNewError as error:
+        return Diagnosis(path, Status.TOO_NEW, (str(error),))
+    except FormatError as error:
+        is_ours = error.kind != "not_a_file" and _has_mark(fd)
+        return Diagnosis(path, Status.DAMAGED if is_ours else Status.FOREIGN, (problem, str(error)))
+    layout, nbytes = catalog.layout, files.size(fd)
+    if layout.num_samples > nbytes:  # spec 11.1: no memory in proportion to what a file claims
+        return Diagnosis(path, Status.TRUNCATED, (problem,))
+    if nbytes == layout.building_nbytes:
+        try:
+            header = parse_tail_header(files.read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
+        except FormatError as error:
+            return Diagnosis(path, Status.TORN_TAIL, (str(error),), catalog, intact_by_chunks(fd, catalog))
+        return Diagnosis(path, Status.RESUMABLE, (), catalog, intact_by_commits(fd, catalog, header))
+    status = Status.DAMAGED if nbytes == layout.file_nbytes else Status.TRUNCATED
+    status = Status.TORN_TAIL if nbytes > layout.file_nbytes else status
+    return Diagnosis(path, status, (problem,), catalog, intact_by_chunks(fd, catalog))
+
+
+def _has_mark(fd: int) -> bool:
+    first, last = 0, max(0, files.size(fd) - _MARK_BYTES)
+    return any(mark in files.read_at(fd, at, _MARK_BYTES) for at in (first, last) for mark in _MARKS)
+
+
+def salvage(diagnosis: Diagnosis, out: Path) -> Path:
+    """Copy what verifies into a new store; the examined file stays as it is.
+
+    The new store has an int64 array `original_sample` with the old sample numbers, and its identity says what
+    it was salvaged from.
+
+    Args:
+        diagnosis: Of the file.
+        out: Where the new store goes; there must be nothing yet.
+    Returns:
+        The path of the new store.
+    Raises:
+        FormatError: If nothing verifies.
+        FileExistsError: If there is something at `out`.
+        CorruptChunkError: If the file changed since it was examined.
+    """
+    catalog, intact, samples = diagnosis.catalog, diagnosis.intact, diagnosis.savable
+    if catalog is None or intact is None or not len(samples):
+        raise FormatError(
+            "there is nothing to save",
+            path=diagnosis.path,
+            kind="nothing_to_salvage",
+            expected="at least 1 sample that verifies",
+            found=diagnosis.status.value,
+        )
+    if files.exists(out):
+        raise FileExistsError(f"{out}: there is something already; give the new store another name")
+    with _opened(diagnosis.path) as fd:
+        layout, names = catalog.layout, intact.arrays
+        specs = {name: _spec(layout.arrays[name], len(samples)) for name in names}
+        number = _free_name(layout.arrays)
+        constants = {
+            name: read_constant(fd, layout.arrays[name], path=diagnosis.path) for name in intact.constants
+        }
+        with create(
+            out,
+            {**specs, number: ArraySpec((len(samples),), "int64", dims=("sample",))},
+            constants=constants,
+            dims={name: layout.arrays[name].meta.dims for name in constants},
+            identity=_identity(diagnosis, catalog),
+            attrs=catalog.root.attrs,
+        ) as writer:
+            first = 0
+            for batch, values in read_intact(fd, layout, names, samples, path=diagnosis.path):
+                writer.commit_many(np.arange(first, first + len(batch)), {**values, number: batch})
+                first += len(batch)
+            return writer.finish()
+
+
+def spans(samples: Samples) -> list[list[int]]:
+    """Sorted sample numbers as stretches `[first, past_last]`."""
+    if not len(samples):
+        return []
+    parts = np.split(samples, np.flatnonzero(np.diff(samples) != 1) + 1)
+    return [[int(part[0]), int(part[-1]) + 1] for part in parts]
+
+
+def _identity(diagnosis: Diagnosis, catalog: Catalog) -> dict[str, Any]:
+    return {
+        "kind": "salvaged",
+        "source_config_hash": catalog.root.config_hash,
+        "source_content": catalog.root.identity.get("content"),
+        "samples": spans(diagnosis.savable),
+        "lost_arrays": list(diagnosis.lost_arrays),
+    }
+
+
+def _spec(array: ArrayLayout, num: int) -> ArraySpec:
+    meta = array.meta
+    return ArraySpec((num, *meta.sample_shape), dtype_of(meta.dtype), dims=meta.dims, attrs=meta.attrs)
+
+
+def _free_name(taken: dict[str, ArrayLayout]) -> str:
+    name = ORIGINAL_SAMPLE
+    while name in taken:  # a store that was salvaged before
+        name = f"{name}_before" if name == ORIGINAL_SAMPLE else f"{name}_"
+    return name
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = files.open_existing(path)
+    try:
+        yield fd
+    finally:
+        files.close(fd)

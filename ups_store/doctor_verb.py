@@ -1,0 +1,66 @@
+"""The verb `doctor`: what is the matter with a file, and `--salvage`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ups_store.console import Verbose, interruptible, is_verbose, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from ups_store.doctor import Diagnosis
+
+MAX_PROBLEMS = 10  # shown for people; --json and -v show all
+NOT_COMPLETE = 1
+
+
+def doctor(
+    path: Annotated[Path, typer.Argument(help="any file", metavar="FILE")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--salvage", help="copy what verifies into a new store", metavar="OUT")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    verbose: Verbose = 0,
+) -> int:
+    """Say what is the matter with a file and what can be saved; exit code 0 only for a complete store.
+
+    The file itself is never changed.
+    """
+    from ups_store.doctor import Status, examine, salvage
+
+    with progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=as_json) as bar:
+        found = examine(path, progress=bar)
+    saved = None
+    if out is not None:
+        with interruptible("run the same command again to continue"):
+            saved = salvage(found, out.absolute())
+    if as_json:
+        print_json({**found.to_json(), "salvaged": saved})
+    else:
+        _show(found, saved)
+    return 0 if found.status is Status.COMPLETE else NOT_COMPLETE
+
+
+def _show(found: Diagnosis, saved: Path | None) -> None:
+    from ups_store.doctor import ADVICE
+
+    savable = len(found.savable)
+    print(f"{found.path}: {found.status.value.replace('_', ' ')}")
+    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS]
+    for problem in shown:
+        print(f"  {problem}")
+    if len(shown) < len(found.problems):
+        print(f"  and {len(found.problems) - len(shown):,} more problems; -v shows all")
+    if found.catalog is not None:
+        print(f"  {savable:,} of {found.num_samples:,} samples verify")
+    if found.lost_arrays:
+        print(f"  nothing verifies of {', '.join(found.lost_arrays)}")
+    print(f"  {ADVICE[found.status]}" if saved is None else f"  {savable:,} samples saved: {saved}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(doctor)

@@ -1,0 +1,170 @@
+"""What of a file verifies, in whatever state it is: the samples that can be copied out of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.build_tail import TailHeader
+from ups_store.catalog import Catalog
+from ups_store.checksum import crc32c
+from ups_store.errors import CorruptChunkError
+from ups_store.gather import Samples
+from ups_store.identity import constant_digest
+from ups_store.layout import CHECKSUM_BYTES, ArrayLayout, Layout
+from ups_store.metadata import dtype_of
+from ups_store.pread import read_constant, read_samples
+from ups_store.recovery import read_commits, sample_crcs
+from ups_store.verify import Report
+
+BATCH_BYTES = 16 << 20  # read and committed together
+_BLOCK_BYTES = 4 << 20
+_OUTSIDE_PAYLOADS = ("slot_padding", "shard_index", "entry_crc")  # a copy gets new ones
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Intact:
+    """What verifies.
+
+    Attributes:
+        samples: Which samples, bool, shape (N,), by array with a sample axis and with elements.
+        constants: Names of the constants.
+        empty: Names of the arrays with a sample axis and without elements.
+        suspect: Names of arrays whose chunks verify, though the checksum of the whole entry doesn't.
+    """
+
+    samples: Mapping[str, Mask]
+    constants: tuple[str, ...]
+    empty: tuple[str, ...]
+    suspect: tuple[str, ...] = ()
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays of which at least one sample verifies, and those without elements."""
+        return (*(name for name, mask in self.samples.items() if mask.any()), *self.empty)
+
+    @property
+    def complete(self) -> Samples:
+        """Numbers of the samples that verify in each of `arrays`, sorted, int64."""
+        masks = [mask for mask in self.samples.values() if mask.any()]
+        return np.flatnonzero(np.logical_and.reduce(masks)) if masks else np.zeros(0, np.int64)
+
+
+def intact_by_report(catalog: Catalog, report: Report) -> Intact:
+    """What verifies of a file that opens, by what `verify` found."""
+    samples = {a.meta.name: np.ones(a.meta.shape[0], bool) for a in _with_elements(catalog.layout)}
+    lost = set()
+    for problem in report.problems:
+        if problem.array is None or problem.kind in _OUTSIDE_PAYLOADS:
+            continue
+        if problem.array in samples:
+            samples[problem.array][slice(None) if problem.sample is None else problem.sample] = False
+        else:
+            lost.add(problem.array)
+    constants = [a.meta.name for a in _constants(catalog.layout) if a.meta.name not in lost]
+    suspect = tuple(p.array for p in report.problems if p.array and p.kind == "entry_crc")
+    return Intact(samples, tuple(constants), _empty(catalog.layout), suspect)
+
+
+def intact_by_commits(fd: int, catalog: Catalog, header: TailHeader) -> Intact:
+    """What verifies of an unfinished file: committed samples whose bytes are those of their commit."""
+    layout = catalog.layout
+    committed, crcs = read_commits(fd, layout, header)
+    samples = {a.meta.name: committed.copy() for a in layout.per_sample}
+    for i in np.flatnonzero(committed).tolist():
+        for mask, stored, found in zip(samples.values(), crcs[i], sample_crcs(fd, layout, i), strict=True):
+            mask[i] = found == stored
+    samples = {a.meta.name: samples[a.meta.name] for a in _with_elements(layout)}
+    return Intact(samples, _intact_constants(fd, catalog), _empty(layout))
+
+
+def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
+    """What verifies by the CRC-32C of its chunk alone, of a file whose end is missing or damaged."""
+    samples = {}
+    for array in _with_elements(catalog.layout):
+        num = array.meta.shape[0]
+        if array.meta.is_sharded:
+            checks = (_chunk_ok(fd, array.slot(i)[0], array.meta.sample_nbytes) for i in range(num))
+            samples[array.meta.name] = np.fromiter(checks, bool, num)
+        else:
+            samples[array.meta.name] = np.full(num, _chunk_ok(fd, array.offset, array.meta.nbytes))
+    return Intact(samples, _intact_constants(fd, catalog), _empty(catalog.layout))
+
+
+def read_intact(
+    fd: int, layout: Layout, names: Sequence[str], samples: Samples, *, path: Path
+) -> Iterator[tuple[Samples, dict[str, npt.NDArray[Any]]]]:
+    """Read samples that verified, in batches; those of large arrays are checked again on what is returned.
+
+    Yields:
+        Sample numbers (B,), and arrays (B, ...) by name.
+    Raises:
+        CorruptChunkError: If the file changed meanwhile.
+    """
+    arrays = [layout.arrays[name] for name in names]
+    step = max(1, BATCH_BYTES // max(1, sum(array.meta.sample_nbytes for array in arrays)))
+    for first in range(0, len(samples), step):
+        batch = samples[first : first + step]
+        yield batch, {array.meta.name: _read_checked(fd, array, batch, path) for array in arrays}
+
+
+def _read_checked(fd: int, array: ArrayLayout, samples: Samples, path: Path) -> npt.NDArray[Any]:
+    out = np.empty((len(samples), *array.meta.sample_shape), dtype_of(array.meta.dtype))
+    read_samples(fd, array, samples, None, out, path=path)
+    for row, sample in zip(out, samples.tolist(), strict=True) if array.meta.is_sharded else ():
+        end = array.slot(sample)[0] + array.meta.sample_nbytes
+        computed = crc32c(row.reshape(-1).view(np.uint8).data)
+        if files.read_at(fd, end, CHECKSUM_BYTES) != struct.pack("<I", computed):
+            name = array.meta.name
+            raise CorruptChunkError("it changed while it was copied", path=path, array=name, sample=sample)
+    return out
+
+
+def _with_elements(layout: Layout) -> list[ArrayLayout]:
+    return [array for array in layout.per_sample if array.entry]
+
+
+def _empty(layout: Layout) -> tuple[str, ...]:
+    return tuple(array.meta.name for array in layout.per_sample if array.entry is None)
+
+
+def _constants(layout: Layout) -> list[ArrayLayout]:
+    return [array for array in layout.arrays.values() if array.meta.is_constant]
+
+
+def _intact_constants(fd: int, catalog: Catalog) -> tuple[str, ...]:
+    digests = catalog.root.identity.get("constants")
+    declared = digests if isinstance(digests, dict) else {}
+    return tuple(
+        array.meta.name
+        for array in _constants(catalog.layout)
+        if array.entry is None
+        or (
+            _chunk_ok(fd, array.offset, array.meta.nbytes)
+            and _digest(fd, array) == declared.get(array.meta.name)
+        )
+    )
+
+
+def _digest(fd: int, array: ArrayLayout) -> str:
+    return constant_digest(read_constant(fd, array, path=Path(array.meta.name)).tobytes())
+
+
+def _chunk_ok(fd: int, first: int, nbytes: int) -> bool:
+    """Whether a payload and the CRC-32C behind it are there and agree."""
+    computed = 0
+    for offset in range(0, nbytes, _BLOCK_BYTES):
+        block = files.read_at(fd, first + offset, min(_BLOCK_BYTES, nbytes - offset))
+        if not block:
+            return False
+        computed = crc32c(block, computed)
+    return files.read_at(fd, first + nbytes, CHECKSUM_BYTES) == struct.pack("<I", computed)

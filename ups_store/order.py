@@ -1,0 +1,180 @@
+"""Data order: which items every step of an epoch takes, the same on every machine; pure, without torch.
+
+Nothing is kept for a whole epoch: positions become items, blocks of them at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import ConfigError
+from ups_store.permutation import BlockPermutation, Items, Permutation, in_order
+
+Shuffle = bool | Literal["block"]
+
+BLOCK_POSITIONS = 8192  # computed at once: arrays of 64 KiB; malloc would map and fault in larger ones anew
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank takes in one step.
+
+    Attributes:
+        number: Number of the step in its epoch.
+        source: Number of the source; the same on all ranks.
+        items: Item numbers within the source, int64, shape (b,), b = batch size / world size.
+        mask: False where a row only fills up the last batch, bool, shape (b,); None if those are dropped.
+    """
+
+    number: int
+    source: int
+    items: Items
+    mask: npt.NDArray[np.bool_] | None
+
+
+class DataOrder:
+    """The batches of one rank, epoch after epoch, and how many of them have been consumed.
+
+    One global sequence per epoch is a function of seed and epoch. Step s takes its positions from s * G to
+    (s + 1) * G, G the global batch size, and every rank a slice of those: so the samples of a step don't
+    depend on the number of ranks. Of several sources one gives all samples of a step; which one is drawn.
+
+    Args:
+        sizes: Number of items of each source.
+        batch_size: G, items of one step over all ranks.
+        seed: From 0 to 2**64 - 1.
+        shuffle: True; False for the order of the store; "block" to keep neighbours close (cold files).
+        drop_last: Whether to leave out a last batch that isn't full; else items of the epoch's beginning
+            fill it up, and a mask tells which rows those are.
+        weights: Shares of the steps, one per source; by default every item is taken once.
+        rank: This process, 0 <= rank < `world_size`.
+        world_size: Number of processes that share a batch.
+        block_size: Items of a block, with shuffle="block".
+        blocks_per_window: Blocks that are mixed, with shuffle="block".
+
+    Attributes:
+        epoch: Number of the current epoch.
+        consumed: Items of the current epoch, over all ranks, that the training loop has been given.
+        num_steps: Steps of an epoch, equal on all ranks.
+
+    Raises:
+        ConfigError: For arguments out of range; its `kind` is the argument's name.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: Shuffle = True,
+        drop_last: bool = False,
+        weights: Sequence[float] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        block_size: int = 64,
+        blocks_per_window: int = 64,
+    ) -> None:
+        _check("world_size", world_size >= 1, "at least 1", world_size)
+        _check("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
+        divides = batch_size >= 1 and batch_size % world_size == 0
+        _check("batch_size", divides, f"a positive multiple of the {world_size} ranks", batch_size)
+        _check("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
+        _check("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
+        _check("block_size", block_size >= 1, "at least 1", block_size)
+        _check("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
+        smallest = batch_size if drop_last else 1
+        _check("num_items", min(sizes, default=0) >= smallest, f"at least {smallest} per source", list(sizes))
+        self.sizes = tuple(int(size) for size in sizes)
+        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
+        self.seed, self.shuffle, self.drop_last = int(seed), shuffle, drop_last
+        self.block_size, self.blocks_per_window = block_size, blocks_per_window
+        self.epoch, self.consumed = 0, 0
+        self._pass_steps = np.array([n // batch_size if drop_last else -(-n // batch_size) for n in sizes])
+        self._share = _steps_by_source(self._pass_steps, weights)
+        self.num_steps = int(self._share.sum())
+
+    def steps(self) -> Iterator[Step]:
+        """The steps of the current epoch that have not been consumed when this is called."""
+        return self._steps(self.epoch, self.consumed // self.batch_size)
+
+    def state_dict(self) -> dict[str, int]:
+        """What continues the run from here: {seed, epoch, consumed}; the same on all ranks."""
+        return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was called.
+
+        Raises:
+            ConfigError: If the state can't come from an order like this one.
+        """
+        keys = {"seed", "epoch", "consumed"}
+        _check("state", state.keys() >= keys, f"the keys {sorted(keys)}", sorted(state))
+        seed, epoch, consumed = (int(state[key]) for key in ("seed", "epoch", "consumed"))
+        total = self.num_steps * self.batch_size
+        expected = f"consumed to be a multiple of the batch size {self.batch_size}, at most {total}"
+        fits = 0 <= consumed <= total and consumed % self.batch_size == 0
+        _check("state", fits and epoch >= 0 and 0 <= seed < 1 << 64, expected, dict(state))
+        self.seed, self.epoch, self.consumed = seed, epoch, consumed
+
+    def _steps(self, epoch: int, first: int) -> Iterator[Step]:
+        rows = self.batch_size // self.world_size
+        sequences = [self._sequence(source, epoch) for source in range(len(self.sizes))]
+        for numbers, sources, batches in self._schedule(epoch, max(1, BLOCK_POSITIONS // rows)):
+            late = numbers >= first
+            numbers, sources, batches = numbers[late], sources[late], batches[late]
+            items = np.empty((len(numbers), rows), np.int64)
+            mask = np.ones((len(numbers), rows), bool)
+            for source in np.unique(sources).tolist():
+                mine = sources == source
+                passes, batch = np.divmod(batches[mine], self._pass_steps[source])
+                positions = (batch * self.batch_size + self.rank * rows)[:, None] + np.arange(rows)
+                mask[mine] = positions < self.sizes[source]
+                flat = sequences[source](positions.ravel() % self.sizes[source], np.repeat(passes, rows))
+                items[mine] = flat.reshape(positions.shape)
+            for row, (number, source) in enumerate(zip(numbers.tolist(), sources.tolist(), strict=True)):
+                yield Step(number, source, items[row], None if self.drop_last else mask[row])
+
+    def _schedule(self, epoch: int, chunk: int) -> Iterator[tuple[Items, Items, Items]]:
+        """Chunks of steps: their numbers, their sources, and how many batches each source gave before."""
+        draw = Permutation(self.num_steps, self.seed, epoch, 0) if self.shuffle else in_order
+        taken = np.zeros(len(self.sizes), np.int64)
+        for first in range(0, self.num_steps, chunk):
+            numbers = np.arange(first, min(first + chunk, self.num_steps))
+            slots = draw(numbers) if len(taken) > 1 else numbers
+            sources = np.searchsorted(np.cumsum(self._share), slots, side="right")
+            batches = np.empty_like(numbers)
+            for source in np.unique(sources).tolist():
+                mine = sources == source
+                batches[mine] = taken[source] + np.arange(np.count_nonzero(mine))
+                taken[source] += np.count_nonzero(mine)
+            yield numbers, sources, batches
+
+    def _sequence(self, source: int, epoch: int) -> Callable[[Items, Items], Items]:
+        key = (self.seed, epoch, 1, source)
+        size = self.sizes[source]
+        if self.shuffle == "block":
+            block, window = self.block_size, self.blocks_per_window
+            return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
+        return Permutation(size, *key) if self.shuffle else in_order
+
+
+def _steps_by_source(pass_steps: Items, weights: Sequence[float] | None) -> Items:
+    """Steps of an epoch by source: one pass over each, or as many steps in the shares of `weights`."""
+    if weights is None:
+        return pass_steps
+    shares = np.asarray(weights, np.float64)
+    fits = shares.shape == pass_steps.shape and bool(np.all(np.isfinite(shares) & (shares > 0)))
+    _check("weights", fits, f"{len(pass_steps)} positive numbers", list(weights))
+    steps: Items = np.rint(pass_steps.sum() * shares / shares.sum()).astype(np.int64)
+    return steps.clip(min=1)
+
+
+def _check(name: str, fits: bool, expected: str, found: object) -> None:
+    if not fits:
+        raise ConfigError(name, kind=name, expected=expected, found=found)

@@ -1,0 +1,241 @@
+"""Codec chains of packed stores: what they are called in `zarr.json`, how chunks go in and out (spec 13.4).
+
+A chunk is decoded only into memory of its known size, and only if it says that this is its size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import FormatError, SpecError
+from ups_store.metadata import ArrayMeta, bytes_codec, dtype_of
+
+MAX_CHUNK_BYTES = (1 << 31) - 64  # of payload: Blosc's limit (spec 13.8)
+LEVELS = {"blosc": range(10), "zstd": range(1, 23), "pcodec": range(13)}
+DEFAULT_LEVELS = {"blosc": 5, "zstd": 3, "pcodec": 8}
+
+_PCODEC_DTYPES = frozenset(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64))
+_BLOSC_HEADER = struct.Struct("<4B3I")  # versions, flags, type size; payload, block and whole bytes
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a store is packed.
+
+    Attributes:
+        codec: "blosc", "zstd" or "pcodec".
+        level: Effort, within `LEVELS[codec]`.
+        fingerprint: `Store.fingerprint` of the mapped form: what unpacking must give.
+    """
+
+    codec: str
+    level: int
+    fingerprint: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of the key `packed` (spec 13.2)."""
+        return {"codec": self.codec, "level": self.level, "fingerprint": self.fingerprint}
+
+
+def parse_packing(document: Mapping[str, Any], *, path: object) -> Packing:
+    """Read the value of the key `packed` (spec 13.2)."""
+    codec, level, fingerprint = (document.get(key) for key in ("codec", "level", "fingerprint"))
+    is_known = isinstance(codec, str) and codec in LEVELS and type(level) is int and level in LEVELS[codec]
+    if not is_known or not isinstance(fingerprint, str) or len(document) != 3:
+        raise FormatError(
+            "attribute 'ups_store', key 'packed'",
+            path=path,
+            kind="packed_codec",
+            clause="13.2",
+            expected=f"codec ({', '.join(LEVELS)}), its level, fingerprint",
+            found=str(dict(document))[:200],
+        )
+    return Packing(str(codec), int(level or 0), fingerprint)
+
+
+def check_level(codec: str, level: int | None) -> int:
+    """The level to use; `SpecError` if there is no such codec or level."""
+    if codec not in LEVELS:
+        raise SpecError("codec", kind="codec", expected=f"one of {', '.join(LEVELS)}", found=codec)
+    chosen = DEFAULT_LEVELS[codec] if level is None else level
+    if chosen not in LEVELS[codec]:
+        levels = LEVELS[codec]
+        expected = f"{levels.start}..{levels.stop - 1} for {codec}"
+        raise SpecError("level", kind="codec", expected=expected, found=chosen)
+    return chosen
+
+
+class Chain(Protocol):
+    """A codec chain for chunks of one dtype, its trailing `crc32c` left out. Any thread may use it."""
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The codecs as `zarr.json` names them."""
+        ...
+
+    def encode(self, payload: npt.NDArray[Any]) -> bytes:
+        """Pack one chunk, C-contiguous."""
+        ...
+
+    def decode(self, packed: bytes, out: Bytes) -> None:
+        """Unpack one chunk into `out`, which has its size; `ValueError` or `RuntimeError` if it can't be."""
+        ...
+
+
+def chain_of(packing: Packing, dtype: str) -> Chain:
+    """The chain for a Zarr data type; what pcodec doesn't know gets Blosc (spec 13.4)."""
+    if packing.codec == "zstd":
+        return ZstdChain(dtype, packing.level)
+    if packing.codec == "pcodec" and dtype in _PCODEC_DTYPES:
+        return PcodecChain(dtype, packing.level)
+    return BloscChain(dtype, packing.level if packing.codec == "blosc" else DEFAULT_LEVELS["blosc"])
+
+
+def packed_document(meta: ArrayMeta, packing: Packing) -> dict[str, Any]:
+    """An array's `zarr.json` in a packed store: the mapped one with other codecs (spec 13.4)."""
+    document = meta.document()
+    codecs = [*chain_of(packing, meta.dtype).to_json(), {"name": "crc32c"}]
+    if meta.is_sharded:
+        document["codecs"][0]["configuration"]["codecs"] = codecs
+    else:
+        document["codecs"] = codecs
+    return document
+
+
+def words_of(payload: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The elements as unsigned integers, one axis: codecs take their size for what to group."""
+    return payload.reshape(-1).view(f"u{payload.itemsize}")
+
+
+@dataclass(frozen=True)
+class BloscChain:
+    """Bytes of equal place grouped, then Zstandard, both by Blosc."""
+
+    dtype: str
+    level: int
+
+    @property
+    def _itemsize(self) -> int:
+        return dtype_of(self.dtype).itemsize
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The codecs as `zarr.json` names them."""
+        configuration = {
+            "typesize": self._itemsize,
+            "cname": "zstd",
+            "clevel": self.level,
+            "shuffle": "shuffle" if self._itemsize > 1 else "noshuffle",
+            "blocksize": 0,
+        }
+        return [bytes_codec(self.dtype), {"name": "blosc", "configuration": configuration}]
+
+    def encode(self, payload: npt.NDArray[Any]) -> bytes:
+        """Pack one chunk."""
+        from numcodecs.blosc import NOSHUFFLE, SHUFFLE, Blosc
+
+        shuffle = SHUFFLE if self._itemsize > 1 else NOSHUFFLE
+        return bytes(Blosc(cname="zstd", clevel=self.level, shuffle=shuffle).encode(words_of(payload)))
+
+    def decode(self, packed: bytes, out: Bytes) -> None:
+        """Unpack one chunk."""
+        from numcodecs.blosc import Blosc
+
+        sizes = _BLOSC_HEADER.unpack_from(packed)[4::2] if len(packed) >= _BLOSC_HEADER.size else None
+        if sizes != (out.nbytes, len(packed)):
+            raise ValueError(f"sizes in its header {sizes}, expected {(out.nbytes, len(packed))}")
+        Blosc().decode(packed, out)
+
+
+@dataclass(frozen=True)
+class ZstdChain:
+    """Bytes of equal place grouped, then Zstandard, as two codecs."""
+
+    dtype: str
+    level: int
+
+    @property
+    def _itemsize(self) -> int:
+        return dtype_of(self.dtype).itemsize
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The codecs as `zarr.json` names them."""
+        grouping = {"name": "numcodecs.shuffle", "configuration": {"elementsize": self._itemsize}}
+        zstd = {"name": "zstd", "configuration": {"level": self.level, "checksum": False}}
+        return [bytes_codec(self.dtype), *([grouping] if self._itemsize > 1 else []), zstd]
+
+    def encode(self, payload: npt.NDArray[Any]) -> bytes:
+        """Pack one chunk."""
+        from numcodecs.shuffle import Shuffle
+        from numcodecs.zstd import Zstd
+
+        words = words_of(payload)
+        return bytes(
+            Zstd(self.level).encode(Shuffle(self._itemsize).encode(words) if self._itemsize > 1 else words)
+        )
+
+    def decode(self, packed: bytes, out: Bytes) -> None:
+        """Unpack one chunk."""
+        from numcodecs.shuffle import Shuffle
+        from numcodecs.zstd import Zstd
+
+        if (size := zstd_content_nbytes(packed)) != out.nbytes:
+            raise ValueError(f"size in its header {size}, expected {out.nbytes}")
+        if self._itemsize == 1:
+            Zstd().decode(packed, out)
+        else:
+            grouped = np.empty_like(out)
+            Zstd().decode(packed, grouped)
+            Shuffle(self._itemsize).decode(grouped, out)
+
+
+@dataclass(frozen=True)
+class PcodecChain:
+    """Pcodec, which models numbers; needs the package `pcodec`."""
+
+    dtype: str
+    level: int
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The codecs as `zarr.json` names them."""
+        return [{"name": "numcodecs.pcodec", "configuration": {"level": self.level}}]
+
+    def encode(self, payload: npt.NDArray[Any]) -> bytes:
+        """Pack one chunk."""
+        return bytes(_pcodec().PCodec(level=self.level).encode(payload.reshape(-1)))
+
+    def decode(self, packed: bytes, out: Bytes) -> None:
+        """Unpack one chunk."""
+        numbers = out.view(dtype_of(self.dtype))
+        progress = _pcodec().standalone.simple_decompress_into(packed, numbers)
+        if (progress.n_processed, progress.finished) != (len(numbers), True):
+            raise ValueError(f"{progress.n_processed} numbers or more, expected {len(numbers)}")
+
+
+def _pcodec() -> Any:
+    try:
+        from numcodecs import pcodec
+    except ImportError as error:
+        hint = "install it: pip install pcodec"
+        raise SpecError("the package pcodec is missing", kind="missing_package", hint=hint) from error
+    return pcodec
+
+
+def zstd_content_nbytes(packed: bytes) -> int | None:
+    """Content size in the header of a Zstandard frame; None if it isn't told (RFC 8878, 3.1.1.1)."""
+    if len(packed) < 6 or packed[:4] != _ZSTD_MAGIC:
+        return None
+    descriptor = packed[4]
+    is_single = bool(descriptor >> 5 & 1)
+    at = 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
+    nbytes = (int(is_single), 2, 4, 8)[descriptor >> 6]
+    if not nbytes or len(packed) < at + nbytes:
+        return None
+    return int.from_bytes(packed[at : at + nbytes], "little") + (256 if nbytes == 2 else 0)

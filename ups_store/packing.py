@@ -1,0 +1,270 @@
+"""`pack` and `unpack`: a store with compressed chunks, for shipping and archives, and back (spec 13)."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.canonical import canonical_json
+from ups_store.catalog import fingerprint_of, read_finished
+from ups_store.checksum import crc32, crc32c
+from ups_store.convert.output import check_target, new_file, publish_file
+from ups_store.creation import create, identity_of
+from ups_store.errors import CorruptChunkError, FormatError, SpecError
+from ups_store.layout import FORMAT_VERSION
+from ups_store.metadata import ArrayMeta, RootMeta
+from ups_store.packed_catalog import check_chunk_size
+from ups_store.packed_codecs import Chain, Packing, chain_of, check_level, packed_document
+from ups_store.packed_store import PackedStore
+from ups_store.reader import Store
+from ups_store.sound import require_sound
+from ups_store.zip_records import ROOT_NAME, Entry, pack_directory
+
+BLOCK_BYTES = 32 << 20  # of payload that is encoded or committed at a time
+UNPACKING_SUFFIX = ".unpacking"
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What packing did.
+
+    Attributes:
+        path: The packed file.
+        nbytes: Its length.
+        mapped_nbytes: Length of the mapped file.
+    """
+
+    path: Path
+    nbytes: int
+    mapped_nbytes: int
+
+
+def pack_store(
+    store: Store,
+    target: str | os.PathLike[str],
+    *,
+    codec: str = "blosc",
+    level: int | None = None,
+    force: bool = False,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Write a finished store with compressed chunks; it appears when it is whole, and isn't resumable.
+
+    The store is checked byte by byte first, and every chunk is decoded again and compared.
+
+    Args:
+        store: A finished store of this version of the format.
+        target: File to write, usually `<task>_<split>.packed.zarr.zip`.
+        codec: "blosc", "zstd" or "pcodec".
+        level: Effort: blosc 0 to 9, zstd 1 to 22, pcodec 0 to 12; a measured default where not given.
+        force: Whether to replace what is there.
+        num_threads: Threads that encode; one per processor by default.
+        progress: Called with the number of payload bytes that were packed since the last call.
+    Raises:
+        SpecError: For an unknown codec or level, if the target exists, or the package pcodec is missing.
+        CorruptChunkError: If the store is damaged.
+        DiskFullError: If there is no room; nothing is left then.
+    """
+    effort = check_level(codec, level)
+    path = Path(target).absolute()
+    check_target(path, force=force)
+    metas = _metas(store)
+    packing = Packing(codec, effort, store.fingerprint)
+    require_sound(store)
+    with (
+        new_file(path, force=force, needed_bytes=store.nbytes) as file,
+        ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool,
+    ):
+        writer = _PackedWriter(file.fd, store, packing, pool, progress or (lambda nbytes: None))
+        nbytes = writer.write(metas)
+    return PackReport(path, nbytes, store.nbytes)
+
+
+def _metas(store: Store) -> list[ArrayMeta]:
+    """All arrays, sorted by name; refuses what unpacking couldn't make again."""
+    fd = files.open_existing(store.path)
+    try:
+        catalog = read_finished(fd, store.path)
+    finally:
+        files.close(fd)
+    if store.is_partial or store.version > FORMAT_VERSION or fingerprint_of(catalog) != store.fingerprint:
+        hint = "finish its build, open it again, or upgrade ups-store"
+        raise SpecError("not a finished store of this version", kind="unfinished", path=store.path, hint=hint)
+    metas = [array.meta for array in catalog.layout.arrays.values()]
+    for meta in metas:
+        check_chunk_size(meta, store.path)
+        if meta.is_constant and meta.attrs:
+            problem = "attributes of a constant can't be made again by unpacking"
+            raise SpecError(problem, kind="attrs", path=store.path, array=meta.name)
+    return metas
+
+
+class _PackedWriter:
+    """Writes entries one after the other; each local header when its data are known."""
+
+    def __init__(
+        self, fd: int, store: Store, packing: Packing, pool: ThreadPoolExecutor, progress: Progress
+    ) -> None:
+        self.fd, self.store, self.packing, self.pool, self.progress = fd, store, packing, pool, progress
+        self.entries: list[Entry] = []
+        self.crcs: list[int] = []
+
+    @property
+    def end(self) -> int:
+        return self.entries[-1].end if self.entries else 0
+
+    def write(self, metas: list[ArrayMeta]) -> int:
+        """Write the whole file; returns its length."""
+        store = self.store
+        packed = self.packing.to_json()
+        root = RootMeta(store.version, store.config_hash, dict(store.identity), dict(store.attrs), packed)
+        self._add(ROOT_NAME, [root.to_json()])
+        for meta in metas:
+            document = packed_document(meta, self.packing)
+            self._add(f"{meta.name}/{ROOT_NAME}", [canonical_json(document, what=meta.name)])
+        for meta in metas:
+            if meta.nbytes:
+                self._add(meta.chunk_key, self._data_of(meta))
+        directory = pack_directory(self.entries, self.crcs)
+        files.write_at(self.fd, self.end, directory)
+        return self.end + len(directory)
+
+    def _add(self, name: str, parts: Any) -> None:
+        offset, crc, nbytes = self.end, 0, 0
+        data_offset = Entry(name, offset, 0).data_offset
+        for part in parts:
+            files.write_at(self.fd, data_offset + nbytes, part)
+            crc, nbytes = crc32(part, crc), nbytes + len(part)
+        entry = Entry(name, offset, nbytes)
+        files.write_at(self.fd, offset, entry.pack_local_header(crc))
+        self.entries.append(entry)
+        self.crcs.append(crc)
+
+    def _data_of(self, meta: ArrayMeta) -> Iterator[bytes]:
+        view, chain = self.store[meta.name], chain_of(self.packing, meta.dtype)
+        if not meta.is_sharded:
+            # By the pool: Blosc's own threads, which it uses in the main thread, make other bytes each time.
+            yield self.pool.submit(_encode, chain, view).result()
+            self.progress(meta.nbytes)
+            return
+        index: list[tuple[int, int]] = []
+        offset = 0
+        per_block = max(1, BLOCK_BYTES // meta.sample_nbytes)
+        for first in range(0, len(view), per_block):
+            for chunk in self.pool.map(partial(_encode, chain), view[first : first + per_block]):
+                index.append((offset, len(chunk)))
+                offset += len(chunk)
+                yield chunk
+                self.progress(meta.sample_nbytes)
+        records = np.array(index, "<u8").tobytes()
+        yield records + struct.pack("<I", crc32c(records))
+
+
+def _encode(chain: Chain, value: npt.NDArray[Any]) -> bytes:
+    """One chunk with its checksum, after it was seen to decode to the same bytes."""
+    payload = np.ascontiguousarray(value)
+    packed = chain.encode(payload)
+    decoded = np.empty(payload.nbytes, np.uint8)
+    chain.decode(packed, decoded)
+    if not np.array_equal(decoded, payload.reshape(-1).view(np.uint8)):
+        raise CorruptChunkError("a chunk decodes to other bytes than were encoded", hint="use another codec")
+    return packed + struct.pack("<I", crc32c(packed))
+
+
+def unpack_store(
+    packed: PackedStore,
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the mapped form of a packed store: byte for byte the file that was packed.
+
+    Every chunk's checksum is checked, and in the end that all bytes are those of before. An interrupted run
+    is continued by the next one.
+
+    Args:
+        packed: A packed store.
+        target: File to write.
+        force: Whether to replace what is there.
+        progress: Called with the number of payload bytes that were unpacked since the last call.
+    Raises:
+        SpecError: If the target exists.
+        CorruptChunkError: If a chunk is damaged, or the result isn't what was packed.
+        DiskFullError: If there is no room for the whole store.
+    """
+    path = Path(target).absolute()
+    check_target(path, force=force)
+    unfinished = path.with_name(path.name + UNPACKING_SUFFIX)
+    options = _create_options(packed)
+    with create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
+        for block in _blocks(packed, writer.missing().tolist()):
+            batch = packed.gather(block)
+            writer.commit_many(block, batch)
+            if progress:
+                progress(sum(value.nbytes for value in batch.values()))
+        writer.finish()
+    try:
+        _check_fingerprint(unfinished, packed)
+        publish_file(unfinished, path, force)
+        files.sync_folder(path.parent)
+    finally:
+        files.remove(unfinished)
+    return path
+
+
+def _create_options(packed: PackedStore) -> dict[str, Any]:
+    """What `create` needs besides arrays and attributes, after seeing that it gives the same identity."""
+    constants = packed.constants
+    options = {
+        "constants": constants,
+        "dims": {name: packed.dims[name] for name in constants},
+        "identity": packed.identity.get("content", {}),
+    }
+    if identity_of(packed.arrays, **options) != packed.identity:
+        raise FormatError(
+            "its identity document isn't one of version 1.0",
+            path=packed.path,
+            kind="identity_arrays",
+            clause="8.1",
+        )
+    return options
+
+
+def _check_fingerprint(path: Path, packed: PackedStore) -> None:
+    fd = files.open_existing(path)
+    try:
+        found = fingerprint_of(read_finished(fd, path))
+    finally:
+        files.close(fd)
+    if found != packed.catalog.packing.fingerprint:
+        raise CorruptChunkError(
+            "unpacking gave other bytes than were packed",
+            path=packed.path,
+            kind="fingerprint",
+            clause="13.7",
+            expected=packed.catalog.packing.fingerprint,
+            found=found,
+        )
+
+
+def _blocks(packed: PackedStore, samples: list[int]) -> Iterator[list[int]]:
+    specs = packed.arrays.values()
+    sample_nbytes = sum(math.prod(spec.shape[1:]) * np.dtype(spec.dtype).itemsize for spec in specs)
+    num = max(1, BLOCK_BYTES // max(1, sample_nbytes))
+    for first in range(0, len(samples), num):
+        yield samples[first : first + num]

@@ -1,0 +1,13 @@
+"""Training with PyTorch: datasets over stores, and a loader that has the next batch ready.
+
+The only part of the package that imports torch.
+"""
+
+from ups_store.torch.batch import Batch, Sample
+from ups_store.torch.dataset import StoreDataset
+from ups_store.torch.loader import Loader
+from ups_store.torch.make import make_loader
+from ups_store.torch.report import EpochReport
+from ups_store.torch.windows import Window
+
+__all__ = ["Batch", "EpochReport", "Loader", "Sample", "StoreDataset", "Window", "make_loader"]

@@ -1,0 +1,204 @@
+"""`StoreDataset`: stores as a map-style dataset of samples, or of windows over their trajectories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from ups_store.errors import SampleIndexError, SpecError
+from ups_store.permutation import Items
+from ups_store.reader import Store, open_store
+from ups_store.torch.batch import Batch, Sample, one_or_all
+from ups_store.torch.memory import Allocate, new_tensor, shared_tensor
+from ups_store.torch.source import Selection, StoreSource
+from ups_store.torch.windows import Window
+
+StoreLike = Store | str | os.PathLike[str]
+
+
+class StoreDataset(Dataset[Sample]):
+    """Samples of one or several stores, one after the other.
+
+    `dataset[i]` is a `Sample`, and what a `DataLoader` asks for is copied as a whole `Batch`, in its workers
+    straight into memory that is shared with the main process. Picklable; workers may be forked or spawned.
+
+    Args:
+        stores: A store, its path, or several of them.
+        names: Arrays to take; by default all, with windows the state and what doesn't vary in time.
+        window: What an item spans; None for whole samples. Windows stay inside `num_steps` where a store has
+            that array; trajectories that are too short have no item.
+        state: Array that windows are taken of; by default "latent", or "fields" where there is none.
+        dtype: Dtype that arrays of floating-point numbers are converted to while they are copied. Numbers of
+            `params`, `t` and `dt` are float32 always.
+        views: Whether `dataset[i]` gives views of the store's memory instead of copies. They may be changed:
+            this process then reads what it wrote, the file and other processes don't.
+
+    Attributes:
+        sources: One per store.
+        epoch: What windows are drawn for, with `samples_per_trajectory`; `set_epoch` changes it.
+
+    Raises:
+        NotCommittedError: If a store is incomplete.
+        ArrayNotFoundError: If a store lacks an array; also a KeyError.
+        SpecError: If no trajectory is as long as a window, or `dtype` isn't a floating-point dtype of torch.
+    """
+
+    def __init__(
+        self,
+        stores: StoreLike | Iterable[StoreLike],
+        *,
+        names: Sequence[str] | None = None,
+        window: Window | None = None,
+        state: str | None = None,
+        dtype: torch.dtype | None = None,
+        views: bool = False,
+    ) -> None:
+        single = isinstance(stores, Store | str | os.PathLike)
+        found: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
+        if not found:
+            raise SpecError("no store given", kind="stores", expected="at least one", found=0)
+        _check_dtype(dtype, views=views)
+        self._selection = Selection(None if names is None else tuple(names), state, window, dtype)
+        self._views = views
+        self.epoch = 0
+        self._open([store if isinstance(store, Store) else open_store(store) for store in found])
+
+    def _open(self, stores: Iterable[Store]) -> None:
+        self.sources = tuple(StoreSource(store, self._selection) for store in stores)
+        self._ends: Items = np.cumsum([len(source) for source in self.sources])
+        self._first = [0, *self._ends[:-1].tolist()]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the windows of another epoch; call it before workers start. Our loaders need no call."""
+        self.epoch = epoch
+
+    def locate(self, indices: Sequence[int] | Items) -> tuple[Items, Items, Items]:
+        """Number of the store, sample in it, and first time step of items; int64, shape (B,) each."""
+        items = self._check(indices)
+        numbers = np.searchsorted(self._ends, items, side="right")
+        samples, starts = np.empty_like(items), np.empty_like(items)
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            local = items[mine] - self._first[number]
+            samples[mine], starts[mine] = self.sources[number].locate(local, epoch=self.epoch)
+        return numbers, samples, starts
+
+    def __getitem__(self, index: int) -> Sample:
+        """One item; its tensors are new, or views.
+
+        Raises:
+            SampleIndexError: Unless 0 <= index < len(dataset); also an IndexError.
+        """
+        items = self._check([index])
+        if not self._views:
+            return self._fetch(items, new_tensor).row(0)
+        number = int(np.searchsorted(self._ends, items, side="right")[0])
+        source, local = self.sources[number], int(items[0]) - self._first[number]
+        sample = Sample(source.view(local, epoch=self.epoch))
+        return Sample({**sample, "index": torch.tensor(index), "task": source.task})
+
+    def __getitems__(self, indices: Sequence[int] | Items) -> Batch:
+        """A whole batch, in new memory; in a worker process of a `DataLoader` in shared memory.
+
+        Raises:
+            SampleIndexError: For an index outside the dataset.
+            SpecError: If samples come from stores whose arrays differ.
+        """
+        allocate = new_tensor if get_worker_info() is None else shared_tensor
+        return self._fetch(self._check(indices), allocate)
+
+    def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> Batch:
+        """A batch of one source.
+
+        Args:
+            number: Which source.
+            items: Its items, counted from 0, all valid, int64, shape (B,).
+            epoch: What windows are drawn for.
+            allocate: Makes each tensor of the batch.
+        """
+        source = self.sources[number]
+        values = source.fetch(items, epoch=epoch, allocate=allocate)
+        index = torch.from_numpy(items + self._first[number])
+        return Batch(values | {"index": index, "task": source.task})
+
+    def _fetch(self, items: Items, allocate: Allocate) -> Batch:
+        numbers = np.searchsorted(self._ends, items, side="right")
+        present = np.unique(numbers).tolist()
+        if len(present) == 1:
+            local = items - self._first[present[0]]
+            return self.fetch(present[0], local, epoch=self.epoch, allocate=allocate)
+        self._check_alike(present)
+        rows = [np.flatnonzero(numbers == number) for number in present]
+        parts = [
+            self.fetch(number, items[mine] - self._first[number], epoch=self.epoch, allocate=new_tensor)
+            for number, mine in zip(present, rows, strict=True)
+        ]
+        return _interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate)
+
+    def _check(self, indices: Sequence[int] | Items) -> Items:
+        raw = np.asarray(indices)
+        if raw.ndim != 1 or not raw.size or raw.dtype.kind not in "iu":
+            raise SampleIndexError("index", expected="integers", found=f"{raw.dtype} of shape {raw.shape}")
+        items = raw.astype(np.int64)
+        if items.min() < 0 or items.max() >= len(self):
+            wrong = int(items[(items < 0) | (items >= len(self))][0])
+            path = self.sources[0].store.path
+            raise SampleIndexError(
+                "no such item", path=path, expected=f"0 <= index < {len(self)}", found=wrong
+            )
+        return items
+
+    def _check_alike(self, numbers: Sequence[int]) -> None:
+        first = self.sources[numbers[0]]
+        for other in (self.sources[number] for number in numbers[1:]):
+            if other.signature != first.signature:
+                raise SpecError(
+                    f"samples of {first.task!r} and {other.task!r} don't fit into one batch",
+                    kind="mixed",
+                    path=other.store.path,
+                    expected=first.signature,
+                    found=other.signature,
+                    hint="use make_loader or a batch sampler that keeps stores apart",
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {key: value for key, value in vars(self).items() if key not in ("sources", "_ends", "_first")}
+        return {**state, "stores": [source.store for source in self.sources]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stores = state.pop("stores")
+        vars(self).update(state)
+        self._open(stores)
+
+
+def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate) -> Batch:
+    """One batch of several, its rows in the order that was asked for."""
+
+    def join(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: join([value[key] for value in values]) for key in values[0]}
+        together = torch.cat(list(values))
+        return torch.index_select(together, 0, order, out=allocate(tuple(together.shape), together.dtype))
+
+    tasks = [part["task"] for part in parts for _ in range(part.num_samples)]
+    values = {key: join([part[key] for part in parts]) for key in parts[0] if key != "task"}
+    return Batch(values | {"task": one_or_all([tasks[row] for row in order.tolist()])})
+
+
+def _check_dtype(dtype: object, *, views: bool) -> None:
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        expected = "a floating-point torch.dtype"
+        raise SpecError("dtype", kind="dtype", expected=expected, found=repr(dtype))
+    if views:
+        raise SpecError("views keep their dtype", kind="dtype", hint="leave out `views` or `dtype`")

@@ -1,0 +1,172 @@
+"""`Loader`: batches that a thread has ready, in an order that any number of ranks agree on."""
+
+from __future__ import annotations
+
+import functools
+import resource
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ups_store.order import DataOrder, Step
+from ups_store.torch.ahead import Ahead
+from ups_store.torch.batch import Batch
+from ups_store.torch.dataset import StoreDataset
+from ups_store.torch.feed import DeviceFeed
+from ups_store.torch.pool import BufferPool
+from ups_store.torch.report import EpochReport
+
+_THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+
+@dataclass
+class _Meter:
+    """What an epoch has moved so far; the thread that assembles writes the last two."""
+
+    epoch: int
+    num_steps: int = 0
+    num_samples: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    assembled_s: float = 0.0
+    major_faults: int = 0
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A batch, whose copy to the device is done when `copied` says so."""
+
+    step: Step
+    batch: Batch
+    copied: torch.cuda.Event | None = None
+
+
+class Loader:
+    """Batches of a dataset; `for batch in loader` is one epoch.
+
+    Every iteration is the next epoch, also after one that was abandoned; after `load_state_dict` it is the
+    rest of the epoch that was saved. There is one iterator at a time: a new one closes the one before.
+    `make_loader` makes loaders.
+
+    Attributes:
+        dataset: Where the samples come from.
+        order: Which ones each step takes, and how many have been consumed.
+    """
+
+    def __init__(
+        self,
+        dataset: StoreDataset,
+        order: DataOrder,
+        *,
+        prefetch: int = 2,
+        device: torch.device | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        self.dataset, self.order = dataset, order
+        self._prefetch, self._num_threads = prefetch, num_threads
+        self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
+        num_tensors = max(len(source.fields) for source in dataset.sources)
+        self._pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
+        self._allocate = self._feed.allocate if self._feed else self._pool.empty
+        self._made: Ahead[_Made] | None = None
+        self._is_abandoned = False
+        self._meter = _Meter(order.epoch)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on all ranks."""
+        return self.order.num_steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.close()
+        if self._is_abandoned:
+            self.set_epoch(self.order.epoch + 1)
+        meter = self._meter = _Meter(self.order.epoch)
+        began = time.perf_counter()
+        with closing(self._start(meter)) as made:
+            while (batch := self._next(made, meter)) is not None:
+                meter.seconds = time.perf_counter() - began
+                yield batch
+                del batch  # else its buffers wouldn't be free while the next batch is awaited
+        meter.seconds = time.perf_counter() - began
+        self.set_epoch(self.order.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration be all of epoch number `epoch`."""
+        self.close()
+        self.order.epoch, self.order.consumed = epoch, 0
+        self._is_abandoned = False
+
+    def state_dict(self) -> dict[str, int]:
+        """What the training loop has been given so far: {seed, epoch, consumed}; equal on all ranks."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration give the batches that followed when `state_dict` was called.
+
+        Raises:
+            ConfigError: If the state can't come from a loader of this batch size and dataset.
+        """
+        self.close()
+        self.order.load_state_dict(state)
+        self._is_abandoned = False
+
+    def report(self) -> EpochReport:
+        """What the last epoch moved and waited for, or the current one so far; `str` of it is one line."""
+        stores = [source.store for source in self.dataset.sources]
+        resident = sum(store.residency() * store.nbytes for store in stores)
+        return EpochReport(**vars(self._meter), resident=resident / sum(store.nbytes for store in stores))
+
+    def close(self) -> None:
+        """End the background thread; the iterator that used it raises StoreClosedError."""
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def _start(self, meter: _Meter) -> Ahead[_Made]:
+        torch.get_num_threads()  # a thread that hasn't asked yet would be told the background thread's number
+        made = map(functools.partial(self._make, meter), self.order.steps())
+        setup = functools.partial(_use_threads, self._num_threads)
+        self._made = Ahead(made, depth=self._prefetch, setup=setup, name="ups_store loader")
+        return self._made
+
+    def _make(self, meter: _Meter, step: Step) -> _Made:
+        began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt
+        batch = self.dataset.fetch(step.source, step.items, epoch=meter.epoch, allocate=self._allocate)
+        if step.mask is not None:
+            batch["valid"] = torch.from_numpy(step.mask)
+        copied = None
+        if self._feed is not None:
+            batch, copied = self._feed.send(batch)
+        meter.assembled_s += time.perf_counter() - began
+        meter.major_faults += resource.getrusage(_THREAD_USAGE).ru_majflt - faults
+        return _Made(step, batch, copied)
+
+    def _next(self, made: Iterator[_Made], meter: _Meter) -> Batch | None:
+        began = time.perf_counter()
+        got = next(made, None)
+        meter.waited_s += time.perf_counter() - began
+        if got is None:
+            return None
+        if self._feed is not None and got.copied is not None:
+            self._feed.receive(got.batch, got.copied)
+        self._is_abandoned = True
+        self.order.consumed = (got.step.number + 1) * self.order.batch_size
+        meter.num_steps += 1
+        meter.num_samples += got.batch.num_samples
+        meter.nbytes += got.batch.nbytes
+        return got.batch
+
+
+def _use_threads(num: int) -> None:
+    """Have torch use `num` threads in this thread, and leave the number of threads to come as it was."""
+    default = torch.get_num_threads()
+    torch.set_num_threads(num)
+    undo = threading.Thread(target=torch.set_num_threads, args=(default,))
+    undo.start()
+    undo.join()

@@ -1,0 +1,102 @@
+"""`make_loader`: a loader from plain arguments, every one of them checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ups_store.errors import ConfigError
+from ups_store.order import DataOrder, Shuffle
+from ups_store.torch.dataset import StoreDataset
+from ups_store.torch.loader import Loader
+
+BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a network's round trip disappears
+MAX_BLOCK_SIZE = 4096
+
+
+def make_loader(
+    dataset: StoreDataset,
+    *,
+    batch_size: int,
+    shuffle: Shuffle = True,
+    seed: int = 0,
+    drop_last: bool = False,
+    weights: Sequence[float] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    prefetch: int = 2,
+    device: torch.device | str | None = None,
+    num_threads: int = 1,
+    block_size: int | None = None,
+    blocks_per_window: int = 64,
+) -> Loader:
+    """A loader that has the next batches ready.
+
+    Batches are new tensors as far as anybody can tell: their memory is used again only when nothing refers to
+    it any more. Of a dataset with several stores every batch comes from one of them, on all ranks the same.
+
+    Args:
+        dataset: Where the samples come from.
+        batch_size: Samples of one step, over all ranks: the same number gives the same samples in every
+            step, whatever the number of ranks.
+        shuffle: True; False for the order of the stores; "block" for stores that are larger than RAM or lie
+            on slow disks: items are read in blocks of neighbours and mixed within a window of blocks.
+        seed: Of the order.
+        drop_last: Whether to leave out the last batch of an epoch if it isn't full. Else it is filled up with
+            samples from the epoch's beginning, and `batch["valid"]` is False for those.
+        weights: Shares of the steps, one per store; by default an epoch takes every sample once.
+        rank: This process; by default as torch.distributed says.
+        world_size: Processes that share a batch; by default as torch.distributed says.
+        prefetch: Batches that lie ready.
+        device: A CUDA device that batches are copied to while it computes; by default they stay in RAM.
+        num_threads: Threads that copy a batch.
+        block_size: Items of a block with shuffle="block"; about 4 MiB of them by default.
+        blocks_per_window: Blocks that are mixed with shuffle="block".
+    Raises:
+        ConfigError: For an argument out of range, a rank >= world_size, a batch that the ranks can't share.
+    """
+    rank, world_size = _ranks(rank, world_size)
+    _check("prefetch", prefetch >= 1, "at least 1", prefetch)
+    _check("num_threads", num_threads >= 1, "at least 1", num_threads)
+    order = DataOrder(
+        [len(source) for source in dataset.sources],
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        weights=weights,
+        rank=rank,
+        world_size=world_size,
+        block_size=_block_size(dataset) if block_size is None else block_size,
+        blocks_per_window=blocks_per_window,
+    )
+    return Loader(dataset, order, prefetch=prefetch, device=_device(device), num_threads=num_threads)
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if rank is None:
+        rank = torch.distributed.get_rank() if distributed else 0
+    if world_size is None:
+        world_size = torch.distributed.get_world_size() if distributed else 1
+    return rank, world_size
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    found = torch.device(device)
+    usable = found.type == "cpu" or (found.type == "cuda" and torch.cuda.is_available())
+    _check("device", usable, "cpu, or cuda where torch finds a device", str(device))
+    return found
+
+
+def _block_size(dataset: StoreDataset) -> int:
+    nbytes = max(source.sample_nbytes for source in dataset.sources)
+    return min(MAX_BLOCK_SIZE, max(1, BLOCK_BYTES // max(1, nbytes)))
+
+
+def _check(name: str, fits: bool, expected: str, found: object) -> None:
+    if not fits:
+        raise ConfigError(name, kind=name, expected=expected, found=found)

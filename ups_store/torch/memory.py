@@ -1,0 +1,55 @@
+"""Tensors over a store's memory, and memory for new ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """The torch dtype of the same name; every dtype of the format has one."""
+    found: torch.dtype = getattr(torch, dtype.name)
+    return found
+
+
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory of this process."""
+    return torch.empty(shape, dtype=dtype)
+
+
+def shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory that other processes can map: a worker's batch is not copied once more."""
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+
+
+def as_tensor(array: npt.NDArray[Any]) -> Tensor:
+    """A writable array as a tensor over the same memory."""
+    dtype = torch_dtype(array.dtype)
+    if dtype == torch.bfloat16:  # which torch doesn't take from NumPy
+        return torch.from_numpy(array.view(np.int16)).view(dtype)
+    return torch.from_numpy(array)
+
+
+def writable(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array of a store over the same memory without the read-only flag, which torch doesn't know.
+
+    What is changed there is seen by this process only: the mapping is private and the file stays as it is.
+    """
+    if view.size == 0:
+        return np.empty(view.shape, view.dtype)
+    return np.ndarray(view.shape, view.dtype, view.base, offset_in_base(view), view.strides)
+
+
+def offset_in_base(view: npt.NDArray[Any]) -> int:
+    """First byte of a view in the buffer that it lies in."""
+    assert view.base is not None
+    return int(view.ctypes.data - np.frombuffer(view.base, np.uint8).ctypes.data)

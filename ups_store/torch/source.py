@@ -1,0 +1,193 @@
+"""One store as a source of samples: which of its arrays make a batch, under which names, in which memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
+from ups_store.gather import TIME_DIM
+from ups_store.permutation import Items
+from ups_store.reader import Store
+from ups_store.torch.memory import Allocate, as_tensor, writable
+from ups_store.torch.rows import Rows, make_rows
+from ups_store.torch.trajectories import NUM_STEPS, TIMES, Trajectories, require_time_axis
+from ups_store.torch.windows import Window
+
+TAKEN_KEYS = frozenset({"index", "task", "valid"})
+TAKEN_WINDOW_KEYS = TAKEN_KEYS | {"z0", "z1", "params", "t", "dt"}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a dataset takes from each of its stores; see `StoreDataset`."""
+
+    names: tuple[str, ...] | None
+    state: str | None
+    window: Window | None
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a batch.
+
+    Attributes:
+        key: Its name in the batch, or in the batch's `params`.
+        name: Its array in the store.
+        rows: What copies it.
+        shape: Shape of one sample.
+        dtype: Dtype in the batch.
+        is_param: Whether it lies in `params`.
+        steps: Its time steps counted from the window's start; None where it has no time.
+    """
+
+    key: str
+    name: str
+    rows: Rows
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_param: bool = False
+    steps: range | None = None
+
+
+class StoreSource:
+    """One store, its items, and how they are copied.
+
+    Attributes:
+        store: The store.
+        task: Name of its task.
+        fields: What makes a batch.
+    """
+
+    def __init__(self, store: Store, selection: Selection) -> None:
+        if not store.committed.all():
+            raise NotCommittedError(
+                "the store is incomplete",
+                path=store.path,
+                expected=f"{len(store)} samples",
+                found=int(store.committed.sum()),
+                hint="run its build again to finish it",
+            )
+        self.store = store
+        self.task = task_of(store)
+        self._selection = selection
+        self._trajectories = None
+        if selection.window is not None:
+            self._trajectories = Trajectories(store, selection.window, state=selection.state)
+        self.fields = tuple(self._make_fields())
+        self._check_keys()
+
+    def __len__(self) -> int:
+        return len(self.store) if self._trajectories is None else len(self._trajectories.index)
+
+    @property
+    def signature(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """What must be equal for samples of two stores to share a batch."""
+        return {field.key: (field.shape, field.dtype) for field in self.fields}
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Bytes of one sample in a batch, times not counted."""
+        return sum(math.prod(field.shape) * field.dtype.itemsize for field in self.fields)
+
+    def locate(self, items: Items, *, epoch: int) -> tuple[Items, Items]:
+        """Sample and first time step of items, each int64, shape (B,)."""
+        if self._trajectories is None:
+            return items, np.zeros_like(items)
+        return self._trajectories.index.locate(items, epoch=epoch)
+
+    def fetch(self, items: Items, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
+        """Copy items, all valid, into tensors (B, ...) that `allocate` provides; by key."""
+        samples, starts = self.locate(items, epoch=epoch)
+        values = self._conditions(samples, starts)
+        if self.fields:
+            self.store[self.fields[0].name]  # raises if the store was closed, or cut by another program
+        for field in self.fields:
+            out = allocate((len(items), *field.shape), field.dtype)
+            field.rows.gather(samples, starts + (field.steps.start if field.steps else 0), out)
+            _put(values, field, out)
+        return values
+
+    def view(self, item: int, *, epoch: int) -> dict[str, Any]:
+        """One item as views of the store's memory, by key; numbers (`params`, `t`, `dt`) are copies."""
+        samples, starts = self.locate(np.array([item]), epoch=epoch)
+        sample, start = int(samples[0]), int(starts[0])
+        values = self._conditions(samples, starts)
+        for key in values.keys() - {"params"}:
+            values[key] = values[key][0]
+        for field in self.fields:
+            view = as_tensor(writable(self.store[field.name]))[sample]
+            if field.steps is not None:
+                view = view[start + field.steps.start : start + field.steps.stop : field.steps.step]
+            _put(values, field, view.view(field.shape).to(field.dtype))
+        return values
+
+    def _conditions(self, samples: Items, starts: Items) -> dict[str, Any]:
+        """What only windows have: times, and room for parameters."""
+        if self._trajectories is None:
+            return {}
+        return {"params": {}, **self._trajectories.moments(samples, starts)}
+
+    def _make_fields(self) -> Iterator[Field]:
+        arrays, names, window = self.store.arrays, self._selection.names, self._selection.window
+        for name in names or ():
+            if name not in arrays:
+                raise ArrayNotFoundError(
+                    "no such array", path=self.store.path, array=name, expected=list(arrays)
+                )
+        if window is None or self._trajectories is None:
+            yield from (self._field(name, name) for name in (arrays if names is None else names))
+            return
+        stride, state = window.time_stride, self._trajectories.state
+        yield self._field("z0", state, steps=range(1))
+        yield self._field("z1", state, steps=range(stride, window.span + 1, stride))
+        static = [name for name in arrays if TIME_DIM not in self.store.dims[name]]
+        for name in static if names is None else names:
+            if name in static and name != NUM_STEPS:
+                yield self._field(name, name)
+            elif name not in (state, NUM_STEPS, TIMES):
+                require_time_axis(self.store, name)
+                yield self._field(name, name, steps=range(0, window.span + 1, stride))
+
+    def _field(self, key: str, name: str, *, steps: range | None = None) -> Field:
+        length, stride = (None, 1) if steps is None else (len(steps), steps.step)
+        rows = make_rows(self.store, name, length=length, stride=stride)
+        shape = rows.shape[1:] if key == "z0" else rows.shape
+        dtype = self._selection.dtype
+        is_param = self._trajectories is not None and steps is None and not shape
+        if is_param:
+            dtype = torch.float32
+        elif dtype is None or not rows.dtype.is_floating_point:
+            dtype = rows.dtype
+        return Field(key, name, rows, shape, dtype, is_param, steps)
+
+    def _check_keys(self) -> None:
+        taken = TAKEN_KEYS if self._trajectories is None else TAKEN_WINDOW_KEYS
+        clashes = [field.name for field in self.fields if field.key == field.name and field.key in taken]
+        if clashes:
+            raise SpecError(
+                "the array's name is a key of batches",
+                kind="names",
+                path=self.store.path,
+                array=clashes[0],
+                hint="leave it out with `names`",
+            )
+
+
+def task_of(store: Store) -> str:
+    """The task that a store belongs to: by its attributes, its identity, else its file name."""
+    for described in (store.attrs, store.identity.get("content", {})):
+        if isinstance(described.get("task"), str):
+            return str(described["task"])
+    return store.path.name.removesuffix(".zarr.zip")
+
+
+def _put(values: dict[str, Any], field: Field, tensor: Tensor) -> None:
+    (values["params"] if field.is_param else values)[field.key] = tensor
