@@ -307,8 +307,8 @@ def _show_differences(differing: Differences, attrs: Differences, same_content: 
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")
-    verdict = {True: "the same", False: "different bytes", None: "not compared, for one is unfinished"}
-    print(f"content: {verdict[same_content]}")
+    verdict = {True: "the same", False: "different", None: "not compared, for one is unfinished"}
+    print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
 
 
 @app.command()

@@ -54,6 +54,7 @@ from ups_store.metadata import (
 )
 from ups_store.recovery import Building, State, building_path, read_building_file
 from ups_store.writer import Committer, StoreWriter
+from ups_store.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
 
 MAX_FILE_BYTES = 2**63 - 1  # largest offset of a file
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
@@ -72,8 +73,10 @@ def create(
 ) -> StoreWriter:
     """Start a store, or continue the unfinished one at the path if its identity is the same.
 
-    The room for the whole store is reserved here. Nothing is visible at `path` before `finish`; a file that
-    is there already stays as it is until then.
+    The room for the whole store is reserved here. Nothing is visible at `path` before `finish`. A finished
+    store that is there already, of whatever identity, stays as it is until then and is replaced: to reuse
+    one, `open` it first and compare, as `python -m ups_store.build` does. A file that is no store is replaced
+    with `on_mismatch="restart"` only.
 
     Args:
         path: Where the store will be published, usually `<task>_<split>.zarr.zip`.
@@ -88,7 +91,8 @@ def create(
     Raises:
         SpecError: If no store can be made from these arguments.
         IdentityMismatchError: If an unfinished file was made from something else.
-        BuildLockedError: If another process is building it.
+        BuildLockedError: If it is being built already, by another process or this one.
+        FormatError: If there is a folder or another program's file at the path.
         DiskFullError: If there is no room for the whole store.
     """
     if durability not in ("durable", "lazy") or on_mismatch not in ("raise", "restart"):
@@ -98,6 +102,7 @@ def create(
     planned = _planned(arrays, constants or {}, dims or {}, identity, attrs or {})
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
+    _check_replaceable(target, force=on_mismatch == "restart")
     for _ in range(_MAX_ROUNDS):
         try:
             writer = _create_or_resume(target, planned, durability == "lazy", on_mismatch == "restart")
@@ -153,6 +158,30 @@ class _Planned:
     documents: tuple[bytes, ...]
     constants: dict[str, bytes]
     layout: Layout
+
+
+def _check_replaceable(path: Path, *, force: bool) -> None:
+    """Refuse to take the place of a folder, and unless forced of anything but a store, whole or damaged."""
+    for place in (path, building_path(path)):
+        if place.is_dir():
+            raise FormatError("there is a folder", path=place, kind="not_a_file", hint="choose another name")
+    if force or not path.exists():
+        return
+    fd = files.open_existing(path)
+    try:
+        start = files.read_at(fd, 0, MAX_LOCAL_HEADER_BYTES)
+        end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
+    finally:
+        files.close(fd)
+    if not may_be_store(start, end):
+        raise FormatError(
+            "there is another program's file",
+            path=path,
+            kind="foreign",
+            clause="2.2",
+            found=start[:8].hex(" ") or "an empty file",
+            hint="move it away, choose another name, or say on_mismatch='restart' or --overwrite",
+        )
 
 
 def _create_or_resume(path: Path, planned: _Planned, is_lazy: bool, restart: bool) -> StoreWriter:
@@ -230,6 +259,9 @@ def _planned(
     identity: Mapping[str, Any],
     attrs: Mapping[str, Any],
 ) -> _Planned:
+    given = {"arrays": arrays, "constants": constants, "identity": identity, "attrs": attrs}
+    for argument, mapping in given.items():
+        _expect_type(mapping, Mapping, "a mapping by name", argument=argument)
     metas = [_array_meta(name, spec) for name, spec in arrays.items()]
     payloads: dict[str, bytes] = {}
     for name, value in constants.items():
@@ -254,7 +286,13 @@ def _planned(
     return _Planned(root, documents, payloads, layout)
 
 
+def _expect_type(value: object, wanted: type, expected: str, *, argument: str) -> None:
+    if not isinstance(value, wanted):
+        raise SpecError(f"argument {argument}", kind="argument", expected=expected, found=repr(value))
+
+
 def _array_meta(name: str, spec: ArraySpec) -> ArrayMeta:
+    _expect_type(spec, ArraySpec, "ups_store.ArraySpec(shape, dtype)", argument=f"arrays[{name!r}]")
     shape = _shape(name, spec.shape)
     defaults = (SAMPLE_DIM, *(f"{name}_dim_{i}" for i in range(1, len(shape))))
     dims = tuple(spec.dims) if spec.dims is not None else defaults

@@ -70,7 +70,7 @@ def window_of(
         raise SpecError("window start", kind="window", array=meta.name, expected=expected, found=start)
     first = np.broadcast_to(raw.astype(np.int64), (num,))
     earliest, latest = (int(first.min()), int(first.max())) if num else (0, 0)
-    if stride < 1 or (length is not None and length < 1):
+    if not _is_count(stride) or not (length is None or _is_count(length)):
         found = f"length={length}, stride={stride}"
         raise SpecError(
             "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
@@ -127,6 +127,10 @@ def gather_array(
     return out
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and int(value) >= 1
+
+
 def output_for(
     array: ArrayLayout, num: int, window: Window | None, out: npt.NDArray[Any] | None
 ) -> npt.NDArray[Any]:
@@ -134,6 +138,10 @@ def output_for(
     dtype, shape = dtype_of(array.meta.dtype), (num, *_shape_of(array.meta, window))
     if out is None:
         return _new_output(array, dtype, shape, has_slots=window is None)
+    if not isinstance(out, np.ndarray):
+        raise SpecError(
+            "out", kind="out", array=array.meta.name, expected="an ndarray", found=type(out).__name__
+        )
     if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
         expected = f"writeable {dtype} {shape}"
         found = f"{'writeable' if out.flags.writeable else 'read-only'} {out.dtype} {out.shape}"

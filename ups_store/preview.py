@@ -93,7 +93,7 @@ def _draw_frames(sample: LabelledSample) -> Figure:
     channels = sample.channels[:MAX_CHANNELS]
     ratio = _aspect(horizontal, vertical)
     width = min(2.0, 9.0 / len(steps)) if len(steps) > 1 else 3.6
-    size = (1.4 + width * len(steps), 0.8 + ((width - 0.25) / ratio + 0.25) * len(channels))
+    size = (1.4 + width * len(steps), 1.1 + ((width - 0.25) / ratio + 0.25) * len(channels))
     figure = _new_figure(*size, sample.title + _plane_title(sample))
     grid = figure.subplots(len(channels), len(steps), sharex=True, sharey=True, squeeze=False)
     for c, (row, label) in enumerate(zip(grid, channels, strict=True)):

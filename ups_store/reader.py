@@ -27,7 +27,7 @@ from ups_store.errors import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.gather import gather_array, output_for, window_of
+from ups_store.gather import TIME_DIM, gather_array, output_for, window_of
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
 from ups_store.pread import cut, read_bytes, read_constant, read_samples
@@ -218,6 +218,8 @@ class Store:
         chosen = list(self.arrays) if names is None else list(names)
         samples = self._check_indices(indices)
         self._check_length()
+        is_window = start is not None or length is not None or stride != 1
+        self._check_effect(chosen, is_window, out)
         self._require(samples)
         result = {}
         for name in chosen:
@@ -357,6 +359,17 @@ class Store:
             expected = f"0 <= index < {len(self)}"
             raise SampleIndexError("no such sample", path=self.path, expected=expected, found=wrong)
         return samples
+
+    def _check_effect(self, chosen: Sequence[str], is_window: bool, out: Mapping[str, Any] | None) -> None:
+        """Refuse arguments of `gather` that would have no effect: they are mistakes."""
+        if is_window and not any(TIME_DIM in self._layout(name).meta.dims for name in chosen):
+            raise SpecError(
+                "window", kind="window", path=self.path, expected="an array with dimension 'time'"
+            )
+        unknown = sorted(set(out or ()) - set(chosen))
+        if unknown or not (out is None or isinstance(out, Mapping)):
+            expected = f"arrays by name, of {', '.join(chosen)}"
+            raise SpecError("out", kind="out", path=self.path, expected=expected, found=unknown or type(out))
 
     def _require(self, samples: npt.NDArray[np.int64]) -> None:
         if self._building is None:

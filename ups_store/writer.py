@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -57,6 +57,10 @@ class Committer:
             SpecError: If an array is missing, unknown, or of another shape or dtype.
             CommitError: If it didn't become durable; the writer is of no use afterwards.
         """
+        if not isinstance(arrays, Mapping):
+            raise SpecError(
+                "arrays", kind="argument", expected="a mapping by name", found=type(arrays).__name__
+            )
         batch = {name: _with_sample_axis(value) for name, value in arrays.items()}
         return bool(self.commit_many([index], batch)[0])
 
@@ -109,6 +113,10 @@ class Committer:
 
     def _check_arrays(self, arrays: Arrays, num: int) -> dict[str, npt.NDArray[Any]]:
         metas = {array.meta.name: array.meta for array in self.building.layout.per_sample}
+        if not isinstance(arrays, Mapping):
+            raise SpecError(
+                "arrays", kind="argument", expected="a mapping by name", found=type(arrays).__name__
+            )
         if metas.keys() != arrays.keys():
             raise SpecError(
                 "all per-sample arrays are committed together",
@@ -123,9 +131,9 @@ class Committer:
     def _usable(self) -> BuildingFile:
         if self.building.fd < 0:
             raise StoreClosedError(
-                "the writer is closed in this process",
+                "the writer is closed",
                 path=self.path,
-                hint="a forked child opens its own with `ups_store.join`",
+                hint="it was finished or closed, or this is a forked child, which opens its own with `join`",
             )
         if self._failed:
             raise CommitError(

@@ -265,6 +265,12 @@ def _parse_central_record(raw: bytes, at: int, i: int, path: object) -> tuple[Ce
     return CentralRecord(name, offset, size, crc), end - at
 
 
+def may_be_store(start: bytes, end: bytes) -> bool:
+    """Whether a file with these first and last bytes may be a store, if a damaged one (spec 2.2, 3.6)."""
+    name = start[_LOCAL_HEADER.size :][: len(ROOT_NAME)]
+    return name == ROOT_NAME.encode() or end.endswith(ARCHIVE_COMMENT)
+
+
 def parse_local_header(raw: bytes, offset: int, *, path: object) -> CentralRecord:
     """Read the local header of a metadata entry; any other byte than ours is refused (spec 3.3).
 

@@ -18,6 +18,7 @@ from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.stores import BuildReport, build_all
 from ups_store.creation import identity_of
 from ups_store.identity import config_hash
+from ups_store.ingest.pool import ReaderPool
 
 BURGERS = "1D_Burgers_Sols_Nu0.01.hdf5"
 
@@ -28,6 +29,7 @@ class Recorder:
     def __init__(self, *, on_advance: Callable[[Recorder], None] | None = None) -> None:
         self.stages: list[list[Any]] = []  # name, total, unit, advanced
         self.notes: list[str] = []
+        self.waited_for: list[str] = []
         self._on_advance = on_advance
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
@@ -40,6 +42,12 @@ class Recorder:
 
     def note(self, message: str) -> None:
         self.notes.append(message)
+
+    def watch(self, pool: ReaderPool) -> None:
+        self.pool = pool
+
+    def waits(self, what: str) -> None:
+        self.waited_for.append(what)
 
     @property
     def num_samples(self) -> int:

@@ -1,4 +1,4 @@
-/* Preloaded into readers: reads of 4 KiB or more fail or hang as long as the file $SLOW_DISK exists. */
+/* Preloaded into readers: reads of $SLOW_DISK_BYTES (4096) or more fail or hang while the file $SLOW_DISK exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -8,7 +8,8 @@
 
 static int is_bad(size_t count) {
     const char *flag = getenv("SLOW_DISK");
-    return count >= 4096 && flag && access(flag, F_OK) == 0;
+    const char *bytes = getenv("SLOW_DISK_BYTES");
+    return count >= (size_t)(bytes ? atol(bytes) : 4096) && flag && access(flag, F_OK) == 0;
 }
 
 static ssize_t misbehave(void) {

@@ -49,6 +49,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildConfig:
     return settings(tmp_path, split="train")
 
 
+def test_build_on_a_network_file_system_warns(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "is_network", lambda path: path == config.cache.dir)
+    watcher = Recorder()
+    build(config, watcher)
+    assert any("network file system" in note for note in watcher.notes)
+
+
 def store_of(config: BuildConfig) -> Path:
     return config.cache.dir / NAME
 
@@ -400,9 +407,8 @@ def test_source_that_changes_during_the_build_fails_it(config: BuildConfig) -> N
         build(config, touch_after(9, path))
     assert (caught.value.kind, caught.value.path, caught.value.exit_code) == ("source_changed", str(path), 3)
     assert not store_of(config).exists()
-    assert (
-        build(config).stores[0].num_committed == 0
-    )  # it was touched only: its samples are as good as before
+    # It was touched only: the samples that were read before are as good as they were.
+    assert build(config).stores[0].num_committed == 7
 
 
 def test_samples_of_a_source_that_really_changed_are_not_used(config: BuildConfig) -> None:
@@ -438,7 +444,8 @@ def test_manifest_holds_every_store_and_what_was_skipped(tmp_path: Path) -> None
     path = tmp_path / "manifest.json"
     write_manifest(path, report)
     manifest = json.loads(path.read_text())
-    assert set(manifest) == {"stores", "skipped"}
+    assert set(manifest) == {"stores", "skipped", "readers"}
+    assert manifest["readers"]["num_workers"] == 0
     assert set(manifest["skipped"]) == {"burgers1d val", "burgers1d test"}
     (store,) = manifest["stores"]
     assert set(store) == {

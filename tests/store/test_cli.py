@@ -273,10 +273,14 @@ def test_diff_of_same_identity_is_0(make_store: MakeStore, invoke: Invoke) -> No
     a, b = make_store(name="a.zarr.zip"), make_store(name="b.zarr.zip")
     assert invoke("diff", a, b).code == 0
     assert invoke("diff", a, b).out == (
-        "identity: the same\nattributes, which are no part of it: the same\ncontent: the same\n"
+        "identity: the same\nattributes, which are no part of it: the same\n"
+        "checksums recorded in the files: the same (`verify` reads the bytes)\n"
     )
     other = make_store(mixed_values(seed=1), name="c.zarr.zip", constants={})
-    assert "content: different bytes" in invoke("diff", a, other).out
+    assert (
+        "checksums recorded in the files: different (`verify` reads the bytes)"
+        in invoke("diff", a, other).out
+    )
 
 
 def test_diff_shows_both_values_and_returns_7(make_store: MakeStore, invoke: Invoke) -> None:
@@ -287,7 +291,7 @@ def test_diff_shows_both_values_and_returns_7(make_store: MakeStore, invoke: Inv
     assert result.out == (
         "identity: 1 differences\n  content.n: 1 -> [2]\n"
         'attributes, which are no part of it: 1 differences\n  split: "train" -> null\n'
-        "content: different bytes\n"
+        "checksums recorded in the files: different (`verify` reads the bytes)\n"
     )
     (document,) = invoke("diff", a, b, "--json").json
     assert document["differences"] == {"content.n": [1, [2]]}
@@ -301,7 +305,10 @@ def test_diff_of_unfinished_store_compares_identities_only(
     with begin(tmp_path / "other.zarr.zip", VALUES):
         result = invoke("diff", path, tmp_path / "other.zarr.zip")
     assert result.code == 0
-    assert "content: not compared, for one is unfinished" in result.out
+    assert (
+        "checksums recorded in the files: not compared, for one is unfinished (`verify` reads the bytes)"
+        in result.out
+    )
 
 
 # exit codes and messages

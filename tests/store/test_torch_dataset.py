@@ -400,6 +400,16 @@ def test_worker_gathers_into_shared_memory_before_the_batch_is_sent(trajectory_s
     assert "False" not in next(iter(loader))["task"]
 
 
+def test_memory_of_batches_is_used_again_once_they_are_dropped(make_store: MakeStore) -> None:
+    dataset = StoreDataset(make_store({"a": np.arange(80_000.0).reshape(8, 10_000)}))
+    loader = DataLoader(dataset, batch_size=2)
+    kept = list(loader)
+    assert torch.equal(torch.cat([batch["a"] for batch in kept]), torch.arange(80_000.0).double().view(8, -1))
+    assert len({batch["a"].data_ptr() for batch in kept}) == 4
+    del kept
+    assert len({batch["a"].data_ptr() for _ in range(3) for batch in loader}) == 2
+
+
 def test_batch_moves_as_a_whole_and_counts_its_bytes(trajectory_store: Path) -> None:
     batch = StoreDataset(trajectory_store, window=Window()).__getitems__([0, 1])
     there = batch.to("meta")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -10,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from ups_store.build.config import load_config
-from ups_store.build.watch import ConsoleWatcher
-from ups_store.console import Verbose, console, interruptible, log, print_json
+from ups_store.build.config import BuildConfig, load_config
+from ups_store.build.watchers import watching
+from ups_store.console import Verbose, is_verbose, log, print_json
 from ups_store.errors import ConfigError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -24,6 +25,13 @@ class OnNan(StrEnum):
 
     fail = "fail"
     keep = "keep"
+
+
+class OnError(StrEnum):
+    """What to do with samples that can't be read."""
+
+    fail = "fail"
+    skip = "skip"
 
 
 class SourceDigest(StrEnum):
@@ -54,12 +62,35 @@ def build(
     source_digest: Annotated[
         SourceDigest | None, typer.Option(help="digest all bytes of a source, or some")
     ] = None,
+    num_workers: Annotated[
+        str | None, typer.Option(help="reader processes, or auto; 0: read in this one [default: auto]")
+    ] = None,
+    parallel: Annotated[
+        bool | None, typer.Option("--parallel/--no-parallel", help="as --num-workers auto, or 0")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="seconds for reading a batch, or without progress [default: 300]")
+    ] = None,
+    open_timeout: Annotated[
+        float | None, typer.Option(help="seconds for opening a file [default: 60]")
+    ] = None,
+    retries: Annotated[int | None, typer.Option(help="how often a read is tried again [default: 2]")] = None,
+    on_error: Annotated[
+        OnError | None, typer.Option(help="fail on samples that can't be read, or skip them")
+    ] = None,
+    stall_warning: Annotated[
+        float | None, typer.Option(help="seconds without progress until a diagnosis is shown [default: 60]")
+    ] = None,
+    log_json: Annotated[Path | None, typer.Option(help="append events as JSON lines to a file")] = None,
     rehash: Annotated[bool, typer.Option("--rehash", help="digest the sources again")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="build anew whatever is there")] = False,
     manifest: Annotated[Path | None, typer.Option(help="write what was done as JSON")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest instead of lines")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what would be built, write nothing")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="say which stores would be reused or not and why, write nothing")
     ] = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -74,19 +105,34 @@ def build(
         "data.limit": limit,
         "data.on_nan": on_nan and on_nan.value,
         "data.source_digest": source_digest and source_digest.value,
+        "reading.num_workers": _num_workers(num_workers, parallel),
+        "reading.timeout_s": timeout,
+        "reading.open_timeout_s": open_timeout,
+        "reading.retries": retries,
+        "reading.on_error": on_error and on_error.value,
+        "reading.stall_warning_s": stall_warning,
     }
     settings = load_config(config, flags=flags, overrides=overrides or [])
+    with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
+        log(_first_line(settings))
     from ups_store.build import stores  # h5py: not for --help
 
+    if explain:
+        if dry_run or overwrite or manifest:
+            raise ConfigError("--explain", expected="none of --dry-run, --overwrite, --manifest beside it")
+        _explain(settings, rehash=rehash, as_json=as_json)
+        return
     if dry_run and (overwrite or rehash or manifest):
         log("--dry-run writes and digests nothing: other flags have no effect", label="warning")
     elif manifest:
         stores.prepare_manifest(manifest)
-    with interruptible(), ConsoleWatcher(console) as watcher:
+    with watching(settings, log_json=log_json) as watcher:
         if dry_run:
             print_json([stores.describe_plan(plan) for plan in stores.plan_all(settings, {}, watcher)])
             return
         report = stores.build_all(settings, watcher=watcher, overwrite=overwrite, rehash=rehash)
+    if is_verbose():
+        log(f"readers: {report.readers.num_workers} ({report.readers.why})")
     if manifest:
         stores.write_manifest(manifest, report)
     if as_json:
@@ -94,6 +140,33 @@ def build(
     else:
         for result in report.stores:
             print(result.summary())
+
+
+def _explain(settings: BuildConfig, *, rehash: bool, as_json: bool) -> None:
+    from ups_store.build.explain import explain_all
+
+    with watching(settings) as watcher:
+        explained = explain_all(settings, watcher=watcher, rehash=rehash)
+    if as_json:
+        print_json([explanation.to_json() for explanation in explained])
+        return
+    for explanation in explained:
+        print(explanation)
+
+
+def _first_line(settings: BuildConfig) -> str:
+    """What is about to be done, told before anything can hang."""
+    data = settings.data
+    what = f"{', '.join(data.task)} ({', '.join(data.split)})"
+    return f"building {what}: sources in {data.root}, stores in {settings.cache.dir}"
+
+
+def _num_workers(text: str | None, parallel: bool | None) -> int | str | None:
+    if parallel is not None and text is not None:
+        raise ConfigError("--num-workers", expected="no --parallel or --no-parallel beside it")
+    if parallel is not None:
+        return "auto" if parallel else 0
+    return int(text) if text and text.isdecimal() else text
 
 
 def repeat_lists(arguments: Sequence[str]) -> list[str]:

@@ -18,7 +18,11 @@ from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
 from ups_store.tasks import get_task
 
 Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FieldDtype = Literal["float16", "bfloat16", "float32", "float64"]
+
+
+MAX_WORKERS = 256  # more than any file system serves better than a few
 
 
 class _Section(BaseModel):
@@ -75,11 +79,40 @@ class CacheConfig(_Section):
     dtype: FieldDtype = Field("float32", description="dtype of the fields")
 
 
+class ReadingConfig(_Section):
+    """How sources are read; what is read doesn't depend on it, so it isn't part of a store's identity."""
+
+    num_workers: int | Literal["auto"] = Field(
+        "auto", description="reader processes; 0: read in the build's own, without deadlines"
+    )
+    timeout_s: Seconds = Field(300.0, description="for one batch of samples, or without progress")
+    open_timeout_s: Seconds = Field(60.0, description="for opening a file")
+    retries: Annotated[int, Field(strict=True, ge=0)] = Field(
+        2, description="how often a read is tried again after its reader was late or died"
+    )
+    on_error: Literal["fail", "skip"] = Field(
+        "fail", description="what to do with samples that can't be read"
+    )
+    stall_warning_s: Seconds = Field(
+        60.0, description="time without progress after which a diagnosis is shown"
+    )
+
+    @field_validator("num_workers", mode="before")
+    @classmethod
+    def _count_or_auto(cls, value: object) -> object:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WORKERS
+        if is_count or value == "auto":
+            return value
+        expected = f"auto, or a whole number 0..{MAX_WORKERS}"
+        raise ConfigError("reading.num_workers", expected=expected, found=repr(value))
+
+
 class BuildConfig(_Section):
     """Everything that a build is told."""
 
     data: DataConfig
     cache: CacheConfig = CacheConfig()
+    reading: ReadingConfig = ReadingConfig()
 
 
 def load_config(

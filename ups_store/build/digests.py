@@ -15,8 +15,10 @@ import blake3
 import h5py
 
 from ups_store.build.outputs import replace_text
+from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
 from ups_store.ingest.hdf5 import open_hdf5, translated
+from ups_store.ingest.reader_process import Reader, changed
 
 DigestKind = Literal["full", "sampled"]
 Progress = Callable[[int], None]
@@ -49,16 +51,40 @@ class FileSignature:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+@dataclass(frozen=True)
+class DigestRequest:
+    """Read a file for its digest; see `DigestCache.digest`."""
+
+    path: Path
+    kind: DigestKind
+    size: int
+    subject = "the digest"
+    first_sample = None
+
+    def run(self, reader: Reader) -> str:
+        """The digest; tells bytes as they are read."""
+        reader.doing("digesting")
+        if self.kind == "full":
+            return _full(self.path, reader.progressed)
+        return _sampled(self.path, self.size, reader.progressed)
+
+
 class DigestCache:
     """Digests by real path, valid as long as the file's signature is the same.
 
     Args:
         folder: Folder of the stores; the cache is one small JSON file in it.
         rehash: Whether to ignore what is there.
+        save: Whether to write what is found to the folder.
+        readers: Who reads the files; by default this process.
     """
 
-    def __init__(self, folder: Path, *, rehash: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, rehash: bool = False, save: bool = True, readers: Readers | None = None
+    ) -> None:
+        self._readers = readers
         self._path = folder / _CACHE_NAME
+        self._is_saved = save
         self._known: dict[str, Any] = {} if rehash else _load(self._path)
 
     def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
@@ -76,7 +102,9 @@ class DigestCache:
         if isinstance(entry, dict) and entry.get("signature") == vars(signature) and "digest" in entry:
             progress(signature.size)
             return str(entry["digest"])
-        digest = _full(path, progress) if kind == "full" else _sampled(path, signature.size, progress)
+        nbytes = signature.size if kind == "full" else 0
+        pool = self._readers.for_opening([path], nbytes=nbytes) if self._readers else inline_pool()
+        digest = str(pool.ask(DigestRequest(path, kind, signature.size), progress=progress))
         if FileSignature.of(path) != signature:
             raise changed(path)
         self._known[key] = {"signature": vars(signature), "digest": digest}
@@ -84,19 +112,11 @@ class DigestCache:
         return digest
 
     def _save(self) -> None:
+        if not self._is_saved:
+            return
         # Whoever can't write here, or has no room, takes the digests again next time.
         with contextlib.suppress(OSError):
             replace_text(self._path, json.dumps(self._known, indent=1, sort_keys=True))
-
-
-def changed(path: Path) -> SourceError:
-    """The error for a source that isn't what it was when the build began."""
-    return SourceError(
-        "source changed during the build",
-        kind="source_changed",
-        path=path,
-        hint="wait until nobody writes to it and run again; --overwrite if samples were committed",
-    )
 
 
 def _load(path: Path) -> dict[str, Any]:

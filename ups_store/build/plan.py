@@ -14,7 +14,9 @@ import numpy.typing as npt
 from ups_store.array_spec import ArraySpec
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache, FileSignature
-from ups_store.ingest.source import Selection, SourceInfo, check_same_grid, open_source
+from ups_store.build.readers import Readers, inline_pool
+from ups_store.ingest.read_request import DescribeRequest
+from ups_store.ingest.source import Selection, SourceInfo, check_same_grid
 from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
 from ups_store.metadata import dtype_of
 from ups_store.tasks import Task, get_task
@@ -93,9 +95,16 @@ class StorePlan:
         return {**self.content, "sources": sources}
 
 
-def plan_store(config: BuildConfig, task_name: str, split: str) -> StorePlan:
+def plan_store(
+    config: BuildConfig, task_name: str, split: str, *, readers: Readers | None = None
+) -> StorePlan:
     """Find the sources of a split and decide what becomes of them; reads no samples.
 
+    Args:
+        config: What is wanted.
+        task_name: The task.
+        split: The split.
+        readers: Who opens the sources; by default this process.
     Raises:
         SourceError: If sources are missing, unreadable, or don't go together.
     """
@@ -103,7 +112,9 @@ def plan_store(config: BuildConfig, task_name: str, split: str) -> StorePlan:
     selection = Selection(data.reduce_space, data.reduce_time)
     sources = find_sources(data.root, task=task, split=split, files=data.files)
     signatures = [FileSignature.of(source.path) for source in sources]  # before anything is read
-    infos = [_info(source.path, task, selection) for source in sources]
+    requests = [DescribeRequest(source.path, task, selection) for source in sources]
+    pool = readers.for_opening([source.path for source in sources]) if readers else inline_pool()
+    infos = list(pool.describe(requests))
     check_same_grid(infos)
     parts = _parts(sources, infos, config, task, split)
     # A file without samples for the split, or beyond the limit, has no share in the store or its identity.
@@ -122,11 +133,6 @@ def plan_store(config: BuildConfig, task_name: str, split: str) -> StorePlan:
         attrs=_attrs(infos[0], task, split),
         content=_content(config, task, split, infos[0], any(not source.whole for source in sources)),
     )
-
-
-def _info(path: Path, task: Task, selection: Selection) -> SourceInfo:
-    with open_source(path, task=task, selection=selection) as source:
-        return source.info
 
 
 def _parts(

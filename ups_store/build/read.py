@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,58 +12,161 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.build.plan import StorePlan
+from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
-from ups_store.ingest.source import Source, SourceInfo, open_source
-from ups_store.metadata import dtype_of
+from ups_store.ingest.pool import Skipped
+from ups_store.ingest.read_request import MAX_SAMPLES, ReadRequest
+from ups_store.ingest.slots import ALIGN
+from ups_store.ingest.source import SourceInfo
+from ups_store.metadata import MAX_ARRAYS
+from ups_store.recovery import building_path
 
 BATCH_BYTES = 16 << 20  # read and committed together: from 4 MiB on the two syncs of a batch cost little
+_SHOWN = 8  # unread samples that an error names
+# The errors that concern samples, of which another one of the same file may be sound.
+_OF_SAMPLES = frozenset(
+    ("read_failed", "not_finite", "grids_differ", "shapes_differ", "read_timeout", "reader_died", "no_memory")
+)
+
+Batch = tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]
+
+
+class UnreadSamplesError(SourceError):
+    """A build skipped samples that can't be read; the others are committed.
+
+    Attributes:
+        samples: Their numbers in the store, sorted.
+    """
+
+    kind = "samples_skipped"
+    samples: tuple[int, ...] = ()
 
 
 def split_batches(samples: npt.NDArray[np.int64], sample_nbytes: int) -> list[npt.NDArray[np.int64]]:
     """Cut sample numbers into batches of about `BATCH_BYTES`, at least one sample each."""
-    size = max(1, BATCH_BYTES // max(1, sample_nbytes))
+    size = _batch_size(sample_nbytes)
     return [samples[first : first + size] for first in range(0, len(samples), size)]
 
 
+def _batch_size(sample_nbytes: int) -> int:
+    return min(MAX_SAMPLES, max(1, BATCH_BYTES // max(1, sample_nbytes)))
+
+
 def read_batches(
-    plan: StorePlan, missing: npt.NDArray[np.int64], *, on_nan: str
-) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
-    """Read missing samples with all their arrays, in the order of the store, one file at a time.
+    plan: StorePlan,
+    missing: npt.NDArray[np.int64],
+    *,
+    on_nan: str,
+    readers: Readers | None = None,
+    skipped: list[Skipped] | None = None,
+) -> Generator[Batch]:
+    """Read missing samples with all their arrays, in the order of the store.
+
+    Where the pool skips what can't be read, the samples of such a batch are asked for once more, one by one,
+    after all others.
 
     Args:
         plan: The store's plan.
         missing: Sample numbers of the store, sorted, shape (M,).
         on_nan: "fail" or "keep" NaN and Inf.
+        readers: Who reads; by default this process.
+        skipped: Filled with the samples that can't be read, where the pool skips those.
     Yields:
-        Sample numbers (B,) and every per-sample array (B, ...) in the store's dtype.
+        Sample numbers (B,) and every per-sample array (B, ...) in the store's dtype, valid until the next
+        batch is asked for.
     Raises:
-        SourceError: As `Source.read`, and kind "not_finite".
+        SourceError: As `ReaderPool.read`, and kind "not_finite".
     """
-    first = 0
+    requests = _requests(plan, missing, on_nan)
+    nbytes = len(missing) * plan.sample_nbytes
+    pool = readers.for_samples(requests, nbytes=nbytes, slot_nbytes=_slot_nbytes(plan)) if readers else None
+    infos = {info.path: info for info in plan.infos}
+    courier = _Courier(skipped if skipped is not None else [])
+    while requests:
+        for item in (pool or inline_pool()).read(courier.hand_out(requests)):
+            request = courier.take_back(item)
+            if not isinstance(item, Skipped):
+                yield item[0], {**item[1], **_parameters(infos[request.path], len(item[0]))}
+        requests = courier.once_more()
+
+
+class _Courier:
+    """Keeps account of requests that a pool may skip.
+
+    Args:
+        skipped: Filled with the samples that are given up.
+    """
+
+    def __init__(self, skipped: list[Skipped]) -> None:
+        self._skipped = skipped
+        self._on_the_way: deque[ReadRequest] = deque()
+        self._again: list[ReadRequest] = []
+        self._lost: dict[Path, SourceError] = {}  # files of which nothing more is asked for
+
+    def hand_out(self, requests: Iterable[ReadRequest]) -> Iterator[ReadRequest]:
+        """The requests, except for those to files that are lost."""
+        for request in requests:
+            if request.path in self._lost:
+                self._skipped.append(Skipped(request.samples, self._lost[request.path]))
+            else:
+                self._on_the_way.append(request)
+                yield request
+
+    def take_back(self, item: Batch | Skipped) -> ReadRequest:
+        """The request that an item answers: pools keep the order."""
+        request = self._on_the_way.popleft()
+        if isinstance(item, Skipped):
+            self._take_skipped(request, item)
+        return request
+
+    def _take_skipped(self, request: ReadRequest, item: Skipped) -> None:
+        if not _is_of_samples(item.error):
+            self._lost[request.path] = item.error
+        elif len(item.samples) > 1:
+            self._again += [_of_one(request, row) for row in range(len(item.samples))]
+            return
+        self._skipped.append(item)
+
+    def once_more(self) -> list[ReadRequest]:
+        """Requests for single samples of the batches that were skipped."""
+        again, self._again = self._again, []
+        return again
+
+
+def _of_one(request: ReadRequest, row: int) -> ReadRequest:
+    one = slice(row, row + 1)
+    return replace(request, samples=request.samples[one], indices=request.indices[one])
+
+
+def _is_of_samples(error: SourceError) -> bool:
+    return error.kind in _OF_SAMPLES and not str(error.found).startswith("opening")
+
+
+def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> list[ReadRequest]:
+    """Requests for batches of samples, each of one file."""
+    requests, first = [], 0
     for part, info in zip(plan.parts, plan.infos, strict=True):
         wanted = missing[(missing >= first) & (missing < first + len(part.indices))]
         if len(wanted):
             _expect_finite_parameters(info, on_nan)
-            with open_source(part.path, task=plan.task, selection=plan.selection) as source:
-                for samples in split_batches(wanted, plan.sample_nbytes):
-                    in_file = samples - first + part.indices.start
-                    arrays = _read(plan, source, in_file, on_nan)
-                    numbers = {key: np.full(len(samples), value) for key, value in info.parameters.items()}
-                    yield samples, {**arrays, **numbers}
+        dtypes = {name: str(plan.arrays[name].dtype) for name in info.arrays}
+        for samples in split_batches(wanted, plan.sample_nbytes):
+            in_file = samples - first + part.indices.start
+            requests.append(
+                ReadRequest(part.path, plan.task, plan.selection, samples, in_file, dtypes, on_nan == "fail")
+            )
         first += len(part.indices)
+    return requests
 
 
-def _read(
-    plan: StorePlan, source: Source, in_file: npt.NDArray[np.int64], on_nan: str
-) -> dict[str, npt.NDArray[Any]]:
-    """Read samples of a file in the store's dtypes."""
-    arrays = {}
-    for name, values in source.read(in_file.tolist()).items():
-        with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are counted, not warned about
-            arrays[name] = values.astype(dtype_of(str(plan.arrays[name].dtype)), copy=False)
-        if on_nan == "fail":
-            _check_finite(source.info.path, name, values, arrays[name], in_file)
-    return arrays
+def _slot_nbytes(plan: StorePlan) -> int:
+    """Room for any batch; a little more than `BATCH_BYTES` unless a sample is larger."""
+    largest = max(BATCH_BYTES, _batch_size(plan.sample_nbytes) * plan.sample_nbytes)
+    return largest + ALIGN * MAX_ARRAYS
+
+
+def _parameters(info: SourceInfo, num_samples: int) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.full(num_samples, value) for name, value in info.parameters.items()}
 
 
 def _expect_finite_parameters(info: SourceInfo, on_nan: str) -> None:
@@ -77,24 +182,15 @@ def _expect_finite_parameters(info: SourceInfo, on_nan: str) -> None:
             )
 
 
-def _check_finite(
-    path: Path,
-    name: str,
-    values: npt.NDArray[Any],
-    cast: npt.NDArray[Any],
-    in_file: npt.NDArray[np.int64],
-) -> None:
-    bad = ~np.isfinite(cast).reshape(len(cast), -1)
-    if not bad.any():
-        return
-    row = int(np.flatnonzero(bad.any(axis=1))[0])
-    overflowed = bool(np.isfinite(values[row]).all())
-    raise SourceError(
-        f"{int(bad[row].sum())} of {bad.shape[1]} values are not finite"
-        + (f" as {cast.dtype}" if overflowed else ""),
-        kind="not_finite",
-        path=path,
-        array=name,
-        sample=int(in_file[row]),
-        hint="choose a wider --cache-dtype" if overflowed else "mend the source, or --on-nan keep",
+def unread_error(plan: StorePlan, skipped: Sequence[Skipped]) -> UnreadSamplesError:
+    """The error for samples that were skipped."""
+    samples = np.sort(np.concatenate([item.samples for item in skipped]))
+    shown = ", ".join(map(str, samples[:_SHOWN])) + (", ..." if len(samples) > _SHOWN else "")
+    error = UnreadSamplesError(
+        f"{plan.title}: {len(samples)} of {plan.num_samples} samples can't be read and were skipped: {shown}",
+        path=building_path(plan.path),
+        hint="the others are committed: run the same command again to continue, or with --overwrite if "
+        "sources were replaced",
     )
+    error.samples = tuple(int(sample) for sample in samples)
+    return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,10 +14,11 @@ import numpy.typing as npt
 
 import ups_store
 from ups_store import files
-from ups_store.build.digests import DigestCache, FileSignature, changed
+from ups_store.build.digests import DigestCache, FileSignature
 from ups_store.build.outputs import make_folder
 from ups_store.build.plan import StorePlan
-from ups_store.build.read import read_batches, split_batches
+from ups_store.build.read import read_batches, split_batches, unread_error
+from ups_store.build.readers import Readers
 from ups_store.build.statistics import Statistics
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.console import format_age, format_nbytes
@@ -29,6 +31,8 @@ from ups_store.errors import (
     StoreNotFoundError,
 )
 from ups_store.identity import config_hash, describe_differences, differences
+from ups_store.ingest.pool import ReaderPool, Skipped
+from ups_store.ingest.reader_process import changed
 from ups_store.recovery import building_path
 from ups_store.writer import StoreWriter
 
@@ -44,6 +48,12 @@ class Watcher(Protocol):
 
     def note(self, message: str) -> None:
         """Something that the user should know."""
+
+    def watch(self, pool: ReaderPool) -> None:
+        """Readers whose state may be of interest."""
+
+    def waits(self, what: str) -> None:
+        """What everything waits for from now on, such as "read" or "commit"."""
 
 
 @dataclass
@@ -89,25 +99,33 @@ class BuildResult:
 
 
 def build_store(
-    plan: StorePlan, *, digests: DigestCache, watcher: Watcher, overwrite: bool = False, on_nan: str = "fail"
+    plan: StorePlan,
+    *,
+    digests: DigestCache,
+    readers: Readers,
+    watcher: Watcher,
+    overwrite: bool = False,
+    on_nan: str = "fail",
 ) -> BuildResult:
     """Build one store, continue it, or find that it is valid.
 
     Args:
         plan: What to build; at least one sample.
         digests: Known digests of the sources.
+        readers: Who reads the sources.
         watcher: Told about progress.
         overwrite: Whether to build anew whatever is there.
         on_nan: "fail" or "keep" NaN and Inf.
     Raises:
         SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
+        UnreadSamplesError: If samples were skipped; the others are committed.
         IdentityMismatchError: If an unfinished file of another identity holds samples.
         FormatError: If a file that isn't a store, or a damaged one, is in its place.
         ConfigError: If there can't be a store in its place.
         StoreError: As `ups_store.create` and the writer say.
     """
-    clock = Stopwatch()
-    _prepare_place(plan.path)
+    clock = Stopwatch(watcher.waits)
+    _prepare_place(plan.path, watcher)
     watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
     with clock.timed("digest"):
         content = plan.identity(digests, watcher.advance)
@@ -118,10 +136,10 @@ def build_store(
             return _result(plan, valid, clock)
     with _writer(plan, content, overwrite=overwrite) as writer:
         try:
-            statistics, num_committed = _commit_missing(plan, writer, watcher, clock, on_nan)
+            statistics, num_committed = _commit_missing(plan, writer, readers, watcher, clock, on_nan)
         except KeyboardInterrupt as error:
             raise _interrupted(plan, overwrite) from error
-        _check_sources(plan)
+        check_sources(plan)
         with clock.timed("finish"):
             writer.finish()
     with ups_store.open(plan.path) as store:
@@ -145,12 +163,17 @@ def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) ->
     return None
 
 
-def _prepare_place(path: Path) -> None:
+def _prepare_place(path: Path, watcher: Watcher) -> None:
     """Make the store's folder, and refuse now what publishing would stumble over hours later."""
     hint = "check cache.dir or --cache-dir"
     make_folder(path.parent, hint=hint)
     if path.is_dir():  # a rename replaces anything else
         raise ConfigError("there is a folder in the store's place", path=path, hint=hint)
+    if files.is_network(path.parent):
+        watcher.note(
+            f"{path.parent} lies on a network file system, whose locks, syncs and renames may not hold what "
+            "a build relies on (docs/reliability.md): build on a local disk and copy the store"
+        )
 
 
 def _interrupted(plan: StorePlan, overwrite: bool) -> BuildInterruptedError:
@@ -163,7 +186,8 @@ def _interrupted(plan: StorePlan, overwrite: bool) -> BuildInterruptedError:
     )
 
 
-def _check_sources(plan: StorePlan) -> None:
+def check_sources(plan: StorePlan) -> None:
+    """Fail with `SourceError` if a source isn't the file that it was when the plan was made."""
     for part, signature in zip(plan.parts, plan.signatures, strict=True):
         if FileSignature.of(part.path) != signature:
             raise changed(part.path)
@@ -223,7 +247,7 @@ def _writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool) -> 
 
 
 def _commit_missing(
-    plan: StorePlan, writer: StoreWriter, watcher: Watcher, clock: Stopwatch, on_nan: str
+    plan: StorePlan, writer: StoreWriter, readers: Readers, watcher: Watcher, clock: Stopwatch, on_nan: str
 ) -> tuple[Statistics, int]:
     missing = writer.missing()
     watcher.stage(f"{plan.title}: samples", plan.num_samples, unit="samples")
@@ -232,11 +256,18 @@ def _commit_missing(
         watcher.note(f"{plan.path}: {num_there} of {plan.num_samples} samples are there, continuing")
         _add_committed(plan, statistics, np.setdiff1d(np.arange(plan.num_samples), missing))
     watcher.advance(num_there)
-    for samples, arrays in clock.timed_each("read", read_batches(plan, missing, on_nan=on_nan)):
-        with clock.timed("commit"):
-            writer.commit_many(samples, arrays)
-        statistics.add(arrays)
-        watcher.advance(len(samples))
+    skipped: list[Skipped] = []
+    batches = read_batches(plan, missing, on_nan=on_nan, readers=readers, skipped=skipped)
+    with closing(batches):  # whatever happens, no source stays open
+        for samples, arrays in clock.timed_each("read", batches):
+            with clock.timed("commit"):
+                writer.commit_many(samples, arrays)
+            statistics.add(arrays)
+            watcher.advance(len(samples))
+    for item in skipped:
+        watcher.note(f"skipped: {item.error}")
+    if skipped:
+        raise unread_error(plan, skipped)
     return statistics, len(missing)
 
 

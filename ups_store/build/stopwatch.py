@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
 class Stopwatch:
-    """Adds up monotonic time by the name of a stage, and in total since it was made."""
+    """Adds up monotonic time by the name of a stage, and in total since it was made.
 
-    def __init__(self) -> None:
+    Args:
+        begins: Told the name of each stage as it begins.
+    """
+
+    def __init__(self, begins: Callable[[str], None] = lambda stage: None) -> None:
+        self._begins = begins
         self._started = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -22,6 +27,7 @@ class Stopwatch:
     def timed(self, stage: str) -> Iterator[None]:
         """Count the time of the block to a stage."""
         started = time.perf_counter()
+        self._begins(stage)
         try:
             yield
         finally:

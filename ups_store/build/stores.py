@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ups_store import files
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.outputs import make_folder, replace_text
 from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.read import UnreadSamplesError
+from ups_store.build.readers import Choice, Readers
 from ups_store.build.run import BuildResult, Watcher, build_store
 from ups_store.errors import ConfigError, SourceError
+from ups_store.recovery import building_path
 
 
 @dataclass(frozen=True)
@@ -26,14 +31,20 @@ class BuildReport:
     Attributes:
         stores: Results in the order of tasks and splits.
         skipped: Stores that have no sample, with the reason, by "task split".
+        readers: How many readers there were, and why.
     """
 
     stores: tuple[BuildResult, ...]
     skipped: dict[str, str]
+    readers: Choice
 
     def to_json(self) -> dict[str, Any]:
         """The manifest."""
-        return {"stores": [result.to_json() for result in self.stores], "skipped": self.skipped}
+        return {
+            "stores": [result.to_json() for result in self.stores],
+            "skipped": self.skipped,
+            "readers": vars(self.readers),
+        }
 
 
 def build_all(
@@ -48,21 +59,53 @@ def build_all(
         StoreError: As `build_store` says.
     """
     skipped: dict[str, str] = {}
-    plans = list(plan_all(config, skipped, watcher))
-    digests = DigestCache(config.cache.dir, rehash=rehash)
-    results = [
-        build_store(plan, digests=digests, watcher=watcher, overwrite=overwrite, on_nan=config.data.on_nan)
-        for plan in plans
+    with Readers(config.reading, note=watcher.note) as readers:
+        watcher.watch(readers.pool)
+        plans = list(plan_all(config, skipped, watcher, readers=readers))
+        if not overwrite:
+            _expect_room(plans)
+        digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
+        results, unread = [], []
+        for plan in plans:
+            try:
+                results.append(
+                    build_store(
+                        plan,
+                        digests=digests,
+                        readers=readers,
+                        watcher=watcher,
+                        overwrite=overwrite,
+                        on_nan=config.data.on_nan,
+                    )
+                )
+            except UnreadSamplesError as error:  # the other stores needn't wait for that one's sources
+                unread.append(error)
+                watcher.note(str(error))
+        if unread:
+            raise unread[0]
+    return BuildReport(tuple(results), skipped, readers.choice)
+
+
+def _expect_room(plans: Sequence[StorePlan]) -> None:
+    """Refuse before the sources are digested what the disk has no room for; `create` reserves it for good."""
+    new = [
+        plan for plan in plans if not files.exists(plan.path) and not files.exists(building_path(plan.path))
     ]
-    return BuildReport(tuple(results), skipped)
+    needed = sum(plan.num_samples * plan.sample_nbytes for plan in new)
+    for folder in {plan.path.parent for plan in new if os.path.isdir(plan.path.parent)}:
+        if needed > files.free_bytes(folder):
+            with files.disk_full_named(folder / new[0].path.name, needed):
+                raise OSError(errno.ENOSPC, "no room for all stores")
 
 
-def plan_all(config: BuildConfig, skipped: dict[str, str], watcher: Watcher) -> Iterator[StorePlan]:
+def plan_all(
+    config: BuildConfig, skipped: dict[str, str], watcher: Watcher, *, readers: Readers | None = None
+) -> Iterator[StorePlan]:
     """Plan every store that has samples; the others go to `skipped` with the reason."""
     wanted = [(task, split) for task in config.data.task for split in config.data.split]
     for task, split in wanted:
         try:
-            plan = plan_store(config, task, split)
+            plan = plan_store(config, task, split, readers=readers)
             if plan.num_samples:
                 yield plan
                 continue

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -19,6 +22,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from ups_store.ingest.pool import ReaderPool  # imports h5py, which --help needn't
 
 
 class _RateColumn(ProgressColumn):
@@ -38,6 +44,17 @@ class _CountColumn(ProgressColumn):
         return column.render(task)
 
 
+class _StateColumn(ProgressColumn):
+    """What the stage that isn't done waits for."""
+
+    def __init__(self, state: Callable[[], str]) -> None:
+        super().__init__()
+        self._state = state
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.finished else self._state())
+
+
 class ConsoleWatcher:
     """Shows stages as progress bars with rate and time left, and notes as lines, on stderr.
 
@@ -53,9 +70,12 @@ class ConsoleWatcher:
             _CountColumn(),
             _RateColumn(),
             TimeRemainingColumn(),
+            _StateColumn(self.state),
         )
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task: TaskID | None = None
+        self._pool: ReaderPool | None = None
+        self._waits_for = ""
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Show a new bar; a finished one stays."""
@@ -69,6 +89,24 @@ class ConsoleWatcher:
     def note(self, message: str) -> None:
         """Print a line above the bars."""
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+    def watch(self, pool: ReaderPool) -> None:
+        """Show what these readers do."""
+        self._pool = pool
+
+    def waits(self, what: str) -> None:
+        """Show what everything waits for."""
+        self._waits_for = what
+
+    def state(self) -> str:
+        """What everything waits for, and what the readers do: "waits for read (2 reading, 0.3 s)"."""
+        readers = self._pool.status().readers if self._pool else ()
+        if not readers:
+            return f"waits for {self._waits_for}" if self._waits_for else ""
+        doing = Counter(reader.doing for reader in readers)
+        longest_s = time.monotonic() - min(reader.since_s for reader in readers)
+        shown = ", ".join(f"{num} {what}" for what, num in doing.items())
+        return f"waits for {self._waits_for} ({shown}, {longest_s:.1f} s)"
 
     def __enter__(self) -> Self:
         self._progress.start()

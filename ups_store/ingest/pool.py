@@ -7,6 +7,7 @@ the order of the requests, and replaces a reader that is late or dead. Deadlines
 from __future__ import annotations
 
 import itertools
+import os
 import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +20,11 @@ import numpy.typing as npt
 
 from ups_store.errors import SourceError
 from ups_store.ingest.info import SourceInfo
-from ups_store.ingest.lane import Job, Lane, Patience, replace_late, stop_lanes
+from ups_store.ingest.lane import Job, Lane, Note, Patience, replace_late, stop_lanes
 from ups_store.ingest.read_request import DescribeRequest, ReadRequest, Request
 from ups_store.ingest.reader_handle import stacks_of
 from ups_store.ingest.reader_process import Reader
+from ups_store.ingest.slots import Status
 
 __all__ = ["Batch", "Patience", "PoolStatus", "ReaderPool", "ReaderStatus", "Skipped"]
 
@@ -49,6 +51,7 @@ class ReaderStatus:
         since_s: Since when, on the clock of `time.monotonic`.
         request: With what; None if it has nothing to do.
         num_waiting: Requests in its queue, this one included.
+        num_done: How much of the request it has done, in the request's own unit.
     """
 
     pid: int
@@ -56,6 +59,7 @@ class ReaderStatus:
     since_s: float
     request: Request | None
     num_waiting: int
+    num_done: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +67,7 @@ class PoolStatus:
     """What a pool does.
 
     Attributes:
-        readers: The readers that run.
+        readers: The readers that run; this process, where it reads itself.
         num_ready: Results that wait for the caller.
         nbytes: Bytes of arrays received so far.
     """
@@ -98,15 +102,40 @@ class ReaderPool:
         on_error: Literal["raise", "skip"] = "raise",
         note: Callable[[str], None] = lambda message: None,
     ) -> None:
-        patience = patience or Patience()
-        self._lanes = [
-            Lane(num_slots=num_slots, slot_nbytes=slot_nbytes, patience=patience, note=note)
-            for _ in range(num_workers)
-        ]
+        self.slot_nbytes = 0
+        self._num_slots = 0
+        self._lanes: list[Lane] = []
+        self._patience = patience or Patience()
+        self._note: Note = note
         self._on_error = on_error
+        self._here: tuple[Reader, Job] | None = None
         self._ids = itertools.count()
         self._jobs: deque[Job] = deque()  # those that the caller hasn't done with, in order
         self._nbytes = 0
+        self.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
+
+    @property
+    def num_workers(self) -> int:
+        """How many reader processes there are, or will be once there is work for them."""
+        return len(self._lanes)
+
+    def resize(self, num_workers: int, *, slot_nbytes: int, num_slots: int = 2) -> None:
+        """Have so many readers with slots of at least this size; not while the pool reads."""
+        assert not self._jobs, "the pool is reading"
+        fits = slot_nbytes <= self.slot_nbytes and num_slots == self._num_slots
+        kept = self._lanes[:num_workers] if fits else []
+        stop_lanes([lane for lane in self._lanes if lane not in kept])
+        if not fits:
+            self.slot_nbytes, self._num_slots = slot_nbytes, num_slots
+        self._lanes = kept + [self._new_lane() for _ in range(num_workers - len(kept))]
+
+    def _new_lane(self) -> Lane:
+        return Lane(
+            num_slots=self._num_slots,
+            slot_nbytes=self.slot_nbytes,
+            patience=self._patience,
+            note=self._note,
+        )
 
     def read(self, requests: Iterable[ReadRequest]) -> Iterator[Batch | Skipped]:
         """Read batches of samples.
@@ -139,10 +168,32 @@ class ReaderPool:
                 raise job.error
             yield job.value
 
+    def ask(self, request: Request, *, progress: Callable[[int], None] = lambda num: None) -> Any:
+        """Run one request and return its result; raises as `read` does, also where that skips.
+
+        Args:
+            request: What to do.
+            progress: Told how much more was done, as the request says by `Reader.progressed`.
+        """
+        told = 0
+
+        def tell(request_id: int) -> None:
+            nonlocal told
+            for status in [lane.reader.status for lane in self._lanes if lane.reader]:
+                if status.request_id == request_id and status.num_done > told:  # less if tried again
+                    progress(status.num_done - told)
+                    told = status.num_done
+
+        for job in self._run([request], on_turn=tell) if self._lanes else self._run_here([request], progress):
+            if job.error is not None:
+                raise job.error
+            return job.value
+
     def status(self) -> PoolStatus:
         """What the readers do at this moment."""
+        here = (_status_here(*self._here),) if self._here else ()
         return PoolStatus(
-            readers=tuple(status for lane in self._lanes if (status := _status(lane))),
+            readers=here or tuple(status for lane in self._lanes if (status := _status(lane))),
             num_ready=sum(job.is_settled for job in self._jobs.copy()),
             nbytes=self._nbytes,
         )
@@ -164,8 +215,10 @@ class ReaderPool:
     ) -> None:
         self.close()
 
-    def _run(self, requests: Iterable[Request]) -> Iterator[Job]:
-        """Settled jobs in the order of the requests."""
+    def _run(
+        self, requests: Iterable[Request], *, on_turn: Callable[[int], None] = lambda request_id: None
+    ) -> Iterator[Job]:
+        """Settled jobs in the order of the requests; `on_turn` is called while the next one is awaited."""
         if not self._lanes:
             yield from self._run_here(requests)
             return
@@ -175,22 +228,37 @@ class ReaderPool:
             while self._hand_out(unseen):
                 while not self._jobs[0].is_settled:
                     self._take_turn()
+                    on_turn(self._jobs[0].id)
                 yield self._jobs[0]
                 _release(self._jobs.popleft())
         finally:
             self._abort()
 
-    def _run_here(self, requests: Iterable[Request]) -> Iterator[Job]:
-        reader = Reader()
+    def _run_here(
+        self, requests: Iterable[Request], progress: Callable[[int], None] = lambda num: None
+    ) -> Iterator[Job]:
+        num_done = 0
+
+        def told(status: Status) -> None:
+            nonlocal num_done
+            if status.num_done > num_done:
+                progress(status.num_done - num_done)
+                num_done = status.num_done
+
+        reader = Reader(told=told)
         try:
             for request in requests:
                 job = Job(next(self._ids), request)
+                self._here = reader, job
                 try:
                     job.value = reader.run(request, request_id=job.id, place=job.place)
                 except SourceError as error:
                     job.error = error
+                self._here = None
+                self._nbytes += sum(array.nbytes for array in job.arrays.values())
                 yield job
         finally:
+            self._here = None
             reader.close()
 
     def _hand_out(self, unseen: Iterator[Request]) -> bool:
@@ -242,4 +310,10 @@ def _status(lane: Lane) -> ReaderStatus | None:
         since_s=status.since_s or reader.started_s,
         request=next((job.request for job in jobs if job.id == status.request_id), None),
         num_waiting=len(jobs),
+        num_done=status.num_done,
     )
+
+
+def _status_here(reader: Reader, job: Job) -> ReaderStatus:
+    status = reader.status
+    return ReaderStatus(os.getpid(), status.doing, status.since_s, job.request, 1, status.num_done)

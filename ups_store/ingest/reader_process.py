@@ -19,7 +19,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,18 @@ class Reader:
     """Where requests run: keeps files open, provides room for arrays, and says what is being done.
 
     Args:
-        memory: Memory to report the status in; without it nobody is told.
+        memory: Memory to report the status in.
+        told: Called with the status, where there is no memory.
+
+    Attributes:
+        status: What is being done.
     """
 
-    def __init__(self, memory: SlotMemory | None = None) -> None:
-        self._memory = memory
-        self._status = Status(-1, 0.0, 0.0, "starting")
+    def __init__(
+        self, memory: SlotMemory | None = None, *, told: Callable[[Status], None] = lambda status: None
+    ) -> None:
+        self.status = Status(-1, 0.0, 0.0, "starting")
+        self._told = memory.write_status if memory else told
         self._sources: OrderedDict[_SourceKey, tuple[Source, _FileState]] = OrderedDict()
         self._place: Place
 
@@ -86,13 +92,12 @@ class Reader:
 
     def doing(self, what: str) -> None:
         """Say what is being done from now on, such as "reading"."""
-        self._tell(Status(self._status.request_id, self._status.progressed_s, time.monotonic(), what))
+        self._tell(replace(self.status, since_s=time.monotonic(), doing=what))
 
-    def progressed(self) -> None:
-        """Say that a long request gets on: its deadline starts anew."""
-        self._tell(
-            Status(self._status.request_id, time.monotonic(), self._status.since_s, self._status.doing)
-        )
+    def progressed(self, num: int = 0) -> None:
+        """Say that a long request gets on, by `num` of its own units: its deadline starts anew."""
+        status = self.status
+        self._tell(replace(status, progressed_s=time.monotonic(), num_done=status.num_done + num))
 
     def place(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Room for an array of the result, to be filled by the request."""
@@ -112,11 +117,11 @@ class Reader:
         except BaseException:
             self.close()
             if _file_state(path) != state:
-                raise _changed(path) from None
+                raise changed(path) from None
             raise
         if _file_state(path) != state:
             self.close()
-            raise _changed(path)
+            raise changed(path)
 
     def _source(self, key: _SourceKey, task: Task | None) -> tuple[Source, _FileState]:
         if key not in self._sources:
@@ -136,9 +141,8 @@ class Reader:
         self._sources.clear()
 
     def _tell(self, status: Status) -> None:
-        self._status = status
-        if self._memory is not None:
-            self._memory.write_status(status)
+        self.status = status
+        self._told(status)
 
 
 def _file_state(path: Path) -> _FileState:
@@ -150,7 +154,8 @@ def _file_state(path: Path) -> _FileState:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _changed(path: Path) -> SourceError:
+def changed(path: Path) -> SourceError:
+    """The error for a source that isn't what it was when the build began."""
     return SourceError(
         "source changed during the build",
         kind="source_changed",

@@ -22,7 +22,7 @@ from ups_store.metadata import dtype_name, dtype_of
 
 ALIGN = 64  # an array starts on a cache line
 _PAGE = mmap.PAGESIZE
-_STATUS = struct.Struct("<q2d24s")  # id of the request, progressed_s, since_s, doing
+_STATUS = struct.Struct("<q2d24sq")  # id of the request, progressed_s, since_s, doing, num_done
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class Status:
             which is one clock for all processes of a machine.
         since_s: Since when it does what it does, likewise.
         doing: "starting", "idle", "opening", "reading", "converting" or what else a request says.
+        num_done: How much of the request it has done, in a unit of the request's.
     """
 
     request_id: int
     progressed_s: float
     since_s: float
     doing: str
+    num_done: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,15 @@ class SlotMemory:
         # The reader may be writing it: two equal looks are one whole record.
         while (again := self._map[: _STATUS.size]) != record:
             record = again
-        request_id, progressed_s, since_s, doing = _STATUS.unpack(record)
-        return Status(request_id, progressed_s, since_s, doing.rstrip(b"\0").decode("utf-8", "replace"))
+        request_id, progressed_s, since_s, doing, num_done = _STATUS.unpack(record)
+        text = doing.rstrip(b"\0").decode("utf-8", "replace")
+        return Status(request_id, progressed_s, since_s, text, num_done)
 
     def write_status(self, status: Status) -> None:
         """Change the status; `doing` is cut to 24 bytes."""
         doing = status.doing.encode()[:24]
         self._map[: _STATUS.size] = _STATUS.pack(
-            status.request_id, status.progressed_s, status.since_s, doing
+            status.request_id, status.progressed_s, status.since_s, doing, status.num_done
         )
 
     def view(self, slot: int, placed: Placed) -> npt.NDArray[Any]:

@@ -139,8 +139,9 @@ def find_sources(
             as in 1 or 2 is of its split as a whole, one published for testing only of test.
 
     Raises:
-        SourceError: Kind "missing_root", "missing_file" (of `files`), "ambiguous_source" (two files under
-            `root` that could be the same one) or "no_source", with what was looked for and what is there.
+        SourceError: Kind "missing_root", "missing_file" (of `files`), "not_a_file" (a pipe or device),
+            "ambiguous_source" (two files under `root` that could be the same one) or "no_source", with what was
+            looked for and what is there.
         ConfigError: If the split is unknown.
     """
     split = canonical_split(split)
@@ -151,6 +152,8 @@ def find_sources(
     found = _discovered(candidates, task, split) if files is None else _chosen(candidates, task, split)
     if not found:
         raise _no_source(root, task, split, candidates)
+    for source in found:
+        _expect_regular(source.path)
     return found
 
 
@@ -165,7 +168,7 @@ def _hdf5_files(root: Path) -> list[Path]:
         if len(Path(folder).relative_to(root).parts) >= _MAX_DEPTH:
             folders.clear()  # also what ends a loop of links
         found += [Path(folder, name) for name in names if name.endswith(_SUFFIXES)]
-    return [path for path in found if path.is_file()]
+    return [path for path in found if _may_be_source(path)]
 
 
 def _named_files(root: Path, files: Iterable[str]) -> list[Path]:
@@ -173,7 +176,7 @@ def _named_files(root: Path, files: Iterable[str]) -> list[Path]:
     for pattern in files:
         as_path = Path(root, pattern)  # an absolute pattern stays itself
         names = [as_path] if as_path.exists() else glob.glob(pattern, root_dir=root, recursive=True)
-        matches = [path for name in names if (path := Path(root, name)).is_file()]
+        matches = [path for name in names if _may_be_source(path := Path(root, name))]
         if not matches:
             raise SourceError(
                 "no such file",
@@ -183,6 +186,30 @@ def _named_files(root: Path, files: Iterable[str]) -> list[Path]:
             )
         found += matches
     return found
+
+
+def _may_be_source(path: Path) -> bool:
+    # A pipe or device counts until it is chosen, so that it is refused by name rather than not seen.
+    return path.exists() and not path.is_dir()
+
+
+def _expect_regular(path: Path) -> None:
+    """Refuse what opening may wait for: pipes, sockets and devices."""
+    if not path.is_file():
+        raise SourceError(
+            "not a regular file",
+            kind="not_a_file",
+            path=path,
+            expected="an HDF5 file",
+            found=_special(path),
+            hint="copy the data into a file",
+        )
+
+
+def _special(path: Path) -> str:
+    if path.is_fifo():
+        return "a pipe"
+    return "a socket" if path.is_socket() else "a device"
 
 
 def _unique(paths: Iterable[Path]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`Ahead`: an iterator whose next items a thread makes while the current one is in use."""
+"""`Ahead`: results that threads work out while earlier ones are in use, in the order of the jobs."""
 
 from __future__ import annotations
 
@@ -6,101 +6,145 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ups_store.errors import StoreClosedError
 
-T = TypeVar("T")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
-class Ahead(Iterator[T]):
-    """The items of an iterator, at most `depth` of them made before they are asked for.
+class Ahead(Iterator[Result], Generic[Job, Result]):
+    """The results of jobs, at most `depth` of them begun before they are asked for.
 
-    An error of the iterator is raised where its item would have come. `close` ends the thread; so does
-    dropping this object, or the end of the program.
+    Every thread takes the next job, so several results are worked out at the same time. An error is raised
+    where its result would have come, and no job is begun after it. `close` ends the threads; so does dropping
+    this object, or the end of the program.
 
     Args:
-        items: Iterator that is used by the thread only.
-        depth: Number of items that may lie ready.
-        setup: Called in the thread before anything else.
-        name: Of the thread.
+        jobs: Used by one thread at a time.
+        work: Makes the result of a job; called by several threads at a time.
+        depth: Number of results that may lie ready or be in the making.
+        num_threads: Number of threads.
+        setup: Called in each thread before anything else.
+        name: Of the threads.
     """
 
     def __init__(
-        self, items: Iterator[T], *, depth: int, setup: Callable[[], None] = lambda: None, name: str
+        self,
+        jobs: Iterator[Job],
+        work: Callable[[Job], Result],
+        *,
+        depth: int,
+        num_threads: int = 1,
+        setup: Callable[[], None] = lambda: None,
+        name: str,
     ) -> None:
-        self._handover: _Handover[T] = _Handover(depth)
-        # The thread must not refer to this object: then dropping it ends the thread.
-        arguments = (items, self._handover, setup)
-        self._thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
-        self._finalizer = weakref.finalize(self, _end, self._handover, self._thread)
-        self._thread.start()
+        self._desk: _Desk[Job, Result] = _Desk(jobs, depth)
+        # Threads must not refer to this object: then dropping it ends them.
+        run = (self._desk, work, setup)
+        threads = [
+            threading.Thread(target=_run, args=run, name=name, daemon=True) for _ in range(num_threads)
+        ]
+        self._finalizer = weakref.finalize(self, _end, self._desk, threads)
+        for thread in threads:
+            thread.start()
 
-    def __next__(self) -> T:
-        return self._handover.get()
+    def __next__(self) -> Result:
+        return self._desk.get()
 
     def close(self) -> None:
-        """End the thread and drop what lies ready; closing twice is allowed."""
+        """End the threads and drop what lies ready; closing twice is allowed."""
         self._finalizer()
 
 
-class _Handover(Generic[T]):
-    """A queue of a few items between two threads that either of them can close."""
+@dataclass(eq=False)
+class _Slot(Generic[Result]):
+    """Where a result will lie; filled with it or with an error."""
 
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._ready: deque[T] = deque()
+    result: Result | None = None
+    error: BaseException | None = None
+    is_filled: bool = False
+
+
+class _Desk(Generic[Job, Result]):
+    """Jobs that are handed out, and results that are handed in, in the same order."""
+
+    def __init__(self, jobs: Iterator[Job], depth: int) -> None:
+        self._jobs, self._depth = jobs, depth
+        self._slots: deque[_Slot[Result]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
-        self._end: BaseException | None = None
+        self._has_jobs = True
 
-    def wait_for_room(self) -> bool:
-        """Wait until an item may be made; False if none is wanted any more."""
+    def take(self) -> tuple[Job, _Slot[Result]] | None:
+        """The next job, once there is room for its result; None if no more is wanted."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._depth)
-            return not self._is_closed
+            self._changed.wait_for(lambda: not self._is_wanted or len(self._slots) < self._depth)
+            if not self._is_wanted:
+                return None
+            try:
+                job = next(self._jobs)
+            except BaseException as error:  # StopIteration too: raised by `get`, it is the ordinary end
+                self.fail(error)
+                return None
+            self._slots.append(_Slot())
+            return job, self._slots[-1]
 
-    def put(self, item: T) -> None:
+    def put(self, slot: _Slot[Result], result: Result | None, error: BaseException | None = None) -> None:
+        """Hand in the result of a job, or its error: then no more jobs are handed out."""
         with self._changed:
-            if not self._is_closed:
-                self._ready.append(item)
-                self._changed.notify_all()
-
-    def finish(self, end: BaseException) -> None:
-        """Have `get` raise `end` once everything ready was taken."""
-        with self._changed:
-            self._end = end
+            slot.result, slot.error, slot.is_filled = result, error, True
+            self._has_jobs = self._has_jobs and error is None
             self._changed.notify_all()
 
-    def get(self) -> T:
+    def fail(self, error: BaseException) -> None:
+        """Have an error follow the results of the jobs that were taken."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._end or self._is_closed)
-            if self._ready:
-                self._changed.notify_all()
-                return self._ready.popleft()
-            if self._end is None:
+            self._slots.append(_Slot())
+            self.put(self._slots[-1], None, error)
+
+    def get(self) -> Result:
+        """The next result, or its error."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or (self._slots and self._slots[0].is_filled))
+            if self._is_closed:
                 raise StoreClosedError(
                     "the iterator was closed", hint="a loader has one iterator at a time: the newest"
                 )
-            raise self._end
+            if self._slots[0].error is not None:
+                raise self._slots[0].error  # again and again
+            self._changed.notify_all()
+            return self._slots.popleft().result  # type: ignore[return-value]
 
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
-            self._ready.clear()
+            self._slots.clear()
             self._changed.notify_all()
 
-
-def _end(handover: _Handover[T], thread: threading.Thread) -> None:
-    handover.close()
-    if thread is not threading.current_thread():  # which may be the one that drops the last reference
-        thread.join()  # also at exit: a thread that is inside torch then would take the process down
+    @property
+    def _is_wanted(self) -> bool:
+        return self._has_jobs and not self._is_closed
 
 
-def _run(items: Iterator[T], handover: _Handover[T], setup: Callable[[], None]) -> None:
+def _run(desk: _Desk[Job, Result], work: Callable[[Job], Result], setup: Callable[[], None]) -> None:
     try:
         setup()
-        while handover.wait_for_room():
-            handover.put(next(items))
-    except BaseException as end:  # StopIteration too: it is the ordinary end
-        handover.finish(end)
+    except BaseException as error:
+        desk.fail(error)
+    while (taken := desk.take()) is not None:
+        job, slot = taken
+        try:
+            desk.put(slot, work(job))
+        except BaseException as error:
+            desk.put(slot, None, error)
+        del job, slot, taken  # while this thread waits, the result is the loop's alone
+
+
+def _end(desk: _Desk[Job, Result], threads: list[threading.Thread]) -> None:
+    desk.close()
+    for thread in threads:
+        if thread is not threading.current_thread():  # which may be the one that drops the last reference
+            thread.join()  # also at exit: a thread that is inside torch then would take the process down

@@ -16,6 +16,7 @@ from ups_store.permutation import Items
 from ups_store.reader import Store, open_store
 from ups_store.torch.batch import Batch, Sample, one_or_all
 from ups_store.torch.memory import Allocate, new_tensor, shared_tensor
+from ups_store.torch.pool import BufferPool
 from ups_store.torch.source import Selection, StoreSource
 from ups_store.torch.windows import Window
 
@@ -73,6 +74,7 @@ class StoreDataset(Dataset[Sample]):
         self.sources = tuple(StoreSource(store, self._selection) for store in stores)
         self._ends: Items = np.cumsum([len(source) for source in self.sources])
         self._first = [0, *self._ends[:-1].tolist()]
+        self._pool = BufferPool(limit=2 * max(len(source.fields) for source in self.sources))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -107,13 +109,13 @@ class StoreDataset(Dataset[Sample]):
         return Sample({**sample, "index": torch.tensor(index), "task": source.task})
 
     def __getitems__(self, indices: Sequence[int] | Items) -> Batch:
-        """A whole batch, in new memory; in a worker process of a `DataLoader` in shared memory.
+        """A whole batch, in memory that nothing else refers to; in a `DataLoader`'s workers in shared memory.
 
         Raises:
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
-        allocate = new_tensor if get_worker_info() is None else shared_tensor
+        allocate = self._pool.empty if get_worker_info() is None else shared_tensor
         return self._fetch(self._check(indices), allocate)
 
     def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> Batch:
@@ -171,7 +173,11 @@ class StoreDataset(Dataset[Sample]):
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {key: value for key, value in vars(self).items() if key not in ("sources", "_ends", "_first")}
+        state = {
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("sources", "_ends", "_first", "_pool")
+        }
         return {**state, "stores": [source.store for source in self.sources]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`Loader`: batches that a thread has ready, in an order that any number of ranks agree on."""
+"""`Loader`: batches that threads have ready, in an order that any number of ranks agree on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 @dataclass
 class _Meter:
-    """What an epoch has moved so far; the thread that assembles writes the last two."""
+    """What an epoch has moved so far."""
 
     epoch: int
     num_steps: int = 0
@@ -40,11 +40,13 @@ class _Meter:
 
 @dataclass(frozen=True)
 class _Made:
-    """A batch, whose copy to the device is done when `copied` says so."""
+    """A batch and what it took; its copy to the device is done when `copied` says so."""
 
     step: Step
     batch: Batch
-    copied: torch.cuda.Event | None = None
+    seconds: float
+    major_faults: int
+    copied: torch.cuda.Event | None
 
 
 class Loader:
@@ -66,7 +68,7 @@ class Loader:
         *,
         prefetch: int = 2,
         device: torch.device | None = None,
-        num_threads: int = 1,
+        num_threads: int = 2,
     ) -> None:
         self.dataset, self.order = dataset, order
         self._prefetch, self._num_threads = prefetch, num_threads
@@ -74,7 +76,7 @@ class Loader:
         num_tensors = max(len(source.fields) for source in dataset.sources)
         self._pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
         self._allocate = self._feed.allocate if self._feed else self._pool.empty
-        self._made: Ahead[_Made] | None = None
+        self._made: Ahead[Step, _Made] | None = None
         self._is_abandoned = False
         self._meter = _Meter(order.epoch)
 
@@ -88,7 +90,7 @@ class Loader:
             self.set_epoch(self.order.epoch + 1)
         meter = self._meter = _Meter(self.order.epoch)
         began = time.perf_counter()
-        with closing(self._start(meter)) as made:
+        with closing(self._start(meter.epoch)) as made:
             while (batch := self._next(made, meter)) is not None:
                 meter.seconds = time.perf_counter() - began
                 yield batch
@@ -123,29 +125,33 @@ class Loader:
         return EpochReport(**vars(self._meter), resident=resident / sum(store.nbytes for store in stores))
 
     def close(self) -> None:
-        """End the background thread; the iterator that used it raises StoreClosedError."""
+        """End the background threads; the iterator that used them raises StoreClosedError."""
         if self._made is not None:
             self._made.close()
             self._made = None
 
-    def _start(self, meter: _Meter) -> Ahead[_Made]:
-        torch.get_num_threads()  # a thread that hasn't asked yet would be told the background thread's number
-        made = map(functools.partial(self._make, meter), self.order.steps())
-        setup = functools.partial(_use_threads, self._num_threads)
-        self._made = Ahead(made, depth=self._prefetch, setup=setup, name="ups_store loader")
+    def _start(self, epoch: int) -> Ahead[Step, _Made]:
+        usual = torch.get_num_threads()  # ask now: afterwards the answer might be the one for our threads
+        self._made = Ahead(
+            self.order.steps(),
+            functools.partial(self._make, epoch),
+            depth=self._prefetch,
+            num_threads=min(self._num_threads, self._prefetch),
+            setup=functools.partial(_use_one_thread, usual),
+            name="ups_store loader",
+        )
         return self._made
 
-    def _make(self, meter: _Meter, step: Step) -> _Made:
+    def _make(self, epoch: int, step: Step) -> _Made:
         began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt
-        batch = self.dataset.fetch(step.source, step.items, epoch=meter.epoch, allocate=self._allocate)
+        batch = self.dataset.fetch(step.source, step.items, epoch=epoch, allocate=self._allocate)
         if step.mask is not None:
             batch["valid"] = torch.from_numpy(step.mask)
         copied = None
         if self._feed is not None:
             batch, copied = self._feed.send(batch)
-        meter.assembled_s += time.perf_counter() - began
-        meter.major_faults += resource.getrusage(_THREAD_USAGE).ru_majflt - faults
-        return _Made(step, batch, copied)
+        faults = resource.getrusage(_THREAD_USAGE).ru_majflt - faults
+        return _Made(step, batch, time.perf_counter() - began, faults, copied)
 
     def _next(self, made: Iterator[_Made], meter: _Meter) -> Batch | None:
         began = time.perf_counter()
@@ -160,13 +166,17 @@ class Loader:
         meter.num_steps += 1
         meter.num_samples += got.batch.num_samples
         meter.nbytes += got.batch.nbytes
+        meter.assembled_s += got.seconds
+        meter.major_faults += got.major_faults
         return got.batch
 
 
-def _use_threads(num: int) -> None:
-    """Have torch use `num` threads in this thread, and leave the number of threads to come as it was."""
-    default = torch.get_num_threads()
-    torch.set_num_threads(num)
-    undo = threading.Thread(target=torch.set_num_threads, args=(default,))
+def _use_one_thread(usual: int) -> None:
+    """Have torch use one thread in this thread, and the usual number in all that begin later.
+
+    `set_num_threads` changes both; only from another thread can the second be undone without the first.
+    """
+    torch.set_num_threads(1)
+    undo = threading.Thread(target=torch.set_num_threads, args=(usual,))
     undo.start()
     undo.join()

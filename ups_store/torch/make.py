@@ -27,7 +27,7 @@ def make_loader(
     world_size: int | None = None,
     prefetch: int = 2,
     device: torch.device | str | None = None,
-    num_threads: int = 1,
+    num_threads: int = 2,
     block_size: int | None = None,
     blocks_per_window: int = 64,
 ) -> Loader:
@@ -48,9 +48,9 @@ def make_loader(
         weights: Shares of the steps, one per store; by default an epoch takes every sample once.
         rank: This process; by default as torch.distributed says.
         world_size: Processes that share a batch; by default as torch.distributed says.
-        prefetch: Batches that lie ready.
+        prefetch: Batches that lie ready or are in the making.
         device: A CUDA device that batches are copied to while it computes; by default they stay in RAM.
-        num_threads: Threads that copy a batch.
+        num_threads: Threads that assemble batches, each another one; more than `prefetch` have no use.
         block_size: Items of a block with shuffle="block"; about 4 MiB of them by default.
         blocks_per_window: Blocks that are mixed with shuffle="block".
     Raises:

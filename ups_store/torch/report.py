@@ -19,8 +19,8 @@ class EpochReport:
         nbytes: Bytes of them.
         seconds: From the first `next` on.
         waited_s: Of those, what the loop waited for batches.
-        assembled_s: What the background thread spent on making batches.
-        major_faults: Page faults of that thread that read from the disk.
+        assembled_s: What the background threads spent on making them, added up.
+        major_faults: Page faults of those threads that read from the disk.
         resident: Share of the stores that lay in RAM at the end, 0 to 1.
     """
 

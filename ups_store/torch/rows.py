@@ -28,12 +28,12 @@ class Rows(Protocol):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def gather(self, samples: Items, starts: Items, out: Tensor) -> None:
+    def gather(self, samples: Items, starts: Items | None, out: Tensor) -> None:
         """Copy samples, or windows from time steps `starts` on.
 
         Args:
             samples: Sample numbers, all valid, int64, shape (B,).
-            starts: First time step of each window, all valid, int64, shape (B,); whole samples ignore it.
+            starts: First time step of each window, all valid, int64, shape (B,); None for whole samples.
             out: Contiguous output of B * prod(`shape`) elements; converted to if it has another dtype.
         """
 
@@ -57,7 +57,7 @@ class ReadRows:
         self.dtype = torch_dtype(np.dtype(spec.dtype))
         self.shape = tuple(spec.shape[1:]) if length is None else (length, *spec.shape[2:])
 
-    def gather(self, samples: Items, starts: Items, out: Tensor) -> None:
+    def gather(self, samples: Items, starts: Items | None, out: Tensor) -> None:
         """See `Rows`."""
         window: dict[str, Any] = {}
         if self._length is not None:
@@ -85,17 +85,20 @@ class MappedRows:
         step = 0 if length is None else math.prod(view.shape[2:]) * view.itemsize
         steps_per_row = (length or 1) if stride == 1 else 1  # consecutive time steps are copied at once
         row = sample if length is None else steps_per_row * step
-        unit = math.gcd(slot, step)
+        unit = math.gcd(slot, step)  # of whole samples: the slot, so their rows are the samples
         self._per_sample, self._per_step = (slot // unit, step // unit) if unit else (0, 0)
         self._within = np.arange((length or 1) // steps_per_row) * stride * self._per_step
         self._words = _words(view, row, unit) if view.size else None
 
-    def gather(self, samples: Items, starts: Items, out: Tensor) -> None:
+    def gather(self, samples: Items, starts: Items | None, out: Tensor) -> None:
         """See `Rows`."""
         if self._words is None or not len(samples):
             return
-        first = samples * self._per_sample + starts * self._per_step
-        index = torch.from_numpy((first[:, None] + self._within).reshape(-1))
+        rows = samples
+        if starts is not None:
+            rows = samples * self._per_sample + starts * self._per_step
+            rows = (rows[:, None] + self._within).reshape(-1)
+        index = torch.from_numpy(rows)
         target = out.view(len(index), -1)
         if out.dtype == self.dtype:
             torch.index_select(self._words, 0, index, out=target.view(self._words.dtype))

@@ -107,11 +107,10 @@ class StoreSource:
         """Copy items, all valid, into tensors (B, ...) that `allocate` provides; by key."""
         samples, starts = self.locate(items, epoch=epoch)
         values = self._conditions(samples, starts)
-        if self.fields:
-            self.store[self.fields[0].name]  # raises if the store was closed, or cut by another program
+        self.store._check_length()  # touching what another program cut off would end the process
         for field in self.fields:
             out = allocate((len(items), *field.shape), field.dtype)
-            field.rows.gather(samples, starts + (field.steps.start if field.steps else 0), out)
+            field.rows.gather(samples, None if field.steps is None else starts + field.steps.start, out)
             _put(values, field, out)
         return values
 

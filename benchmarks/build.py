@@ -1,0 +1,106 @@
+"""`python -m ups_store.build`, as a user types it: over copying the source, and again when all is valid."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+import ups_store
+from benchmarks.inputs import Folder, check, values_of
+from benchmarks.measure import RATE, Comparison, compare, median_s, timed, tracked
+from benchmarks.scale import MIB, SCALE
+
+TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"
+NUM_STEPS, NUM_POINTS = 201, 1024  # PDEBench's
+
+
+def make_source(path: Path, nbytes: int) -> None:
+    """A Burgers file in PDEBench's layout; ramps, which cost as much to copy as solutions."""
+    num_samples = nbytes // (4 * NUM_STEPS * NUM_POINTS)
+    with h5py.File(path, "w") as file:
+        tensor = file.create_dataset("tensor", (num_samples, NUM_STEPS, NUM_POINTS), "f4")
+        for i in range(num_samples):
+            tensor[i] = values_of([i], 4 * NUM_STEPS * NUM_POINTS).reshape(NUM_STEPS, NUM_POINTS)
+        file["x-coordinate"] = np.linspace(-1, 1, NUM_POINTS, dtype=np.float32)
+        file["t-coordinate"] = np.linspace(0, 2, NUM_STEPS + 1, dtype=np.float32)
+
+
+class _Built:
+    timeout = 900
+
+    def setup(self) -> None:
+        self.folder = Folder()
+        self.root = self.folder.path / "data"
+        self.root.mkdir()
+        make_source(self.root / SOURCE, SCALE.write_mib * MIB)
+        self.build(0)
+        self.check()
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    def check(self) -> None:
+        with h5py.File(self.root / SOURCE) as file:
+            stores = [ups_store.open(path) for path in self.cache.glob("*.zarr.zip")]
+            if sum(map(len, stores)) != len(file["tensor"]):
+                raise AssertionError(f"{sum(map(len, stores))} of {len(file['tensor'])} samples")
+            test = next(store for store in stores if "_test" in store.path.name)
+            check(np.squeeze(test["fields"][-1]), file["tensor"][-1])
+
+    @property
+    def cache(self) -> Path:
+        return self.folder.path / "cache"
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["ups_store.build", "--tasks", TASK, "--root", str(self.root), "--cache-dir", str(self.cache)]
+
+    def build(self, i: int) -> None:
+        subprocess.run([sys.executable, "-m", *self.arguments], check=True, capture_output=True)
+
+    def build_anew(self, i: int) -> float:
+        shutil.rmtree(self.cache, ignore_errors=True)
+        self.folder.remove()
+        return timed(self.build)(i)
+
+
+class Build(_Built):
+    @cached_property
+    def comparison(self) -> Comparison:
+        nbytes = (self.root / SOURCE).stat().st_size
+        return compare(self.build_anew, self.copy_anew, pairs=SCALE.write_pairs, nbytes=nbytes)
+
+    def copy_anew(self, i: int) -> float:
+        copy = self.folder.path / "copy.hdf5"
+        self.folder.remove(copy.name)
+        return timed(lambda i: self.copy(copy))(i)
+
+    def copy(self, path: Path) -> None:
+        subprocess.run(["cp", "--reflink=never", self.root / SOURCE, path], check=True)
+        subprocess.run(["sync", path], check=True)
+
+    @tracked("build of a Burgers file, new process, over cp and sync", RATE)
+    def track_build_over_cp(self) -> float:
+        return self.comparison.rate_ratio
+
+
+class BuildAgain(_Built):
+    def setup(self) -> None:
+        super().setup()
+        code = "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        code += "try: runpy.run_module(sys.argv[0], run_name='__main__')\n"
+        code += "except SystemExit as end: assert not end.code, end.code\n"
+        code += "print('torch' in sys.modules)"
+        shown = subprocess.run([sys.executable, "-c", code, *self.arguments], check=True, capture_output=True)
+        if not shown.stdout.decode().endswith("False\n") or b"valid" not in shown.stdout:
+            raise AssertionError(f"the second run imports torch, or builds: {shown.stdout.decode()}")
+
+    @tracked("second run of a build: the stores are valid", "s", at_most=1.0)
+    def track_second_run(self) -> float:
+        return median_s(self.build, repeats=SCALE.process_pairs)

@@ -1,0 +1,59 @@
+"""The chart of `docs/performance.md`: ours as a share of the reference's speed, with the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from benchmarks.measure import RATE, TIME
+from benchmarks.report import Result
+
+_BAR, _TARGET, _TEXT = "#3b6ea5", "#c0392b", "#333333"
+_LEFT_OUT = ("GatherMethods", "Import", "OpenManyOverFew")  # not an operation against its best case
+
+
+def draw(path: Path, results: Sequence[Result]) -> None:
+    """Draw the ratios; nothing is drawn where there are none."""
+    shown = [r for r in results if r.unit in (TIME, RATE) and not any(n in r.benchmark for n in _LEFT_OUT)]
+    if not shown:
+        return
+    figure, axes = plt.subplots(figsize=(9, 0.8 + 0.34 * len(shown)), layout="constrained")
+    speeds = [_speed(result.value, result.unit) for result in shown]
+    places = range(len(shown))
+    bars = axes.barh(places, speeds, height=0.62, color=_BAR)
+    axes.bar_label(bars, [f"{speed:.2f}" for speed in speeds], padding=4, color=_TEXT, fontsize=9)
+    for place, result in zip(places, shown, strict=True):
+        _mark_target(axes, place, result)
+    axes.set_yticks(places, [_label(result) for result in shown], fontsize=9)
+    _style(axes, max(speeds))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _speed(value: float, unit: str) -> float:
+    return 1 / value if unit == TIME else value
+
+
+def _label(result: Result) -> str:
+    what, parameters = result.cells[:2]
+    return f"{what}\n{parameters}" if parameters else what
+
+
+def _mark_target(axes: Axes, place: int, result: Result) -> None:
+    limit = result.at_most if result.unit == TIME else result.at_least
+    if limit is not None:
+        at = _speed(limit, result.unit)
+        axes.plot([at, at], [place - 0.4, place + 0.4], color=_TARGET, linewidth=2, solid_capstyle="butt")
+
+
+def _style(axes: Axes, highest: float) -> None:
+    axes.axvline(1, color=_TEXT, linewidth=0.8, linestyle=":")
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * max(1, highest))
+    axes.set_xlabel("speed, reference = 1; red: target")
+    axes.tick_params(left=False, colors=_TEXT)
+    axes.spines[["top", "right", "left"]].set_visible(False)

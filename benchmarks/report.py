@@ -1,0 +1,131 @@
+"""Results as a table for the terminal, as the table and the chart of `docs/performance.md`, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.measure import RATE, TIME, Comparison, Limit
+
+BEGIN, END = "<!-- table: written by benchmarks/run.py -->\n", "<!-- end of table -->"
+_COLUMNS = ("what", "with", "result", "quartiles", "ours", "reference", "target", "verdict")
+_WORDS = {"sample_bytes": "bytes a sample", "num_samples": "samples", "batch_mib": "MiB a batch",
+          "num_threads": "threads", "output": "output", "method": "method"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured number.
+
+    Attributes:
+        benchmark: asv's name of it.
+        title: What was measured.
+        parameters: Values of the parameters, by name.
+        value: The number.
+        unit: Its unit.
+        at_most: Target, where less is better.
+        at_least: Target, where more is better.
+        comparison: What a ratio is made of.
+    """
+
+    benchmark: str
+    title: str
+    parameters: dict[str, Any]
+    value: float
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+    comparison: Comparison | None = None
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the target is met; None where there is none."""
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return None if self.at_least is None else self.value >= self.at_least
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Texts of a row, by `_COLUMNS`."""
+        with_ = ", ".join(_parameter(name, value) for name, value in self.parameters.items())
+        target = f"≤ {self.at_most:g}" if self.at_most is not None else ""
+        target = f"≥ {self.at_least:g}" if self.at_least is not None else target
+        verdict = {None: "", True: "met", False: "missed"}[self.is_met]
+        return self.title, with_, f"{self.value:.3g} {self.unit}", *_details(self), target, verdict
+
+
+def limit_of(limit: Limit | None, parameters: Sequence[Any]) -> float | None:
+    """The target for these parameters."""
+    return limit.get(parameters[0]) if isinstance(limit, Mapping) else limit
+
+
+def _parameter(name: str, value: Any) -> str:
+    number = f"{value:,}" if isinstance(value, int) else value
+    return (
+        f"{_WORDS.get(name, name)} {value}"
+        if isinstance(value, str)
+        else f"{number} {_WORDS.get(name, name)}"
+    )
+
+
+def _details(result: Result) -> tuple[str, str, str]:
+    """Quartiles, and the two sides as rates or times."""
+    found = result.comparison
+    if found is None:
+        return "", "", ""
+    low, high = found.quartiles if result.unit != RATE else (1 / found.quartiles[1], 1 / found.quartiles[0])
+    quartiles = f"{low:.2f} to {high:.2f}" if result.unit in (TIME, RATE) else ""
+    return quartiles, _side(found.ours_s, found.nbytes), _side(found.reference_s, found.nbytes)
+
+
+def _side(seconds: float, nbytes: int) -> str:
+    if nbytes:
+        return f"{nbytes / seconds / 1e9:.2f} GB/s"
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """For the terminal."""
+    shown = Table(*_COLUMNS, title="Speed, ours beside a reference in one run")
+    for result in results:
+        style = {None: "", True: "green", False: "bold red"}[result.is_met]
+        *cells, verdict = result.cells
+        shown.add_row(*cells, f"[{style}]{verdict}[/]" if style else verdict)
+    return shown
+
+
+def markdown(results: Sequence[Result], about: Mapping[str, Any]) -> str:
+    """For the documentation."""
+    machine = about["machine"]
+    packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    lines = [
+        f"{about['date']}, `--{about['mode']}`: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory_gib']} GiB, {machine['kernel']}, {machine['file_system']}, "
+        f"load {machine['load']} at the start; Python {machine['python']}, {packages}.",
+        "",
+        "| " + " | ".join(_COLUMNS) + " |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+        *("| " + " | ".join(result.cells) + " |" for result in results),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_docs(page: Path, text: str) -> None:
+    """Replace what stands between the markers of the page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page}: expected the lines {BEGIN.strip()!r} and {END!r}")
+    page.write_text(before + BEGIN + text + END + after)
+
+
+def write_json(path: Path, results: Sequence[Result], about: Mapping[str, Any]) -> None:
+    """Everything that was measured, with machine and versions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {**about, "results": [asdict(result) | {"is_met": result.is_met} for result in results]}
+    path.write_text(json.dumps(document, indent=2) + "\n")

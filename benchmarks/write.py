@@ -1,0 +1,133 @@
+"""Writing: durable commits over `dd conv=fdatasync`, lazy ones over a `np.memmap`, of the same bytes.
+
+The loop alone is what a long build spends its time on; the whole also has `create`, which reserves the room
+and syncs it, and `finish`, which syncs everything and publishes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+import ups_store
+from benchmarks.inputs import NAME, Folder, check, values_of
+from benchmarks.measure import RATE, Comparison, tracked
+from benchmarks.scale import MIB, SCALE
+from ups_store import ArraySpec
+
+STORE, SOURCE, COPY = "store.zarr.zip", "source.bin", "copy.bin"
+
+
+class _Writing:
+    params = ((102_400, 4096), SCALE.batch_mib)
+    param_names = ("sample_bytes", "batch_mib")
+    timeout = 900
+    durability: Literal["durable", "lazy"]
+
+    def setup(self, sample_bytes: int, batch_mib: int) -> None:
+        self.folder = Folder()
+        self.batch_bytes = batch_mib * MIB
+        self.per_batch = -(-self.batch_bytes // sample_bytes)
+        self.values = values_of(np.arange(SCALE.write_mib * MIB // sample_bytes), sample_bytes)
+        self.values.tofile(self.folder.path / SOURCE)  # stays in the page cache, for dd to read
+        self.build()
+        with ups_store.open(self.folder.path / STORE) as store:
+            check(store[NAME], self.values)
+
+    def teardown(self, sample_bytes: int, batch_mib: int) -> None:
+        self.folder.cleanup()
+
+    def build(self) -> tuple[float, float]:
+        """Seconds of the loop of commits, and from `create` to `finish`."""
+        self.folder.remove(STORE, COPY)  # before each side: both get the memory and blocks that this frees
+        spec = ArraySpec(self.values.shape, self.values.dtype)
+        path, num_samples = self.folder.path / STORE, len(self.values)
+        began = time.perf_counter()
+        with ups_store.create(path, {NAME: spec}, identity={}, durability=self.durability) as writer:
+            created = time.perf_counter()
+            for first in range(0, num_samples, self.per_batch):
+                samples = np.arange(first, min(first + self.per_batch, num_samples))
+                writer.commit_many(samples, {NAME: self.values[first : first + self.per_batch]})
+            committed = time.perf_counter()
+            writer.finish()
+        return committed - created, time.perf_counter() - began
+
+    def dd(self) -> float:
+        """Seconds of copying the same bytes, read from the page cache, synced once at the end."""
+        source, copy = (f"{self.folder.path / name}" for name in (SOURCE, COPY))
+        command = ["dd", f"if={source}", f"of={copy}", f"bs={self.batch_bytes}", "conv=fdatasync"]
+        self.folder.remove(STORE, COPY)
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - began
+
+    def memmap(self, *, flush: bool) -> float:
+        """Seconds of writing the same bytes, batch by batch, into a new `np.memmap`."""
+        self.folder.remove(STORE, COPY)
+        began = time.perf_counter()
+        target = np.memmap(self.folder.path / COPY, np.float32, "w+", shape=self.values.shape)
+        for first in range(0, len(self.values), self.per_batch):
+            target[first : first + self.per_batch] = self.values[first : first + self.per_batch]
+        if flush:
+            target.flush()
+        return time.perf_counter() - began
+
+
+class WriteDurable(_Writing):
+    durability = "durable"
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, Comparison]:
+        """Loop and whole of the same builds, each over the `dd` that followed."""
+        seconds = []
+        for _ in range(SCALE.write_pairs + 1):
+            built = self.build()
+            seconds.append((*built, self.dd()))
+        loops, wholes, references = zip(*seconds[1:], strict=True)
+        nbytes = self.values.nbytes
+        return Comparison.of(loops, references, nbytes=nbytes), Comparison.of(
+            wholes, references, nbytes=nbytes
+        )
+
+    @tracked("durable commit_many, over dd conv=fdatasync", RATE, at_least=0.7)
+    def track_loop_over_dd(self, sample_bytes: int, batch_mib: int) -> float:
+        self.comparison, _ = self.comparisons
+        return self.comparison.rate_ratio
+
+    @tracked("durable create to finish, over dd conv=fdatasync", RATE)
+    def track_whole_over_dd(self, sample_bytes: int, batch_mib: int) -> float:
+        _, self.comparison = self.comparisons
+        return self.comparison.rate_ratio
+
+
+class WriteLazy(_Writing):
+    durability = "lazy"
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, Comparison]:
+        """Loop over a memmap that isn't flushed, and whole, which ends synced, over one that is."""
+        seconds = []
+        for _ in range(SCALE.write_pairs + 1):
+            built = self.build()
+            dirty = self.memmap(flush=False)
+            seconds.append((*built, dirty, self.memmap(flush=True)))
+        loops, wholes, dirty_ones, flushed_ones = zip(*seconds[1:], strict=True)
+        nbytes = self.values.nbytes
+        return (
+            Comparison.of(loops, dirty_ones, nbytes=nbytes),
+            Comparison.of(wholes, flushed_ones, nbytes=nbytes),
+        )
+
+    @tracked("lazy commit_many, over np.memmap without flush", RATE, at_least=0.8)
+    def track_loop_over_memmap(self, sample_bytes: int, batch_mib: int) -> float:
+        self.comparison, _ = self.comparisons
+        return self.comparison.rate_ratio
+
+    @tracked("lazy create to finish (synced), over np.memmap with flush", RATE)
+    def track_whole_over_memmap(self, sample_bytes: int, batch_mib: int) -> float:
+        _, self.comparison = self.comparisons
+        return self.comparison.rate_ratio

@@ -1,0 +1,156 @@
+"""`build --explain` says what the build then does, and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
+
+import ups_store
+from ups_store.build import read
+from ups_store.build.config import BuildConfig
+from ups_store.build.explain import Explanation, explain_all
+from ups_store.errors import BuildInterruptedError, StoreError
+from ups_store.recovery import building_path
+
+NAME = "burgers1d_train.zarr.zip"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildConfig:
+    """16 samples, committed one by one."""
+    monkeypatch.setattr(read, "BATCH_BYTES", 1)
+    write_burgers(tmp_path / "source" / BURGERS)
+    return settings(tmp_path, split="train")
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Every file below a folder with inode, length and time."""
+    stats = {str(path): path.stat() for path in folder.rglob("*")}
+    return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+def explain(config: BuildConfig) -> Explanation:
+    """The explanation of the only store; checks that nothing was written."""
+    folder = Path(config.data.root).parent
+    before = state_of(folder)
+    (explained,) = explain_all(config, watcher=Recorder())
+    assert state_of(folder) == before
+    return explained
+
+
+def interrupt(config: BuildConfig, num_samples: int) -> None:
+    with pytest.raises(BuildInterruptedError):
+        build(config, interrupt_after(num_samples))
+
+
+def with_keys(config: BuildConfig, **keys: Any) -> BuildConfig:
+    return settings(Path(config.data.root).parent, split="train", **keys)
+
+
+def test_absent_store_would_be_built(config: BuildConfig) -> None:
+    found = explain(config)
+    assert (found.action, found.task, found.split) == ("build", "burgers1d", "train")
+    assert not build(config).stores[0].reused
+
+
+def test_valid_store_would_be_reused(config: BuildConfig) -> None:
+    build(config)
+    assert (explain(config).action, explain(config).differences) == ("reuse", {})
+    assert build(config).stores[0].reused
+
+
+def test_store_of_another_configuration_would_be_rebuilt(config: BuildConfig) -> None:
+    build(config)
+    other = with_keys(config, reduce_time=2)
+    found = explain(other)
+    assert found.action == "rebuild"
+    assert found.differences["content.reduce_time"] == (1, 2)
+    assert "content.reduce_time" in str(found)
+    assert not build(other).stores[0].reused
+
+
+def test_store_of_changed_sources_would_be_rebuilt(config: BuildConfig) -> None:
+    build(config)
+    write_burgers(Path(config.data.root) / BURGERS, num_samples=20, nu=0.1)
+    found = explain(config)
+    assert found.action == "rebuild"
+    assert any("digest" in key for key in found.differences)
+
+
+def test_unfinished_store_would_be_continued(config: BuildConfig) -> None:
+    interrupt(config, 5)
+    found = explain(config)
+    assert (found.action, found.reason) == ("continue", "unfinished, 5 of 16 samples committed")
+    assert build(config).stores[0].num_committed == 11
+
+
+def test_unfinished_store_of_another_configuration_is_refused(config: BuildConfig) -> None:
+    interrupt(config, 5)
+    other = with_keys(config, reduce_time=2)
+    found = explain(other)
+    assert (found.action, "content.reduce_time" in found.differences) == ("refuse", True)
+    with pytest.raises(StoreError):
+        build(other)
+
+
+def test_unfinished_store_without_samples_is_replaced(config: BuildConfig) -> None:
+    interrupt(config, 0)
+    other = with_keys(config, reduce_time=2)
+    assert explain(other).action == "build"
+    assert build(other).stores[0].num_committed == 16
+
+
+def test_damaged_files_are_refused(config: BuildConfig) -> None:
+    build(config)
+    path = config.cache.dir / NAME
+    os.truncate(path, 5000)
+    assert explain(config).action == "refuse"
+    with pytest.raises(StoreError):
+        build(config)
+    path.unlink()
+    building_path(path).write_bytes(b"something else")
+    assert explain(config).action == "refuse"
+    with pytest.raises(StoreError):
+        build(config)
+
+
+def test_folder_in_its_place_is_refused(config: BuildConfig) -> None:
+    (config.cache.dir / NAME).mkdir(parents=True)
+    assert explain(config).action == "refuse"
+    with pytest.raises(StoreError):
+        build(config)
+
+
+def test_store_that_is_being_built_is_refused(config: BuildConfig) -> None:
+    interrupt(config, 5)
+    build(config)
+    path = config.cache.dir / NAME
+    shutil.copy(path, path.with_name("kept"))
+    with ups_store.open(path) as store:
+        path.unlink()
+        content = store.identity["content"]
+        arrays, constants, dims = store.arrays, store.constants, store.dims
+        dims = {name: dims[name] for name in constants}
+        with ups_store.create(path, arrays, constants=constants, dims=dims, identity=content):
+            found = explain(config)
+    assert (found.action, f"pid {os.getpid()}" in found.reason) == ("refuse", True)
+
+
+def test_explain_flag_prints_a_line_or_json(config: BuildConfig) -> None:
+    root = Path(config.data.root)
+    command = [sys.executable, "-m", "ups_store.build", "--tasks", "burgers1d", "--splits", "train"]
+    command += ["--root", str(root), "--cache-dir", str(config.cache.dir), "--explain"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"burgers1d train: build: there is none yet, {config.cache.dir / NAME}\n"
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)[0]["action"] == "build"
+    assert not config.cache.dir.exists()
+    assert subprocess.run([*command, "--overwrite"], capture_output=True, timeout=60).returncode == 2

@@ -1,0 +1,528 @@
+"""`make_loader`: batches in the agreed order, in memory that is used again only when nobody looks."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import MakeStore
+from torch import Tensor
+
+import ups_store
+from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
+from ups_store.order import DataOrder
+from ups_store.torch import Batch, EpochReport, Loader, StoreDataset, Window, make_loader
+from ups_store.torch.ahead import Ahead
+from ups_store.torch.pool import SMALL_BYTES, BufferPool
+
+NUM_SAMPLES, WIDTH = 50, 8192  # a batch of 4 takes 128 KiB, which the pool keeps
+THREAD = "ups_store loader"
+
+
+@pytest.fixture
+def dataset(make_store: MakeStore) -> StoreDataset:
+    """Sample i holds the number i; conditions as usual."""
+    values = {
+        "a": np.arange(NUM_SAMPLES, dtype=np.float32)[:, None] + np.zeros(WIDTH, np.float32),
+        "nu": np.arange(NUM_SAMPLES) / 2,
+    }
+    return StoreDataset(make_store(values))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    if loader_threads():
+        gc.collect()  # of an iterator that an error's traceback refers to
+    assert loader_threads() == []
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+def assert_holds_its_samples(batch: Batch) -> None:
+    assert torch.equal(batch["a"], batch["index"][:, None].float().expand(-1, WIDTH))
+
+
+def indices(batches: Iterator[Batch] | list[Batch] | Loader) -> list[list[int]]:
+    return [batch["index"].tolist() for batch in batches]
+
+
+def test_epoch_has_every_sample_once_in_a_new_order_every_time(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    epochs = []
+    for _ in range(2):
+        batches = list(loader)
+        assert len(batches) == len(loader) == 13
+        for batch in batches:
+            assert isinstance(batch, Batch)
+            assert_holds_its_samples(batch)
+        valid = [index for batch in batches for index in batch["index"][batch["valid"]].tolist()]
+        assert sorted(valid) == list(range(NUM_SAMPLES))
+        epochs.append(valid)
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "block"])
+def test_loader_gives_the_batches_of_its_order(dataset: StoreDataset, shuffle: Any) -> None:
+    loader = make_loader(dataset, batch_size=6, shuffle=shuffle, seed=9, block_size=5, blocks_per_window=2)
+    order = DataOrder([NUM_SAMPLES], batch_size=6, shuffle=shuffle, seed=9, block_size=5, blocks_per_window=2)
+    assert indices(loader) == [step.items.tolist() for step in order.steps()]
+
+
+def test_last_batch_is_dropped_or_filled_up(dataset: StoreDataset) -> None:
+    filled, dropped = make_loader(dataset, batch_size=8), make_loader(dataset, batch_size=8, drop_last=True)
+    batches = list(filled)
+    assert batches[-1]["valid"].tolist() == [True] * 2 + [False] * 6
+    assert all(batch["valid"].all() for batch in batches[:-1])
+    rest = list(dropped)
+    assert indices(rest) == indices(batches[:-1])
+    assert all("valid" not in batch for batch in rest)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_share_the_batches_of_one_process(dataset: StoreDataset, world_size: int) -> None:
+    alone = indices(make_loader(dataset, batch_size=8))
+    ranks = [
+        indices(make_loader(dataset, batch_size=8, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    together = [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+    assert together == alone
+
+
+def test_rank_comes_from_torch_distributed(dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    order = make_loader(dataset, batch_size=8).order
+    assert (order.rank, order.world_size) == (1, 4)
+
+
+def test_all_batches_kept_are_distinct(dataset: StoreDataset) -> None:
+    batches = list(make_loader(dataset, batch_size=4))
+    assert len({batch["a"].data_ptr() for batch in batches}) == len(batches)
+    for batch in batches:
+        assert_holds_its_samples(batch)
+
+
+def test_memory_is_used_again_when_batches_are_dropped(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4, prefetch=2)
+    pointers = [batch["a"].data_ptr() for _ in range(4) for batch in loader]
+    assert len(pointers) == 52
+    assert len(set(pointers)) <= 5  # two ready, one being made, two that the loop holds between batches
+
+
+def bytes_of(kept: Any) -> bytes:
+    if isinstance(kept, torch.UntypedStorage):
+        kept = torch.empty(0, dtype=torch.uint8).set_(kept)
+    return np.asarray(kept).tobytes()
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda tensor: tensor[2:, 5],
+        lambda tensor: tensor.detach(),
+        lambda tensor: tensor.view(torch.int32)[0],
+        lambda tensor: tensor.numpy()[:, 3],
+        lambda tensor: torch.empty(0).set_(tensor),
+        lambda tensor: tensor.untyped_storage(),
+    ],
+    ids=["slice", "detached", "other dtype", "numpy", "set_", "storage"],
+)
+def test_whatever_is_kept_of_a_batch_keeps_its_memory(dataset: StoreDataset, keep: Any) -> None:
+    kept, copies = [], []
+    for batch in make_loader(dataset, batch_size=4):
+        kept.append(keep(batch["a"]))
+        copies.append(keep(batch["a"].clone()))
+    assert [bytes_of(found) for found in kept] == [bytes_of(expected) for expected in copies]
+
+
+def test_tensor_saved_for_backward_keeps_its_memory(dataset: StoreDataset) -> None:
+    """The batch itself is dropped: only autograd still refers to it while many more are made."""
+    batches = iter(make_loader(dataset, batch_size=4))
+    weight = torch.ones(WIDTH, requires_grad=True)
+    batch = next(batches)
+    expected = batch["a"].sum(0)
+    loss = (batch["a"] * weight).sum()
+    del batch
+    for _ in batches:
+        time.sleep(0.002)  # the thread fills every buffer that is free
+    loss.backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, expected)
+
+
+def test_training_on_reused_memory_gives_the_gradients_of_copies(dataset: StoreDataset) -> None:
+    def gradients(*, copy: bool) -> list[Tensor]:
+        weight, found = torch.full((WIDTH,), 0.5, requires_grad=True), []
+        for batch in make_loader(dataset, batch_size=4):
+            values = batch["a"].clone() if copy else batch["a"]
+            loss = (values * weight).square().mean()
+            del batch, values
+            found.append(torch.autograd.grad(loss, weight)[0])
+        return found
+
+    pairs = zip(gradients(copy=False), gradients(copy=True), strict=True)
+    assert all(torch.equal(found, expected) for found, expected in pairs)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 13])
+def test_resumed_loader_continues_with_the_same_batches(dataset: StoreDataset, taken: int) -> None:
+    loader = make_loader(dataset, batch_size=4, seed=3)
+    list(loader)
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    state = loader.state_dict()
+    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken}
+    resumed = make_loader(dataset, batch_size=4)
+    resumed.load_state_dict(state)
+    assert indices(resumed) == indices(batches)
+    assert resumed.state_dict() == loader.state_dict() == {"seed": 3, "epoch": 2, "consumed": 0}
+    assert indices(resumed) == indices(loader)
+
+
+def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
+    loader, other = make_loader(dataset, batch_size=4), make_loader(dataset, batch_size=4)
+    next(iter(loader))
+    list(other)
+    assert indices(loader) == indices(other)
+
+
+def test_set_epoch_chooses_the_order(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    epochs = [indices(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    assert indices(loader) == epochs[1]
+
+
+def test_drawn_windows_follow_the_epoch_of_the_loader(make_store: MakeStore) -> None:
+    path = make_store({"fields": np.arange(400.0).reshape(4, 100)}, dims={"fields": ("sample", "time")})
+    dataset = StoreDataset(path, window=Window(horizon=1, samples_per_trajectory=5))
+    loader = make_loader(dataset, batch_size=20, shuffle=False)
+    (first,), (second,) = list(loader), list(loader)
+    assert not torch.equal(first["z0"], second["z0"])
+    resumed = make_loader(dataset, batch_size=20, shuffle=False)
+    resumed.set_epoch(1)
+    assert torch.equal(next(iter(resumed))["z0"], second["z0"])
+
+
+def test_stores_of_different_shapes_are_never_mixed_in_a_batch(make_store: MakeStore) -> None:
+    paths = [
+        make_store({"a": np.full((size, width), width)}, name=f"{task}.zarr.zip", identity={"task": task})
+        for task, size, width in (("burgers1d", 30, 3), ("advection1d", 12, 5))
+    ]
+    batches = list(make_loader(StoreDataset(paths), batch_size=4))
+    for batch in batches:
+        assert (batch["a"] == batch["a"].shape[1]).all()
+        assert batch["task"] == ("burgers1d" if batch["a"].shape[1] == 3 else "advection1d")
+    tasks = [batch["task"] for batch in batches]
+    assert (tasks.count("burgers1d"), tasks.count("advection1d")) == (8, 3)
+    weighted = make_loader(StoreDataset(paths), batch_size=4, weights=[1, 10])
+    assert [batch["task"] for batch in weighted].count("advection1d") == 10
+    seen = [index for batch in batches for index in batch["index"][batch["valid"]].tolist()]
+    assert sorted(seen) == list(range(42))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+def test_prefetch_makes_as_many_batches_ahead_and_no_more(dataset: StoreDataset, num_threads: int) -> None:
+    made = []
+    fetch = dataset.fetch
+    dataset.fetch = lambda *args, **options: (made.append(1), fetch(*args, **options))[1]  # type: ignore[method-assign]
+    batches = iter(make_loader(dataset, batch_size=4, prefetch=3, num_threads=num_threads))
+    next(batches)
+    deadline = time.monotonic() + 10
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert len(made) == 4
+
+
+def test_error_in_the_thread_reaches_the_loop_with_its_place(dataset: StoreDataset) -> None:
+    fetch, calls = dataset.fetch, itertools.count()
+
+    def fail_third(*args: Any, **options: Any) -> Batch:
+        if next(calls) == 2:
+            raise OSError("the disk is gone")
+        return fetch(*args, **options)
+
+    dataset.fetch = fail_third  # type: ignore[method-assign]
+    loader = make_loader(dataset, batch_size=4)
+    got = []
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        got.extend(loader)
+    assert "fail_third" in [entry.name for entry in caught.traceback]
+    del caught
+    assert len(list(itertools.islice(loader, 3))) == 3  # and it goes on with the next epoch
+
+
+def test_file_that_is_cut_during_an_epoch_is_an_error(dataset: StoreDataset) -> None:
+    batches = iter(make_loader(dataset, batch_size=4, prefetch=1))
+    next(batches)
+    os.truncate(dataset.sources[0].store.path, 4096)
+    with pytest.raises(TruncatedError):
+        list(batches)
+
+
+def test_store_that_is_replaced_during_an_epoch_gives_the_old_data(
+    dataset: StoreDataset, make_store: MakeStore
+) -> None:
+    batches = iter(make_loader(dataset, batch_size=4))
+    first = next(batches)
+    make_store({"a": np.zeros((2, 3))}, name="new.zarr.zip").rename(dataset.sources[0].store.path)
+    for batch in itertools.chain([first], batches):
+        assert_holds_its_samples(batch)
+
+
+def test_loop_that_breaks_or_fails_leaves_no_thread(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    for _ in loader:
+        assert loader_threads() != []
+        break
+    assert loader_threads() == []
+
+    def train() -> None:
+        for _ in loader:
+            raise RuntimeError("loss is NaN")
+
+    with pytest.raises(RuntimeError, match="loss is NaN"):
+        train()
+    assert loader_threads() == []
+
+
+def test_closed_loader_ends_its_iterator_with_an_error(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    loader.close()
+    assert loader_threads() == []
+    with pytest.raises(StoreClosedError):
+        next(batches)
+
+
+def test_new_iterator_closes_the_one_before(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    old = iter(loader)
+    next(old)
+    assert len(list(loader)) == 13
+    with pytest.raises(StoreClosedError):
+        next(old)
+
+
+@pytest.mark.multi_process
+def test_program_that_ends_amid_an_epoch_ends_at_once(dataset: StoreDataset) -> None:
+    program = (
+        "import sys; from ups_store.torch import StoreDataset, make_loader\n"
+        "loader = make_loader(StoreDataset(sys.argv[1]), batch_size=2)\n"
+        "batches = iter(loader); print(len(next(batches)['index']))"
+    )
+    path = str(dataset.sources[0].store.path)
+    ended = subprocess.run([sys.executable, "-c", program, path], capture_output=True, timeout=60, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "2\n", "")
+
+
+@pytest.mark.multi_process
+def test_loader_leaves_the_number_of_torch_threads_alone(dataset: StoreDataset) -> None:
+    """In a new process: there the thread asks before anybody else, which is when torch mixes them up."""
+    program = (
+        "import sys, threading, torch; from ups_store.torch import StoreDataset, make_loader\n"
+        "list(make_loader(StoreDataset(sys.argv[1]), batch_size=2))\n"
+        "found = [torch.get_num_threads()]\n"
+        "other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))\n"
+        "other.start(); other.join(); print(*found)"
+    )
+    path = str(dataset.sources[0].store.path)
+    found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, timeout=60, check=True)
+    assert [int(number) for number in found.stdout.split()] == [torch.get_num_threads()] * 2
+
+
+def test_report_counts_what_was_moved_and_waited_for(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    assert loader.report().num_steps == 0
+    for number, _ in enumerate(loader):
+        time.sleep(0.005)
+        assert loader.report().num_steps == number + 1
+    report = loader.report()
+    assert (report.epoch, report.num_steps, report.num_samples) == (0, 13, 52)
+    assert report.nbytes == 52 * (WIDTH * 4 + 8 + 8 + 1)  # a, nu, index, valid
+    assert report.seconds >= 13 * 0.005
+    assert 0 < report.waited_s < report.seconds
+    assert 0 < report.assembled_s < report.seconds
+    assert report.samples_per_s == pytest.approx(52 / report.seconds)
+    assert report.resident == dataset.sources[0].store.residency()
+    assert str(report).startswith("epoch 0: 13 steps, 52 samples, 1.7 MB in ")
+    assert "\n" not in str(report)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "faults", "bound"), [(0.4, 0, "model"), (5.0, 0, "cpu"), (5.0, 900, "storage")]
+)
+def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound: str) -> None:
+    report = EpochReport(
+        epoch=0,
+        num_steps=10,
+        num_samples=640,
+        nbytes=10**6,
+        seconds=10.0,
+        waited_s=waited_s,
+        assembled_s=6.0,
+        major_faults=faults,
+        resident=1.0,
+    )
+    assert report.bound == bound
+    assert report.wait_share == pytest.approx(waited_s / 10)
+    assert f"{bound}-bound" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"batch_size": 9, "world_size": 2}, "batch_size"),
+        ({"batch_size": 51, "drop_last": True}, "num_items"),
+        ({"prefetch": 0}, "prefetch"),
+        ({"num_threads": 0}, "num_threads"),
+        ({"shuffle": "all"}, "shuffle"),
+        ({"weights": [1, 1]}, "weights"),
+        ({"device": "meta"}, "device"),
+    ],
+)
+def test_loader_refuses_arguments_out_of_range(
+    dataset: StoreDataset, options: dict[str, Any], kind: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_loader(dataset, **{"batch_size": 8, **options})
+    assert caught.value.kind == kind
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none_is_refused(dataset: StoreDataset) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_loader(dataset, batch_size=8, device="cuda")
+    assert caught.value.kind == "device"
+
+
+def test_state_of_another_batch_size_is_refused(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=8)
+    with pytest.raises(ConfigError) as caught:
+        loader.load_state_dict({"seed": 0, "epoch": 0, "consumed": 12})
+    assert caught.value.kind == "state"
+
+
+def test_blocks_of_large_samples_are_small(make_store: MakeStore) -> None:
+    def block_size(width: int) -> int:
+        path = make_store({"a": np.zeros((2, width), np.float32)}, name=f"{width}.zarr.zip")
+        return make_loader(StoreDataset(path), batch_size=1, shuffle="block").order.block_size
+
+    assert [block_size(width) for width in (1, 1 << 16, 1 << 21)] == [4096, 16, 1]
+
+
+def test_pool_keeps_a_limited_number_of_buffers() -> None:
+    pool = BufferPool(limit=2)
+    shape = (SMALL_BYTES,)
+    lent = [pool.empty(shape, torch.uint8) for _ in range(4)]
+    last_two = [tensor.data_ptr() for tensor in lent[2:]]
+    while lent:
+        lent.pop(0)
+    again = [pool.empty(shape, torch.uint8) for _ in range(2)]
+    assert sorted(tensor.data_ptr() for tensor in again) == sorted(last_two)
+
+
+def test_pool_gives_the_shape_and_dtype_asked_for_from_memory_of_another() -> None:
+    pool = BufferPool(limit=1)
+    first = pool.empty((SMALL_BYTES // 4,), torch.float32)
+    pointer = first.data_ptr()
+    del first
+    second = pool.empty((2, SMALL_BYTES // 4), torch.bfloat16)
+    assert (second.shape, second.dtype, second.data_ptr()) == ((2, SMALL_BYTES // 4), torch.bfloat16, pointer)
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_ahead_gives_the_results_in_the_order_of_the_jobs_and_ends(num_threads: int) -> None:
+    def slow_when_even(job: int) -> int:
+        time.sleep(0.0002 * (job % 2 == 0))
+        return job * job
+
+    ahead = Ahead(iter(range(200)), slow_when_even, depth=5, num_threads=num_threads, name=THREAD)
+    assert list(ahead) == [job * job for job in range(200)]
+    assert next(ahead, None) is None
+    ahead.close()
+
+
+def test_ahead_works_on_several_jobs_at_a_time() -> None:
+    both_here = threading.Barrier(2, timeout=30)
+    ahead = Ahead(iter(range(2)), lambda job: both_here.wait() >= 0, depth=2, num_threads=2, name=THREAD)
+    assert list(ahead) == [True, True]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_ahead_gives_the_results_before_an_error_first_and_begins_no_job_after_it(num_threads: int) -> None:
+    jobs = iter([3, 2, 0, *[1] * 1000])
+    ahead = Ahead(jobs, lambda job: 6 // job, depth=9, num_threads=num_threads, name=THREAD)
+    assert [next(ahead), next(ahead)] == [2, 3]
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            next(ahead)
+    assert len(list(jobs)) > 900
+
+
+def test_ahead_reports_an_error_of_its_jobs() -> None:
+    ahead = Ahead((6 // job for job in (3, 0)), str, depth=9, name=THREAD)
+    assert next(ahead) == "2"
+    with pytest.raises(ZeroDivisionError):
+        next(ahead)
+
+
+def test_ahead_reports_an_error_of_its_setup() -> None:
+    def fail() -> None:
+        raise RuntimeError("no threads")
+
+    ahead = Ahead(iter([1]), str, depth=2, setup=fail, name=THREAD)
+    with pytest.raises(RuntimeError, match="no threads"):
+        next(ahead)
+
+
+def test_ahead_that_is_dropped_ends_its_threads() -> None:
+    ahead = Ahead(itertools.count(), str, depth=2, num_threads=3, name=THREAD)
+    next(ahead)
+    del ahead
+    assert loader_threads() == []
+
+
+def test_checked_store_feeds_a_loader(dataset: StoreDataset) -> None:
+    path = dataset.sources[0].store.path
+    checked = StoreDataset(ups_store.open(path, verify="touch"))
+    assert indices(make_loader(checked, batch_size=4)) == indices(make_loader(dataset, batch_size=4))
+
+
+@pytest.mark.gpu
+def test_batches_on_the_device_are_those_in_memory(dataset: StoreDataset) -> None:
+    here = make_loader(dataset, batch_size=4)
+    there = make_loader(dataset, batch_size=4, device="cuda")
+    for expected, found in zip(here, there, strict=True):
+        assert found["a"].is_cuda
+        scratch = torch.zeros_like(found["a"])  # memory that a careless loader would have freed
+        scratch.copy_(found["a"])
+        assert torch.equal(scratch.cpu(), expected["a"])
+        assert torch.equal(found["nu"].cpu(), expected["nu"])
+
+
+@pytest.mark.gpu
+def test_batches_on_the_device_may_all_be_kept(dataset: StoreDataset) -> None:
+    batches = list(make_loader(dataset, batch_size=4, device="cuda"))
+    for batch in batches:
+        assert_holds_its_samples(batch.to("cpu"))

@@ -1,0 +1,95 @@
+"""What happens in a build, as JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ups_store.build.outputs import make_folder
+from ups_store.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from ups_store.ingest.pool import ReaderPool  # h5py: not for --help
+
+_PROGRESS_S = 1.0  # the most often that progress is told
+
+
+class EventLog:
+    """A watcher that appends events to a file, one JSON object a line.
+
+    Every line has "time_s" (seconds since 1970) and "event": "start", "stage" (name, total, unit), "progress"
+    (name, done, total, waits_for, readers), "note" and "stalled" (message), "error" (kind, message), "end".
+
+    Args:
+        path: The file, which is made or continued.
+
+    Raises:
+        ConfigError: If it can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        make_folder(path.parent, hint="check --log-json")
+        try:
+            self._file = path.open("a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(f"can't be written ({reason})", path=path, hint="check --log-json") from error
+        self._lock = threading.Lock()  # the stall watcher tells from its own thread
+        self._stage: dict[str, Any] = {}
+        self._waits_for = ""
+        self._pool: ReaderPool | None = None
+        self._told_s = 0.0
+
+    def tell(self, event: str, **details: Any) -> None:
+        """Write one event."""
+        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **details})
+        with self._lock:
+            self._file.write(f"{line}\n")
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """Tell of a stage."""
+        self._stage = {"name": name, "done": 0, "total": total}
+        self.tell("stage", name=name, total=total, unit=unit)
+
+    def advance(self, num: int) -> None:
+        """Tell of progress, once a second and at the end of a stage."""
+        self._stage["done"] += num
+        is_due = time.monotonic() - self._told_s >= _PROGRESS_S
+        if is_due or self._stage["done"] == self._stage["total"]:
+            self._told_s = time.monotonic()
+            self.tell("progress", **self._stage, waits_for=self._waits_for, readers=self._readers())
+
+    def _readers(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        readers = self._pool.status().readers if self._pool else ()
+        return [{"pid": r.pid, "doing": r.doing, "for_s": round(now - r.since_s, 3)} for r in readers]
+
+    def note(self, message: str) -> None:
+        """Tell of a note."""
+        self.tell("note", message=message)
+
+    def watch(self, pool: ReaderPool) -> None:
+        """Readers that progress tells of."""
+        self._pool = pool
+
+    def waits(self, what: str) -> None:
+        """What is waited for, to be told with progress."""
+        self._waits_for = what
+
+    def __enter__(self) -> Self:
+        self.tell("start")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            named = error.kind if isinstance(error, StoreError) else type(error).__name__
+            self.tell("error", kind=named, message=str(error))
+        self.tell("end", is_done=error is None)
+        with self._lock:
+            self._file.close()

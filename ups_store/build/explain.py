@@ -1,0 +1,127 @@
+"""`build --explain`: what a build would do with each store, and why; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import ups_store
+from ups_store import files
+from ups_store.build.config import BuildConfig
+from ups_store.build.digests import DigestCache
+from ups_store.build.plan import StorePlan
+from ups_store.build.run import Watcher
+from ups_store.build.stores import plan_all
+from ups_store.build_tail import BUILDER_LOCK
+from ups_store.building import read_owner
+from ups_store.creation import identity_of
+from ups_store.errors import StoreError, StoreNotFoundError
+from ups_store.identity import describe_differences, differences
+from ups_store.recovery import building_path
+
+Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would become of one store.
+
+    Attributes:
+        path: The store.
+        task: Its task.
+        split: Its split.
+        action: "reuse", "build", "continue", "rebuild", or "refuse": the build would stop with an error.
+        reason: Why, for people.
+        differences: Keys of the identity that differ from what is there, with `(found, wanted)`.
+    """
+
+    path: str
+    task: str
+    split: str
+    action: Action
+    reason: str
+    differences: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        text = f"{self.task} {self.split}: {self.action}: {self.reason}, {self.path}"
+        if not self.differences:
+            return text
+        return f"{text}\nfound -> wanted:\n{describe_differences(self.differences)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return vars(self)
+
+
+def explain_all(config: BuildConfig, *, watcher: Watcher, rehash: bool = False) -> list[Explanation]:
+    """Explain every store of a configuration; sources whose digests aren't known are read.
+
+    Raises:
+        SourceError: As `build_all` says.
+    """
+    digests = DigestCache(config.cache.dir, rehash=rehash, save=False)
+    return [_explain(plan, digests, watcher) for plan in plan_all(config, {}, watcher)]
+
+
+def _explain(plan: StorePlan, digests: DigestCache, watcher: Watcher) -> Explanation:
+    watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
+    content = plan.identity(digests, watcher.advance)
+    wanted = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
+    action, reason, differing = _published(plan, wanted)
+    if action in ("build", "rebuild") and files.exists(building_path(plan.path)):
+        action, reason, differing = _unfinished(plan, wanted, action)
+    return Explanation(str(plan.path), plan.task.name, plan.split, action, reason, differing)
+
+
+_Verdict = tuple[Action, str, dict[str, tuple[Any, Any]]]
+
+
+def _published(plan: StorePlan, wanted: Document) -> _Verdict:
+    """What a build does about the finished store that is there, or isn't."""
+    if plan.path.is_dir():
+        return "refuse", "there is a folder in its place", {}
+    try:
+        with ups_store.open(plan.path) as store:
+            differing = differences(store.identity, wanted)
+    except StoreNotFoundError:
+        return "build", "there is none yet", {}
+    except StoreError as error:
+        return "refuse", f"damaged or no store ({error.problem}), --overwrite replaces it", {}
+    if differing:
+        return "rebuild", "made from something else", differing
+    return "reuse", "valid, made from the same sources and configuration", {}
+
+
+def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdict:
+    """What a build does about the building file that is there."""
+    where = building_path(plan.path)
+    try:
+        with ups_store.open(where, partial=True) as store:
+            differing = differences(store.identity, wanted)
+            num_committed = int(store.committed.sum())
+    except StoreError as error:
+        return "refuse", f"unfinished and damaged ({error.problem}), --overwrite replaces it", {}
+    how_far = f"unfinished, {num_committed} of {plan.num_samples} samples committed"
+    if owner := _builder(plan):
+        return "refuse", f"{how_far}, being built by {owner}", {}
+    if not differing:
+        return "continue", how_far, {}
+    if num_committed:
+        reason = "unfinished and made from something else, with samples; --overwrite replaces it"
+        return "refuse", reason, differing
+    return otherwise, "an unfinished store of something else holds no samples", differing
+
+
+def _builder(plan: StorePlan) -> str:
+    """Who builds the store now; empty if nobody does."""
+    where = building_path(plan.path)
+    fd = files.open_existing(where)
+    try:
+        if not files.is_locked(fd, BUILDER_LOCK):
+            return ""
+        owner = read_owner(fd, where)
+        return f"pid {owner.pid} on {owner.host}" if owner else "an unknown process"
+    finally:
+        files.close(fd)

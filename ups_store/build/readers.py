@@ -1,0 +1,189 @@
+"""The readers of a whole build: one pool, which grows once there is something to read.
+
+Without a number of readers, small local files are read by the build's own process, since starting a reader
+would take longer; files on a network mount never are, since only a process of its own can be given up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ups_store import files
+from ups_store.build.config import ReadingConfig
+from ups_store.build.resources import free_descriptors, free_memory_nbytes, num_cores
+from ups_store.console import format_nbytes
+from ups_store.errors import StoreError
+from ups_store.ingest.pool import Patience, ReaderPool, Skipped
+from ups_store.ingest.read_request import ReadRequest
+
+START_S = 0.4  # what it takes to start a reader
+TINY_NBYTES = 32 << 20  # read within that time by a slow disk
+MAX_AUTO = 4  # readers beyond that wait for the one process that commits
+NUM_SLOTS = 2
+_SLOT_NBYTES = 17 << 20  # a batch of `read.BATCH_BYTES`; larger ones restart the readers
+_READER_NBYTES = 80 << 20  # Python, NumPy and HDF5
+_READER_DESCRIPTORS = 4
+_SPARE_DESCRIPTORS = 32  # for the store, its folder, and files of the system
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How many readers, and why, for people."""
+
+    num_workers: int
+    why: str
+
+
+class Readers:
+    """See the module.
+
+    Args:
+        config: What the user wants.
+        note: Told when a reader is replaced, and what was chosen.
+
+    Attributes:
+        pool: The pool; `resize`d here only.
+        choice: The last choice.
+    """
+
+    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None]) -> None:
+        self._is_auto = config.num_workers == "auto"
+        num_workers = 0 if config.num_workers == "auto" else config.num_workers
+        self.choice = Choice(num_workers, "nothing was read" if self._is_auto else "as configured")
+        self._is_rate_known = False
+        self._note = note
+        self.pool = ReaderPool(
+            num_workers,
+            slot_nbytes=_SLOT_NBYTES,
+            patience=Patience(
+                timeout_s=config.timeout_s, open_timeout_s=config.open_timeout_s, retries=config.retries
+            ),
+            on_error="skip" if config.on_error == "skip" else "raise",
+            note=note,
+        )
+
+    def for_opening(self, paths: Sequence[Path], *, nbytes: int = 0) -> ReaderPool:
+        """The pool for opening files and for reading so many bytes of them that aren't samples."""
+        if self._is_auto and not self.pool.num_workers:
+            if any(files.is_network(path) for path in paths):
+                self._choose(1, "the sources are on a network mount")
+            elif nbytes > TINY_NBYTES:
+                self._choose(1, f"{format_nbytes(nbytes)} to digest")
+        return self.pool
+
+    def for_samples(self, requests: Sequence[ReadRequest], *, nbytes: int, slot_nbytes: int) -> ReaderPool:
+        """The pool for reading samples.
+
+        Args:
+            requests: What is to be read.
+            nbytes: About how much that is.
+            slot_nbytes: Size of the largest batch.
+
+        Raises:
+            StoreError: Kind "no_memory" or "no_descriptors", if there isn't enough for one reader.
+            SourceError: As `ReaderPool.read`, which reads the first batch to see how long that takes.
+        """
+        self.pool.resize(self.pool.num_workers, slot_nbytes=slot_nbytes)
+        if self._is_auto and requests and not self._is_rate_known:
+            self._choose_for(requests, nbytes)
+        if self.pool.num_workers:
+            self._fit()
+        return self.pool
+
+    def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int) -> None:
+        if nbytes <= TINY_NBYTES:
+            if not self.pool.num_workers:
+                why = f"{format_nbytes(nbytes)} are read sooner than a reader starts"
+                self.choice = Choice(0, why)
+            return
+        most = min(num_cores(), MAX_AUTO, len(requests))
+        self._choose(1, "to measure")
+        self._fit()
+        rate = _rate(self.pool, requests[0])
+        self._is_rate_known = True
+        if rate is None:
+            self._choose(most, "the first batch can't be read")
+            return
+        # Another reader has to save more time than its start takes.
+        worth = max(1, math.floor(nbytes / rate / START_S))
+        shown = f"{format_nbytes(nbytes)} at {format_nbytes(int(rate))}/s by one reader, {num_cores()} cores"
+        self._choose(min(most, worth), shown)
+
+    def _choose(self, num_workers: int, why: str) -> None:
+        self.choice = Choice(num_workers, why)
+        self.pool.resize(num_workers, slot_nbytes=self.pool.slot_nbytes, num_slots=NUM_SLOTS)
+
+    def _fit(self) -> None:
+        """Have fewer readers, and then slots, than chosen if memory or descriptors don't suffice."""
+        wanted, slot_nbytes = self.pool.num_workers, self.pool.slot_nbytes
+        num_workers, num_slots = fitting(
+            wanted, slot_nbytes=slot_nbytes, memory=free_memory_nbytes(), descriptors=free_descriptors()
+        )
+        if (num_workers, num_slots) == (wanted, NUM_SLOTS):
+            return
+        self._note(
+            f"{num_workers} of {wanted} readers with {num_slots} slots: memory or descriptors are scarce"
+        )
+        self.choice = dataclasses.replace(self.choice, num_workers=num_workers)
+        self.pool.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pool.close()
+
+
+def inline_pool() -> ReaderPool:
+    """A pool of no readers: the calling process reads."""
+    return ReaderPool(0, slot_nbytes=0)
+
+
+def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: int) -> tuple[int, int]:
+    """As many readers as there is room for, at most `wanted`, and their number of slots.
+
+    Reading a batch takes the file's bytes beside the slot that they are cast into, so one slot more.
+
+    Raises:
+        StoreError: Kind "no_memory" or "no_descriptors", if there is no room for one.
+    """
+    num_workers = min(wanted, (descriptors - _SPARE_DESCRIPTORS) // _READER_DESCRIPTORS)
+    if num_workers < 1:
+        raise StoreError(
+            "too few file descriptors for a reader",
+            kind="no_descriptors",
+            expected=f"{_SPARE_DESCRIPTORS + _READER_DESCRIPTORS}",
+            found=f"{descriptors} free",
+            hint="raise `ulimit -n`, or use --num-workers 0",
+        )
+    for num_slots in range(NUM_SLOTS, 0, -1):
+        each = _READER_NBYTES + (num_slots + 1) * slot_nbytes
+        possible = num_workers if memory is None else min(num_workers, memory // each)
+        if possible >= 1:
+            return possible, num_slots
+    raise StoreError(
+        "too little memory for a reader",
+        kind="no_memory",
+        expected=f"{each:,} bytes, with one slot of {slot_nbytes:,}",
+        found=f"{memory:,} free",
+        hint="free some, or raise the limit of the container",
+    )
+
+
+def _rate(pool: ReaderPool, request: ReadRequest) -> float | None:
+    """Bytes per second that one reader gives; the file is open then, and its first batch in memory."""
+    for _ in range(2):  # the first includes the start of the reader
+        started = time.perf_counter()
+        items = list(pool.read([request]))
+    if isinstance(items[0], Skipped):
+        return None
+    return sum(array.nbytes for array in items[0][1].values()) / (time.perf_counter() - started)

@@ -1,0 +1,159 @@
+"""`verify --repair`: a damaged store made whole again from its sources, reading only what is damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import ups_store
+from ups_store import files
+from ups_store.build.config import load_config
+from ups_store.build.digests import DigestCache
+from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.read import read_batches
+from ups_store.build.run import Watcher, check_sources
+from ups_store.creation import identity_of
+from ups_store.doctor import ADVICE, Diagnosis, Status, examine
+from ups_store.errors import ConfigError, FormatError, IdentityMismatchError
+from ups_store.identity import config_hash, describe_differences, differences
+from ups_store.intact import read_intact
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair did.
+
+    Attributes:
+        path: The store.
+        num_samples: N.
+        num_copied: Samples taken from the damaged store.
+        num_rebuilt: Samples read from the sources.
+    """
+
+    path: Path
+    num_samples: int
+    num_copied: int
+    num_rebuilt: int
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything was wrong."""
+        return self.num_copied + self.num_rebuilt > 0
+
+
+def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), watcher: Watcher) -> Repair:
+    """Rebuild what is damaged of a finished store into a new file, and rename that over it.
+
+    The damaged file is only read; mappings of it stay valid. Interrupted, it continues when it is run again.
+    The checksum of an array without slots covers all samples, so damage there means to read all of them.
+
+    Args:
+        path: The damaged store.
+        config: YAML file that it was built with.
+        overrides: Dotted overrides, as for a build.
+        watcher: Told about progress.
+    Raises:
+        FormatError: If it isn't a finished store, or its metadata is damaged.
+        IdentityMismatchError: If the configuration and the sources give another store.
+        SourceError: If a source is unreadable or changed.
+    """
+    found = examine(path)
+    if found.status is Status.COMPLETE:
+        return Repair(path, found.num_samples, 0, 0)
+    if found.catalog is None or found.status not in (Status.DAMAGED, Status.TRUNCATED):
+        raise FormatError(
+            "it can't be repaired",
+            path=path,
+            kind="not_repairable",
+            expected="a damaged store whose metadata can be read",
+            found=found.status.value,
+            hint=ADVICE[found.status],
+        )
+    identity = found.catalog.root.identity
+    plan, on_nan = _plan(path, identity.get("content"), config, overrides)
+    watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
+    content = plan.identity(DigestCache(plan.path.parent), watcher.advance)
+    _check_identity(plan, content, identity, path)
+    good = _good(found)
+    return _rebuild(dataclasses.replace(plan, path=path), content, found, good, on_nan, watcher)
+
+
+def _plan(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> tuple[StorePlan, str]:
+    """The plan of the store's own task and split, whichever the configuration names."""
+    if not isinstance(content, dict) or content.get("kind") != "fields":
+        raise ConfigError(
+            "it wasn't built from a configuration",
+            path=path,
+            expected="a store that `python -m ups_store.build` made",
+            hint="`doctor --salvage OUT` copies what verifies",
+        )
+    flags = {"data.task": content["task"], "data.split": content["split"]}
+    settings = load_config(config, flags=flags, overrides=overrides)
+    return plan_store(settings, settings.data.task[0], settings.data.split[0]), settings.data.on_nan
+
+
+def _check_identity(
+    plan: StorePlan, content: Mapping[str, Any], found: Mapping[str, Any], path: Path
+) -> None:
+    expected = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
+    if config_hash(expected) == config_hash(dict(found)):
+        return
+    differing = differences(found, expected)
+    error = IdentityMismatchError(
+        f"the configuration gives another store (found -> given):\n{describe_differences(differing)}\n",
+        path=path,
+        hint="repair it with the configuration and the sources that it was built from",
+    )
+    error.differences = differing
+    raise error
+
+
+def _good(found: Diagnosis) -> npt.NDArray[np.bool_]:
+    """Which samples verify in every array, bool, shape (N,)."""
+    assert found.intact is not None
+    good = np.ones(found.num_samples, bool)
+    for name, mask in found.intact.samples.items():
+        good &= mask & (name not in found.intact.suspect)
+    return good
+
+
+def _rebuild(
+    plan: StorePlan,
+    content: Mapping[str, Any],
+    found: Diagnosis,
+    good: npt.NDArray[np.bool_],
+    on_nan: str,
+    watcher: Watcher,
+) -> Repair:
+    assert found.catalog is not None
+    layout = found.catalog.layout
+    with ups_store.create(
+        plan.path,
+        plan.arrays,
+        constants=plan.constants,
+        dims=plan.dims,
+        identity=content,
+        attrs=found.catalog.root.attrs,
+    ) as writer:
+        missing = writer.missing()
+        copied, damaged = missing[good[missing]], missing[~good[missing]]
+        watcher.stage(f"{plan.title}: samples", len(missing), unit="samples")
+        fd = files.open_existing(plan.path)
+        try:
+            for samples, arrays in read_intact(fd, layout, tuple(plan.arrays), copied, path=plan.path):
+                writer.commit_many(samples, arrays)
+                watcher.advance(len(samples))
+        finally:
+            files.close(fd)
+        for samples, arrays in read_batches(plan, damaged, on_nan=on_nan):
+            writer.commit_many(samples, arrays)
+            watcher.advance(len(samples))
+        check_sources(plan)
+        writer.finish()
+    return Repair(plan.path, len(good), len(copied), len(damaged))
