@@ -140,8 +140,8 @@ def find_sources(
 
     Raises:
         SourceError: Kind "missing_root", "missing_file" (of `files`), "not_a_file" (a pipe or device),
-            "ambiguous_source" (two files under `root` that could be the same one) or "no_source", with what was
-            looked for and what is there.
+            "ambiguous_source" (two files under `root` that could be the same one) or "no_source", with what
+            was looked for and what is there.
         ConfigError: If the split is unknown.
     """
     split = canonical_split(split)
