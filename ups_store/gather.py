@@ -7,6 +7,7 @@ of plain memory copies.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,13 @@ class Window:
 
 
 class _SlotBuffer(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Output memory of ours, shape (B, slot bytes): the bytes behind a sample's payload are nobody's."""
+    """Output memory of ours, shape (B, slot bytes): the bytes behind a sample's payload are nobody's.
+
+    Attributes:
+        payloads: The array that `gather` returned over it; views of that are like any foreign memory.
+    """
+
+    payloads: weakref.ref[npt.NDArray[Any]]
 
 
 def window_of(
@@ -94,9 +101,9 @@ def gather_array(
     view: npt.NDArray[Any],
     samples: Samples,
     window: Window | None,
-    out: npt.NDArray[Any] | None,
-) -> npt.NDArray[Any]:
-    """Copy samples of one array into `out`, or into new memory.
+    out: npt.NDArray[Any],
+) -> None:
+    """Copy samples of one array into `out`.
 
     Args:
         array: The array's layout.
@@ -104,17 +111,13 @@ def gather_array(
         view: The mapped array, shape (N, ...).
         samples: Sample numbers, all valid, shape (B,), int64.
         window: Window over time, or None.
-        out: Output, shape (B, ...), or None.
-    Returns:
-        The output; a new one has room for slots behind the scenes, which makes its reuse fastest.
+        out: Output that `output_for` made or checked, shape (B, ...).
     """
-    out = output_for(array, len(samples), window, out)
     if not out.size:
-        return out
+        return
     if window is not None:
         copy_windows(view, samples, window, out)
-    elif _has_slots(out, array.stride):
-        slots = np.ndarray((len(samples),), f"V{array.stride}", out.base)
+    elif (slots := _slots_of(out, array.stride)) is not None:
         _items(array, memory, array.stride).take(samples, out=slots, mode="clip")  # checked before
     elif not out.flags.c_contiguous:
         for row, sample in enumerate(samples.tolist()):
@@ -124,7 +127,6 @@ def gather_array(
         items[...] = _items(array, memory, array.meta.sample_nbytes)[samples]
     else:
         _copy_bytes(array, memory, samples, _bytes_of(out))
-    return out
 
 
 def _is_count(value: object) -> bool:
@@ -134,7 +136,10 @@ def _is_count(value: object) -> bool:
 def output_for(
     array: ArrayLayout, num: int, window: Window | None, out: npt.NDArray[Any] | None
 ) -> npt.NDArray[Any]:
-    """`out` if `num` samples or windows of the array fit into it, new memory for None, else `SpecError`."""
+    """`out` if `num` samples or windows of the array fit into it, new memory for None, else `SpecError`.
+
+    New memory has room for slots behind the scenes, which makes its reuse fastest.
+    """
     dtype, shape = dtype_of(array.meta.dtype), (num, *_shape_of(array.meta, window))
     if out is None:
         return _new_output(array, dtype, shape, has_slots=window is None)
@@ -161,19 +166,17 @@ def _new_output(
         return np.empty(shape, dtype)
     buffer = _SlotBuffer((shape[0], array.stride), np.uint8)
     inner = np.empty(shape[1:], dtype).strides
-    return np.ndarray(shape, dtype, buffer, 0, (array.stride, *inner))
+    payloads = np.ndarray(shape, dtype, buffer, 0, (array.stride, *inner))
+    buffer.payloads = weakref.ref(payloads)
+    return payloads
 
 
-def _has_slots(out: npt.NDArray[Any], stride: int) -> bool:
-    """Whether `out` is exactly the payloads of a slot buffer that this module made."""
-    base = out.base
-    return (
-        isinstance(base, _SlotBuffer)
-        and base.shape == (len(out), stride)
-        and out.strides[0] == stride
-        and out[0].flags.c_contiguous
-        and out.ctypes.data == base.ctypes.data
-    )
+def _slots_of(out: npt.NDArray[Any], stride: int) -> npt.NDArray[np.void] | None:
+    """The slots behind `out` if this module made it for such slots, else None."""
+    buffer = out.base
+    if isinstance(buffer, _SlotBuffer) and buffer.shape[1] == stride and buffer.payloads() is out:
+        return np.ndarray(buffer.shape[:1], f"V{stride}", buffer)
+    return None
 
 
 def _items(array: ArrayLayout, memory: Any, nbytes: int) -> npt.NDArray[np.void]:

@@ -354,7 +354,8 @@ class Store:
                 "indices", kind="index", expected="integers, shape (B,)", found=f"{raw.dtype} {raw.shape}"
             )
         samples = raw.astype(np.int64, copy=False)
-        if samples.size and (samples.min() < 0 or samples.max() >= len(self)):
+        # As unsigned numbers the negative ones are huge: one pass instead of two.
+        if samples.size and np.maximum.reduce(samples.view(np.uint64)) >= len(self):
             wrong = int(samples[(samples < 0) | (samples >= len(self))][0])
             expected = f"0 <= index < {len(self)}"
             raise SampleIndexError("no such sample", path=self.path, expected=expected, found=wrong)

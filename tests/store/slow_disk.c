@@ -1,15 +1,24 @@
-/* Preloaded into readers: reads of $SLOW_DISK_BYTES (4096) or more fail or hang while the file $SLOW_DISK exists. */
+/* Preloaded: reads of $SLOW_DISK_BYTES (4096) or more of HDF5 files fail or hang while the file $SLOW_DISK exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static int is_bad(size_t count) {
+static int is_hdf5(int fd) {
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length < 0 ? 0 : length] = 0;
+    return strstr(path, ".h5") || strstr(path, ".hdf5");
+}
+
+static int is_bad(int fd, size_t count) {
     const char *flag = getenv("SLOW_DISK");
     const char *bytes = getenv("SLOW_DISK_BYTES");
-    return count >= (size_t)(bytes ? atol(bytes) : 4096) && flag && access(flag, F_OK) == 0;
+    return count >= (size_t)(bytes ? atol(bytes) : 4096) && flag && access(flag, F_OK) == 0 && is_hdf5(fd);
 }
 
 static ssize_t misbehave(void) {
@@ -25,7 +34,7 @@ static ssize_t misbehave(void) {
     ssize_t name(int fd, void *to, size_t count, offset_type offset) {           \
         static ssize_t (*real)(int, void *, size_t, offset_type);                \
         if (!real) real = dlsym(RTLD_NEXT, #name);                               \
-        return is_bad(count) ? misbehave() : real(fd, to, count, offset);        \
+        return is_bad(fd, count) ? misbehave() : real(fd, to, count, offset);        \
     }
 
 SHIM(pread, off_t)

@@ -152,10 +152,10 @@ def test_read_that_hangs_ends_with_4_and_says_where(
     source: Path, tmp_path: Path, slow_disk: Callable[..., Path]
 ) -> None:
     flag = slow_disk("hang")
-    code, err = ended(tmp_path, "--num-workers=1", "--timeout=0.5", "--retries=0", "-vv", within_s=0.5)
+    code, err = ended(tmp_path, "--num-workers=1", "--timeout=2", "--retries=0", "-vv", within_s=2.0)
     assert code == 4
-    assert f"{source}, sample 0: reader " in err
-    assert "was late with samples 0..15 (attempt 1 of 1): expected at most 0.5 s, found reading for " in err
+    assert f"{source}, sample 4: reader " in err
+    assert "was late with samples 4..19 (attempt 1 of 1): expected at most 2 s, found reading for " in err
     assert "in read_samples" in err  # its stack
     flag.unlink()
     expect_finished_as_undisturbed(tmp_path, num_committed=16)
@@ -163,10 +163,10 @@ def test_read_that_hangs_ends_with_4_and_says_where(
 
 def test_open_that_hangs_ends_with_4(source: Path, tmp_path: Path, slow_disk: Callable[..., Path]) -> None:
     flag = slow_disk("hang", nbytes=1)
-    flags = ("--num-workers=2", "--open-timeout=0.3", "--retries=1")
-    code, err = ended(tmp_path, *flags, within_s=0.3 * 2 + 0.5 + 0.5)
+    flags = ("--num-workers=2", "--open-timeout=1", "--retries=1")
+    code, err = ended(tmp_path, *flags, within_s=1 * 2 + 0.5 + 0.5)
     assert code == 4
-    assert "was late with the structure (attempt 2 of 2): expected at most 0.3 s, found opening for" in err
+    assert "was late with the structure (attempt 2 of 2): expected at most 1 s, found opening for" in err
     flag.unlink()
     expect_finished_as_undisturbed(tmp_path, num_committed=16)
 
@@ -176,7 +176,7 @@ def test_first_line_and_diagnosis_are_told_while_a_read_hangs(
 ) -> None:
     slow_disk("hang")
     log = tmp_path / "log.json"
-    flags = ("--num-workers=1", "--timeout=2", "--retries=0", "--stall-warning=0.4", f"--log-json={log}")
+    flags = ("--num-workers=1", "--timeout=3", "--retries=0", "--stall-warning=0.4", f"--log-json={log}")
     with started(tmp_path, *flags) as process:
         assert process.stderr is not None
         begun = time.monotonic()
@@ -187,8 +187,8 @@ def test_first_line_and_diagnosis_are_told_while_a_read_hangs(
         )
         assert process.poll() is None
         err = process.communicate(timeout=START_S)[1]
-    assert "burgers1d train: samples (nothing done) waits for read" in err.replace("0 of 16", "nothing")
-    assert f": samples 0..15 of {source}" in err
+    assert "burgers1d train: samples (0 of 16 done) waits for read" in err
+    assert f": samples 4..19 of {source}" in err
     assert "in read_samples" in err
     assert "free memory " in err
     events = [json.loads(line) for line in log.read_text().splitlines()]
@@ -223,8 +223,8 @@ def test_stop_while_a_source_hangs_ends_with_5(
 def test_reader_that_is_lost_for_good_ends_the_build_and_keeps_what_is_committed(
     source: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    flags = ("--num-workers=1", "--timeout=0.5", "--retries=0")
-    got, err = ended(tmp_path, str(int(number)), *flags, code=DISTURBED, within_s=0.5)
+    flags = ("--num-workers=1", "--timeout=2", "--retries=0")
+    got, err = ended(tmp_path, str(int(number)), *flags, code=DISTURBED, within_s=4.0)
     assert got == code
     assert "process stopped" in err if number == signal.SIGSTOP else "killed by SIGKILL" in err
     with ups_store.open(building_path(tmp_path / "cache" / NAME), partial=True) as store:
@@ -235,8 +235,8 @@ def test_reader_that_is_lost_for_good_ends_the_build_and_keeps_what_is_committed
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_reader_that_is_lost_once_is_replaced(source: Path, tmp_path: Path, number: signal.Signals) -> None:
-    flags = ("--num-workers=2", "--timeout=0.5", "--retries=1")
-    code, err = ended(tmp_path, str(int(number)), *flags, code=DISTURBED, within_s=2.0)
+    flags = ("--num-workers=2", "--timeout=2", "--retries=1")
+    code, err = ended(tmp_path, str(int(number)), *flags, code=DISTURBED, within_s=4.0)
     assert code == 0
     assert "trying again" in err
     expect_finished_as_undisturbed(tmp_path, num_committed=0)
@@ -277,8 +277,8 @@ def test_damaged_chunks_are_skipped_and_exactly_they_are_named(tmp_path: Path, n
     code, err = ended(tmp_path, f"--num-workers={num_workers}", "--on-error=skip")
     assert code == 3
     assert "2 of 16 samples can't be read and were skipped: 3, 9" in err
-    assert err.count("skipped: ") - 1 == 2  # a line each
-    assert err.count(str(path)) >= 2
+    lines = [line for line in err.splitlines() if line.startswith(f"skipped: {path}, sample ")]
+    assert [line.split(" sample ")[1].split(":")[0] for line in lines] == ["3", "9"]
     with ups_store.open(building_path(tmp_path / "cache" / NAME), partial=True) as store:
         assert np.flatnonzero(~store.committed).tolist() == [3, 9]
     code, err = ended(tmp_path, "--on-error=skip")

@@ -498,6 +498,14 @@ def test_several_stores_of_equal_arrays_mix_in_a_batch_in_the_order_asked_for(ma
     assert [batch[row]["task"] for row in range(6)] == batch["task"]
 
 
+def test_windows_of_several_stores_mix_with_their_conditions(make_store: MakeStore) -> None:
+    paths = [make_store(trajectories(number), name=f"{number}_train.zarr.zip") for number in (2, 3)]
+    dataset = StoreDataset(paths, window=Window(horizon=2))
+    indices = [30, 0, 13, 14]
+    batch = dataset.__getitems__(indices)
+    assert all(equal(batch[row], dataset[index]) for row, index in enumerate(indices))
+
+
 def test_stores_of_different_arrays_share_a_dataset_but_no_batch(make_store: MakeStore) -> None:
     paths = [
         make_store({"latent": np.zeros((3, 4, width, 2))}, name=f"a{width}_train.zarr.zip")
