@@ -22,7 +22,8 @@ from build_helpers import BURGERS, build, settings, write_burgers
 import ups_store
 from ups_store.recovery import building_path
 
-pytestmark = pytest.mark.multi_process
+# Deadlines of seconds against a machine under load: run alone, by `make test-slow`.
+pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
 NAME = "burgers1d_train.zarr.zip"
 START_S = 8.0  # for Python and a reader on a busy machine, beside the deadline
@@ -154,8 +155,8 @@ def test_read_that_hangs_ends_with_4_and_says_where(
     flag = slow_disk("hang")
     code, err = ended(tmp_path, "--num-workers=1", "--timeout=2", "--retries=0", "-vv", within_s=2.0)
     assert code == 4
-    assert f"{source}, sample 4: reader " in err
-    assert "was late with samples 4..19 (attempt 1 of 1): expected at most 2 s, found reading for " in err
+    assert f"{source}, sample 2: reader " in err
+    assert "was late with samples 2..17 (attempt 1 of 1): expected at most 2 s, found reading for " in err
     assert "in read_samples" in err  # its stack
     flag.unlink()
     expect_finished_as_undisturbed(tmp_path, num_committed=16)
@@ -188,7 +189,7 @@ def test_first_line_and_diagnosis_are_told_while_a_read_hangs(
         assert process.poll() is None
         err = process.communicate(timeout=START_S)[1]
     assert "burgers1d train: samples (0 of 16 done) waits for read" in err
-    assert f": samples 4..19 of {source}" in err
+    assert f": samples 2..17 of {source}" in err
     assert "in read_samples" in err
     assert "free memory " in err
     events = [json.loads(line) for line in log.read_text().splitlines()]
