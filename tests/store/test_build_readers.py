@@ -1,0 +1,278 @@
+"""How many readers a build has, what it tells while it waits, and that none of it decides what is stored."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from build_helpers import BURGERS, Recorder, build, hash_of, settings, write_burgers
+
+from ups_store import files
+from ups_store.build import read, readers, resources
+from ups_store.build.config import BuildConfig, ReadingConfig, load_config
+from ups_store.build.event_log import EventLog
+from ups_store.build.read import UnreadSamplesError
+from ups_store.build.readers import fitting
+from ups_store.build.stall import StallWatcher
+from ups_store.errors import ConfigError, DiskFullError, StoreError
+
+MIB = 1 << 20
+PLENTY = 1 << 40
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_burgers(tmp_path / "source" / BURGERS)
+
+
+def reading(tmp_path: Path, **keys: Any) -> BuildConfig:
+    config = settings(tmp_path, split="train")
+    return config.model_copy(update={"reading": ReadingConfig(**keys)})
+
+
+# --- configuration ------------------------------------------------------------------------------------
+
+
+def test_how_sources_are_read_is_not_part_of_the_identity(source: Path, tmp_path: Path) -> None:
+    other = reading(tmp_path, num_workers=3, timeout_s=1, open_timeout_s=1, retries=0, on_error="skip")
+    assert hash_of(other) == hash_of(settings(tmp_path, split="train"))
+
+
+@pytest.mark.parametrize("value", ["many", "-1", "257", "1.5", "true"])
+def test_number_of_readers_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"reading\.num_workers: expected auto, or a whole number 0\.\.256"):
+        load_config(flags={"data.task": "burgers1d"}, overrides=[f"reading.num_workers={value}"])
+
+
+@pytest.mark.parametrize("key", ["timeout_s", "open_timeout_s", "stall_warning_s"])
+@pytest.mark.parametrize("value", ["0", "-1", ".nan", ".inf"])
+def test_time_that_is_no_deadline_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"reading\.{key}"):
+        load_config(flags={"data.task": "burgers1d"}, overrides=[f"reading.{key}={value}"])
+
+
+# --- how many -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "memory", "descriptors", "expected"),
+    [
+        (4, PLENTY, 1000, (4, 2)),
+        (4, None, 1000, (4, 2)),
+        (4, 2 * (80 + 3 * 16) * MIB, 1000, (2, 2)),
+        (4, (80 + 2 * 16) * MIB, 1000, (1, 1)),
+        (4, PLENTY, 40, (2, 2)),
+    ],
+)
+def test_readers_are_as_many_as_fit(
+    wanted: int, memory: int | None, descriptors: int, expected: tuple[int, int]
+) -> None:
+    assert fitting(wanted, slot_nbytes=16 * MIB, memory=memory, descriptors=descriptors) == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "descriptors", "kind", "both"),
+    [
+        (50_000_000, 1000, "no_memory", ("117,440,512", "50,000,000")),
+        (None, 35, "no_descriptors", ("36", "35")),
+    ],
+)
+def test_lack_of_room_for_one_reader_is_an_error_with_both_numbers(
+    memory: int | None, descriptors: int, kind: str, both: tuple[str, str]
+) -> None:
+    with pytest.raises(StoreError) as caught:
+        fitting(2, slot_nbytes=16 * MIB, memory=memory, descriptors=descriptors)
+    assert caught.value.kind == kind
+    assert all(number in str(caught.value) for number in both)
+
+
+def test_small_build_is_read_here_and_says_why(source: Path, tmp_path: Path) -> None:
+    report = build(settings(tmp_path, split="train"))
+    assert report.readers.num_workers == 0
+    assert "sooner than a reader starts" in report.readers.why
+    again = build(settings(tmp_path, split="train"))
+    assert (again.readers.num_workers, again.readers.why) == (0, "nothing was read")
+
+
+@pytest.mark.multi_process
+def test_large_build_measures_a_reader_and_gives_the_same_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = build(settings(tmp_path, split="train")).stores[0].path.read_bytes()
+    monkeypatch.setattr(readers, "TINY_NBYTES", 0)
+    monkeypatch.setattr(read, "BATCH_BYTES", 1)
+    report = build(settings(tmp_path, split="train"), overwrite=True)
+    assert report.readers.num_workers == 1  # another would take longer to start than all of it to read
+    assert "by one reader" in report.readers.why
+    assert report.stores[0].path.read_bytes() == expected
+
+
+@pytest.mark.multi_process
+def test_network_mount_is_never_read_here(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "is_network", lambda path: path == source)
+    watcher = Recorder()
+    report = build(settings(tmp_path, split="train"), watcher)
+    assert report.readers == readers.Choice(1, "the sources are on a network mount")
+
+
+@pytest.mark.multi_process
+def test_tasks_and_splits_share_the_readers(source: Path, tmp_path: Path) -> None:
+    pids: set[int] = set()
+
+    def look(watcher: Recorder) -> None:
+        pids.update(reader.pid for reader in watcher.pool.status().readers)
+
+    all_splits = settings(tmp_path).model_copy(update={"reading": ReadingConfig(num_workers=1)})
+    report = build(all_splits, Recorder(on_advance=look))
+    assert len(report.stores) == 3
+    assert len(pids) == 1
+
+
+@pytest.mark.multi_process
+def test_valid_store_starts_no_reader(source: Path, tmp_path: Path) -> None:
+    build(settings(tmp_path, split="train"))
+    watcher = Recorder()
+    build(settings(tmp_path, split="train"), watcher)
+    assert watcher.pool.status().readers == ()
+
+
+# --- resources ----------------------------------------------------------------------------------------
+
+
+def test_free_memory_is_what_the_tightest_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 8000 kB\n")
+    (tmp_path / "cgroup").write_text("0::/job/step\n")
+    own = tmp_path / "fs" / "job" / "step"
+    own.mkdir(parents=True)
+    for folder, limit in ((own, "max"), (own.parent, "5000000")):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("3000000\n")
+        (folder / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
+    monkeypatch.setattr(resources, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(resources, "_OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(resources, "_CGROUPS", tmp_path / "fs")
+    assert resources.free_memory_nbytes() == 3_000_000
+    (own.parent / "memory.max").write_text("max\n")
+    assert resources.free_memory_nbytes() == 8000 * 1024
+
+
+def test_free_descriptors_fall_with_each_open_file(tmp_path: Path) -> None:
+    before = resources.free_descriptors()
+    with (tmp_path / "file").open("w"):
+        assert resources.free_descriptors() == before - 1
+
+
+def test_disk_without_room_for_all_stores_is_refused_before_digesting(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 1000)
+    watcher = Recorder()
+    with pytest.raises(DiskFullError) as caught:
+        build(settings(tmp_path), watcher)
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (20 * (7 * 10 * 4 + 8), 1000)
+    assert watcher.stages == []
+
+
+# --- samples that are skipped -------------------------------------------------------------------------
+
+
+def test_skipped_samples_are_named_and_other_stores_are_built(tmp_path: Path) -> None:
+    fields = np.random.default_rng(0).random((20, 7, 10)).astype("f4")
+    fields[6, 0, 0] = np.nan  # sample 4 of train
+    write_burgers(tmp_path / "source" / BURGERS, fields=fields)
+    config = settings(tmp_path).model_copy(update={"reading": ReadingConfig(on_error="skip")})
+    watcher = Recorder()
+    with pytest.raises(UnreadSamplesError) as caught:
+        build(config, watcher)
+    assert (caught.value.samples, caught.value.exit_code) == ((4,), 3)
+    assert [path.name for path in sorted(config.cache.dir.glob("*.zip"))] == [
+        "burgers1d_test.zarr.zip",
+        "burgers1d_val.zarr.zip",
+    ]
+    assert sum(note.startswith("skipped: ") for note in watcher.notes) == 1
+
+
+def test_file_that_is_lost_is_asked_for_nothing_more(tmp_path: Path) -> None:
+    for nu in (0.01, 0.1):
+        write_burgers(tmp_path / "source" / f"1D_Burgers_Sols_Nu{nu}.hdf5", nu=nu)
+    config = settings(tmp_path, split="train").model_copy(update={"reading": ReadingConfig(on_error="skip")})
+    seen: list[str] = []
+
+    def remove(watcher: Recorder) -> None:
+        if not seen and watcher.stages[-1][2] == "samples":
+            seen.append("removed")
+            (tmp_path / "source" / "1D_Burgers_Sols_Nu0.1.hdf5").unlink()
+
+    with pytest.raises(UnreadSamplesError) as caught:
+        build(config, Recorder(on_advance=remove))
+    assert caught.value.samples == tuple(range(16, 32))
+
+
+# --- what is told -------------------------------------------------------------------------------------
+
+
+def test_stages_tell_what_everything_waits_for(source: Path, tmp_path: Path) -> None:
+    watcher = Recorder()
+    build(settings(tmp_path, split="train"), watcher)
+    assert watcher.waited_for == ["digest", "read", "commit", "read", "finish"]
+
+
+def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
+    told: list[str] = []
+    heard = threading.Event()
+
+    def say(diagnosis: str) -> None:
+        told.append(diagnosis)
+        heard.set()
+
+    with StallWatcher(0.1, folder=tmp_path, say=say) as watcher:
+        watcher.stage("burgers1d train: samples", 16, unit="samples")
+        watcher.waits("commit")
+        watcher.advance(3)
+        assert heard.wait(10)
+    assert "burgers1d train: samples (3 of 16 done) waits for commit" in told[0]
+    assert "test_stall_is_told_with_stage_and_own_stack" in told[0]
+    assert f"free disk in {tmp_path}" in told[0]
+
+
+def test_progress_keeps_a_stall_from_being_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    with StallWatcher(2.0, folder=tmp_path, say=told.append) as watcher:
+        for _ in range(30):
+            watcher.advance(1)
+            time.sleep(0.1)
+    assert told == []
+
+
+def test_event_log_is_lines_of_json_and_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "log.json"
+    for _ in range(2):
+        with EventLog(path) as log:
+            log.stage("a", 2, unit="samples")
+            log.waits("read")
+            log.advance(2)
+            log.note("well")
+    with pytest.raises(DiskFullError), EventLog(path):
+        raise DiskFullError("no room")
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    one_run = ["start", "stage", "progress", "note", "end"]
+    assert [event["event"] for event in events] == [*one_run, *one_run, "start", "error", "end"]
+    progress = events[2]
+    assert (progress["done"], progress["total"], progress["waits_for"]) == (2, 2, "read")
+    assert events[-2]["kind"] == "disk_full"
+    assert [event["is_done"] for event in events if event["event"] == "end"] == [True, True, False]
+
+
+def test_event_log_that_can_not_be_written_is_a_wrong_flag(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="check --log-json"):
+        EventLog(tmp_path)
