@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
-import ups_store.gather
+import ups_store
 from benchmarks.inputs import NAME, Folder, Memory, check, make_store, values_of
-from benchmarks.measure import TIME, Comparison, compare, timed, tracked
+from benchmarks.measure import TIME, Comparison, Timed, compare, timed, tracked
 from benchmarks.scale import MIB, SCALE
+
+Batch = npt.NDArray[np.int64]
 
 BATCH = 64
 NUM_BATCHES = 256
-NO_LOOP, ALWAYS_LOOP = 1 << 62, 0  # values of LOOP_BYTES
 
 
 class _Random:
@@ -69,7 +70,7 @@ class Gather(_Random):
 
 
 class GatherMethods(_Random):
-    """The methods of `gather` and memcpy in turns: where one overtakes another decides `LOOP_BYTES`."""
+    """The methods of `gather`, the rejected one beside them, and memcpy, all in turns."""
 
     params = SCALE.method_sizes
     param_names = ("sample_bytes",)
@@ -77,42 +78,57 @@ class GatherMethods(_Random):
     def setup(self, sample_bytes: int) -> None:
         self.prepare(sample_bytes, has_own_output=True)
         self.foreign = {NAME: np.ones(self.out[NAME].shape, np.float32)}
+        self.source, self.target = (_items(values) for values in (self.store[NAME], self.foreign[NAME]))
+        self.index(self.batches[1])
+        check(self.foreign[NAME], values_of(self.batches[1], sample_bytes))
 
     def teardown(self, sample_bytes: int) -> None:
         self.clean()
 
+    def take(self, samples: Batch) -> None:
+        self.store.gather(samples, [NAME], out=self.out)
+
+    def loop(self, samples: Batch) -> None:
+        self.store.gather(samples, [NAME], out=self.foreign)
+
+    def index(self, samples: Batch) -> None:
+        self.target[...] = self.source[samples]
+
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """By method, each over the memcpy of the same round."""
-        methods = {"slots": self.out, "items": self.foreign, "loop": self.foreign}
-        copy, batches = timed(self.memory.copy), itertools.cycle(self.batches)
-        seconds: dict[str, list[float]] = {name: [] for name in (*methods, "memcpy")}
-        for i in range(SCALE.read_pairs):
-            for name, out in methods.items():
-                limit = NO_LOOP if name == "items" else ALWAYS_LOOP
-                with mock.patch.object(ups_store.gather, "LOOP_BYTES", limit):
-                    seconds[name].append(self.gather_s(next(batches), out))
-            seconds["memcpy"].append(copy(i))
+        batches = itertools.cycle(self.batches)
+        methods = {"take": self.take, "loop": self.loop, "index": self.index}
+        calls = {name: _timed_over(method, batches) for name, method in methods.items()}
+        calls["memcpy"] = timed(self.memory.copy)
+        rounds = [[call(i) for call in calls.values()] for i in range(SCALE.read_pairs)]
+        seconds = dict(zip(calls, zip(*rounds, strict=True), strict=True))
         nbytes = self.out[NAME].nbytes
         return {name: Comparison.of(seconds[name], seconds["memcpy"], nbytes=nbytes) for name in methods}
 
-    def gather_s(self, samples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]]) -> float:
-        return timed(lambda i: self.store.gather(samples, [NAME], out=out))(0)
-
-    @tracked("gather into slots (take), over memcpy", TIME)
-    def track_slots(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["slots"]
+    @tracked("gather into our own output (one take of slots), over memcpy", TIME)
+    def track_take(self, sample_bytes: int) -> float:
+        self.comparison = self.comparisons["take"]
         return self.comparison.time_ratio
 
-    @tracked("gather by items, over memcpy", TIME)
-    def track_items(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["items"]
+    @tracked("rejected: bare NumPy indexing of samples as items, over memcpy", TIME)
+    def track_index(self, sample_bytes: int) -> float:
+        self.comparison = self.comparisons["index"]
         return self.comparison.time_ratio
 
-    @tracked("gather by a loop, over memcpy", TIME)
+    @tracked("gather into foreign output (loop of copies), over memcpy", TIME)
     def track_loop(self, sample_bytes: int) -> float:
         self.comparison = self.comparisons["loop"]
         return self.comparison.time_ratio
+
+
+def _timed_over(method: Callable[[Batch], None], batches: Iterator[Batch]) -> Timed:
+    return timed(lambda i: method(next(batches)))
+
+
+def _items(values: npt.NDArray[Any]) -> npt.NDArray[np.void]:
+    """Samples as items of raw bytes, shape (N,), no copy."""
+    return values.view(f"V{values[0].nbytes}")[:, 0]
 
 
 class GatherChecked(_Random):

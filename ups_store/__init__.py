@@ -5,35 +5,34 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ups_store.array_spec import ArraySpec
-from ups_store.errors import (
-    ArrayNotFoundError,
-    BuildInterruptedError,
-    BuildLockedError,
-    CommitError,
-    ConfigError,
-    CorruptChunkError,
-    DiskFullError,
-    FormatError,
-    IdentityMismatchError,
-    NotCommittedError,
-    ReadTimeoutError,
-    SampleIndexError,
-    SourceError,
-    SpecError,
-    StoreClosedError,
-    StoreError,
-    StoreNotFoundError,
-    StoreReplacedError,
-    TruncatedError,
-    VersionTooNewError,
-)
-from ups_store.layout import FORMAT_VERSION
-from ups_store.reader import Store
-from ups_store.reader import open_store as open
-
 if TYPE_CHECKING:
+    from ups_store.array_spec import ArraySpec
     from ups_store.creation import create, join
+    from ups_store.errors import (
+        ArrayNotFoundError,
+        BuildInterruptedError,
+        BuildLockedError,
+        CommitError,
+        ConfigError,
+        CorruptChunkError,
+        DiskFullError,
+        FormatError,
+        IdentityMismatchError,
+        NotCommittedError,
+        ReadTimeoutError,
+        SampleIndexError,
+        SourceError,
+        SpecError,
+        StoreClosedError,
+        StoreError,
+        StoreNotFoundError,
+        StoreReplacedError,
+        TruncatedError,
+        VersionTooNewError,
+    )
+    from ups_store.layout import FORMAT_VERSION
+    from ups_store.reader import Store
+    from ups_store.reader import open_store as open
     from ups_store.writer import Committer, StoreWriter
 
 __all__ = [
@@ -67,13 +66,29 @@ __all__ = [
     "open",
 ]
 
-_WRITING = {"create": "creation", "join": "creation", "Committer": "writer", "StoreWriter": "writer"}
+_HOMES = {  # module and name there; everything else is an error class
+    "ArraySpec": ("array_spec", "ArraySpec"),
+    "Committer": ("writer", "Committer"),
+    "FORMAT_VERSION": ("layout", "FORMAT_VERSION"),
+    "Store": ("reader", "Store"),
+    "StoreWriter": ("writer", "StoreWriter"),
+    "create": ("creation", "create"),
+    "join": ("creation", "join"),
+    "open": ("reader", "open_store"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # A training process only reads: the writing side is imported when it is first asked for.
-    if name not in _WRITING:
+    # NumPy and each side of the store are imported when they are first asked for: a training process only
+    # reads, and `import ups_store` alone costs nothing.
+    if name not in __all__:
         raise AttributeError(f"module 'ups_store' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"ups_store.{_WRITING[name]}"), name)
+    module, attribute = _HOMES.get(name, ("errors", name))
+    value = globals()[name] = getattr(import_module(f"ups_store.{module}"), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

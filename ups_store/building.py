@@ -112,6 +112,8 @@ class BuildingFile:
 
 def runs(samples: Samples) -> list[tuple[int, int]]:
     """Consecutive stretches of sorted sample numbers, at least one, as `(first, num)`."""
+    if samples[-1] - samples[0] == len(samples) - 1:
+        return [(int(samples[0]), len(samples))]
     breaks = np.flatnonzero(np.diff(samples) != 1) + 1
     return [(int(part[0]), len(part)) for part in np.split(samples, breaks)]
 

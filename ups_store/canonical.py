@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import rfc8785
 
 from ups_store.errors import SpecError
 
+_SIMPLE_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _MAX_EXACT_INTEGER = 2**53 - 1  # beyond it two JSON readers may see different numbers (RFC 8785, 3.2.2.3)
 
 
@@ -24,7 +26,8 @@ def canonical_json(document: Any, *, what: str) -> bytes:
         SpecError: For a value that JSON can't hold exactly; names its key path.
     """
     try:
-        return rfc8785.dumps(plain_json(document, what=what))
+        plain = plain_json(document, what=what)
+        return _SIMPLE_JSON.encode(plain).encode() if _is_simple(plain) else rfc8785.dumps(plain)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
         raise _refused(what, "valid Unicode, nested less than a thousand deep", error) from error
 
@@ -35,6 +38,15 @@ def plain_json(document: Any, *, what: str) -> Any:
         return _plain(document, what)
     except RecursionError as error:
         raise _refused(what, "a document nested less than a thousand deep", error) from error
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether `json`, five times as fast, writes what RFC 8785 wants: no fractions, only ASCII keys."""
+    if isinstance(value, dict):
+        return all(map(str.isascii, value)) and all(map(_is_simple, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_simple, value))
+    return not isinstance(value, float)
 
 
 def _plain(value: Any, where: str) -> Any:

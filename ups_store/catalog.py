@@ -230,8 +230,9 @@ def checked_layout(
                     found=length,
                 )
     geometry = {m.name: {"shape": list(m.shape), "dtype": m.dtype, "dims": list(m.dims)} for m, _ in metas}
-    differing = differences(root.identity.get("arrays"), geometry)
-    if differing:
+    declared = root.identity.get("arrays")
+    if declared != geometry:
+        differing = differences(declared, geometry)
         where, (declared, found) = next(iter(differing.items()))
         raise FormatError(
             f"arrays don't match the identity document, key 'arrays.{where}'",

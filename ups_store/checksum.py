@@ -30,11 +30,26 @@ def crc32c(data: Bytes, start: int = 0) -> int:
 
 
 @functools.cache
-def _castagnoli() -> Callable[[Bytes, int], int]:
+def _castagnoli() -> Callable[..., int]:
     import crc32c as package  # its import takes 40 ms, and opening a store doesn't need it
 
-    function: Callable[[Bytes, int], int] = package.crc32c
+    function: Callable[..., int] = package.crc32c
     return function
+
+
+def crc32_each(rows: npt.NDArray[np.uint8], nbytes: int) -> list[int]:
+    """CRC-32 of the first `nbytes` of every row; `rows` is C-contiguous, shape (M, stride), uint8."""
+    return _of_each(zlib_ng.crc32, rows, nbytes)
+
+
+def crc32c_each(rows: npt.NDArray[np.uint8], nbytes: int) -> list[int]:
+    """CRC-32C of the first `nbytes` of every row; `rows` is C-contiguous, shape (M, stride), uint8."""
+    return _of_each(_castagnoli(), rows, nbytes)
+
+
+def _of_each(function: Callable[[Bytes], int], rows: npt.NDArray[np.uint8], nbytes: int) -> list[int]:
+    memory, (num, stride) = rows.reshape(-1).data, rows.shape  # its slices cost a fifth of NumPy's rows
+    return [function(memory[first : first + nbytes]) for first in (i * stride for i in range(num))]
 
 
 def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
@@ -68,7 +83,8 @@ def crc32c_rows(rows: npt.NDArray[np.uint8], start: int = 0) -> npt.NDArray[np.u
         Shape (M,), uint32; equal to `crc32c(row, start)` of each row.
     """
     if len(rows) < _FEW_ROWS:
-        return np.array([crc32c(row.tobytes(), start) for row in rows], np.uint32)
+        function = _castagnoli()
+        return np.array([function(row, start) for row in map(bytes, rows.tolist())], np.uint32)
     crc = np.full(len(rows), start ^ 0xFFFFFFFF, np.uint32)
     for column in rows.T:
         crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,30 +16,13 @@ from ups_store import files
 from ups_store.build_tail import pack_records
 from ups_store.building import BuildingFile, Samples, runs
 from ups_store.checksum import combine_crc32, crc32, crc32c
+from ups_store.encode import CrcTable, Piece
 from ups_store.errors import CommitError, CorruptChunkError, DiskFullError, NotCommittedError
 from ups_store.layout import ArrayLayout
 from ups_store.recovery import commits_among, read_commits, read_records
 from ups_store.zip_records import pack_directory
 
 _COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is made
-
-CrcTable = npt.NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples ready to be written.
-
-    Attributes:
-        samples: Sample numbers, sorted and distinct, shape (M,).
-        slots: Per array in file order, the slots (large) or bytes (small) of the samples, shape (M, stride),
-            uint8; owned by the batch, so nobody changes them after the checksums were taken.
-        crcs: CRC-32 of each row of `slots`, shape (M, num_arrays).
-    """
-
-    samples: Samples
-    slots: tuple[npt.NDArray[np.uint8], ...]
-    crcs: CrcTable
 
 
 def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.bool_]:
@@ -55,21 +37,33 @@ def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.
     return commits_among(fd, layout, building.header, samples, records)
 
 
-def commit_batch(building: BuildingFile, batch: Batch) -> None:
+def commit_pieces(building: BuildingFile, samples: Samples, pieces: Iterable[Piece]) -> None:
     """Write samples whose locks are held, slots first, records second (spec 6.7).
 
+    Args:
+        building: The file.
+        samples: Sample numbers, sorted and distinct.
+        pieces: These samples in the same order, encoded while they are asked for.
     Raises:
         CommitError: If a write or sync failed: none of these samples counts as committed, and the file must
             not be written through this descriptor again, for the kernel reports a failed sync only once.
     """
-    samples = batch.samples
     what = f"samples {int(samples[0])}..{int(samples[-1])} were not committed"
     with _failures_named(building, what):
-        for array, slots in zip(building.layout.per_sample, batch.slots, strict=True):
-            _write_rows(building.fd, array.offset, array.stride, samples, slots)  # 1
+        crcs = np.concatenate([_write_piece(building, piece) for piece in pieces])  # 1
         if not building.is_lazy:
             files.sync_data(building.fd)  # 2: the bytes are durable before a record says so
-        _write_records(building, samples, pack_records(building.header, samples, batch.crcs))
+        _write_records(building, samples, pack_records(building.header, samples, crcs))
+
+
+def _write_piece(building: BuildingFile, piece: Piece) -> CrcTable:
+    fd = building.fd
+    for array, slots in zip(building.layout.per_sample, piece.slots, strict=True):
+        _write_rows(fd, array.offset, array.stride, piece.samples, slots)
+        if not building.is_lazy and array.meta.is_sharded:
+            first, last = array.offset + piece.samples[[0, -1]] * array.stride
+            files.start_writeback(fd, int(first), int(last - first) + array.stride)
+    return piece.crcs
 
 
 def _write_records(building: BuildingFile, samples: Samples, records: npt.NDArray[np.uint32]) -> None:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.building import Samples
-from ups_store.checksum import crc32, crc32c
-from ups_store.commit import Batch
+from ups_store.checksum import crc32_each, crc32c_each
 from ups_store.errors import SpecError
 from ups_store.layout import ArrayLayout, Layout
 from ups_store.metadata import ArrayMeta, dtype_of
 
-Arrays = Mapping[str, npt.ArrayLike]
+# Fits the processor's cache, and the disk writes one piece while the next is encoded.
+PIECE_BYTES = 1 << 20
 
-_CHECKSUM = struct.Struct("<I")
+Arrays = Mapping[str, npt.ArrayLike]
+Values = Mapping[str, npt.NDArray[Any]]
+CrcTable = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive samples of a batch, ready to be written.
+
+    Attributes:
+        samples: Sample numbers, sorted and distinct, shape (M,).
+        slots: Per array in file order, the slots (large) or bytes (small) of the samples, shape (M, stride),
+            uint8; private, so nobody changes them after the checksums were taken.
+        crcs: CRC-32 of each row of `slots`, shape (M, num_arrays).
+    """
+
+    samples: Samples
+    slots: tuple[npt.NDArray[np.uint8], ...]
+    crcs: CrcTable
 
 
 def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -63,41 +81,38 @@ def _no_such_numbers(meta: ArrayMeta, found: object) -> SpecError:
     return SpecError("wrong values", kind="dtype", array=meta.name, expected=expected, found=found)
 
 
-def encode_batch(layout: Layout, samples: Samples, values: Arrays) -> Batch:
-    """Copy samples into slots and take their checksums.
+def encode_pieces(layout: Layout, samples: Samples, rows: Samples, values: Values) -> Iterator[Piece]:
+    """Copy samples into slots and take their checksums, about `PIECE_BYTES` at a time.
 
     Args:
         layout: Geometry of the store.
         samples: Sorted distinct sample numbers, shape (M,).
-        values: Every per-sample array, shape (M, ...).
-    Returns:
-        A batch that owns its bytes.
+        rows: Where each of them lies in `values`, shape (M,).
+        values: Every per-sample array as `as_payload` returns it.
+    Yields:
+        Pieces in the order of `samples`; one is valid until the next is asked for, which reuses its memory.
     """
-    slots, crcs = [], np.empty((len(samples), len(layout.per_sample)), np.uint32)
-    for i, array in enumerate(layout.per_sample):
-        meta = array.meta
-        payload = as_payload(values[meta.name], meta, (len(samples), *meta.sample_shape))
-        slots.append(_copy_to_slots(array, payload))
-        crcs[:, i] = _seal(array, slots[-1])
-    return Batch(samples, tuple(slots), crcs)
+    per_piece = max(1, PIECE_BYTES // max(1, sum(array.stride for array in layout.per_sample)))
+    num = min(per_piece, len(samples))
+    buffers = [np.zeros((num, array.stride), np.uint8) for array in layout.per_sample]
+    for first in range(0, len(samples), per_piece):
+        chosen = rows[first : first + per_piece]
+        slots = tuple(buffer[: len(chosen)] for buffer in buffers)
+        crcs = np.empty((len(chosen), len(slots)), np.uint32)
+        for i, array in enumerate(layout.per_sample):
+            crcs[:, i] = _fill(array, slots[i], values[array.meta.name], chosen)
+        yield Piece(samples[first : first + per_piece], slots, crcs)
 
 
-def _copy_to_slots(array: ArrayLayout, payload: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Slots with zeros behind the payload, shape (M, stride)."""
-    nbytes = array.meta.sample_nbytes
-    slots = np.empty((len(payload), array.stride), np.uint8)
-    slots[:, :nbytes] = payload.reshape(len(payload), -1).view(np.uint8).reshape(len(payload), nbytes)
-    slots[:, nbytes:] = 0
-    return slots
-
-
-def _seal(array: ArrayLayout, slots: npt.NDArray[np.uint8]) -> list[int]:
-    """Write the chunk checksum behind every payload that has a slot; returns the CRC-32 of the rows."""
-    nbytes, stride, has_slots = array.meta.sample_nbytes, array.stride, array.meta.is_sharded
-    memory, crcs = slots.reshape(-1).data, []  # its slices cost a fifth of NumPy's rows
-    for first in (i * stride for i in range(len(slots))):
-        if has_slots:
-            end = first + nbytes
-            _CHECKSUM.pack_into(memory, end, crc32c(memory[first:end]))
-        crcs.append(crc32(memory[first : first + stride]))
-    return crcs
+def _fill(
+    array: ArrayLayout, slots: npt.NDArray[np.uint8], value: npt.NDArray[Any], rows: Samples
+) -> list[int]:
+    """Copy rows of `value` into slots, whose padding is zero, and seal them; returns the CRC-32 of each."""
+    nbytes, num = array.meta.sample_nbytes, len(rows)
+    is_run = rows[-1] - rows[0] == num - 1 and bool((np.diff(rows) == 1).all())
+    payload = value[rows[0] : rows[0] + num] if is_run else value[rows]
+    slots[:, :nbytes] = payload.reshape(num, -1).view(np.uint8).reshape(num, nbytes)
+    if array.meta.is_sharded:
+        checksums = np.array(crc32c_each(slots, nbytes), "<u4")
+        slots[:, nbytes : nbytes + checksums.itemsize] = checksums[:, None].view(np.uint8)
+    return crc32_each(slots, array.stride)

@@ -1,8 +1,8 @@
 """Batches: samples, or windows of them, copied from the mapped array into an output (spec 7.5).
 
-Three ways, chosen by where the output lies; which is fastest when was measured (`docs/performance.md`):
-whole slots by one `np.take` into a buffer of slots, one indexing operation with samples as items, and a loop
-of plain memory copies.
+Three ways, chosen by how array and output lie; which is fastest when was measured (`docs/performance.md`):
+one `take` of whole slots into a buffer of slots, one `take` of samples that lie without gaps, and a loop of
+plain memory copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ups_store.metadata import ArrayMeta, dtype_of
 
 TIME_DIM = "time"
 MAX_ITEM_BYTES = 2**31 - 1  # NumPy's limit for one item
-LOOP_BYTES = 8192  # from here on a loop of copies beats one indexing operation, which copies twice
 
 Samples = npt.NDArray[np.int64]
 
@@ -122,11 +121,11 @@ def gather_array(
     elif not out.flags.c_contiguous:
         for row, sample in enumerate(samples.tolist()):
             out[row, ...] = view[sample]
-    elif array.meta.sample_nbytes < LOOP_BYTES:
-        items = np.ndarray((len(samples),), f"V{array.meta.sample_nbytes}", _bytes_of(out))
-        items[...] = _items(array, memory, array.meta.sample_nbytes)[samples]
-    else:
+    elif array.meta.is_sharded:
         _copy_bytes(array, memory, samples, _bytes_of(out))
+    else:
+        items = np.ndarray((len(samples),), f"V{array.stride}", _bytes_of(out))
+        _items(array, memory, array.stride).take(samples, out=items, mode="clip")
 
 
 def _is_count(value: object) -> bool:
@@ -189,7 +188,8 @@ def _bytes_of(out: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _copy_bytes(array: ArrayLayout, memory: Any, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
-    # Slices of memoryviews copy with one memmove each and half the overhead of NumPy's assignment.
+    # Slices of memoryviews copy with one memmove each and half the overhead of NumPy's assignment; `take`
+    # would first copy an array that has gaps, and indexing with `samples` copies twice.
     source, target, nbytes = memoryview(memory), rows.data.cast("B"), array.meta.sample_nbytes
     firsts = (array.offset + samples * array.stride).tolist()
     for at, first in zip(range(0, len(target), nbytes), firsts, strict=True):

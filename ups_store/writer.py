@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from ups_store import files
 from ups_store.building import BuildingFile, Samples
-from ups_store.commit import Batch, commit_batch, committed_among, finish, publish
-from ups_store.encode import Arrays, as_payload, encode_batch
+from ups_store.commit import commit_pieces, committed_among, finish, publish
+from ups_store.encode import Arrays, Piece, as_payload, encode_pieces
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
 from ups_store.recovery import read_commits
 
@@ -86,15 +86,13 @@ class Committer:
         with self._mutex, building.gate(exclusive=False), building.samples_locked(samples[order]):
             fresh = order[~committed_among(building, samples[order])]
             if len(fresh):
-                in_order = len(fresh) == len(samples) and bool((np.diff(order) == 1).all())
-                chosen = values if in_order else {name: value[fresh] for name, value in values.items()}
-                self._write(encode_batch(building.layout, samples[fresh], chosen))
+                self._write(samples[fresh], encode_pieces(building.layout, samples[fresh], fresh, values))
                 written[fresh] = True
         return written
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, samples: Samples, pieces: Iterable[Piece]) -> None:
         try:
-            commit_batch(self.building, batch)
+            commit_pieces(self.building, samples, pieces)
         except BaseException:
             self._failed = True  # a second sync could report success for pages that the first one dropped
             raise

@@ -16,7 +16,7 @@ from ups_store import SampleIndexError, SpecError, Store, gather
 from ups_store.metadata import dtype_of
 
 NUM_SAMPLES = 7
-SIZES = (1, 8, 4095, 4096, 4097, 8191, 8192, 8200, 20_000)  # around slots (4096) and the loop (LOOP_BYTES)
+SIZES = (1, 8, 4095, 4096, 4097, 8191, 8192, 8200, 20_000)  # from 4096 on samples have slots
 ORDERS = {
     "permuted": [5, 0, 6, 2, 1],
     "repeated": [3, 3, 0, 3],
@@ -64,13 +64,9 @@ def reversed_rows(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
     return np.full((num, nbytes), 0xAA, np.uint8)[::-1]
 
 
-@pytest.mark.parametrize("loop_bytes", [1, gather.LOOP_BYTES, 1 << 30], ids=["loop", "default", "items"])
 @pytest.mark.parametrize("make", [None, empty, with_gaps, transposed, every_other, reversed_rows])
 @pytest.mark.parametrize("order", ORDERS)
-def test_gather_is_indexing_by_samples(
-    store: Store, monkeypatch: pytest.MonkeyPatch, order: str, make: Callable[..., Any], loop_bytes: int
-) -> None:
-    monkeypatch.setattr(gather, "LOOP_BYTES", loop_bytes)
+def test_gather_is_indexing_by_samples(store: Store, order: str, make: Callable[..., Any]) -> None:
     indices = ORDERS[order]
     out = None if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
     batch = store.gather(indices, out=out)
