@@ -77,21 +77,26 @@ class OpenManyOverFew:
 
 class Import:
     def setup(self) -> None:
-        if "torch" in _imported("ups_store"):
+        if "torch" in _imported("ups_store.reader"):
             raise AssertionError("import ups_store imports torch")
 
     @cached_property
-    def comparison(self) -> Comparison:
-        return compare(
-            lambda i: _import_s("ups_store"), lambda i: _import_s("numpy"), pairs=SCALE.process_pairs
-        )
+    def comparisons(self) -> dict[str, Comparison]:
+        """Each over the import of NumPy, which opening needs too."""
+        sides = {"package": "ups_store", "reader": "ups_store.reader"}
+        return {
+            side: compare(partial(_import_s, module), partial(_import_s, "numpy"), pairs=SCALE.process_pairs)
+            for side, module in sides.items()
+        }
 
     @tracked("import ups_store in a new process", "s", at_most=0.15)
     def track_import(self) -> float:
+        self.comparison = self.comparisons["package"]
         return self.comparison.ours_s
 
-    @tracked("import ups_store, over import numpy", TIME)
-    def track_import_over_numpy(self) -> float:
+    @tracked("import ups_store and what opening needs, over import numpy", TIME)
+    def track_reader_over_numpy(self) -> float:
+        self.comparison = self.comparisons["reader"]
         return self.comparison.time_ratio
 
 
@@ -99,7 +104,7 @@ def _open(path: Path, i: int) -> None:
     ups_store.open(path).close()
 
 
-def _import_s(module: str) -> float:
+def _import_s(module: str, i: int) -> float:
     code = f"import time; a = time.perf_counter(); import {module}; print(time.perf_counter() - a)"
     return float(_run(code))
 

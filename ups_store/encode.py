@@ -15,8 +15,8 @@ from ups_store.errors import SpecError
 from ups_store.layout import ArrayLayout, Layout
 from ups_store.metadata import ArrayMeta, dtype_of
 
-# Fits the processor's cache, and the disk writes one piece while the next is encoded.
-PIECE_BYTES = 1 << 20
+# Durable: the disk writes one piece while the next is encoded. Lazy: nothing overlaps; big writes cost less.
+DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 4 << 20
 
 Arrays = Mapping[str, npt.ArrayLike]
 Values = Mapping[str, npt.NDArray[Any]]
@@ -81,18 +81,21 @@ def _no_such_numbers(meta: ArrayMeta, found: object) -> SpecError:
     return SpecError("wrong values", kind="dtype", array=meta.name, expected=expected, found=found)
 
 
-def encode_pieces(layout: Layout, samples: Samples, rows: Samples, values: Values) -> Iterator[Piece]:
-    """Copy samples into slots and take their checksums, about `PIECE_BYTES` at a time.
+def encode_pieces(
+    layout: Layout, samples: Samples, rows: Samples, values: Values, *, piece_bytes: int
+) -> Iterator[Piece]:
+    """Copy samples into slots and take their checksums, about `piece_bytes` at a time.
 
     Args:
         layout: Geometry of the store.
         samples: Sorted distinct sample numbers, shape (M,).
         rows: Where each of them lies in `values`, shape (M,).
         values: Every per-sample array as `as_payload` returns it.
+        piece_bytes: Room for at least one sample is taken.
     Yields:
         Pieces in the order of `samples`; one is valid until the next is asked for, which reuses its memory.
     """
-    per_piece = max(1, PIECE_BYTES // max(1, sum(array.stride for array in layout.per_sample)))
+    per_piece = max(1, piece_bytes // max(1, sum(array.stride for array in layout.per_sample)))
     num = min(per_piece, len(samples))
     buffers = [np.zeros((num, array.stride), np.uint8) for array in layout.per_sample]
     for first in range(0, len(samples), per_piece):

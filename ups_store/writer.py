@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,14 @@ import numpy.typing as npt
 from ups_store import files
 from ups_store.building import BuildingFile, Samples
 from ups_store.commit import commit_pieces, committed_among, finish, publish
-from ups_store.encode import Arrays, Piece, as_payload, encode_pieces
+from ups_store.encode import (
+    DURABLE_PIECE_BYTES,
+    LAZY_PIECE_BYTES,
+    Arrays,
+    Values,
+    as_payload,
+    encode_pieces,
+)
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
 from ups_store.recovery import read_commits
 
@@ -86,13 +93,16 @@ class Committer:
         with self._mutex, building.gate(exclusive=False), building.samples_locked(samples[order]):
             fresh = order[~committed_among(building, samples[order])]
             if len(fresh):
-                self._write(samples[fresh], encode_pieces(building.layout, samples[fresh], fresh, values))
+                self._write(samples[fresh], fresh, values)
                 written[fresh] = True
         return written
 
-    def _write(self, samples: Samples, pieces: Iterable[Piece]) -> None:
+    def _write(self, samples: Samples, rows: Samples, values: Values) -> None:
+        building = self.building
+        piece_bytes = LAZY_PIECE_BYTES if building.is_lazy else DURABLE_PIECE_BYTES
         try:
-            commit_pieces(self.building, samples, pieces)
+            pieces = encode_pieces(building.layout, samples, rows, values, piece_bytes=piece_bytes)
+            commit_pieces(building, samples, pieces)
         except BaseException:
             self._failed = True  # a second sync could report success for pages that the first one dropped
             raise

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -165,3 +166,20 @@ def test_canonical_json_refuses_endless_nesting() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert "nested" in str(refusal({"a": endless}))
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON_VALUES)
+def test_canonical_json_is_the_text_of_the_reference_implementation(document: Any) -> None:
+    """Spec 8.2: also where `json` writes it."""
+    assert canonical_json(document, what="") == rfc8785.dumps(document)
