@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         VersionTooNewError,
     )
     from ups_store.layout import FORMAT_VERSION
+    from ups_store.opening import open_any as open
+    from ups_store.parts import PartedStore
     from ups_store.reader import Store
-    from ups_store.reader import open_store as open
     from ups_store.writer import Committer, StoreWriter
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "FormatError",
     "IdentityMismatchError",
     "NotCommittedError",
+    "PartedStore",
     "ReadTimeoutError",
     "SampleIndexError",
     "SourceError",
@@ -74,7 +76,8 @@ _HOMES = {  # module and name there; everything else is an error class
     "StoreWriter": ("writer", "StoreWriter"),
     "create": ("creation", "create"),
     "join": ("creation", "join"),
-    "open": ("reader", "open_store"),
+    "open": ("opening", "open_any"),
+    "PartedStore": ("parts", "PartedStore"),
 }
 
 

@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ups_store.early_interrupt import INTERRUPTED
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
 
-INTERRUPTED = 5
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
 _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 

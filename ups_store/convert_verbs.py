@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import typer
 
-import ups_store
 from ups_store.console import Verbose, format_nbytes, interruptible, log, print_json, progress_bar
 from ups_store.errors import SpecError
+from ups_store.reader import open_store
 
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the source's checksums first")]
@@ -35,7 +35,7 @@ def export(
 
     with (
         interruptible(NOTHING_KEPT),
-        ups_store.open(path) as store,
+        open_store(path) as store,
         progress_bar(f"writing {out.name}", total=store.nbytes) as bar,
     ):
         print(export_store(store, out, to=to, force=force, verify=not no_verify, progress=bar))
@@ -83,7 +83,7 @@ def concat(
         raise typer.BadParameter("expected one store or more, and the one to write", param_hint="FILE... OUT")
     with contextlib.ExitStack() as opened:
         opened.enter_context(interruptible())
-        stores = [opened.enter_context(ups_store.open(path)) for path in paths[:-1]]
+        stores = [opened.enter_context(open_store(path)) for path in paths[:-1]]
         total = sum(store.nbytes for store in stores)
         bar = opened.enter_context(progress_bar(f"writing {paths[-1].name}", total=total))
         print(concat_stores(stores, paths[-1], verify=not no_verify, progress=bar))
@@ -107,7 +107,7 @@ def split(
         raise typer.BadParameter("expected one of the two", param_hint="--fractions, --samples")
     with (
         interruptible(),
-        ups_store.open(path) as store,
+        open_store(path) as store,
         progress_bar(f"splitting {path.name}", total=store.nbytes) as bar,
     ):
         ranges = _ranges(len(store), fractions, samples)
@@ -146,7 +146,7 @@ def pack(
 
     with (
         interruptible(NOTHING_KEPT),
-        ups_store.open(path) as store,
+        open_store(path) as store,
         progress_bar(f"packing {path.name}", total=store.nbytes, quiet=as_json) as bar,
     ):
         done = pack_store(

@@ -335,13 +335,18 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+def system_text(path: Path) -> str | None:
+    """Text of one of the kernel's own small files; None where it doesn't have it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
 def boot_id() -> bytes:
     """16 bytes that change with every boot of the machine; zeros where the system doesn't tell."""
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        return bytes(16)
-    return bytes.fromhex(text.strip().replace("-", ""))
+    text = system_text(Path("/proc/sys/kernel/random/boot_id"))
+    return bytes(16) if text is None else bytes.fromhex(text.strip().replace("-", ""))
 
 
 def build_id() -> bytes:

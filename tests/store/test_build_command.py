@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -86,18 +87,42 @@ def test_json_is_one_document_on_stdout_and_notes_go_to_stderr(invoke: Invoke, t
     assert json.loads((tmp_path / "new/manifest.json").read_text()) == document
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(invoke: Invoke, source: Path, tmp_path: Path) -> None:
-    outcome = invoke("--tasks burgers1d --root source --dry-run")
+def test_dry_run_says_what_would_become_of_every_store_and_writes_nothing(
+    invoke: Invoke, source: Path, tmp_path: Path
+) -> None:
+    outcome = invoke("--tasks burgers1d --root source --dry-run --json")
     assert (outcome.code, outcome.err) == (0, "")
-    assert [store["num_samples"] for store in json.loads(outcome.out)] == [16, 2, 2]
+    planned = json.loads(outcome.out)
+    assert [(store["num_samples"], store["action"]) for store in planned] == [
+        (16, "build"),
+        (2, "build"),
+        (2, "build"),
+    ]
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
+    invoke("--tasks burgers1d --root source --splits train")
+    lines = invoke("--tasks burgers1d --root source --dry-run").out.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["reuse", "build", "build"]
 
 
-@pytest.mark.parametrize("flag", ["--overwrite", "--rehash", "--manifest m.json"])
-def test_flag_without_effect_in_a_dry_run_is_warned_about(flag: str, invoke: Invoke, source: Path) -> None:
-    outcome = invoke(f"--tasks burgers1d --root source --dry-run {flag}")
+def test_overwrite_and_rehash_reach_the_dry_run(
+    invoke: Invoke, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("--tasks burgers1d --root source --splits train")
+    words = "--tasks burgers1d --root source --splits train --dry-run"
+    assert ": rebuild: --overwrite, " in invoke(f"{words} --overwrite").out
+    digested = []
+    full = digests._full
+    monkeypatch.setattr(digests, "_full", lambda *args: digested.append(args) or full(*args))
+    invoke(words)
+    assert digested == []
+    invoke(f"{words} --rehash")
+    assert len(digested) == 1
+
+
+def test_manifest_of_a_dry_run_is_warned_about(invoke: Invoke, source: Path) -> None:
+    outcome = invoke("--tasks burgers1d --root source --dry-run --manifest m.json")
     assert outcome.code == 0
-    assert outcome.err.startswith("warning: --dry-run")
+    assert outcome.err == "warning: --manifest has no effect: --dry-run writes nothing\n"
     assert not Path("m.json").exists()
 
 
@@ -109,7 +134,7 @@ def test_help_names_every_flag(invoke: Invoke) -> None:
         "num-workers parallel timeout open-timeout retries on-error stall-warning log-json "
     )
     for flag in f"{flags} overwrite manifest json dry-run verbose".split():
-        assert f"--{flag} " in outcome.out
+        assert f"--{flag}" in re.split(r"[\s,]+", outcome.out)
 
 
 def test_module_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

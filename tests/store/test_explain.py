@@ -1,4 +1,4 @@
-"""`build --explain` says what the build then does, and writes nothing."""
+"""`build --dry-run` says what the build then does, and writes nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
 
 import ups_store
+from ups_store import files
 from ups_store.build import read
 from ups_store.build.config import BuildConfig
 from ups_store.build.explain import Explanation, explain_all
+from ups_store.build_tail import BUILDER_LOCK
 from ups_store.errors import BuildInterruptedError, StoreError
 from ups_store.recovery import building_path
 
@@ -37,11 +39,11 @@ def state_of(folder: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-def explain(config: BuildConfig) -> Explanation:
+def explain(config: BuildConfig, watcher: Recorder | None = None, *, overwrite: bool = False) -> Explanation:
     """The explanation of the only store; checks that nothing was written."""
     folder = Path(config.data.root).parent
     before = state_of(folder)
-    (explained,) = explain_all(config, watcher=Recorder())
+    (explained,) = explain_all(config, watcher=watcher or Recorder(), overwrite=overwrite)
     assert state_of(folder) == before
     return explained
 
@@ -144,13 +146,48 @@ def test_store_that_is_being_built_is_refused(config: BuildConfig) -> None:
     assert (found.action, f"pid {os.getpid()}" in found.reason) == ("refuse", True)
 
 
-def test_explain_flag_prints_a_line_or_json(config: BuildConfig) -> None:
+def test_sources_are_not_read_where_nothing_is_there_to_compare_with(config: BuildConfig) -> None:
+    watcher = Recorder()
+    assert explain(config, watcher).action == "build"
+    assert watcher.stages == []
+
+
+def test_overwrite_rebuilds_what_is_there_without_reading_sources(config: BuildConfig) -> None:
+    watcher = Recorder()
+    assert explain(config, overwrite=True).action == "build"
+    build(config)
+    assert (explain(config, watcher, overwrite=True).action, watcher.stages) == ("rebuild", [])
+
+
+def test_overwrite_of_a_store_that_is_being_built_is_refused(config: BuildConfig) -> None:
+    interrupt(config, 5)
+    assert explain(config, overwrite=True).action == "rebuild"
+    fd = files.open_existing(building_path(config.cache.dir / NAME), writable=True)
+    try:
+        assert files.try_lock(fd, BUILDER_LOCK)
+        found = explain(config, overwrite=True)
+    finally:
+        files.close(fd)
+    assert (found.action, "being built by pid" in found.reason) == ("refuse", True)
+
+
+def test_valid_and_missing_stores_are_told_apart(config: BuildConfig) -> None:
+    build(config)
+    both = settings(Path(config.data.root).parent, split="train,val")
+    found = [(explained.split, explained.action) for explained in explain_all(both, watcher=Recorder())]
+    assert found == [("train", "reuse"), ("val", "build")]
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--explain"])
+def test_flag_prints_a_line_or_json(flag: str, config: BuildConfig) -> None:
     root = Path(config.data.root)
     command = [sys.executable, "-m", "ups_store.build", "--tasks", "burgers1d", "--splits", "train"]
-    command += ["--root", str(root), "--cache-dir", str(config.cache.dir), "--explain"]
+    command += ["--root", str(root), "--cache-dir", str(config.cache.dir), flag]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == f"burgers1d train: build: there is none yet, {config.cache.dir / NAME}\n"
+    where = config.cache.dir / NAME
+    assert done.stdout == f"burgers1d train: build: there is none yet, 16 samples, 4.6 kB, {where}\n"
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)[0]["action"] == "build"
+    (document,) = json.loads(done.stdout)
+    assert (document["action"], document["num_samples"], document["path"]) == ("build", 16, str(where))
+    assert document["sources"] == {str(root / BURGERS): [2, 18]}
     assert not config.cache.dir.exists()
-    assert subprocess.run([*command, "--overwrite"], capture_output=True, timeout=60).returncode == 2

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import ups_store
 from ups_store import files
-from ups_store.cli import app
 from ups_store.garbage import find_garbage, remove_garbage
+from ups_store.verbs import app
 
 ARRAYS = {"u": ups_store.ArraySpec((3, 4), "float32")}
 

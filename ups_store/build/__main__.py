@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from ups_store.console import run
+from typing import NoReturn
+
+from ups_store.early_interrupt import importing
 
 
-def main() -> None:
-    """Run the command; what it needs is imported here, where Ctrl-C already ends in a message."""
-    from ups_store.build.command import main as command
-
-    command()
+def main() -> NoReturn:
+    """Build what the command line says, and end the process with its exit code."""
+    with importing():
+        from ups_store.build.command import main as command
+        from ups_store.console import run
+    run(command)
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -7,14 +7,18 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.watchers import watching
 from ups_store.console import Verbose, is_verbose, log, print_json
+from ups_store.early_interrupt import importing
 from ups_store.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ups_store.build.explain import Explanation
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 _LISTS = ("--tasks", "--splits")  # take several words: --tasks burgers1d advection1d
@@ -87,10 +91,10 @@ def build(
     manifest: Annotated[Path | None, typer.Option(help="write what was done as JSON")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest instead of lines")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what would be built, write nothing")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="say which stores would be reused or not and why, write nothing")
+        bool,
+        typer.Option(
+            "--dry-run", "--explain", help="say which stores would be built or reused and why; write nothing"
+        ),
     ] = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -115,20 +119,18 @@ def build(
     settings = load_config(config, flags=flags, overrides=overrides or [])
     with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
         log(_first_line(settings))
-    from ups_store.build import stores  # h5py: not for --help
+    with importing():  # h5py: not for --help
+        from ups_store.build import stores
+        from ups_store.build.explain import explain_all
 
-    if explain:
-        if dry_run or overwrite or manifest:
-            raise ConfigError("--explain", expected="none of --dry-run, --overwrite, --manifest beside it")
-        _explain(settings, rehash=rehash, as_json=as_json)
-        return
-    if dry_run and (overwrite or rehash or manifest):
-        log("--dry-run writes and digests nothing: other flags have no effect", label="warning")
+    if dry_run and manifest:
+        log("--manifest has no effect: --dry-run writes nothing", label="warning", style="yellow")
     elif manifest:
         stores.prepare_manifest(manifest)
     with watching(settings, log_json=log_json) as watcher:
         if dry_run:
-            print_json([stores.describe_plan(plan) for plan in stores.plan_all(settings, {}, watcher)])
+            explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
+            _show_explained(explained, as_json=as_json)
             return
         report = stores.build_all(settings, watcher=watcher, overwrite=overwrite, rehash=rehash)
     if is_verbose():
@@ -142,11 +144,7 @@ def build(
             print(result.summary())
 
 
-def _explain(settings: BuildConfig, *, rehash: bool, as_json: bool) -> None:
-    from ups_store.build.explain import explain_all
-
-    with watching(settings) as watcher:
-        explained = explain_all(settings, watcher=watcher, rehash=rehash)
+def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:
     if as_json:
         print_json([explanation.to_json() for explanation in explained])
         return

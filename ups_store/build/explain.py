@@ -1,4 +1,4 @@
-"""`build --explain`: what a build would do with each store, and why; nothing is written."""
+"""`build --dry-run`: what a build would do with each store, and why; nothing is written."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import ups_store
 from ups_store import files
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
 from ups_store.build.run import Watcher
-from ups_store.build.stores import plan_all
+from ups_store.build.stores import describe_plan, plan_all
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
+from ups_store.console import format_nbytes
 from ups_store.creation import identity_of
 from ups_store.errors import StoreError, StoreNotFoundError
 from ups_store.identity import describe_differences, differences
+from ups_store.reader import open_store
 from ups_store.recovery import building_path
 
 Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
 Document = Mapping[str, Any]
+_Verdict = tuple[Action, str, dict[str, tuple[Any, Any]]]  # with the reason and the differences
 
 
 @dataclass(frozen=True)
@@ -29,61 +31,80 @@ class Explanation:
     """What would become of one store.
 
     Attributes:
-        path: The store.
         task: Its task.
         split: Its split.
         action: "reuse", "build", "continue", "rebuild", or "refuse": the build would stop with an error.
         reason: Why, for people.
+        plan: The store as JSON values: path, num_samples, nbytes, arrays, constants, sources.
         differences: Keys of the identity that differ from what is there, with `(found, wanted)`.
     """
 
-    path: str
     task: str
     split: str
     action: Action
     reason: str
+    plan: dict[str, Any]
     differences: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        text = f"{self.task} {self.split}: {self.action}: {self.reason}, {self.path}"
+        size = f"{self.plan['num_samples']} samples, {format_nbytes(self.plan['nbytes'])}"
+        text = f"{self.task} {self.split}: {self.action}: {self.reason}, {size}, {self.plan['path']}"
         if not self.differences:
             return text
         return f"{text}\nfound -> wanted:\n{describe_differences(self.differences)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        return vars(self)
+        """The same as JSON values, those of the plan beside the others."""
+        values = dict(vars(self))
+        return {**values, **values.pop("plan")}
 
 
-def explain_all(config: BuildConfig, *, watcher: Watcher, rehash: bool = False) -> list[Explanation]:
-    """Explain every store of a configuration; sources whose digests aren't known are read.
+def explain_all(
+    config: BuildConfig, *, watcher: Watcher, rehash: bool = False, overwrite: bool = False
+) -> list[Explanation]:
+    """Explain every store of a configuration.
 
+    Where something is there to compare with, sources whose digests aren't known are read.
+
+    Args:
+        config: What would be built.
+        watcher: Told about progress.
+        rehash: Whether known digests aren't believed.
+        overwrite: Whether the build would be told to build anew whatever is there.
     Raises:
         SourceError: As `build_all` says.
     """
     digests = DigestCache(config.cache.dir, rehash=rehash, save=False)
-    return [_explain(plan, digests, watcher) for plan in plan_all(config, {}, watcher)]
+    return [_explain(plan, digests, watcher, overwrite) for plan in plan_all(config, {}, watcher)]
 
 
-def _explain(plan: StorePlan, digests: DigestCache, watcher: Watcher) -> Explanation:
+def _explain(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> Explanation:
+    action, reason, differing = _verdict(plan, digests, watcher, overwrite)
+    return Explanation(plan.task.name, plan.split, action, reason, describe_plan(plan), differing)
+
+
+def _verdict(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> _Verdict:
+    if plan.path.is_dir():
+        return "refuse", "there is a folder in its place", {}
+    is_begun = files.exists(building_path(plan.path))
+    if not is_begun and not files.exists(plan.path):
+        return "build", "there is none yet", {}
+    if overwrite:
+        owner = _builder(plan) if is_begun else ""
+        return ("refuse", f"being built by {owner}", {}) if owner else ("rebuild", "--overwrite", {})
     watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
     content = plan.identity(digests, watcher.advance)
     wanted = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
     action, reason, differing = _published(plan, wanted)
-    if action in ("build", "rebuild") and files.exists(building_path(plan.path)):
-        action, reason, differing = _unfinished(plan, wanted, action)
-    return Explanation(str(plan.path), plan.task.name, plan.split, action, reason, differing)
-
-
-_Verdict = tuple[Action, str, dict[str, tuple[Any, Any]]]
+    if is_begun and action in ("build", "rebuild"):
+        return _unfinished(plan, wanted, action)
+    return action, reason, differing
 
 
 def _published(plan: StorePlan, wanted: Document) -> _Verdict:
     """What a build does about the finished store that is there, or isn't."""
-    if plan.path.is_dir():
-        return "refuse", "there is a folder in its place", {}
     try:
-        with ups_store.open(plan.path) as store:
+        with open_store(plan.path) as store:
             differing = differences(store.identity, wanted)
     except StoreNotFoundError:
         return "build", "there is none yet", {}
@@ -98,7 +119,7 @@ def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdic
     """What a build does about the building file that is there."""
     where = building_path(plan.path)
     try:
-        with ups_store.open(where, partial=True) as store:
+        with open_store(where, partial=True) as store:
             differing = differences(store.identity, wanted)
             num_committed = int(store.committed.sum())
     except StoreError as error:

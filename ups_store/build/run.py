@@ -33,6 +33,7 @@ from ups_store.errors import (
 from ups_store.identity import config_hash, describe_differences, differences
 from ups_store.ingest.pool import ReaderPool, Skipped
 from ups_store.ingest.reader_process import changed
+from ups_store.reader import open_store
 from ups_store.recovery import building_path
 from ups_store.writer import StoreWriter
 
@@ -142,14 +143,14 @@ def build_store(
         check_sources(plan)
         with clock.timed("finish"):
             writer.finish()
-    with ups_store.open(plan.path) as store:
+    with open_store(plan.path) as store:
         return _result(plan, store, clock, num_committed=num_committed, statistics=statistics)
 
 
 def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) -> ups_store.Store | None:
     """The store that is there, if it was made from the same; tells what differs otherwise."""
     try:
-        store = ups_store.open(plan.path)
+        store = open_store(plan.path)
     except StoreNotFoundError:
         return None
     except FormatError as error:
@@ -177,7 +178,7 @@ def _prepare_place(path: Path, watcher: Watcher) -> None:
 
 
 def _interrupted(plan: StorePlan, overwrite: bool) -> BuildInterruptedError:
-    with ups_store.open(building_path(plan.path), partial=True) as unfinished:
+    with open_store(building_path(plan.path), partial=True) as unfinished:
         num_committed = int(unfinished.committed.sum())
     return BuildInterruptedError(
         f"interrupted: {num_committed} of {plan.num_samples} samples are committed",
@@ -240,7 +241,7 @@ def _writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool) -> 
     try:
         return create("raise")
     except IdentityMismatchError:
-        with ups_store.open(building_path(plan.path), partial=True) as unfinished:
+        with open_store(building_path(plan.path), partial=True) as unfinished:
             if unfinished.committed.any():
                 raise
         return create("restart")
@@ -272,6 +273,6 @@ def _commit_missing(
 
 
 def _add_committed(plan: StorePlan, statistics: Statistics, samples: npt.NDArray[np.int64]) -> None:
-    with ups_store.open(building_path(plan.path), partial=True) as store:
+    with open_store(building_path(plan.path), partial=True) as store:
         for batch in split_batches(samples, plan.sample_nbytes):
             statistics.add(store.gather(batch))

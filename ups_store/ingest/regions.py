@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import h5py
 import numpy as np
 
+from ups_store.ingest.contiguous import raw_samples
 from ups_store.ingest.info import Selection
 
-BLOCK_BYTES = 64 * 2**20  # of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB
+# Of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB. Up to here the C library
+# gives every hyperslab the memory of the one before (`reader_handle`), which costs no page faults.
+BLOCK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -25,44 +28,77 @@ class _Region:
 
 
 def read_samples(
-    out: np.ndarray, dataset: h5py.Dataset, *, axes: str, to_axes: str, first: int, selection: Selection
+    out: np.ndarray,
+    dataset: h5py.Dataset,
+    *,
+    axes: str,
+    to_axes: str,
+    first: int,
+    selection: Selection,
+    got_on: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read `len(out)` consecutive samples.
+    """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
 
     Args:
-        out: Where they go, shape (samples, ...) in the order of `to_axes` after reduction; any strides.
-        dataset: Dataset with the axes `axes`, sample and time leading.
+        out: Where they go, shape (samples, ...) in the order of `to_axes` after reduction; any strides, and
+            any floating dtype, to which they are cast.
+        dataset: Dataset with the axes `axes`.
         axes: Its axes as letters, in stored order. Without "s" it is one sample.
         to_axes: Axes of `out` as letters, "s" first; those that the dataset lacks have length 1 in `out`.
         first: Number of the first sample in the dataset.
         selection: Strides in space and time.
+        got_on: Called after every part of it.
     """
+    raw = raw_samples(dataset, out, axes=axes, to_axes=to_axes, selection=selection)
+    if raw is not None:
+        raw.read_into(out, first=first, got_on=got_on)
+        return
     for region in _regions(dataset, axes, first, len(out), selection.reduce_time):
         block = _read_region(dataset, axes, region, selection)
         target = out[region.rows, region.frames] if "t" in to_axes else out[region.rows]
-        target[...] = _in_order(block, axes, to_axes)
+        np.copyto(target, _in_order(block, axes, to_axes), casting="unsafe")
+        got_on()
+
+
+def chunk_length(dataset: h5py.Dataset, axes: str, axis: str) -> int:
+    """Length of the dataset's chunks along an axis; 1 if it has no chunks, or no such axis."""
+    return dataset.chunks[axes.index(axis)] if dataset.chunks and axis in axes else 1
 
 
 def _regions(dataset: h5py.Dataset, axes: str, first: int, count: int, stride: int) -> Iterator[_Region]:
-    """Cut samples `first .. first + count` into hyperslabs of about `BLOCK_BYTES` at most."""
+    """Cut samples `first .. first + count` into hyperslabs of about `BLOCK_BYTES`, of whole chunks.
+
+    A hyperslab that covers a part of a chunk would have all of it decoded, and the next one again.
+    """
     shape = dict(zip(axes, dataset.shape, strict=True))
     num_times = shape.get("t", 1)
     frame_bytes = dataset.dtype.itemsize * math.prod(n for axis, n in shape.items() if axis not in "st")
-    samples_per_block = max(1, BLOCK_BYTES // (frame_bytes * num_times))
+    samples_per_chunk = chunk_length(dataset, axes, "s")
+    times_per_chunk = chunk_length(dataset, axes, "t")
+    samples_per_block = _whole(BLOCK_BYTES // (frame_bytes * num_times), samples_per_chunk)
     times_per_block = num_times
-    if frame_bytes * num_times > BLOCK_BYTES:
-        # Whole chunks at a time, or each would be decoded more than once.
-        chunk = dataset.chunks[axes.index("t")] if dataset.chunks and "t" in axes else 1
-        times_per_block = chunk * max(1, BLOCK_BYTES // (frame_bytes * chunk))
-    for row in range(0, count, samples_per_block):
-        rows = slice(row, min(row + samples_per_block, count))
-        samples = slice(first + rows.start, first + rows.stop)
-        for time in range(0, num_times, times_per_block):
-            stop = min(time + times_per_block, num_times)
-            start = -(-time // stride) * stride  # the first selected step from `time` on
-            if start < stop:
-                frames = slice(start // stride, -(-stop // stride))
-                yield _Region(samples, slice(start, stop, stride), rows, frames)
+    if samples_per_chunk * frame_bytes * num_times > BLOCK_BYTES:
+        times_per_block = _whole(BLOCK_BYTES // (frame_bytes * samples_per_chunk), times_per_chunk)
+    for samples in _aligned(first, first + count, samples_per_block):
+        rows = slice(samples.start - first, samples.stop - first)
+        for times in _aligned(0, num_times, times_per_block):
+            start = -(-times.start // stride) * stride  # the first selected step from here on
+            if start < times.stop:
+                frames = slice(start // stride, -(-times.stop // stride))
+                yield _Region(samples, slice(start, times.stop, stride), rows, frames)
+
+
+def _whole(num: int, per_chunk: int) -> int:
+    """`num` rounded down to whole chunks, at least one."""
+    return max(1, num // per_chunk) * per_chunk
+
+
+def _aligned(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Cut a range at the multiples of `size`."""
+    while start < stop:
+        end = min(start // size * size + size, stop)
+        yield slice(start, end)
+        start = end
 
 
 def _read_region(dataset: h5py.Dataset, axes: str, region: _Region, selection: Selection) -> np.ndarray:

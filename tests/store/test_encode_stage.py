@@ -1,0 +1,107 @@
+"""The encode stage of a build: what an encoder returns is checked before anybody stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ups_store import ArraySpec, ConfigError
+from ups_store.build.encode import EncodeError, encode_batches
+from ups_store.encoder import Encoder, load_encoder
+
+N, T, X = 6, 3, 8
+FIELDS = ArraySpec((N, T, X, 1), "float32")
+SPECS = {"latent": ArraySpec((N, T, X // 2, 1), "float16"), "nu": ArraySpec((N,), "float64")}
+
+
+class Pairs:
+    """Averages neighbouring points; a test may have it spoil what it returns."""
+
+    def __init__(self, checkpoint: Path, *, spoil: Any = None) -> None:
+        self.checkpoint, self.spoil = checkpoint, spoil
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"class": "Pairs", "weights": "0" * 64}
+
+    def output_spec(self, arrays: Mapping[str, ArraySpec]) -> Mapping[str, ArraySpec]:
+        return SPECS
+
+    def encode(self, batch: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        fields = batch["fields"]
+        latent = fields.reshape(len(fields), T, X // 2, 2).mean(-1, keepdims=True).astype(np.float16)
+        out = {"latent": latent, "nu": batch["nu"]}
+        return self.spoil(out) if self.spoil else out
+
+
+def batches(size: int = 2) -> list[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
+    fields = np.arange(N * T * X, dtype=np.float32).reshape(N, T, X, 1)
+    split = np.array_split(np.arange(N), N // size)
+    return [(samples, {"fields": fields[samples], "nu": np.full(len(samples), 0.01)}) for samples in split]
+
+
+def test_encode_batches_encodes_every_batch_under_its_sample_numbers() -> None:
+    out = list(encode_batches(batches(), Pairs(Path()), specs=SPECS))
+    np.testing.assert_array_equal(np.concatenate([samples for samples, _ in out]), np.arange(N))
+    latent = np.concatenate([arrays["latent"] for _, arrays in out])
+    expected = np.arange(0.5, N * T * X, 2, dtype=np.float16).reshape(N, T, X // 2, 1)
+    np.testing.assert_array_equal(latent, expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_encode_batches_of_latents_that_are_not_finite_names_the_sample(bad: float) -> None:
+    def spoil(out: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        out["latent"][1, 2, 3] = bad
+        return out
+
+    with pytest.raises(EncodeError) as caught:
+        list(encode_batches(batches(), Pairs(Path(), spoil=spoil), specs=SPECS))
+    assert (caught.value.array, caught.value.sample) == ("latent", 1)
+
+
+def test_encode_batches_of_fields_that_are_not_finite_names_the_field() -> None:
+    spoilt = batches()
+    spoilt[2][1]["fields"][0, 0, 0] = np.nan
+    with pytest.raises(EncodeError, match="from NaN or Inf in 'fields'") as caught:
+        list(encode_batches(spoilt, Pairs(Path()), specs=SPECS))
+    assert caught.value.sample == 4
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda out: {"nu": out["nu"]},
+        lambda out: {**out, "latent": out["latent"][:1]},
+        lambda out: {**out, "latent": out["latent"].astype(np.float32)},
+        lambda out: {**out, "latent": out["latent"].tolist()},
+    ],
+    ids=["missing", "rows", "dtype", "no array"],
+)
+def test_encode_batches_of_another_output_than_announced_is_refused(spoil: Any) -> None:
+    with pytest.raises(ConfigError, match="output 'latent'"):
+        list(encode_batches(batches(), Pairs(Path(), spoil=spoil), specs=SPECS))
+
+
+def test_load_encoder_by_module_and_name_makes_one() -> None:
+    encoder = load_encoder(f"{__name__}:Pairs", Path("weights.safetensors"), spoil=None)
+    assert isinstance(encoder, Encoder)
+    assert encoder.checkpoint == Path("weights.safetensors")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Encoder", "can't be imported"),
+        (f"{__name__}:NoSuch", "can't be imported"),
+        (f"{__name__}:N", "something to call"),
+        ("pathlib:Path", "an object with identity"),
+        ("nobody", "no such encoder"),
+    ],
+)
+def test_load_encoder_that_is_none_says_why(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_encoder(name, Path("weights.safetensors"))

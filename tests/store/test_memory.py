@@ -1,0 +1,106 @@
+"""How much memory is left, as the machine and made-up control groups say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ups_store import memory
+from ups_store.memory import available_bytes, cgroup_available_bytes
+
+V1_UNLIMITED = 9223372036854771712  # what the kernel writes: LONG_MAX in whole pages
+
+
+def v2(
+    *, used: int, max_: int | str = "max", high: int | str = "max", file: tuple[int, int] = (0, 0)
+) -> dict[str, str]:
+    return {
+        "memory.max": f"{max_}\n",
+        "memory.high": f"{high}\n",
+        "memory.current": f"{used}\n",
+        "memory.stat": f"anon 5\nfile 9\ninactive_file {file[0]}\nactive_file {file[1]}\nslab 3\n",
+    }
+
+
+def v1(*, used: int, limit: int, file: tuple[int, int] = (0, 0)) -> dict[str, str]:
+    stat = f"cache 7\ninactive_file 1\ntotal_inactive_file {file[0]}\ntotal_active_file {file[1]}\n"
+    return {
+        "memory.limit_in_bytes": f"{limit}\n",
+        "memory.usage_in_bytes": f"{used}\n",
+        "memory.stat": stat,
+    }
+
+
+def left(folder: Path, membership: str, groups: Mapping[str, Mapping[str, str]]) -> list[int]:
+    """What `cgroup_available_bytes` finds in a folder with these groups."""
+    for group, contents in groups.items():
+        place = folder / "cgroup" / group
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            (place / name).write_text(text)
+    listed = folder / "membership"
+    listed.write_text(membership)
+    return list(cgroup_available_bytes(folder / "cgroup", listed))
+
+
+def test_cgroup_v2_limit_of_every_ancestor_counts(tmp_path: Path) -> None:
+    groups = {"user.slice/job": v2(used=300, max_=1000), "user.slice": v2(used=700, max_=900)}
+    assert left(tmp_path, "0::/user.slice/job\n", groups) == [700, 200]
+
+
+def test_cgroup_v2_pages_of_files_count_as_left(tmp_path: Path) -> None:
+    assert left(tmp_path, "0::/job\n", {"job": v2(used=900, max_=1000, file=(300, 200))}) == [600]
+
+
+def test_cgroup_v2_high_limits_too(tmp_path: Path) -> None:
+    assert left(tmp_path, "0::/job\n", {"job": v2(used=100, max_=1000, high=400)}) == [900, 300]
+
+
+def test_cgroup_v2_without_limit_says_nothing(tmp_path: Path) -> None:
+    assert left(tmp_path, "0::/job\n", {"job": v2(used=100)}) == []
+
+
+def test_cgroup_v2_in_a_container_stands_at_the_mount(tmp_path: Path) -> None:
+    for name, membership in [("namespace", "0::/\n"), ("host_path", "0::/docker/0123\n")]:
+        assert left(tmp_path / name, membership, {".": v2(used=400, max_=1000)}) == [600]
+
+
+def test_cgroup_v1_limit_of_every_ancestor_counts(tmp_path: Path) -> None:
+    membership = "5:devices:/job\n4:memory:/slurm/job\n1:name=systemd:/x\n0::/\n"
+    groups = {
+        "memory/slurm/job": v1(used=500, limit=800, file=(100, 50)),
+        "memory/slurm": v1(used=600, limit=V1_UNLIMITED),
+    }
+    assert left(tmp_path, membership, groups) == [450, V1_UNLIMITED - 600]
+
+
+def test_cgroup_v1_in_a_container_stands_at_the_mount(tmp_path: Path) -> None:
+    groups = {"memory": v1(used=500, limit=800)}
+    assert left(tmp_path, "4:hugetlb,memory:/docker/0123\n", groups) == [300]
+
+
+def test_group_beyond_its_limit_has_less_than_nothing(tmp_path: Path) -> None:
+    assert left(tmp_path, "0::/job\n", {"job": v2(used=100, high=40)}) == [-60]
+
+
+def test_system_without_control_groups_says_nothing(tmp_path: Path) -> None:
+    assert list(cgroup_available_bytes(tmp_path, tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"), [([5 << 30, 3 << 30], 3 << 30), ([8 << 30], 4 << 30), ([], 4 << 30), ([-9], 0)]
+)
+def test_available_bytes_is_the_least_of_machine_and_groups(
+    groups: list[int], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = psutil.virtual_memory()._replace(available=4 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    monkeypatch.setattr(memory, "cgroup_available_bytes", lambda root, membership: iter(groups))
+    assert available_bytes() == expected
+
+
+def test_available_bytes_of_this_machine_is_not_more_than_it_has() -> None:
+    assert 0 < available_bytes() <= psutil.virtual_memory().total

@@ -1,0 +1,91 @@
+"""What pydantic found wrong, said about the configuration's keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ups.errors import ConfigError
+
+# What pydantic says in terms of Python, by its type of error; {} are its own numbers.
+_EXPECTED = {
+    "model_type": "keys and values",
+    "dict_type": "keys and values",
+    "tuple_type": "a list",
+    "path_type": "a path",
+    "missing": "one more value",
+    "too_short": "{min_length} or more values",
+    "too_long": "at most {max_length} values",
+}
+
+
+def first_problem(
+    error: ValidationError, *, model: type[BaseModel], path: Path | None, outside: Collection[str]
+) -> ConfigError:
+    """Turn the first thing that pydantic found into one sentence.
+
+    Args:
+        error: What was raised.
+        model: The configuration's type.
+        path: File that was read.
+        outside: Dotted keys that the file didn't decide.
+    """
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"]]
+    key, context = ".".join(parts), first.get("ctx", {})
+    known = known_keys(model)
+    where = None if any(key == name or name.startswith(f"{key}.") for name in outside) else path
+    if first["type"] == "extra_forbidden":
+        hint = _near(key, known)
+        return ConfigError("unknown key", kind="unknown_key", path=where, found=repr(key), hint=hint)
+    if first["type"] == "missing" and key in known:
+        return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=f"say {key}=...")
+    if first["type"] == "value_error":
+        return _own_sentence(context["error"], where)
+    template = _EXPECTED.get(first["type"])
+    expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
+    # pydantic adds the alternative of a union to the place of the error: `num_workers.int`.
+    is_alternative = parts[-1].startswith(("int", "constrained-", "literal["))
+    named = ".".join(parts[:-1]) if is_alternative else key
+    return ConfigError(named, path=where, expected=expected, found=repr(first["input"]))
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted keys of a configuration, `stages.<stage>.` for those of every stage."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        inner: Any = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += known_keys(inner, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+            for value_type in getattr(inner, "__args__", ()):
+                if isinstance(value_type, type) and issubclass(value_type, BaseModel):
+                    keys += known_keys(value_type, f"{prefix}{name}.<stage>.")
+    return keys
+
+
+def _near(key: str, known: list[str]) -> str:
+    if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
+        return "in YAML, indent what follows a dot below what precedes it"
+    asked = ".".join(
+        "<stage>" if i == 1 and key.startswith("stages.") else p for i, p in enumerate(key.split("."))
+    )
+    sections = {name.partition(".")[0] for name in known}
+    near = difflib.get_close_matches(asked, [*known, *sections], n=1) or _same_last_part(asked, known)
+    return f"did you mean {near[0]}?" if near else "see docs/training.md for the known keys"
+
+
+def _same_last_part(key: str, known: list[str]) -> list[str]:
+    by_name = {name.rpartition(".")[2]: name for name in reversed(known)}
+    return [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
+
+
+def _own_sentence(inner: Exception, where: Path | None) -> ConfigError:
+    """A validator's own error, also that of the sections which the build shares."""
+    facts = {name: getattr(inner, name, None) for name in ("kind", "expected", "found", "hint")}
+    return ConfigError(getattr(inner, "problem", str(inner)), path=where, **facts)

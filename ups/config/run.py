@@ -1,0 +1,150 @@
+"""`RunConfig`: everything that a run is told."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from ups.config.section import Count, CountOrZero, Section
+from ups.config.stage import StageConfig
+from ups.config.training import TrainingConfig
+from ups.data.config import CacheConfig, DataConfig, ReadingConfig
+
+STAGE_NAMES = ("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior")
+
+
+class LatentConfig(Section):
+    """Size of the latent state of one frame: `tokens` x `dim` numbers."""
+
+    dim: Count = Field(4, description="channels D of a latent token")
+    tokens: Count = Field(32, description="number of latent tokens L")
+
+
+class EncoderConfig(Section):
+    """Architecture of the encoder."""
+
+    patch_size: Count = Field(8, description="points of a patch, on each axis")
+    width: Count = Field(64, description="channels of its layers")
+    depth: Count = Field(3, description="residual blocks before, and as many after, the pooling")
+    num_heads: Count = Field(4, description="heads of the attention pooling; divides width")
+
+
+class DecoderConfig(Section):
+    """Architecture of the decoder."""
+
+    width: Count = Field(64, description="channels of its layers")
+    depth: Count = Field(3, description="residual blocks over the tokens")
+    num_heads: Count = Field(4, description="heads of the cross-attention; divides width")
+    radius: Count = Field(1, description="tokens to each side that a query attends to, on each axis")
+
+
+class PdetConfig(Section):
+    """Architecture of the latent operator (PDE-Transformer)."""
+
+    input_dim: Count | None = Field(None, description="must be latent.dim")
+    hidden_dim: Count = Field(96, description="channels of its layers")
+    depths: tuple[Count, ...] = Field((1, 1, 1), min_length=1, description="blocks of each level")
+    depth: Count | None = Field(None, description="blocks of a single level, instead of depths")
+    num_heads: Count = Field(6, description="heads of the attention")
+    group_size: Count | None = Field(None, description="channels of a normalisation group")
+    window_size: Count = Field(8, description="tokens of an attention window")
+    mlp_ratio: float = Field(4.0, gt=0, description="hidden over outer channels of the MLP")
+    qk_norm: bool = Field(True, description="normalise queries and keys")
+    attention_type: str = Field("standard", description="kind of attention")
+    drop_path: float = Field(0.0, ge=0, lt=1, description="share of residual branches dropped")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped")
+
+
+class OperatorConfig(Section):
+    """The latent operator."""
+
+    architecture_type: str = Field("pdet_unet", description="kind of network")
+    pdet: PdetConfig = PdetConfig()
+
+
+class CheckpointConfig(Section):
+    """Where checkpoints go."""
+
+    dir: Path = Field(Path("checkpoints"), description="folder")
+    interval: Count | None = Field(None, description="optimiser steps between saves, besides every epoch's")
+    keep_training_state: bool = Field(True, description="keep what resuming needs, also when finished")
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    enabled: bool = Field(False, description="log there too")
+    project: str | None = Field(None, description="project")
+    entity: str | None = Field(None, description="user or team")
+    run_name: str | None = Field(None, description="name of the run")
+    group: str | None = Field(None, description="group of runs")
+    tags: tuple[str, ...] = Field((), description="tags")
+    notes: str | None = Field(None, description="text")
+
+
+class LoggingConfig(Section):
+    """Where progress is logged, besides the JSON lines."""
+
+    wandb: WandbConfig = WandbConfig()
+
+
+class EvaluationConfig(Section):
+    """Evaluation after training."""
+
+    enabled: bool = Field(False, description="evaluate after training")
+    split: str = Field("test", description="split to evaluate on")
+
+
+class RunConfig(Section):
+    """Everything that a run is told; written into every checkpoint."""
+
+    data: DataConfig
+    cache: CacheConfig = CacheConfig()
+    reading: ReadingConfig = ReadingConfig()
+    latent: LatentConfig = LatentConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    decoder: DecoderConfig = DecoderConfig()
+    operator: OperatorConfig = OperatorConfig()
+    training: TrainingConfig = TrainingConfig()
+    stages: dict[str, StageConfig] = Field(default_factory=dict, description="by name of the stage")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    seed: CountOrZero = Field(0, description="of weights, data order and augmentation")
+
+    @field_validator("stages")
+    @classmethod
+    def _known_stages(cls, value: dict[str, StageConfig]) -> dict[str, StageConfig]:
+        for name in value:
+            if name not in STAGE_NAMES:
+                near = difflib.get_close_matches(name, STAGE_NAMES, n=1)
+                hint = f"did you mean {near[0]}" if near else f"known: {', '.join(STAGE_NAMES)}"
+                raise ValueError(f"stages.{name} is no stage; {hint}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        for name, part in {"encoder": self.encoder, "decoder": self.decoder}.items():
+            if part.width % part.num_heads:
+                raise ValueError(
+                    f"{name}.width = {part.width} isn't a multiple of num_heads = {part.num_heads}"
+                )
+        pdet_dim = self.operator.pdet.input_dim
+        if pdet_dim not in (None, self.latent.dim):
+            raise ValueError(f"operator.pdet.input_dim = {pdet_dim}, but latent.dim = {self.latent.dim}")
+        return self
+
+    def stage(self, name: str) -> StageConfig:
+        """A stage's configuration, with what it leaves open taken from `training`."""
+        stage = self.stages.get(name, StageConfig())
+        open_values: dict[str, Any] = {
+            key: getattr(self.training, key)
+            for key in ("batch_size", "grad_clip", "ema_decay", "patience")
+            if getattr(stage, key) is None
+        }
+        if stage.optimizer.lr is None:
+            open_values["optimizer"] = stage.optimizer.model_copy(update={"lr": self.training.lr})
+        return stage.model_copy(update=open_values)

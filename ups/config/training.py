@@ -1,0 +1,65 @@
+"""Configuration of the training loop; nothing here changes what a store holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section
+
+
+class QuerySamplingConfig(Section):
+    """At how many points of a field the decoder is asked during training."""
+
+    num_queries: Count | None = Field(None, description="random points a batch; by default the whole grid")
+
+
+class TrainingConfig(Section):
+    """Loop, precision, losses; a stage's own values win."""
+
+    batch_size: Count = Field(32, description="frames or windows a batch")
+    lr: Positive = Field(1e-3, description="peak learning rate")
+    accum_steps: Count = Field(1, description="batches an optimiser step")
+    grad_clip: Positive | None = Field(1.0, description="largest norm of the gradient")
+    ema_decay: Fraction | None = Field(
+        None, description="of the averaged weights that are validated and kept"
+    )
+    amp: bool = Field(False, description="autocast to amp_dtype")
+    amp_dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="dtype of autocast")
+    compile: bool = Field(False, description="torch.compile the model")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
+        "default", description="of torch.compile"
+    )
+    patience: Count | None = Field(None, description="epochs without improvement until training stops")
+    log_path: Path | None = Field(None, description="JSON lines; by default <checkpoint.dir>/<stage>.jsonl")
+    log_every: Count = Field(50, description="optimiser steps from one log line to the next")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+
+    field_source: Literal["auto", "store", "hdf5"] = Field("auto", description="where fields are read from")
+    augment: bool = Field(True, description="random shifts along periodic axes, reflections where allowed")
+    query_sampling: QuerySamplingConfig = QuerySamplingConfig()
+    max_val_frames: Count = Field(1024, description="frames per task that validation looks at, spread evenly")
+
+    num_workers: CountOrZero | Literal["auto"] = Field("auto", description="reader processes of a build")
+    use_parallel_encoding: bool = Field(True, description="read and encode at the same time in a build")
+    latent_cache_dir: Path | None = Field(None, description="folder of the latent stores")
+    latent_cache_dtype: Literal["float16", "bfloat16", "float32"] = Field("float16", description="of latents")
+    pin_memory: bool = Field(True, description="page-locked batches where there is a GPU")
+    prefetch_factor: Count = Field(2, description="batches that are prepared ahead")
+    preload: Literal["auto", "off", "page-cache", "copy", "pinned", "device"] = Field(
+        "auto", description="how a store is brought into memory before training"
+    )
+    time_stride: Count = Field(1, description="stored time steps from one step of the operator to the next")
+    rollout_horizon: Count = Field(1, description="operator steps that a loss goes through")
+    lambda_spectral: NotNegative = Field(0.0, description="weight of the spectral loss of the operator")
+    lambda_relative: NotNegative = Field(0.0, description="weight of the relative loss")
+    use_inverse_losses: bool = Field(False, description="encoder and decoder as inverses, in stage joint")
+    inverse_loss_frequency: Count = Field(1, description="optimiser steps from one inverse loss to the next")
+
+    @field_validator("amp_dtype", "latent_cache_dtype", mode="before")
+    @classmethod
+    def _long_name(cls, value: object) -> object:
+        short = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+        return short.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,95 @@
+"""The errors of the training stack: a tree by what the caller can do about them.
+
+As in `ups_store.errors`, every error carries what it knows as attributes and a stable `kind`; people read the
+sentence: where, what was found, what was expected, what to do. This module imports nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class UpsError(Exception):
+    """Root of every error that the training stack raises on purpose.
+
+    Args:
+        problem: What is wrong, lower case, no full stop.
+        kind: Stable identifier of the defect, snake case; the class's own by default.
+        path: File that the error is about.
+        expected: What should have been there.
+        found: What was there.
+        hint: What to do about it, as an imperative.
+    """
+
+    kind = "ups"
+    exit_code = 1
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        kind: str | None = None,
+        path: object = None,
+        expected: Any = None,
+        found: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.kind = kind or type(self).kind
+        self.path = None if path is None else str(path)
+        self.expected = expected
+        self.found = found
+        self.hint = hint
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        sentence = self.problem if self.path is None else f"{self.path}: {self.problem}"
+        if self.expected is not None:
+            sentence += f": expected {self.expected}"
+            sentence += "" if self.found is None else f", found {self.found}"
+        elif self.found is not None:
+            sentence += f": found {self.found}"
+        return f"{sentence}; {self.hint}" if self.hint else sentence
+
+
+class ConfigError(UpsError, ValueError):
+    """A configuration key, flag or combination of them is wrong."""
+
+    kind = "config"
+    exit_code = 2
+
+
+class ShapeError(UpsError, ValueError):
+    """A tensor's shape isn't what the model or metric was built for."""
+
+    kind = "shape"
+
+
+class CheckpointError(UpsError):
+    """A checkpoint is missing, damaged, or of something else."""
+
+    kind = "checkpoint"
+
+
+class DivergedError(UpsError):
+    """A loss became NaN or infinite; the last good checkpoint is still there.
+
+    Attributes:
+        step: Optimiser step at which it was first seen, counted from 1.
+        loss_name: Which loss.
+    """
+
+    kind = "diverged"
+    step: int
+    loss_name: str
+
+
+class InterruptedTrainingError(UpsError):
+    """Training was asked to stop and has saved itself; the same command continues it."""
+
+    kind = "interrupted"
+    exit_code = 5
+
+
+class ConfigWarning(UserWarning):
+    """A setting that has no effect."""

@@ -1,0 +1,41 @@
+"""`ups_store.open`: one file, or the parts of a split that several machines made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from ups_store import files
+from ups_store.parts import PartedStore, find_parts
+from ups_store.reader import open_store
+from ups_store.store import Store, Verify
+from ups_store.store_file import Access
+
+
+def open_any(
+    path: str | os.PathLike[str],
+    *,
+    partial: bool = False,
+    access: Access = "auto",
+    verify: Verify | None = None,
+) -> Store | PartedStore:
+    """Open a store, or with a pattern such as `NAME-*-of-00016.zarr.zip` all its parts as one.
+
+    Arguments and errors are those of `ups_store.reader.open_store`; `partial` is for single files.
+
+    Raises:
+        StoreNotFoundError: Also if parts are missing.
+        FormatError: Also if the parts were not made from the same.
+    """
+    pattern = Path(path).absolute()
+    if "*" not in pattern.name or files.exists(pattern):
+        return open_store(path, partial=partial, access=access, verify=verify)
+    with contextlib.ExitStack() as stack:
+        parts = [
+            stack.enter_context(open_store(part, access=access, verify=verify))
+            for part in find_parts(pattern)
+        ]
+        store = PartedStore(pattern, parts)
+        stack.pop_all()
+    return store

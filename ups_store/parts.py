@@ -1,0 +1,255 @@
+"""A split in parts, one file a machine, seen as one store (spec 2.4).
+
+Machines share no locks, so each writes `NAME-00003-of-00016.zarr.zip`; the pattern `NAME-*-of-00016.zarr.zip`
+opens them together. `ups-store concat` makes one file of them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.array_spec import ArraySpec
+from ups_store.errors import FormatError, SpecError, StoreNotFoundError
+from ups_store.identity import config_hash, describe_differences, differences
+from ups_store.indices import Indices, check_indices
+from ups_store.store import Store
+from ups_store.verify import Report
+
+PART_KEY = "part"  # in the identity's content: [number, how many]
+
+_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.zarr\.zip")
+
+
+def part_path(path: Path, number: int, count: int) -> Path:
+    """Name of one part of the store at `path`, `NAME.zarr.zip`."""
+    stem = path.name.removesuffix(".zarr.zip")
+    return path.with_name(f"{stem}-{number:05d}-of-{count:05d}.zarr.zip")
+
+
+def part_range(num_samples: int, number: int, count: int) -> range:
+    """Samples of one part: consecutive, in the order of the parts, their numbers differing by one at most."""
+    return range(num_samples * number // count, num_samples * (number + 1) // count)
+
+
+def find_parts(pattern: Path) -> list[Path]:
+    """The files that a pattern such as `NAME-*-of-00016.zarr.zip` names, in order, all of them.
+
+    Raises:
+        StoreNotFoundError: If there are none, or some are missing; names these.
+        SpecError: If the pattern matches other files, or parts of several stores.
+    """
+    found = {Path(name): _NAME.fullmatch(os.path.basename(name)) for name in glob.glob(os.fspath(pattern))}
+    if not found:
+        raise StoreNotFoundError("no file matches", path=pattern, hint="check the path, or build it")
+    named = {(match["stem"], int(match["count"])) for match in found.values() if match}
+    if len(named) != 1 or None in found.values():
+        raise SpecError(
+            "the files are not the parts of one store",
+            path=pattern,
+            kind="parts",
+            expected="NAME-00000-of-00016.zarr.zip and so on, of one NAME",
+            found=", ".join(sorted(path.name for path in found)[:4]),
+        )
+    ((stem, count),) = named
+    wanted = [pattern.with_name(f"{stem}-{number:05d}-of-{count:05d}.zarr.zip") for number in range(count)]
+    missing = [path.name for path in wanted if path not in found]
+    if missing:
+        raise StoreNotFoundError(
+            f"{len(missing)} of {count} parts are missing, the first of them {missing[0]}",
+            path=pattern,
+            hint="run the build again on the machine that makes it, or copy it here",
+        )
+    return wanted
+
+
+class PartedStore:
+    """Parts of one split as one store: samples are numbered through, `gather` takes from any of them.
+
+    Opened by `ups_store.open(pattern)`. Reads like a `Store`, except that no array is one piece of memory:
+    `store[name]` refuses, `sample` and `gather` work.
+
+    Attributes:
+        path: The pattern.
+        parts: The open parts, in order.
+        identity: The identity document that one file with all samples would have.
+        config_hash: Its sha256: equal to that of the store built as one file.
+        is_partial: False.
+    """
+
+    is_partial = False
+
+    def __init__(self, pattern: Path, parts: Sequence[Store]) -> None:
+        self.path = pattern
+        self.parts = tuple(parts)
+        self.identity = _whole_identity(pattern, self.parts)
+        self.config_hash = config_hash(self.identity)
+        self._ends = np.cumsum([len(part) for part in self.parts])
+
+    def __len__(self) -> int:
+        """N, the number of samples of all parts."""
+        return int(self._ends[-1])
+
+    __iter__ = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts[0]
+
+    def __repr__(self) -> str:
+        return f"<ups_store.PartedStore {self.path.name}: {len(self)} samples in {len(self.parts)} parts>"
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Attributes of the root group, those of the first part."""
+        return self.parts[0].attrs
+
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """The arrays with a sample axis, shapes (N, ...)."""
+        return {
+            name: ArraySpec((len(self), *spec.shape[1:]), spec.dtype, dims=spec.dims, attrs=spec.attrs)
+            for name, spec in self.parts[0].arrays.items()
+        }
+
+    @property
+    def constants(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays without a sample axis, equal in all parts."""
+        return self.parts[0].constants
+
+    @property
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """Dimension names of every array."""
+        return self.parts[0].dims
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all files in bytes."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def committed(self) -> npt.NDArray[np.bool_]:
+        """Which samples are there, bool, shape (N,): all."""
+        return np.ones(len(self), bool)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """A constant.
+
+        Raises:
+            SpecError: For an array with a sample axis: it lies in several files.
+        """
+        if name in self.parts[0].constants:
+            return self.parts[0][name]
+        raise SpecError(
+            "its samples lie in several files, so it is no single array",
+            path=self.path,
+            array=name,
+            hint="use gather or sample, or make one file with `ups-store concat`",
+        )
+
+    def sample(self, index: int) -> dict[str, npt.NDArray[Any]]:
+        """All arrays of one sample as read-only views, as `Store.sample`."""
+        samples = check_indices([index], len(self), path=self.path)
+        number = int(np.searchsorted(self._ends, samples[0], side="right"))
+        return self.parts[number].sample(int(samples[0]) - self._first(number))
+
+    def gather(
+        self,
+        indices: Indices,
+        names: Sequence[str] | None = None,
+        *,
+        start: int | Indices | None = None,
+        length: int | None = None,
+        stride: int = 1,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Copy samples, or windows of them, into a batch; arguments, result and errors as `Store.gather`."""
+        samples = check_indices(indices, len(self), path=self.path)
+        numbers = np.searchsorted(self._ends, samples, side="right")
+        starts = None if start is None or np.ndim(start) == 0 else np.asarray(start)
+        result = dict(out or {})
+        for number in np.unique(numbers) if len(samples) else [0]:
+            rows = np.flatnonzero(numbers == number)
+            batch = self.parts[number].gather(
+                samples[rows] - self._first(number),
+                names,
+                start=start if starts is None else starts[rows],
+                length=length,
+                stride=stride,
+            )
+            for name, values in batch.items():
+                if name not in result:
+                    result[name] = np.empty((len(samples), *values.shape[1:]), values.dtype)
+                result[name][rows] = values
+        return result
+
+    def residency(self) -> float:
+        """Share of the files that lies in RAM, 0 to 1."""
+        return sum(part.residency() * part.nbytes for part in self.parts) / max(1, self.nbytes)
+
+    def verify(
+        self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> list[Report]:
+        """Check every byte of every part; a report per part, as `Store.verify`."""
+        return [part.verify(num_threads=num_threads, progress=progress) for part in self.parts]
+
+    def close(self) -> None:
+        """Let go of all parts. Closing twice is allowed."""
+        for part in self.parts:
+            part.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartedStore, (self.path, self.parts)  # each part checks that it is still the same
+
+    def _first(self, number: int) -> int:
+        return int(self._ends[number]) - len(self.parts[number])
+
+
+def _whole_identity(pattern: Path, parts: Sequence[Store]) -> dict[str, Any]:
+    """The identity of all parts together; they must be made from the same, in the right order."""
+    first = _without_part(parts[0].identity, sum(map(len, parts)))
+    for number, part in enumerate(parts):
+        found = part.identity.get("content", {}).get(PART_KEY)
+        if found != [number, len(parts)]:
+            raise FormatError(
+                "part of a store",
+                path=part.path,
+                kind="parts",
+                clause="2.4",
+                expected=f"part {[number, len(parts)]} by its identity",
+                found=found,
+            )
+        differing = differences(_without_part(part.identity, sum(map(len, parts))), first)
+        if differing:
+            raise FormatError(
+                f"not made from the same as part 0:\n{describe_differences(differing)}",
+                path=part.path,
+                kind="parts",
+                clause="2.4",
+                hint=f"build the parts of {pattern.name} again with one configuration",
+            )
+    return first
+
+
+def _without_part(identity: Mapping[str, Any], num_samples: int) -> dict[str, Any]:
+    content = {key: value for key, value in identity.get("content", {}).items() if key != PART_KEY}
+    arrays = {
+        name: {**array, "shape": [num_samples, *array["shape"][1:]]} if "sample" in array["dims"] else array
+        for name, array in identity.get("arrays", {}).items()
+    }
+    return {**identity, "arrays": arrays, "content": content}

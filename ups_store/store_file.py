@@ -1,0 +1,101 @@
+"""`StoreFile`: the file of an open store, mapped or read through a descriptor (spec 7.4, 7.5)."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store import files
+from ups_store.checksum import Bytes
+from ups_store.errors import StoreClosedError
+from ups_store.layout import ArrayLayout
+from ups_store.metadata import dtype_of
+from ups_store.pread import cut, read_bytes, read_constant
+
+Access: TypeAlias = Literal["auto", "map", "pread"]
+
+
+class StoreFile:
+    """An open file, which its owner closes, or forgets.
+
+    Attributes:
+        path: For messages.
+        nbytes: Length of the finished file.
+        network: Name of the network file system that it lies on; None for local ones.
+        access: "map", or "pread".
+    """
+
+    def __init__(self, path: Path, fd: int, nbytes: int, *, access: Access, keeps_fd: bool) -> None:
+        self.path = path
+        self.nbytes = nbytes
+        self.network = files.network_file_system(fd)
+        self.access = access if access != "auto" else "pread" if self.network else "map"
+        # A mapping needs no descriptor of ours; commit tables and samples that are read do.
+        keeps_fd = keeps_fd or self.access == "pread"
+        self._mapping = None if self.access == "pread" else files.map_private(fd, nbytes)
+        self._fd = files.duplicate(fd) if keeps_fd else -1
+        self._closing = weakref.finalize(self, files.close, self._fd) if keeps_fd else None
+
+    @property
+    def fd(self) -> int:
+        """The descriptor; -1 where the mapping is enough."""
+        self.check_open()
+        return self._fd
+
+    def check_open(self) -> None:
+        """Fail after `close`."""
+        if self._mapping is None and self._fd < 0:
+            raise StoreClosedError("the store is closed", path=self.path, hint="open it again")
+
+    def mapping(self) -> mmap.mmap:
+        """The mapped file; a file that is read is mapped when this is first called."""
+        self.check_open()
+        if self._mapping is None:
+            self._mapping = files.map_private(self._fd, self.nbytes)
+        return self._mapping
+
+    def check_length(self) -> None:
+        """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5)."""
+        mapping = self._mapping
+        nbytes = files.size(self.fd) if mapping is None else files.mapped_file_nbytes(mapping)
+        if nbytes < self.nbytes:
+            raise cut(self.path, self.nbytes, nbytes)
+
+    def read(self, first: int, nbytes: int) -> Bytes:
+        """Bytes of the file, the way that its samples are got."""
+        if self.access == "pread":
+            return read_bytes(self.fd, first, nbytes, path=self.path)
+        return memoryview(self.mapping())[first : first + nbytes]
+
+    def view(self, array: ArrayLayout) -> npt.NDArray[Any]:
+        """The whole array, read-only: over the mapping, or a constant that was read."""
+        if self.access == "pread" and array.meta.is_constant and array.entry:
+            view = read_constant(self.fd, array, path=self.path)
+        elif array.entry is None:
+            view = np.zeros(array.meta.shape, dtype_of(array.meta.dtype))
+        else:
+            view = _mapped(self.mapping(), array)
+        view.flags.writeable = False
+        return view
+
+    def close(self) -> None:
+        """Let go of mapping and descriptor. Closing twice is allowed."""
+        self._mapping = None
+        self._fd = -1
+        if self._closing is not None:
+            self._closing()
+
+
+def _mapped(mapping: mmap.mmap, array: ArrayLayout) -> npt.NDArray[Any]:
+    """The array over the mapping: one strided array where there are slots (spec 5.5)."""
+    dtype, shape = dtype_of(array.meta.dtype), array.meta.sample_shape
+    strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    if not array.meta.is_constant:
+        strides = (array.stride, *strides)
+    return np.ndarray(array.meta.shape, dtype, mapping, array.offset, strides)

@@ -1,0 +1,127 @@
+"""The verbs `preview`, `diff` and `gc`: each parses, calls one function and shows what it returns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from ups_store.console import Verbose, format_age, format_nbytes, print_json
+from ups_store.early_interrupt import importing
+from ups_store.errors import ConfigError, StoreNotFoundError
+from ups_store.identity import differences
+from ups_store.reader import open_store
+
+Differences: TypeAlias = dict[str, tuple[Any, Any]]
+
+DIFFERENT = 7
+
+
+def preview(
+    path: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
+    *,
+    sample: Annotated[int | None, typer.Option(min=0, help="[default: the first one]")] = None,
+    array: Annotated[str | None, typer.Option(help="[default: fields, else the largest]")] = None,
+    out: Annotated[Path | None, typer.Option(help="FILE.png [default: named after the store]")] = None,
+    verbose: Verbose = 0,
+) -> None:
+    """Draw one sample as a PNG.
+
+    A space-time image in 1D, frames in 2D, frames of the mid-plane in 3D.
+    """
+    if out is not None and out.suffix.lower() != ".png":
+        raise typer.BadParameter(f"{out}: expected a name that ends in .png", param_hint="--out")
+    with importing():  # matplotlib
+        from ups_store.preview import save_preview
+
+    with open_store(path, partial=True) as store:
+        target = out or _preview_name(store.path, sample, array)
+        save_preview(store, target, sample=sample, array=array)
+    print(target)
+
+
+def _preview_name(path: Path, sample: int | None, array: str | None) -> Path:
+    parts = [path.name.removesuffix(".zip").removesuffix(".zarr")]
+    parts += [array] if array is not None else []
+    parts += [f"sample{sample}"] if sample is not None else []
+    return Path("_".join(parts) + ".png")
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
+    b: Annotated[Path, typer.Argument(help="another one")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    verbose: Verbose = 0,
+) -> int:
+    """Compare what two stores were made from.
+
+    Exit code 0 if their identities are the same, 7 if they differ.
+    """
+    with open_store(a, partial=True) as left, open_store(b, partial=True) as right:
+        differing = differences(dict(left.identity), dict(right.identity))
+        attrs = differences(dict(left.attrs), dict(right.attrs))
+        is_finished = not (left.is_partial or right.is_partial)
+        same_content = left.fingerprint == right.fingerprint if is_finished else None
+    if as_json:
+        print_json(
+            {
+                "paths": [a, b],
+                "same_identity": not differing,
+                "same_content": same_content,
+                "differences": differing,
+                "attrs_differences": attrs,
+            }
+        )
+    else:
+        _show_differences(differing, attrs, same_content)
+    return DIFFERENT if differing else 0
+
+
+def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
+    headings = {"identity": differing, "attributes, which are no part of it": attrs}
+    for heading, found in headings.items():
+        print(f"{heading}: {len(found)} differences" if found else f"{heading}: the same")
+        for key, values in found.items():
+            before, after = (json.dumps(value, ensure_ascii=False) for value in values)
+            print(f"  {key}: {before} -> {after}")
+    verdict = {True: "the same", False: "different", None: "not compared, for one is unfinished"}
+    print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
+
+
+def gc(
+    folder: Annotated[Path, typer.Argument(help="folder of the stores")] = Path("cache"),
+    delete: Annotated[bool, typer.Option("--delete", help="remove what can't be continued")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="with --delete: unfinished stores too, with their samples")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file and line")] = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List what dead builders left in a folder; remove it on request. Files of living ones are left alone."""
+    from ups_store.garbage import find_garbage, remove_garbage
+
+    if unfinished and not delete:
+        raise ConfigError("--unfinished has no effect", expected="--delete beside it")
+    if not folder.is_dir():
+        raise StoreNotFoundError("no such folder", path=folder)
+    kinds = {"temporary", "damaged", "unfinished"} if unfinished else {"temporary", "damaged"}
+    for garbage in find_garbage(folder):
+        is_removed = delete and garbage.kind in kinds and remove_garbage(garbage)
+        if as_json:
+            print_json({**asdict(garbage), "removed": is_removed})
+            continue
+        committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
+        what = f"{garbage.kind}{committed if garbage.kind == 'unfinished' else ''}"
+        size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
+        print(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verbs."""
+    app.command()(preview)
+    app.command()(diff)
+    app.command()(gc)

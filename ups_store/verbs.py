@@ -1,0 +1,47 @@
+"""The application of `python -m ups_store VERB`: options before the verb, and the verbs of all modules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import ups_store
+from ups_store import convert_verbs, doctor_verb, info_verb, store_verbs, verify_verb
+from ups_store.console import Verbose
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # a quarter of the time that --help takes
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        major, minor = ups_store.FORMAT_VERSION
+        print(f"ups-store {version('ups-store')}, format {major}.{minor}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    *,
+    verbose: Verbose = 0,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="print versions and exit"),
+    ] = False,
+) -> None:
+    """Stores: one dataset split in one mapped, checked, resumable Zarr file.
+
+    Build them with `python -m ups_store.build`.
+    """
+
+
+for verbs in (info_verb, verify_verb, store_verbs, convert_verbs, doctor_verb):
+    verbs.add_to(app)

@@ -1,0 +1,139 @@
+"""The verb `verify`: check every byte, and `--repair`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ups_store.console import (
+    Verbose,
+    console,
+    format_nbytes,
+    interruptible,
+    is_verbose,
+    log,
+    print_json,
+    progress_bar,
+    report,
+)
+from ups_store.errors import ConfigError, StoreError
+from ups_store.reader import open_store
+
+if TYPE_CHECKING:
+    from ups_store.verify import Report
+
+DAMAGED = 1
+MAX_PROBLEMS = 50  # shown for people; --json and -v show all
+
+
+def verify(
+    paths: Annotated[list[Path], typer.Argument(help="stores, <task>_<split>.zarr.zip", metavar="PATH...")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
+    num_threads: Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--repair", help="rebuild what is damaged; KEY=VALUE overrides may follow the store"),
+    ] = None,
+    verbose: Verbose = 0,
+) -> int:
+    """Check every byte; exit code 1 for damage.
+
+    Payloads are checked by their checksums, all other bytes by making them again. With --repair CONFIG.yaml
+    the damaged samples of one store are read from its sources again, and a new file takes its place.
+    """
+    if config is not None:
+        _repair(paths, config)
+        paths = paths[:1]
+    return max([_verify(path, as_json, num_threads) for path in paths])
+
+
+def _repair(words: list[Path], config: Path) -> None:
+    """Repair the store that the first word names; the others are overrides of the configuration."""
+    from ups_store.build.repair import repair_store
+    from ups_store.build.watch import ConsoleWatcher
+
+    path, overrides = words[0], [str(word) for word in words[1:]]
+    if not all("=" in word for word in overrides):
+        raise ConfigError("--repair", expected="one store, then KEY=VALUE overrides", found=overrides)
+    with interruptible(), ConsoleWatcher(console) as watcher:
+        done = repair_store(path, config, overrides=overrides, watcher=watcher)
+    if done.is_needed:
+        log(f"{path}: {done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied")
+    else:
+        log(f"{path}: nothing to repair")
+
+
+def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
+    """Check one store and tell what was found; returns the exit code."""
+    started = time.perf_counter()
+    try:
+        with (
+            open_store(path) as store,
+            progress_bar(f"checking {path.name}", total=store.nbytes, quiet=as_json) as bar,
+        ):
+            found = store.verify(num_threads=num_threads, progress=bar)
+    except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
+        if isinstance(error, StoreError) and error.kind == "packed":
+            return _verify_packed(path, as_json)
+        if as_json:
+            print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
+        return report(error)
+    return _tell_found(path, found, time.perf_counter() - started, as_json)
+
+
+def _tell_found(path: Path, found: Report, seconds: float, as_json: bool) -> int:
+    """Tell what a check found; returns the exit code."""
+    if as_json:
+        print_json({**asdict(found), "path": str(path), "ok": found.ok, "seconds": round(seconds, 4)})
+    else:
+        _show_report(path, found, seconds)
+    return 0 if found.ok else DAMAGED
+
+
+def _verify_packed(path: Path, as_json: bool) -> int:
+    """Check one packed store by decoding all of it; returns the exit code."""
+    from ups_store.packed_store import open_packed
+    from ups_store.packed_verify import verify_packed
+
+    started = time.perf_counter()
+    try:
+        with (
+            open_packed(path) as store,
+            progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=as_json) as bar,
+        ):
+            found = verify_packed(store, progress=bar)
+    except (StoreError, OSError) as error:
+        if as_json:
+            print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
+        return report(error)
+    return _tell_found(path, found, time.perf_counter() - started, as_json)
+
+
+def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
+    return {"kind": error.kind if isinstance(error, StoreError) else "os", "message": str(error)}
+
+
+def _show_report(path: Path, found: Report, seconds: float) -> None:
+    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS]
+    for problem in shown:
+        print(f"{path}: {problem}")
+    if len(shown) < len(found.problems):
+        print(f"{path}: and {len(found.problems) - len(shown):,} more problems; -v shows all")
+    for name, samples in found.damaged.items():
+        print(f"{path}: {len(samples):,} damaged samples in array {name!r}")
+    verdict = "ok" if found.ok else f"DAMAGED, {len(found.problems):,} problems"
+    rate = found.nbytes / max(seconds, 1e-9) / 1e9
+    print(
+        f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"
+        f" in {seconds:.2f} s · {rate:.2f} GB/s"
+    )
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(verify)
