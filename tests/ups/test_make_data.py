@@ -281,7 +281,62 @@ def test_command_tells_what_is_wrong_with_folder(tmp_path):
     (tmp_path / "file").write_text("")
     result = run("darcy2d", "--out", tmp_path / "file", "--samples", 1)
     assert result.exit_code == 1
-    assert result.stderr == f"error: {tmp_path / 'file'}: File exists\n"
+    assert result.stderr == f"error: {tmp_path / 'file'}: can't be written (file exists); check --out\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OSError("Unable to create file (name = 'x', errno = 13, flags = 13)"), 1, "permission denied"),
+        (
+            RuntimeError("Can't write (failed: errno = 28, buf = 0x1)"),
+            6,
+            "no space left on device",
+        ),
+        (OSError(28, "No space left on device"), 6, "no space left on device"),
+        (OSError("Can't synchronously write data (odd)"), 1, "can't synchronously write data"),
+    ],
+)
+def test_command_tells_what_libhdf5_says_in_one_line(error, code, message, tmp_path, monkeypatch):
+    def fail(*arguments, **settings):
+        raise error
+
+    monkeypatch.setattr(SOLVERS["darcy2d"], "write", fail)
+    result = run("darcy2d", "--out", tmp_path, "--samples", 1, "--points", 8)
+    assert result.exit_code == code
+    assert result.stderr.startswith(f"error: {tmp_path}: ")
+    assert message in result.stderr
+    assert ("errno" in result.stderr, result.stderr.count("\n")) == (False, 1)
+
+
+def test_command_hides_no_bug(tmp_path, monkeypatch):
+    def fail(*arguments, **settings):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(SOLVERS["darcy2d"], "sample", fail)
+    result = run("darcy2d", "--out", tmp_path, "--samples", 1, "--points", 8)
+    assert str(result.exception) == "a bug"
+
+
+def test_full_disk_is_one_line_and_leaves_nothing(small_disk):
+    command = [sys.executable, str(SCRIPT), "burgers1d", "--out", str(small_disk), "--samples", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (6, "")
+    reason = "no space left on device; free some space, or give --out another folder"
+    assert done.stderr == f"error: {small_disk}: {reason}\n"
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 256 KiB, where mounting is allowed (root)."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs isn't allowed here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_interrupted_command_says_that_nothing_was_written(tmp_path, monkeypatch):

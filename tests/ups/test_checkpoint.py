@@ -1,0 +1,167 @@
+"""Checkpoints: round trip, atomic writes, the hash of weights, and damaged files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.numpy import load_file as load_numpy
+from safetensors.torch import save_file
+
+from ups.checkpoint import hash_tensors, load_checkpoint, read_document, save_checkpoint
+from ups.errors import CheckpointError
+
+DOCUMENT = {"lr": 0.1 + 0.2, "nan": math.nan, "nested": {"list": [1, "ä"]}}
+
+
+def make_tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "encoder.weight": torch.randn(3, 4, generator=generator),
+        "encoder.count": torch.tensor(7),
+        "decoder.weight": torch.randn(2, generator=generator).bfloat16(),
+    }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path / "a.safetensors", make_tensors(), kind="test", document=DOCUMENT)
+    return tmp_path / "a.safetensors"
+
+
+def test_tensors_and_document_come_back_to_the_bit(path: Path) -> None:
+    tensors, document = load_checkpoint(path, kind="test")
+    for name, tensor in make_tensors().items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0)
+    assert math.isnan(document.pop("nan"))
+    assert document == {key: value for key, value in DOCUMENT.items() if key != "nan"}
+
+
+def test_same_content_gives_the_same_bytes(path: Path) -> None:
+    again = path.with_name("b.safetensors")
+    save_checkpoint(again, dict(reversed(make_tensors().items())), kind="test", document=DOCUMENT)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_tensors_sharing_memory_are_saved_each(tmp_path: Path) -> None:
+    tensor = torch.arange(6.0).reshape(2, 3)
+    save_checkpoint(tmp_path / "a", {"one": tensor, "other": tensor.T}, kind="test", document={})
+    tensors, _ = load_checkpoint(tmp_path / "a", kind="test")
+    torch.testing.assert_close(tensors["other"], tensor.T, rtol=0, atol=0)
+
+
+def test_interrupted_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+
+    def fail(fd: int) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("ups.checkpoint.os.fsync", fail)
+    with pytest.raises(OSError, match="no room"):
+        save_checkpoint(path, make_tensors(), kind="test", document={"other": 1})
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+# --- the hash ------------------------------------------------------------------------------------------
+
+
+def test_hash_is_sha256_of_sorted_names_dtypes_shapes_and_bytes(tmp_path: Path) -> None:
+    tensors = {"m.b": torch.tensor([1.0, 2.0]), "m.a": torch.tensor([[3]], dtype=torch.int64)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    expected = hashlib.sha256(
+        b'["a","I64",[1,1]]\n' + struct.pack("<q", 3) + b'["b","F32",[2]]\n' + struct.pack("<2f", 1, 2)
+    ).hexdigest()
+    assert hash_tensors(tmp_path / "a.safetensors", prefix="m.") == expected
+
+
+def test_hash_agrees_with_one_made_from_numpy_arrays(tmp_path: Path) -> None:
+    tensors = {name: tensor for name, tensor in make_tensors().items() if name.startswith("encoder.")}
+    save_checkpoint(tmp_path / "a", tensors, kind="test", document={})
+    digest = hashlib.sha256()
+    dtypes = {"float32": "F32", "int64": "I64"}
+    for name, array in sorted(load_numpy(tmp_path / "a").items()):
+        shown = [name.removeprefix("encoder."), dtypes[array.dtype.name], list(array.shape)]
+        digest.update(json.dumps(shown, separators=(",", ":")).encode() + b"\n" + array.tobytes())
+    assert hash_tensors(tmp_path / "a", prefix="encoder.") == digest.hexdigest()
+
+
+def test_hash_depends_on_own_weights_alone(path: Path) -> None:
+    reference = hash_tensors(path, prefix="encoder.")
+
+    def changed(name: str, tensor: torch.Tensor) -> str:
+        other = path.with_name("other.safetensors")
+        save_checkpoint(other, {**make_tensors(), name: tensor}, kind="test", document={"else": 1})
+        return hash_tensors(other, prefix="encoder.")
+
+    weight = make_tensors()["encoder.weight"]
+    assert changed("decoder.weight", torch.zeros(5)) == reference
+    assert changed("encoder.weight", torch.nextafter(weight, weight + 1)) != reference
+    assert changed("encoder.weight", weight.reshape(4, 3)) != reference
+    assert changed("encoder.weight", weight.double()) != reference
+    assert changed("encoder.new", torch.zeros(1)) != reference
+
+
+def test_hash_and_document_need_no_torch(path: Path) -> None:
+    code = (
+        "import sys; from ups.checkpoint import hash_tensors, read_document;"
+        f"hash_tensors({str(path)!r}); read_document({str(path)!r}, kind='test');"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- damage --------------------------------------------------------------------------------------------
+
+
+def kind_of(path: Path, *, kind: str = "test") -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path, kind=kind)
+    assert str(path) in str(caught.value)
+    return caught.value.kind
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    assert kind_of(tmp_path / "nowhere.safetensors") == "missing"
+
+
+@pytest.mark.parametrize("nbytes", [0, 5, 100, -1])
+def test_truncated_file_is_named(path: Path, nbytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:nbytes])
+    assert kind_of(path) == "truncated"
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02}q\x00." + b"\xff" * 40, struct.pack("<Q", 2) + b"[]"])
+def test_file_of_something_else_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    assert kind_of(path) == "not_a_checkpoint"
+
+
+def test_safetensors_of_others_are_refused(tmp_path: Path) -> None:
+    save_file(make_tensors(), tmp_path / "theirs.safetensors")
+    assert kind_of(tmp_path / "theirs.safetensors") == "not_a_checkpoint"
+
+
+def test_checkpoint_of_another_kind_is_refused(path: Path) -> None:
+    assert kind_of(path, kind="operator") == "other_kind"
+
+
+def test_checkpoint_of_a_newer_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ups.checkpoint.CHECKPOINT_VERSION", 2)
+    save_checkpoint(path, make_tensors(), kind="test", document={})
+    monkeypatch.undo()
+    assert kind_of(path) == "too_new"
+
+
+def test_hash_of_no_tensors_is_refused(path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no tensor is named operator\.") as caught:
+        hash_tensors(path, prefix="operator.")
+    assert caught.value.kind == "no_tensors"
+    assert read_document(path, kind="test")["nested"]["list"] == [1, "ä"]

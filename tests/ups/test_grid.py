@@ -1,0 +1,57 @@
+"""Geometry: patches, tokens, and what can't be cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from ups.errors import ConfigError
+from ups.grid import GridSpec, TokenGrid, cut_grid
+
+
+def make_grid(*points: int, periodic: bool = True) -> GridSpec:
+    return GridSpec(points, (periodic,) * len(points), (("fields", 1),))
+
+
+def test_line_is_cut_into_patches_and_equal_groups() -> None:
+    cut = cut_grid(make_grid(256), patch_size=4, num_tokens=16)
+    assert cut == TokenGrid(4, (64,), (16,))
+    assert cut.groups == (4,)
+    assert cut.points_per_token == (16,)
+
+
+def test_plane_is_cut_into_groups_as_square_as_can_be() -> None:
+    assert cut_grid(make_grid(64, 64), patch_size=4, num_tokens=16).tokens == (4, 4)
+    assert cut_grid(make_grid(32, 128), patch_size=8, num_tokens=16).tokens == (2, 8)
+
+
+def test_points_that_are_no_multiple_of_the_patch_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"encoder\.patch_size = 7: expected a divisor of 256 points"
+    ) as caught:
+        cut_grid(make_grid(256), patch_size=7, num_tokens=32)
+    assert caught.value.kind == "patch_size"
+
+
+def test_number_of_tokens_that_cannot_be_grouped_names_possible_ones() -> None:
+    with pytest.raises(ConfigError, match=r"latent\.tokens = 24: .* such as 1, 2, 4, 8, 16, 32") as caught:
+        cut_grid(make_grid(256), patch_size=8, num_tokens=24)
+    assert caught.value.kind == "num_tokens"
+
+
+def test_name_tells_grids_apart() -> None:
+    names = {
+        make_grid(64).name,
+        make_grid(64, periodic=False).name,
+        make_grid(32).name,
+        make_grid(64, 64).name,
+        GridSpec((64,), (True,), (("fields", 2),)).name,
+        GridSpec((64,), (True,), (("fields", 1), ("coefficient", 1))).name,
+    }
+    assert len(names) == 6
+    assert not any("." in name for name in names)  # dots separate modules
+
+
+def test_grid_survives_json() -> None:
+    grid = GridSpec((8, 16), (True, False), (("fields", 2), ("force", 2)))
+    assert GridSpec.from_json(grid.to_json()) == grid
+    assert grid.num_values("force") == 256
