@@ -107,7 +107,11 @@ def test_operator_serves_grids_of_one_and_two_axes_alike() -> None:
 def test_operator_gradient_is_that_of_finite_differences() -> None:
     operator = trained_like(OperatorSize(width=8, depths=(1, 1), num_heads=2))
     latent = torch.randn(1, 16, D, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda z: advance(operator, z, (16,), (False,)), latent, atol=1e-4, fast_mode=True)
+
+    def function(z: Tensor) -> Tensor:
+        return advance(operator, z, (16,), (False,))
+
+    assert torch.autograd.gradcheck(function, latent, atol=1e-4, fast_mode=True)
 
 
 @pytest.mark.parametrize("shape", [(B, 31, D), (B, 32, D + 1)])

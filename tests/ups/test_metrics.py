@@ -1,0 +1,158 @@
+"""Metrics against values computed by hand, against plain NumPy loops, and Parseval's theorem."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ups.errors import ShapeError
+from ups.eval import metrics
+
+torch.set_num_threads(1)
+
+
+def make_pair(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def on_a_line(*samples: list[float]) -> Tensor:
+    """Samples of one frame and one channel: (B, 1, X, 1)."""
+    return torch.tensor(samples)[:, None, :, None]
+
+
+# --- by hand -------------------------------------------------------------------------------------------
+
+
+def test_values_of_two_samples_by_hand() -> None:
+    truth = on_a_line([3.0, 4.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0])
+    prediction = truth + on_a_line([2.0, 0.0, 0.0, 0.0], [-1.0, 1.0, 1.0, 3.0])
+    errors = {name: error.item() for name, error in metrics.pdebench(prediction, truth).items()}
+    assert errors["rmse"] == pytest.approx((1.0 + math.sqrt(3.0)) / 2)
+    assert errors["nrmse"] == pytest.approx((1.0 / 2.5 + math.sqrt(3.0) / 1.0) / 2)
+    assert errors["crmse"] == pytest.approx(math.sqrt((2.0**2 + 4.0**2) / 2) / 4)
+    assert errors["max_error"] == 3.0
+    assert errors["brmse"] == pytest.approx((math.sqrt(4 / 2) + math.sqrt((1 + 9) / 2)) / 2)
+    # Transforms of the errors: 2, 2, 2 and 4, -2 + 2i, -2.
+    low = (math.sqrt((4 + 16) / 2) + math.sqrt((4 + 8) / 2) + math.sqrt((4 + 4) / 2)) / 3 / 4
+    assert errors["frmse_low"] == pytest.approx(low)
+    assert math.isnan(errors["frmse_mid"])  # four points have no wave number 4
+
+
+def test_batches_are_averaged_in_the_compatible_form() -> None:
+    truth = on_a_line([1.0, 1.0], [1.0, 1.0], [1.0, 1.0])
+    prediction = truth + on_a_line([1.0, 1.0], [-3.0, -3.0], [5.0, 5.0])
+    errors = metrics.pdebench_compat(2)(prediction, truth)
+    assert errors["rmse"].item() == pytest.approx(((1 + 3) / 2 + 5) / 2)  # not (1 + 3 + 5) / 3
+    assert errors["crmse"].item() == pytest.approx((math.sqrt((1 + 9) / 2) + 5) / 2)
+    assert errors["max_error"].item() == pytest.approx((3 + 5) / 2)
+
+
+def test_compatible_form_of_one_batch_is_the_exact_one() -> None:
+    prediction, truth = make_pair(4, 2, 32, 2)
+    exact, compat = metrics.pdebench(prediction, truth), metrics.pdebench_compat(4)(prediction, truth)
+    for name in exact:
+        torch.testing.assert_close(compat[name], exact[name], equal_nan=True)
+
+
+def test_vrmse_of_the_mean_is_one_and_of_the_truth_zero() -> None:
+    _, truth = make_pair(3, 2, 64, 2)
+    mean = truth.mean(2, keepdim=True).expand_as(truth)
+    torch.testing.assert_close(metrics.vrmse(mean, truth), torch.ones(2, 2).double(), rtol=1e-5, atol=0)
+    assert metrics.vrmse(truth, truth).max() == 0
+
+
+def test_relative_l2_of_a_scaled_field_is_the_scale() -> None:
+    _, truth = make_pair(3, 2, 8, 8, 2)
+    torch.testing.assert_close(metrics.relative_l2(1.25 * truth, truth), torch.full((3,), 0.25).double())
+
+
+def test_correlation_time_is_when_it_first_falls_below() -> None:
+    x = torch.arange(32) / 32 * 2 * math.pi
+    angles = torch.tensor([0.0, 0.5, 0.7, 0.1])  # the correlation of shifted sines is the shift's cosine
+    truth = torch.sin(x)[None, None, :, None].expand(2, 4, -1, -1)
+    shifted = torch.sin(x + angles[:, None])[None, :, :, None]
+    prediction = torch.cat([shifted, truth[:1]])
+    t = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    torch.testing.assert_close(
+        metrics.correlation(prediction, truth)[0], angles.double().cos(), atol=1e-6, rtol=0
+    )
+    assert metrics.correlation_time(prediction, truth, t=t).tolist() == [t[2].item(), t[3].item()]
+
+
+def test_constant_field_has_no_correlation() -> None:
+    _, truth = make_pair(1, 1, 8, 1)
+    assert metrics.correlation(torch.ones_like(truth), truth).item() == 0
+
+
+# --- frequency -----------------------------------------------------------------------------------------
+
+
+def test_one_dimensional_energies_satisfy_parseval() -> None:
+    field, _ = make_pair(2, 3, 16, 2)
+    energy = metrics.shell_energy(field.double())
+    both_signs = 2 * energy.sum(2) - energy[:, :, 0] - energy[:, :, -1]
+    torch.testing.assert_close(both_signs, 16 * field.double().square().sum(2))
+
+
+def test_radial_energies_of_a_smooth_field_satisfy_parseval() -> None:
+    """Only a field without the corners of the spectrum lies within the shells as a whole."""
+    y, x = torch.meshgrid(*(torch.arange(n).double() / n * 2 * math.pi for n in (16, 24)), indexing="ij")
+    field = (torch.sin(x + 2 * y) + 0.3 * torch.cos(5 * x) + 0.1)[None, None, :, :, None]
+    energy = metrics.shell_energy(field)
+    torch.testing.assert_close(energy.sum(2), 16 * 24 * field.square().sum((2, 3)))
+    present = energy[0, 0, :, 0] > 1e-6
+    assert present.nonzero().flatten().tolist() == [0, 2, 5]  # |(2, 1)| = 2.24
+
+
+@pytest.mark.parametrize(("wave_number", "band"), [(3, "low"), (4, "mid"), (11, "mid"), (12, "high")])
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_error_of_one_wave_number_lies_in_its_band(wave_number: int, band: str, ndim: int) -> None:
+    x = torch.arange(32).double() / 32 * 2 * math.pi
+    wave = (
+        torch.cos(wave_number * x).reshape(-1, *(1,) * (ndim - 1)).expand((32,) * ndim)[None, None, ..., None]
+    )
+    errors = metrics.frmse(wave, torch.zeros_like(wave))
+    assert [name for name, error in errors.items() if error.item() > 1e-6] == [band]
+
+
+def test_length_of_the_domain_scales_the_frequency_errors() -> None:
+    prediction, truth = make_pair(2, 1, 8, 8, 1)
+    once = metrics.pdebench(prediction, truth)["frmse_low"]
+    torch.testing.assert_close(metrics.pdebench(prediction, truth, lengths=(2, 5))["frmse_low"], 10 * once)
+
+
+# --- plain twins ---------------------------------------------------------------------------------------
+
+
+def test_two_dimensional_values_agree_with_numpy_loops() -> None:
+    prediction, truth = make_pair(3, 2, 4, 6, 2)
+    errors = metrics.pdebench(prediction, truth)
+    p, y = prediction.double().numpy(), truth.double().numpy()
+    for t in range(2):
+        for c in range(2):
+            d = p[:, t, :, :, c] - y[:, t, :, :, c]
+            size = np.sqrt((y[:, t, :, :, c] ** 2).mean((1, 2)))
+            assert errors["rmse"][t, c] == pytest.approx(np.mean([np.sqrt((s**2).mean()) for s in d]))
+            assert errors["nrmse"][t, c] == pytest.approx(np.mean(np.sqrt((d**2).mean((1, 2))) / size))
+            assert errors["crmse"][t, c] == pytest.approx(np.sqrt(np.mean([s.sum() ** 2 for s in d])) / 24)
+            inside = np.zeros((4, 6), bool)
+            inside[1:-1, 1:-1] = True
+            boundary = np.mean([np.sqrt((s[~inside] ** 2).mean()) for s in d])
+            assert errors["brmse"][t, c] == pytest.approx(boundary)
+
+
+def test_summary_averages_over_time_and_channels() -> None:
+    errors = {"nrmse": torch.tensor([[1.0, 3.0]]), "max_error": torch.tensor([[1.0, 3.0]])}
+    assert metrics.summary(errors) == {"nrmse": 2.0, "max_error": 3.0}
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    with pytest.raises(ShapeError, match="prediction: expected"):
+        metrics.pdebench(torch.zeros(1, 2, 3, 1), torch.zeros(1, 2, 4, 1))
+    with pytest.raises(ShapeError, match=r"\(B, T, X\.\.\., C\)"):
+        metrics.pdebench(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))

@@ -1,0 +1,209 @@
+"""Baselines that every table shows: FNO and U-Net, small, one step ahead on the fields themselves.
+
+Our own short forms of Li et al. 2021 (Fourier neural operator) and Ronneberger et al. 2015 with the circular
+padding and group norm of PDEBench's U-Net. Both predict the change from one frame to the next and start at
+zero, so untrained they are persistence. Letters: B batch, C channels of the field, W width, G the axes of the
+grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ups.errors import ConfigError
+from ups.nn.blocks import GridConv, pointwise
+
+_GROUPS = 4
+
+
+class SpectralConv(nn.Module):
+    """Linear layer on the lowest Fourier modes of every channel (Li et al. 2021, section 4).
+
+    Args:
+        width: W.
+        modes: Modes kept along each axis, so many of either sign (along the last one, of one sign).
+        ndim: Number of axes, 1 or 2.
+    """
+
+    def __init__(self, width: int, *, modes: int, ndim: int) -> None:
+        super().__init__()
+        self.modes = modes
+        corners = 2 ** (ndim - 1)
+        shape = (corners, width, width, *(modes,) * ndim, 2)
+        self.weight = nn.Parameter(torch.randn(shape) / width)
+
+    def forward(self, x_BWG: Tensor) -> Tensor:
+        """Same shape; any resolution of at least twice the modes."""
+        axes = tuple(range(2, x_BWG.ndim))
+        spectrum = torch.fft.rfftn(x_BWG.float(), dim=axes, norm="forward")
+        out = torch.zeros_like(spectrum)
+        for weight, corner in zip(torch.view_as_complex(self.weight), self._corners(len(axes)), strict=True):
+            out[corner] = torch.einsum("bi...,io...->bo...", spectrum[corner], weight)
+        return torch.fft.irfftn(out, s=x_BWG.shape[2:], dim=axes, norm="forward").to(x_BWG.dtype)
+
+    def _corners(self, ndim: int) -> list[tuple[slice, ...]]:
+        """Where the lowest modes lie: at both ends of every axis but the last."""
+        low, high, every = slice(self.modes), slice(-self.modes, None), slice(None)
+        return [(every, every, low)] if ndim == 1 else [(every, every, end, low) for end in (low, high)]
+
+
+class FourierNeuralOperator(nn.Module):
+    """FNO: layers of spectral and pointwise convolution.
+
+    Args:
+        channels: C.
+        num_parameters: Numbers that are given to every point beside the field.
+        periodic: Whether each axis is; along the others every point is told its coordinate, and the field is
+            continued by zeros, as in PDEBench.
+        width: W.
+        modes: Fourier modes along each axis.
+        depth: Layers.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        num_parameters: int,
+        periodic: tuple[bool, ...],
+        width: int = 32,
+        modes: int = 16,
+        depth: int = 4,
+    ) -> None:
+        super().__init__()
+        ndim = _expect_axes(periodic)
+        self.periodic = periodic
+        given = channels + num_parameters + sum(not wraps for wraps in periodic)
+        self.lift = pointwise(given, width, ndim=ndim)
+        self.spectral = nn.ModuleList(SpectralConv(width, modes=modes, ndim=ndim) for _ in range(depth))
+        self.local = nn.ModuleList(pointwise(width, width, ndim=ndim) for _ in range(depth))
+        self.out = nn.Sequential(
+            pointwise(width, 4 * width, ndim=ndim),
+            nn.GELU(),
+            _zero(pointwise(4 * width, channels, ndim=ndim)),
+        )
+
+    def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
+        """The field one time step later.
+
+        Args:
+            field_BCG: Normalised field, shape (B, C, *grid).
+            parameters_BP: Normalised parameters, shape (B, P).
+        """
+        x_BWG = self.lift(_with_parameters(field_BCG, parameters_BP, self.periodic))
+        grid = x_BWG.shape[2:]
+        x_BWG = F.pad(x_BWG, _room(grid, self.periodic))
+        for spectral, local in zip(self.spectral, self.local, strict=True):
+            x_BWG = x_BWG + F.gelu(spectral(x_BWG) + local(x_BWG))
+        x_BWG = x_BWG[(..., *(slice(length) for length in grid))]
+        return field_BCG + self.out(x_BWG)
+
+
+class ConvBlock(nn.Module):
+    """Two convolutions with group norm.
+
+    Args:
+        in_width: Channels in.
+        out_width: Channels out.
+        periodic: Whether each axis is.
+    """
+
+    def __init__(self, in_width: int, out_width: int, *, periodic: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            GridConv(in_width, out_width, periodic=periodic),
+            nn.GroupNorm(_GROUPS, out_width),
+            nn.GELU(),
+            GridConv(out_width, out_width, periodic=periodic),
+            nn.GroupNorm(_GROUPS, out_width),
+            nn.GELU(),
+        )
+
+    def forward(self, x_BWG: Tensor) -> Tensor:
+        """(B, in_width, G) to (B, out_width, G)."""
+        out: Tensor = self.layers(x_BWG)
+        return out
+
+
+class UNet(nn.Module):
+    """U-Net: levels of half the resolution and twice the width, joined by skip connections.
+
+    Args:
+        channels: C.
+        num_parameters: Numbers that are given to every point beside the field.
+        periodic: Whether each axis is; along the others every point is told its coordinate.
+        width: W of the finest level.
+        levels: Resolutions; the grid is a multiple of 2^(levels - 1) along every axis.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        num_parameters: int,
+        periodic: tuple[bool, ...],
+        width: int = 24,
+        levels: int = 4,
+    ) -> None:
+        super().__init__()
+        ndim = _expect_axes(periodic)
+        self.periodic = periodic
+        given = channels + num_parameters + sum(not wraps for wraps in periodic)
+        widths = [width * 2**level for level in range(levels)]
+        self.down = nn.ModuleList(
+            ConvBlock(before, after, periodic=periodic)
+            for before, after in zip([given, *widths], widths, strict=False)
+        )
+        self.up = nn.ModuleList(
+            ConvBlock(fine + coarse, fine, periodic=periodic) for fine, coarse in itertools.pairwise(widths)
+        )
+        self.pool = (nn.AvgPool1d, nn.AvgPool2d)[ndim - 1](2)
+        self.out = _zero(pointwise(width, channels, ndim=ndim))
+
+    def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
+        """The field one time step later; arguments as `FourierNeuralOperator.forward`."""
+        x_BWG = _with_parameters(field_BCG, parameters_BP, self.periodic)
+        skips: list[Tensor] = []
+        for level, block in enumerate(self.down):
+            x_BWG = block(self.pool(x_BWG) if level else x_BWG)
+            skips.append(x_BWG)
+        skips.pop()
+        for block in reversed(self.up):
+            finer = F.interpolate(x_BWG, scale_factor=2.0, mode="nearest")
+            x_BWG = block(torch.cat([skips.pop(), finer], dim=1))
+        return field_BCG + self.out(x_BWG)
+
+
+def _with_parameters(field_BCG: Tensor, parameters_BP: Tensor, periodic: tuple[bool, ...]) -> Tensor:
+    """The field, the parameters at every point, and coordinates in -1..1 along axes with ends."""
+    grid = field_BCG.shape[2:]
+    parts = [field_BCG, parameters_BP[(..., *(None,) * len(grid))].expand(-1, -1, *grid)]
+    for axis, (length, wraps) in enumerate(zip(grid, periodic, strict=True)):
+        if not wraps:
+            places = torch.linspace(-1, 1, length, device=field_BCG.device, dtype=field_BCG.dtype)
+            shape = [1] * len(grid)
+            shape[axis] = length
+            parts.append(places.reshape(1, 1, *shape).expand(len(field_BCG), 1, *grid))
+    return torch.cat(parts, dim=1)
+
+
+def _room(grid: torch.Size, periodic: tuple[bool, ...]) -> list[int]:
+    """Zeros behind the axes that aren't periodic, an eighth of their length, in the order of `F.pad`."""
+    behind = [0 if wraps else length // 8 for length, wraps in zip(grid, periodic, strict=True)]
+    return [number for room in reversed(behind) for number in (0, room)]
+
+
+def _zero(layer: nn.Module) -> nn.Module:
+    for weight in layer.parameters():
+        nn.init.zeros_(weight)
+    return layer
+
+
+def _expect_axes(periodic: tuple[bool, ...]) -> int:
+    if len(periodic) not in (1, 2):
+        raise ConfigError("baselines are made for 1D and 2D fields", found=f"{len(periodic)} axes")
+    return len(periodic)
