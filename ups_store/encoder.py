@@ -43,10 +43,14 @@ class Encoder(Protocol):
             ConfigError: If it can't encode these: other channels, another grid.
         """
 
-    def encode(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def encode(self, batch: Arrays, *, samples: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Arrays of B samples, by name, shape (B, ...), in memory that the caller owns.
 
-        The bytes of a sample depend on that sample alone, whatever lies beside it in the batch.
+        The bytes of a sample depend on it and its number in the store, never on what lies beside it.
+
+        Args:
+            batch: Arrays of the sources by name, shape (B, ...).
+            samples: Numbers of the samples in the store, shape (B,).
         """
 
 

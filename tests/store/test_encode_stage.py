@@ -31,7 +31,9 @@ class Pairs:
     def output_spec(self, arrays: Mapping[str, ArraySpec]) -> Mapping[str, ArraySpec]:
         return SPECS
 
-    def encode(self, batch: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    def encode(
+        self, batch: Mapping[str, npt.NDArray[Any]], *, samples: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[Any]]:
         fields = batch["fields"]
         latent = fields.reshape(len(fields), T, X // 2, 2).mean(-1, keepdims=True).astype(np.float16)
         out = {"latent": latent, "nu": batch["nu"]}

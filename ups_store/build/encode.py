@@ -37,7 +37,7 @@ def encode_batches(
         ConfigError: If the output isn't what was announced.
     """
     for samples, arrays in batches:
-        encoded = encoder.encode(arrays)
+        encoded = encoder.encode(arrays, samples=samples)
         check_output(encoded, specs, len(samples))
         for name in specs:
             if name not in arrays:
