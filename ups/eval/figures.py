@@ -1,0 +1,168 @@
+"""Pictures of an evaluation, as PNG bytes; matplotlib without its global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DPI = 110
+_FIELD_COLOURS, _ERROR_COLOURS = "RdBu_r", "magma"
+_STYLE: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "axes.grid": False}
+_MAX_FRAMES = 4
+
+Values = npt.NDArray[np.floating[Any]]
+
+
+def fields_figure(
+    truth_TX: Values, prediction_TX: Values, *, t: Values, extent: Sequence[float], quantity: str
+) -> bytes:
+    """Truth, prediction and error of one trajectory: space-time images in 1D, frames in 2D.
+
+    Args:
+        truth_TX: One channel, shape (T, X) or (T, Y, X), physical units.
+        prediction_TX: The same shape.
+        t: Time of every frame, shape (T,).
+        extent: Length of the domain along each axis, in the order of the axes.
+        quantity: What is shown, with its unit if it has one.
+    """
+    draw = _space_time if truth_TX.ndim == 2 else _frames
+    return _png(lambda figure: draw(figure, truth_TX, prediction_TX, t, extent, quantity), size=(9.5, 3.2))
+
+
+def error_figure(errors: Mapping[str, Values], *, t: Values, metric: str) -> bytes:
+    """Error against time, one line a row.
+
+    Args:
+        errors: By label, shape (T,).
+        t: Time since the last frame that was given, shape (T,).
+        metric: Name of the error.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for label, values in errors.items():
+            axes.plot(t, values, label=label)
+        axes.set(xlabel="time", ylabel=metric, yscale="log")
+        _legend(axes)
+
+    return _png(draw, size=(6.5, 3.6))
+
+
+def spectra_figure(spectra: Mapping[str, Values], *, title: str) -> bytes:
+    """Energy by wave number, one line a row.
+
+    Args:
+        spectra: By label, shape (K,), wave numbers from 0 on.
+        title: Which frame of which trajectories.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for label, energy in spectra.items():
+            axes.plot(
+                np.arange(1, len(energy)), np.maximum(energy[1:], np.finfo(np.float64).tiny), label=label
+            )
+        axes.set(xlabel="wave number", ylabel="energy", xscale="log", yscale="log", title=title)
+        largest = max(float(energy[1:].max()) for energy in spectra.values())
+        axes.set_ylim(bottom=1e-12 * largest)  # what lies below is rounding
+        _legend(axes)
+
+    return _png(draw, size=(6.5, 3.6))
+
+
+def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, label: str) -> bytes:
+    """Training curves.
+
+    Args:
+        curves: By name, optimiser steps and values.
+        label: Name of the values.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for name, (steps, values) in curves.items():
+            axes.plot(steps, values, label=name, marker="." if len(steps) < 40 else None)
+        axes.set(xlabel="optimiser step", ylabel=label, yscale="log")
+        _legend(axes)
+
+    return _png(draw, size=(6.5, 3.6))
+
+
+def _space_time(
+    figure: Figure, truth: Values, prediction: Values, t: Values, extent: Sequence[float], quantity: str
+) -> None:
+    box = (0.0, float(extent[0]), float(t[0]), float(t[-1]))
+    shown = {"truth": truth, "prediction": prediction}
+    low, high = _limits(truth)
+    columns = figure.subplots(1, 3, sharey=True)
+    for axes, (title, values) in zip(columns, shown.items(), strict=False):
+        image = axes.imshow(
+            values, origin="lower", aspect="auto", extent=box, vmin=low, vmax=high, cmap=_FIELD_COLOURS
+        )
+        axes.set(title=title, xlabel="x")
+        figure.colorbar(image, ax=axes, label=quantity if title == "prediction" else None)
+    error = np.abs(prediction - truth)
+    image = columns[2].imshow(error, origin="lower", aspect="auto", extent=box, cmap=_ERROR_COLOURS)
+    columns[2].set(title="|error|", xlabel="x")
+    figure.colorbar(image, ax=columns[2])
+    columns[0].set_ylabel("t")
+
+
+def _frames(
+    figure: Figure, truth: Values, prediction: Values, t: Values, extent: Sequence[float], quantity: str
+) -> None:
+    chosen = np.unique(np.linspace(0, len(truth) - 1, min(_MAX_FRAMES, len(truth))).astype(int))
+    figure.set_size_inches(2.3 * len(chosen) + 0.8, 6.6)
+    box = (0.0, float(extent[1]), 0.0, float(extent[0]))
+    low, high = _limits(truth)
+    error = np.abs(prediction - truth)
+    rows = {
+        "truth": (truth, low, high, _FIELD_COLOURS),
+        "prediction": (prediction, low, high, _FIELD_COLOURS),
+    }
+    rows["|error|"] = (error, 0.0, float(error.max()) or 1.0, _ERROR_COLOURS)
+    grid = figure.subplots(3, len(chosen), sharex=True, sharey=True, squeeze=False)
+    for line, (title, (values, bottom, top, colours)) in zip(grid, rows.items(), strict=True):
+        for axes, frame in zip(line, chosen, strict=True):
+            image = axes.imshow(
+                values[frame], origin="lower", extent=box, vmin=bottom, vmax=top, cmap=colours
+            )
+        line[0].set_ylabel(f"{title}\ny")
+        figure.colorbar(image, ax=list(line), label=quantity if title != "|error|" else None)
+    for axes, frame in zip(grid[0], chosen, strict=True):
+        axes.set_title(f"t = {float(t[frame]):.3g}")
+    for axes in grid[-1]:
+        axes.set_xlabel("x")
+
+
+def _limits(values: Values) -> tuple[float, float]:
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    if low < 0 < high:  # white is zero
+        high = max(-low, high)
+        low = -high
+    return low, high if high > low else low + 1.0
+
+
+def _legend(axes: Axes) -> None:
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(frameon=False)
+
+
+def _png(draw: Any, *, size: tuple[float, float]) -> bytes:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=_DPI)
+    return image.getvalue()
