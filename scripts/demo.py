@@ -5,6 +5,7 @@ Run by `make demo`; every step is a command that you could type yourself, and is
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -19,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 import ups_store
+from ups_store.console import format_nbytes
 
 TASK = "burgers1d"
 NUM_SAMPLES = 400
 NUM_ROUNDS = 200
 BATCH = 64
+SMALL_NBYTES = 16 << 20  # of a batch: below, a copy takes milliseconds, as other processes' turns do
 
 console = Console()
 
@@ -54,13 +57,20 @@ def main(
     _title("A picture")
     _run([sys.executable, "-m", "ups_store", "preview", str(train), "--out", str(out / "preview.png")])
     _title("Next")
+    _show_next(out, train, task)
+
+
+def _show_next(out: Path, train: Path, task: str) -> None:
+    """What to type now; lines to copy, so nothing is wrapped."""
     console.print(
         f"look at     {out / 'preview.png'}\n"
-        f"inspect     .venv/bin/python -m ups_store info {train}\n"
+        f"inspect     .venv/bin/python -m ups_store info {shlex.quote(str(train))}\n"
         f"your data   make demo DATA=folder-with-PDEBench-files, or\n"
         f"            .venv/bin/python -m ups_store.build --tasks {task} --root FOLDER\n"
         f"the format  docs/format/spec.md",
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -110,6 +120,11 @@ def _show_speed(path: Path, root: Path) -> None:
     for name, rate in rates.items():
         table.add_row(name, f"{rate / 1e9:.2f}", f"{rate / nbytes * BATCH:,.0f}")
     console.print(table)
+    if nbytes < SMALL_NBYTES:
+        console.print(
+            f"A batch has {format_nbytes(nbytes)}, so these numbers are noisy: run it again to see how much. "
+            "Measured tables are in docs/performance.md."
+        )
 
 
 def _hdf5_rate(store: ups_store.Store, root: Path, nbytes: int) -> float | None:
@@ -139,7 +154,7 @@ def _title(text: str) -> None:
 
 def _run(command: list[str]) -> None:
     shown = ["python" if word == sys.executable else word for word in command]
-    console.print(f"$ {' '.join(shown)}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"$ {shlex.join(shown)}", style="dim", highlight=False, markup=False, soft_wrap=True)
     code = subprocess.run(command, check=False).returncode
     if code:
         raise SystemExit(code)

@@ -33,8 +33,9 @@ ARRAYS = {
     "label": ups_store.ArraySpec((N, 5), "int16"),
     "nu": ups_store.ArraySpec((N,), "float64"),
 }
-SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)  # in turn
 MAX_BATCH = 6
+INTERRUPTED, TOO_LATE = 130, 3  # exit codes: by Ctrl-C; because another process was first
 DELAYS = 1.5  # signals come at most so many times later than a build takes on this machine now
 
 _CONTEXT = multiprocessing.get_context("fork")  # an imported interpreter: a round costs milliseconds
@@ -51,7 +52,7 @@ class Outcome:
         num_samples_checked: Committed samples that were read and compared after kills.
         num_lost: Samples whose commit had returned and that were gone.
         num_wrong: Samples or files with a wrong byte.
-        kills_by_signal: Kills by name of the signal.
+        kills_by_signal: Kills by name of the signal; SIGINT is Ctrl-C.
         seconds: How long it took.
     """
 
@@ -82,13 +83,13 @@ def storm(folder: Path, *, num_kills: int, num_committers: int, seed: int) -> Ou
     expected = _undisturbed(folder / "expected.zarr.zip")
     max_delay_s = DELAYS * _seconds_of_a_build(folder / "measured.zarr.zip", num_committers)
     path, acknowledged = folder / "storm.zarr.zip", set[int]()
-    kills: Counter[str] = Counter()
-    for _ in track(range(num_kills), f"{num_committers} committing", disable=not sys.stderr.isatty()):
-        ended_by = None
-        while ended_by is None:  # the signal may come when all have ended
-            ended_by = _round(path, num_committers, chance, acknowledged, max_delay_s)
+    kills = Counter({number.name: 0 for number in SIGNALS})
+    for i in track(range(num_kills), f"{num_committers} committing", disable=not sys.stderr.isatty()):
+        number, was_ended = SIGNALS[i % len(SIGNALS)], False
+        while not was_ended:  # the signal may come when all have ended
+            was_ended = _round(path, num_committers, number, chance, acknowledged, max_delay_s)
             _check(path, expected, acknowledged, outcome)
-        kills[ended_by] += 1
+        kills[number.name] += 1
     _work_undisturbed(path)
     _check(path, expected, acknowledged, outcome)
     outcome.num_kills, outcome.kills_by_signal = num_kills, dict(kills)
@@ -127,16 +128,21 @@ def _start(path: Path, rank: int, *, seed: float) -> tuple[multiprocessing.Proce
 
 
 def _round(
-    path: Path, num_committers: int, chance: random.Random, acknowledged: set[int], max_delay_s: float
-) -> str | None:
-    """Start the committers, send one signal, end the rest; name of the signal if it ended somebody."""
+    path: Path,
+    num_committers: int,
+    number: signal.Signals,
+    chance: random.Random,
+    acknowledged: set[int],
+    max_delay_s: float,
+) -> bool:
+    """Start the committers, send one signal, end the rest; whether the signal is what ended somebody."""
     started = [_start(path, rank, seed=chance.random()) for rank in range(num_committers)]
     workers, pipes = [worker for worker, _ in started], [pipe for _, pipe in started]
     time.sleep(chance.uniform(0, max_delay_s))
-    chosen, victim = chance.choice(SIGNALS), chance.choice(workers)
+    victim = chance.choice(workers)
     was_alive = victim.is_alive()
     if was_alive and victim.pid:  # not waited for before the join below, so the number is still its own
-        os.kill(victim.pid, chosen)
+        os.kill(victim.pid, number)
     for worker in workers:
         if worker is not victim:
             worker.join(timeout=chance.uniform(0, max_delay_s))
@@ -144,7 +150,7 @@ def _round(
         worker.join()
     for pipe in pipes:
         _drain(pipe, acknowledged)
-    return chosen.name if was_alive and victim.exitcode else None
+    return was_alive and victim.exitcode in (-number, INTERRUPTED)
 
 
 def _drain(pipe: Connection, acknowledged: set[int]) -> None:
@@ -159,6 +165,8 @@ def _work(path: Path, rank: int, seed: float, acknowledge: Connection) -> None:
     """One process: commits random batches of what is missing; the first one also finishes."""
     chance = random.Random(seed)
     try:
+        # A shell has its background jobs ignore Ctrl-C, and children inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if rank == 0:
             with ups_store.create(path, ARRAYS, identity=IDENTITY) as writer:
                 _commit_missing(writer, chance, acknowledge)
@@ -166,8 +174,10 @@ def _work(path: Path, rank: int, seed: float, acknowledge: Connection) -> None:
         else:
             with ups_store.join(path, identity=IDENTITY) as committer:
                 _commit_missing(committer, chance, acknowledge)
-    except (ups_store.StoreError, KeyboardInterrupt):
-        os._exit(3)  # another one was first, or Ctrl-C
+    except ups_store.StoreError:
+        os._exit(TOO_LATE)
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
     os._exit(0)
 
 

@@ -5,8 +5,12 @@ python scripts/make_data.py burgers1d --out data --samples 400
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,10 +18,10 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ups.data.solvers import SOLVERS, make_dataset
-from ups_store.errors import StoreError
+from ups_store.errors import DiskFullError, StoreError
 
-# As in `ups_store.build`.
-_EXIT_ERROR, _EXIT_INTERRUPTED = 1, 5
+_EXIT_INTERRUPTED = 5  # as in `ups_store.build`
+_HDF5_ERRNO = re.compile(r"errno = (\d+)")  # libhdf5 tells the system's error in the middle of a paragraph
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,16 +50,15 @@ def main(
     grid = {"points": points, "frames": frames, "end_time": end_time}
     settings = {name: value for name, value in {**grid, **physics}.items() if value is not None}
     log = Console(stderr=True, soft_wrap=True, highlight=False)
+    sys.unraisablehook = _hide_hdf5_cleanup
     try:
         path = _make_with_progress(
             task, out, log=log, samples=samples, seed=seed, force=force, settings=settings
         )
-    except StoreError as error:
-        log.print(f"error: {error}", markup=False)
-        raise typer.Exit(error.exit_code) from None
-    except OSError as error:
-        log.print(f"error: {out}: {error.strerror or error}", markup=False)
-        raise typer.Exit(_EXIT_ERROR) from None
+    except (StoreError, OSError, RuntimeError) as error:
+        ours = error if isinstance(error, StoreError) else _as_ours(error, out)
+        log.print(f"error: {ours}", markup=False)
+        raise typer.Exit(ours.exit_code) from None
     except KeyboardInterrupt:
         log.print("interrupted: nothing was written")
         raise typer.Exit(_EXIT_INTERRUPTED) from None
@@ -77,6 +80,25 @@ def _make_with_progress(
             progress=lambda done: progress.update(bar, completed=done),
             **settings,
         )
+
+
+def _as_ours(error: OSError | RuntimeError, out: Path) -> StoreError:
+    """The error of the file system, or of libhdf5, as one of ours; what isn't theirs is raised again."""
+    told = _HDF5_ERRNO.search(str(error))
+    number = getattr(error, "errno", None) or (int(told[1]) if told else None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space, or give --out another folder"
+        return DiskFullError(os.strerror(number).lower(), path=out, hint=hint)
+    if number is None and not isinstance(error, OSError):
+        raise error
+    reason = os.strerror(number).lower() if number else str(error).partition(" (")[0].lower()
+    return StoreError(f"can't be written ({reason})", kind="output", path=out, hint="check --out")
+
+
+def _hide_hdf5_cleanup(unraisable: Any) -> None:
+    """Keep quiet about objects that h5py couldn't close: why is what the command itself ends with."""
+    if "Can't decrement id ref count" not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
         CommitError,
         ConfigError,
         CorruptChunkError,
+        DeviceError,
         DiskFullError,
         FormatError,
         IdentityMismatchError,
+        MemoryLimitError,
         NotCommittedError,
         ReadTimeoutError,
         SampleIndexError,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     )
     from ups_store.layout import FORMAT_VERSION
     from ups_store.opening import open_any as open
-    from ups_store.parts import PartedStore
+    from ups_store.partitions import PartitionedStore
     from ups_store.reader import Store
     from ups_store.writer import Committer, StoreWriter
 
@@ -46,11 +48,13 @@ __all__ = [
     "Committer",
     "ConfigError",
     "CorruptChunkError",
+    "DeviceError",
     "DiskFullError",
     "FormatError",
     "IdentityMismatchError",
+    "MemoryLimitError",
     "NotCommittedError",
-    "PartedStore",
+    "PartitionedStore",
     "ReadTimeoutError",
     "SampleIndexError",
     "SourceError",
@@ -77,7 +81,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "create": ("creation", "create"),
     "join": ("creation", "join"),
     "open": ("opening", "open_any"),
-    "PartedStore": ("parts", "PartedStore"),
+    "PartitionedStore": ("partitions", "PartitionedStore"),
 }
 
 

@@ -1,10 +1,11 @@
-"""The building file: created whole before anybody sees it, held under locks (spec 6.1 to 6.6)."""
+"""The building file under its locks, and typed errors for what the file system says (spec 6.1 to 6.5)."""
 
 from __future__ import annotations
 
 import contextlib
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,14 @@ from ups_store.build_tail import (
     TailHeader,
 )
 from ups_store.catalog import read_building
-from ups_store.checksum import crc32, crc32c
-from ups_store.errors import BuildLockedError, FormatError, StoreReplacedError
+from ups_store.errors import (
+    BuildLockedError,
+    CommitError,
+    FormatError,
+    StoreError,
+    StoreReplacedError,
+    TruncatedError,
+)
 from ups_store.layout import Layout
 from ups_store.recovery import building_path
 
@@ -72,17 +79,28 @@ class BuildingFile:
         """Hold the gate: shared while committing, exclusive while finishing or recovering (spec 6.3)."""
         with self._locked(GATE_LOCK, 1, exclusive=exclusive):
             if not exclusive:
-                self._check_has_tail()
+                self.check_has_tail()
             yield
 
-    def _check_has_tail(self) -> None:
-        """Fail if a builder died between cutting the tail off and publishing: a record would be garbage."""
-        if files.size(self.fd) != self.layout.building_nbytes:
+    def check_has_tail(self) -> None:
+        """Fail where a commit record would be garbage, because the build tail isn't there (spec 6.3)."""
+        nbytes = files.size(self.fd)
+        if nbytes == self.layout.building_nbytes:
+            return
+        if nbytes == self.layout.file_nbytes:  # its builder died between cutting the tail off and publishing
             raise StoreReplacedError(
                 "the store is complete and only waits to be published",
                 path=self.building_path,
                 hint="nothing was written; run its builder again",
             )
+        raise TruncatedError(
+            "another program changed the length of the unfinished file",
+            path=self.building_path,
+            clause="6.1",
+            expected=self.layout.building_nbytes,
+            found=nbytes,
+            hint="nothing was written; build it again with on_mismatch='restart' or --overwrite",
+        )
 
     @contextlib.contextmanager
     def samples_locked(self, samples: Samples) -> Iterator[None]:
@@ -110,6 +128,30 @@ class BuildingFile:
             self.fd = -1
 
 
+@contextlib.contextmanager
+def failures_named(
+    path: Path, layout: Layout, what: str, *, passing: tuple[type[OSError], ...] = ()
+) -> Iterator[None]:
+    """Turn what the file system reports into `DiskFullError` or `CommitError`.
+
+    Args:
+        path: For messages; its folder is asked for free room.
+        layout: What is being written.
+        what: What didn't happen.
+        passing: What is left as it is.
+    """
+    try:
+        with files.disk_full_named(path, layout.building_nbytes):
+            yield
+    except passing:
+        raise
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        hint = "check the disk and your permissions, and run again: it continues with the last good commit"
+        raise CommitError(f"{what} ({error.strerror})", path=path, hint=hint) from error
+
+
 def runs(samples: Samples) -> list[tuple[int, int]]:
     """Consecutive stretches of sorted sample numbers, at least one, as `(first, num)`."""
     if samples[-1] - samples[0] == len(samples) - 1:
@@ -123,11 +165,14 @@ def take_builder_lock(fd: int, path: Path) -> None:
     if files.try_lock(fd, BUILDER_LOCK):
         return
     owner = read_owner(fd, path)
+    is_me = owner == Owner(os.getpid(), socket.gethostname())
     error = BuildLockedError(
-        "another process is building it",
+        "this process holds it already" if is_me else "another process is building it",
         path=path,
         found=f"pid {owner.pid} on {owner.host}" if owner else "an unknown process",
-        hint="wait for it or end it; `ups_store.join` commits beside it",
+        hint="close the first writer"
+        if is_me
+        else "wait for it or end it; `ups_store.join` commits beside it",
     )
     error.pid, error.host = (owner.pid, owner.host) if owner else (None, None)
     raise error
@@ -145,63 +190,3 @@ def read_owner(fd: int, path: Path) -> Owner | None:
 def write_owner(building: BuildingFile, owner: Owner) -> None:
     """Note who builds, for the messages of others."""
     files.write_at(building.fd, building.layout.tail_offset + OWNER_OFFSET, owner.pack())
-
-
-def create_building(
-    path: Path,
-    layout: Layout,
-    *,
-    documents: Sequence[bytes],
-    constants: Mapping[str, bytes],
-    is_lazy: bool,
-    replace: bool = False,
-) -> BuildingFile:
-    """Create a building file, complete before anybody can see it; its builder lock is held (spec 6.6).
-
-    Args:
-        path: Where the store will be published.
-        layout: Geometry.
-        documents: The `zarr.json` documents in file order.
-        constants: C-order little-endian bytes of every constant, by name.
-        is_lazy: Whether commits go unsynced.
-        replace: Whether to take the place of an existing building file, whose locks the caller holds.
-    Raises:
-        FileExistsError: If a building file appeared meanwhile.
-        DiskFullError: If the file system can't hold the whole store; nothing is left behind.
-    """
-    target = building_path(path)
-    header = TailHeader.for_layout(
-        layout, build_id=files.build_id(), boot_id=files.boot_id(), is_lazy=is_lazy
-    )
-    temporary = target.with_name(f"{target.name}.{header.build_id.hex()[:16]}")
-    building = BuildingFile(
-        path, files.create_new(temporary), layout, header, tuple(map(crc32, documents)), is_lazy
-    )
-    try:
-        files.try_lock(building.fd, BUILDER_LOCK)
-        with files.disk_full_named(target, layout.building_nbytes):
-            files.allocate(building.fd, layout.building_nbytes)  # 1
-            _write_skeleton(building, documents, constants)  # 2
-        files.sync(building.fd)  # 3
-        files.sync_folder(target.parent)
-        (files.rename if replace else files.link)(temporary, target)  # 4: from here on it can be seen
-        files.remove(temporary)
-        files.sync_folder(target.parent)  # 5: before the first commit
-    except BaseException:
-        building.close()
-        files.remove(temporary)
-        raise
-    return building
-
-
-def _write_skeleton(
-    building: BuildingFile, documents: Sequence[bytes], constants: Mapping[str, bytes]
-) -> None:
-    layout = building.layout
-    for entry, document, crc in zip(layout.metadata, documents, building.metadata_crcs, strict=True):
-        files.write_at(building.fd, entry.offset, entry.pack_local_header(crc) + document)
-    for name, payload in constants.items():
-        place = layout.arrays[name].entry
-        if place:
-            files.write_at(building.fd, place.data_offset, payload + struct.pack("<I", crc32c(payload)))
-    files.write_at(building.fd, layout.tail_offset, building.header.pack())

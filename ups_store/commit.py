@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store import files
 from ups_store.build_tail import pack_records
-from ups_store.building import BuildingFile, Samples, runs
+from ups_store.building import BuildingFile, Samples, failures_named, runs
 from ups_store.checksum import combine_crc32, crc32, crc32c
 from ups_store.encode import CrcTable, Piece
-from ups_store.errors import CommitError, CorruptChunkError, DiskFullError, NotCommittedError
+from ups_store.errors import CorruptChunkError, NotCommittedError
 from ups_store.layout import ArrayLayout
+from ups_store.memory_file import is_in_memory
 from ups_store.recovery import commits_among, read_commits, read_records
 from ups_store.zip_records import pack_directory
 
@@ -49,7 +50,7 @@ def commit_pieces(building: BuildingFile, samples: Samples, pieces: Iterable[Pie
             not be written through this descriptor again, for the kernel reports a failed sync only once.
     """
     what = f"samples {int(samples[0])}..{int(samples[-1])} were not committed"
-    with _failures_named(building, what):
+    with failures_named(building.building_path, building.layout, what):
         crcs = np.concatenate([_write_piece(building, piece) for piece in pieces])  # 1
         if not building.is_lazy:
             files.sync_data(building.fd)  # 2: the bytes are durable before a record says so
@@ -79,22 +80,6 @@ def _write_records(building: BuildingFile, samples: Samples, records: npt.NDArra
         raise
 
 
-@contextlib.contextmanager
-def _failures_named(building: BuildingFile, what: str) -> Iterator[None]:
-    """Turn what the file system reports into `DiskFullError` or `CommitError`."""
-    try:
-        with files.disk_full_named(building.building_path, building.layout.building_nbytes):
-            yield
-    except DiskFullError:
-        raise
-    except OSError as error:
-        raise CommitError(
-            f"{what} ({error.strerror})",
-            path=building.building_path,
-            hint="check the disk and run again: the build continues with the last good commit",
-        ) from error
-
-
 def _write_rows(fd: int, base: int, stride: int, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
     done = 0
     for first, num in runs(samples) if stride else []:
@@ -110,15 +95,16 @@ def finish(building: BuildingFile) -> None:
     Raises:
         NotCommittedError: If samples are missing.
         CorruptChunkError: If the bytes of a small array or constant changed since they were written.
-        CommitError: If a write or sync failed; as for `commit_batch`.
+        CommitError: If a write or sync failed; as for `commit_pieces`.
     """
-    with _failures_named(building, "the store was not finished"):
+    with failures_named(building.building_path, building.layout, "the store was not finished"):
         _complete(building)
     publish(building)
 
 
 def _complete(building: BuildingFile) -> None:
     layout, fd = building.layout, building.fd
+    building.check_has_tail()
     files.sync_data(fd)  # 1: lazy commits, and what other processes wrote
     committed, crcs = read_commits(fd, layout, building.header)
     _check_complete(building, committed)
@@ -144,8 +130,14 @@ def _check_complete(building: BuildingFile, committed: npt.NDArray[np.bool_]) ->
 
 
 def publish(building: BuildingFile) -> None:
-    """Give a finished file its own name and make that durable (spec 6.8, steps 7 and 8)."""
-    with _failures_named(building, "the finished store was not published"):
+    """Give a finished file its own name and make that durable (spec 6.8, steps 7 and 8).
+
+    One in memory has its name, and from now on nobody can change it (spec 6.12).
+    """
+    with failures_named(building.building_path, building.layout, "the finished store was not published"):
+        if is_in_memory(building.path):
+            files.seal(building.fd)
+            return
         files.rename(building.building_path, building.path)  # 7
         files.sync_folder(building.path.parent)  # 8
 

@@ -24,6 +24,11 @@ from ups_store.early_interrupt import INTERRUPTED
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
+_HINTS = {  # what to do about errors of the system
+    errno.EMFILE: "; raise the limit with `ulimit -n`",
+    errno.ENFILE: "; the system has no more: end other processes",
+    errno.ENAMETOOLONG: "; choose a shorter name",
+}
 _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 
 # Paths and attributes may hold anything, so nothing is taken for markup.
@@ -169,7 +174,8 @@ def _message_of(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{(error.strerror or str(error)).lower()}"
+        hint = _HINTS.get(error.errno or 0, "")
+        return f"{where}{(error.strerror or str(error)).lower()}{hint}"
     if isinstance(error, MemoryError):
         return "out of memory"
     return f"unexpected {type(error).__name__}: {error}; run it with -vv and report what it prints"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from ups_store.console import Verbose, format_nbytes, interruptible, log, print_json, progress_bar
+from ups_store.console import Verbose, format_nbytes, interruptible, is_verbose, log, print_json, progress_bar
 from ups_store.errors import SpecError
 from ups_store.reader import open_store
 
@@ -18,6 +19,7 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the sou
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 Out = Annotated[Path, typer.Argument(help="what to write", metavar="OUT")]
 
+MAX_LEFT_OUT = 10  # files shown for people; --json and -v show all
 NOTHING_KEPT = "nothing was written: run it again"
 
 
@@ -60,8 +62,11 @@ def import_pt(
     nbytes = 2 * sum(file.stat().st_size for file in folder.glob("sample_*.pt"))
     with interruptible(), progress_bar(f"reading {folder.name}", total=nbytes, quiet=as_json) as bar:
         done = run_import(folder, out, on_error=on_error, progress=bar)
-    for name, reason in done.skipped.items():
+    shown = None if is_verbose() else MAX_LEFT_OUT
+    for name, reason in itertools.islice(done.skipped.items(), shown):
         log(f"{folder / name}: left out: {reason}", label="WARNING", style="yellow")
+    if shown is not None and (more := len(done.skipped) - shown) > 0:
+        log(f"{folder}: {more:,} more files left out; -v shows all", label="WARNING", style="yellow")
     if as_json:
         print_json(asdict(done))
     else:

@@ -236,3 +236,22 @@ class ReadTimeoutError(SourceError):
 
     kind = "read_timeout"
     exit_code = 4
+
+
+class MemoryLimitError(StoreError):
+    """What was asked for doesn't fit into the memory that may be used.
+
+    Attributes:
+        needed_bytes: Memory that the operation needs.
+        available_bytes: Memory that it may use: of the machine, its control group, the device, or a limit.
+    """
+
+    kind = "memory"
+    needed_bytes: int
+    available_bytes: int
+
+
+class DeviceError(StoreError, RuntimeError):
+    """There is no such device, or it refuses memory that was to be page-locked."""
+
+    kind = "device"

@@ -12,11 +12,12 @@ import fcntl
 import functools
 import mmap
 import os
+import resource
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -28,7 +29,12 @@ _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK_POLL_S = 0.01
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _WRITE_ONLY = 2  # SYNC_FILE_RANGE_WRITE: begin, wait for nothing
+_PIECE_BYTES = 64 << 20  # of memory at a time: a signal makes the kernel begin a piece again
 _STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
+_MADV_POPULATE_READ = 22  # Linux 5.14
+_MLOCK_ONFAULT = 1
+
+_Mapping = TypeVar("_Mapping", bound=mmap.mmap)
 
 # statfs(2) and linux/magic.h. FUSE and 9p may be local, but nobody can tell from here.
 NETWORK_FILE_SYSTEMS = {
@@ -69,6 +75,22 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
 def create_new(path: Path) -> int:
     """Create a file that must not exist yet; the caller owns the descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def create_anonymous(name: str) -> int:
+    """Create a file in memory (memfd_create); the caller owns the descriptor.
+
+    Args:
+        name: For those who look at a process's descriptors; names nothing.
+    Raises:
+        AttributeError: If the system isn't Linux.
+    """
+    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def descriptor_path(fd: int) -> Path:
+    """Path under which processes of this user can open the file anew, as long as `fd` is open (proc(5))."""
+    return Path(f"/proc/{os.getpid()}/fd/{fd}")
 
 
 def close(fd: int) -> None:
@@ -129,6 +151,18 @@ def allocate(fd: int, nbytes: int) -> None:
     if status.f_bavail * status.f_frsize < nbytes:  # else the disk would be filled before it is found out
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.posix_fallocate(fd, 0, nbytes)
+
+
+def allocate_anonymous(fd: int, nbytes: int) -> None:
+    """Take the memory of a file that `create_anonymous` made; no file system has a limit for it."""
+    for offset in range(0, nbytes, _PIECE_BYTES):
+        os.posix_fallocate(fd, offset, min(_PIECE_BYTES, nbytes - offset))
+
+
+def seal(fd: int) -> None:
+    """Have the kernel refuse every change of a file that `create_anonymous` made, for ever."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 
 
 def truncate(fd: int, nbytes: int) -> None:
@@ -218,10 +252,7 @@ def resident_nbytes(mapping: mmap.mmap, nbytes: int) -> int:
     The kernel tells only those who could write the file; to others every page looks resident.
     """
     pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
-    start = np.frombuffer(mapping, np.uint8).ctypes.data
-    call = _libc().mincore
-    if call(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), ctypes.c_void_p(pages.ctypes.data)):
-        raise OSError(ctypes.get_errno(), "mincore")
+    _memory_call("mincore", mapping, 0, nbytes, ctypes.c_void_p(pages.ctypes.data))
     return min(nbytes, int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE)
 
 
@@ -352,3 +383,112 @@ def boot_id() -> bytes:
 def build_id() -> bytes:
     """16 random bytes."""
     return os.urandom(16)
+
+
+def _memory_call(name: str, mapping: mmap.mmap, first: int, nbytes: int, *arguments: Any) -> None:
+    """A system call on part of a mapping; unlike a method of `mmap` it lets go of the GIL meanwhile."""
+    where = ctypes.c_void_p(address(mapping) + first)
+    if getattr(_libc(), name)(where, ctypes.c_size_t(nbytes), *arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def address(mapping: mmap.mmap) -> int:
+    """Where the mapping begins in this process's memory."""
+    return int(np.frombuffer(mapping, np.uint8).ctypes.data)
+
+
+def expect_whole(fd: int) -> None:
+    """Say that all of the open file will be read, more or less in order: the kernel reads further ahead."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
+def populate(mapping: mmap.mmap, first: int, nbytes: int) -> bool:
+    """Read pages of a mapping in and enter them in the page table, no page copied; False before Linux 5.14.
+
+    Args:
+        mapping: The mapping; OSError (EFAULT) if its file was cut.
+        first: A multiple of the page size.
+        nbytes: Length.
+    """
+    try:
+        _memory_call("madvise", mapping, first, nbytes, ctypes.c_int(_MADV_POPULATE_READ))
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    return True
+
+
+def lock_on_fault(mapping: mmap.mmap) -> None:
+    """Have the pages of a mapping stay in RAM from when they are used first (mlock2, MLOCK_ONFAULT).
+
+    Raises:
+        OSError: ENOMEM, EPERM or EAGAIN where RLIMIT_MEMLOCK is lower.
+    """
+    _memory_call("mlock2", mapping, 0, len(mapping), ctypes.c_uint(_MLOCK_ONFAULT))
+
+
+def memory_lock_limit() -> int:
+    """RLIMIT_MEMLOCK in bytes; -1 for none."""
+    return resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+
+
+def address_space_left() -> int | None:
+    """What RLIMIT_AS (`ulimit -v`) leaves this process, in bytes; None for no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = int((system_text(Path("/proc/self/statm")) or "0").split()[0])
+    return max(0, limit - pages * mmap.PAGESIZE)
+
+
+def new_memory(nbytes: int, *, shared: bool = False, kind: type[_Mapping]) -> _Mapping:
+    """Zeroed memory with huge pages where the system has them.
+
+    Args:
+        nbytes: Length, > 0.
+        shared: Whether forked children share it; else each has its own copy of what is changed.
+        kind: `mmap.mmap` or a subclass.
+    """
+    flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE)
+    mapping = kind(-1, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    _prefer_huge_pages(mapping)
+    return mapping
+
+
+def _prefer_huge_pages(mapping: mmap.mmap) -> None:
+    with contextlib.suppress(OSError):  # a kernel without them
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+
+
+def map_to_fill(fd: int, nbytes: int) -> mmap.mmap:
+    """Map a file in memory so that what is written to the mapping is in the file."""
+    mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    _prefer_huge_pages(mapping)
+    return mapping
+
+
+def map_read_only(fd: int, nbytes: int) -> mmap.mmap:
+    """Map a file for reading only: locking a private mapping that may be written would copy every page."""
+    return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+
+
+def open_sealed(path: Path) -> int | None:
+    """Open a file that `seal` protects, by another process's `descriptor_path`; the caller owns it.
+
+    Returns:
+        The descriptor; None if that process has closed it, and if something else lies there now.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
+    try:
+        is_sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & wanted == wanted
+    except OSError:  # files that aren't in memory have no seals
+        is_sealed = False
+    if not is_sealed:
+        os.close(fd)
+    return fd if is_sealed else None

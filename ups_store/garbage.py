@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Literal
 
 from ups_store import files
 from ups_store.build_tail import BUILDER_LOCK, GATE_LOCK
-from ups_store.errors import FormatError
+from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.reader import open_store
 from ups_store.recovery import BUILDING_SUFFIX
 
@@ -43,13 +44,19 @@ class Garbage:
 
 def find_garbage(folder: Path) -> list[Garbage]:
     """List what dead builders left in a folder, sorted by name; files of living ones are left out."""
-    found = (_examine(path) for path in sorted(folder.glob(f"*{BUILDING_SUFFIX}*")))
+    found = []
+    for path in sorted(folder.glob(f"*{BUILDING_SUFFIX}*")):
+        with contextlib.suppress(StoreNotFoundError):  # published or removed since it was listed
+            found.append(_examine(path))
     return [garbage for garbage in found if garbage]
 
 
 def remove_garbage(garbage: Garbage) -> bool:
     """Remove one such file, unless a process took it up meanwhile; returns whether it is gone."""
-    fd = files.open_existing(garbage.path, writable=True)
+    try:
+        fd = files.open_existing(garbage.path, writable=True)
+    except StoreNotFoundError:
+        return True
     try:
         if not (files.try_lock(fd, BUILDER_LOCK) and files.try_lock(fd, GATE_LOCK)):
             return False

@@ -1,26 +1,23 @@
-"""Batches: samples, or windows of them, copied from the mapped array into an output (spec 7.5).
-
-Three ways, chosen by how array and output lie; which is fastest when was measured (`docs/performance.md`):
-one `take` of whole slots into a buffer of slots, one `take` of samples that lie without gaps, and a loop of
-plain memory copies.
-"""
+"""What a batch is made of: samples, or windows over their time, and where their bytes lie (spec 7.5)."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SampleIndexError, SpecError
+from ups_store.indices import integers_of
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import ArrayMeta, dtype_of
+from ups_store.runs import Runs
 
 TIME_DIM = "time"
-MAX_ITEM_BYTES = 2**31 - 1  # NumPy's limit for one item
 
 Samples = npt.NDArray[np.int64]
 
@@ -33,7 +30,7 @@ class Window:
         axis: The time axis, counted without the sample axis.
         start: First time step per sample, shape (B,), int64.
         length: Number of time steps.
-        stride: Time steps from one to the next.
+        stride: Time steps from one to the next; 1 where there is no next.
     """
 
     axis: int
@@ -41,15 +38,15 @@ class Window:
     length: int
     stride: int
 
+    def of(self, rows: slice) -> Window:
+        """The window for some of the samples."""
+        return replace(self, start=self.start[rows])
 
-class _SlotBuffer(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Output memory of ours, shape (B, slot bytes): the bytes behind a sample's payload are nobody's.
-
-    Attributes:
-        payloads: The array that `gather` returned over it; views of that are like any foreign memory.
-    """
-
-    payloads: weakref.ref[npt.NDArray[Any]]
+    def steps(self, row: int) -> tuple[slice, ...]:
+        """Index that cuts the window out of one sample."""
+        first = int(self.start[row])
+        last = first + (self.length - 1) * self.stride
+        return (*[slice(None)] * self.axis, slice(first, last + 1, self.stride))
 
 
 def window_of(
@@ -70,19 +67,18 @@ def window_of(
         return None
     axis = meta.dims.index(TIME_DIM) - 1
     num_steps = meta.sample_shape[axis]
-    raw = np.asarray(0 if start is None else start)
-    if (raw.size and raw.dtype.kind not in "iu") or raw.shape not in ((), (num,)):
+    raw = integers_of(0 if start is None else start)
+    if raw is None or raw.shape not in ((), (num,)):
         expected = f"an integer, or {num} of them"
         raise SpecError("window start", kind="window", array=meta.name, expected=expected, found=start)
-    first = np.broadcast_to(raw.astype(np.int64), (num,))
-    earliest, latest = (int(first.min()), int(first.max())) if num else (0, 0)
     if not _is_count(stride) or not (length is None or _is_count(length)):
         found = f"length={length}, stride={stride}"
         raise SpecError(
             "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
         )
-    steps = max(0, -(-(num_steps - latest) // stride)) if length is None else length
-    last = latest + (steps - 1) * stride
+    earliest, latest = (int(raw.min()), int(raw.max())) if raw.size else (0, 0)
+    steps = max(0, -(-(num_steps - latest) // int(stride))) if length is None else int(length)
+    last = latest + (steps - 1) * int(stride)
     if earliest < 0 or not steps or last >= num_steps:
         raise SampleIndexError(
             "window reaches outside the time steps",
@@ -91,114 +87,47 @@ def window_of(
             expected=f"steps 0..{num_steps - 1}",
             found=f"{earliest}..{max(last, latest)}",
         )
-    return Window(axis, first, steps, stride)
+    first = raw.astype(np.int64, copy=False) if raw.shape else np.full(num, raw, np.int64)
+    return Window(axis, first, steps, int(stride) if steps > 1 else 1)
 
 
-def gather_array(
-    array: ArrayLayout,
-    memory: Any,
-    view: npt.NDArray[Any],
-    samples: Samples,
-    window: Window | None,
-    out: npt.NDArray[Any],
+def check_effect(
+    arrays: Sequence[ArrayMeta], is_window: bool, out: Mapping[str, Any] | None, *, path: Path
 ) -> None:
-    """Copy samples of one array into `out`.
-
-    Args:
-        array: The array's layout.
-        memory: The mapped file, as a buffer.
-        view: The mapped array, shape (N, ...).
-        samples: Sample numbers, all valid, shape (B,), int64.
-        window: Window over time, or None.
-        out: Output that `output_for` made or checked, shape (B, ...).
-    """
-    if not out.size:
-        return
-    if window is not None:
-        copy_windows(view, samples, window, out)
-    elif (slots := _slots_of(out, array.stride)) is not None:
-        _items(array, memory, array.stride).take(samples, out=slots, mode="clip")  # checked before
-    elif not out.flags.c_contiguous:
-        for row, sample in enumerate(samples.tolist()):
-            out[row, ...] = view[sample]
-    elif array.meta.is_sharded:
-        _copy_bytes(array, memory, samples, _bytes_of(out))
-    else:
-        items = np.ndarray((len(samples),), f"V{array.stride}", _bytes_of(out))
-        _items(array, memory, array.stride).take(samples, out=items, mode="clip")
+    """Refuse arguments of `gather` that would have no effect on any of the arrays: they are mistakes."""
+    if is_window and not any(TIME_DIM in meta.dims for meta in arrays):
+        raise SpecError("window", kind="window", path=path, expected="an array with dimension 'time'")
+    names = {meta.name for meta in arrays}
+    if out is not None and not (isinstance(out, Mapping) and out.keys() <= names):
+        found = sorted(out.keys() - names) if isinstance(out, Mapping) else type(out)
+        expected = f"arrays by name, of {', '.join(sorted(names))}"
+        raise SpecError("out", kind="out", path=path, expected=expected, found=found)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and int(value) >= 1
 
 
-def output_for(
-    array: ArrayLayout, num: int, window: Window | None, out: npt.NDArray[Any] | None
-) -> npt.NDArray[Any]:
-    """`out` if `num` samples or windows of the array fit into it, new memory for None, else `SpecError`.
-
-    New memory has room for slots behind the scenes, which makes its reuse fastest.
-    """
-    dtype, shape = dtype_of(array.meta.dtype), (num, *_shape_of(array.meta, window))
-    if out is None:
-        return _new_output(array, dtype, shape, has_slots=window is None)
-    if not isinstance(out, np.ndarray):
-        raise SpecError(
-            "out", kind="out", array=array.meta.name, expected="an ndarray", found=type(out).__name__
-        )
-    if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
-        expected = f"writeable {dtype} {shape}"
-        found = f"{'writeable' if out.flags.writeable else 'read-only'} {out.dtype} {out.shape}"
-        raise SpecError("out", kind="out", array=array.meta.name, expected=expected, found=found)
-    return out
-
-
-def _shape_of(meta: ArrayMeta, window: Window | None) -> tuple[int, ...]:
+def batch_shape(meta: ArrayMeta, num: int, window: Window | None) -> tuple[int, ...]:
+    """Shape of a batch of `num` samples or windows."""
     shape = meta.sample_shape
-    return shape if window is None else (*shape[: window.axis], window.length, *shape[window.axis + 1 :])
+    if window is None:
+        return (num, *shape)
+    return (num, *shape[: window.axis], window.length, *shape[window.axis + 1 :])
 
 
-def _new_output(
-    array: ArrayLayout, dtype: np.dtype[Any], shape: tuple[int, ...], *, has_slots: bool
-) -> npt.NDArray[Any]:
-    if not has_slots or not array.meta.is_sharded or array.stride > MAX_ITEM_BYTES:
-        return np.empty(shape, dtype)
-    buffer = _SlotBuffer((shape[0], array.stride), np.uint8)
-    inner = np.empty(shape[1:], dtype).strides
-    payloads = np.ndarray(shape, dtype, buffer, 0, (array.stride, *inner))
-    buffer.payloads = weakref.ref(payloads)
-    return payloads
-
-
-def _slots_of(out: npt.NDArray[Any], stride: int) -> npt.NDArray[np.void] | None:
-    """The slots behind `out` if this module made it for such slots, else None."""
-    buffer = out.base
-    if isinstance(buffer, _SlotBuffer) and buffer.shape[1] == stride and buffer.payloads() is out:
-        return np.ndarray(buffer.shape[:1], f"V{stride}", buffer)
-    return None
-
-
-def _items(array: ArrayLayout, memory: Any, nbytes: int) -> npt.NDArray[np.void]:
-    """The samples as items of `nbytes` raw bytes, shape (N,), over the mapped file."""
-    return np.ndarray((array.meta.shape[0],), f"V{nbytes}", memory, array.offset, (array.stride,))
-
-
-def _bytes_of(out: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    return out.reshape(len(out), -1).view(np.uint8)
-
-
-def _copy_bytes(array: ArrayLayout, memory: Any, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
-    # Slices of memoryviews copy with one memmove each and half the overhead of NumPy's assignment; `take`
-    # would first copy an array that has gaps, and indexing with `samples` copies twice.
-    source, target, nbytes = memoryview(memory), rows.data.cast("B"), array.meta.sample_nbytes
-    firsts = (array.offset + samples * array.stride).tolist()
-    for at, first in zip(range(0, len(target), nbytes), firsts, strict=True):
-        target[at : at + nbytes] = source[first : first + nbytes]
-
-
-def copy_windows(view: npt.NDArray[Any], samples: Samples, window: Window, out: npt.NDArray[Any]) -> None:
-    """Copy one window per sample out of `view`, shape (N, ...), into `out`, shape (B, ...)."""
-    before = (slice(None),) * window.axis
-    span = (window.length - 1) * window.stride + 1
-    for row, (sample, first) in enumerate(zip(samples.tolist(), window.start.tolist(), strict=True)):
-        out[row, ...] = view[(sample, *before, slice(first, first + span, window.stride))]
+def runs_of(array: ArrayLayout, samples: Samples, window: Window | None) -> Runs:
+    """Where samples or windows lie, counted from the array's first byte, in the order of the batch."""
+    firsts = samples * array.stride
+    if window is None:
+        return Runs(firsts, array.meta.sample_nbytes)
+    shape = array.meta.sample_shape
+    step_nbytes = math.prod(shape[window.axis + 1 :]) * dtype_of(array.meta.dtype).itemsize
+    firsts += window.start * step_nbytes
+    steps = window.length if window.stride == 1 else 1  # of a run
+    num_before, num_runs = math.prod(shape[: window.axis]), window.length // steps
+    if num_before > 1 or num_runs > 1:
+        before = np.arange(num_before) * (shape[window.axis] * step_nbytes)
+        within = before[:, None] + np.arange(num_runs) * (window.stride * step_nbytes)
+        firsts = (firsts[:, None] + within.reshape(-1)).reshape(-1)
+    return Runs(firsts, steps * step_nbytes)

@@ -21,20 +21,32 @@ def check_indices(indices: Indices, num_samples: int, *, path: Path) -> npt.NDAr
         SampleIndexError: Unless all are in 0..num_samples - 1.
         SpecError: If they aren't integers, or not of shape (B,).
     """
-    raw = np.asarray(indices)
-    if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
-        found = f"{raw.dtype} {raw.shape}"
-        if raw.ndim == 1 and raw.dtype == object and all(isinstance(value, int) for value in raw):
-            raise _outside(max(raw, key=abs), num_samples, path)  # beyond 64 bits
+    raw = integers_of(indices)
+    if raw is None or raw.ndim != 1:
+        given = np.asarray(indices)
+        found = f"{given.dtype} {given.shape}"
         raise SpecError("indices", kind="index", expected="integers, shape (B,)", found=found)
-    # As unsigned numbers the negative ones are huge: one pass instead of two. uint64 beyond int64 wraps to
-    # negative numbers, which wrap back.
-    samples = raw.astype(np.int64, copy=False)
-    if raw.size and np.maximum.reduce(samples.view(np.uint64)) >= num_samples:
-        raise _outside(raw[(raw < 0) | (raw >= num_samples)][0], num_samples, path)
-    return samples
+    # As unsigned numbers the negative ones are huge: one pass instead of two.
+    if raw.size and (raw.dtype == object or _largest_unsigned(raw) >= num_samples):
+        wrong = raw[(raw < 0) | (raw >= num_samples)]
+        if len(wrong):
+            expected = f"0 <= index < {num_samples}"
+            raise SampleIndexError("no such sample", path=path, expected=expected, found=int(wrong[0]))
+    return raw.astype(np.int64, copy=False)
 
 
-def _outside(found: Any, num_samples: int, path: Path) -> SampleIndexError:
-    expected = f"0 <= index < {num_samples}"
-    return SampleIndexError("no such sample", path=path, expected=expected, found=int(found))
+def integers_of(values: Any) -> npt.NDArray[Any] | None:
+    """The values as an array, of Python integers where some are beyond 64 bits; None if one is no integer."""
+    raw = np.asarray(values)
+    if raw.dtype.kind in "iu" or not raw.size:
+        return raw
+    exact = np.asarray(values, object)  # of [2**63, 2] NumPy makes floating-point numbers
+    return exact if all(_is_integer(value) for value in exact.reshape(-1).tolist()) else None
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _largest_unsigned(raw: npt.NDArray[Any]) -> int:
+    return int(np.maximum.reduce(raw.astype(np.int64, copy=False).view(np.uint64)))

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ups_store import files
 from ups_store.array_spec import ArraySpec
+from ups_store.array_statistics import ArrayStatistics, Statistics
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
 from ups_store.checksum import crc32c
@@ -68,25 +69,6 @@ class BuildInfo:
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Range and non-finite values of one array.
-
-    Attributes:
-        minimum: Smallest finite value; None if there is none, as for the next two.
-        maximum: Largest finite value.
-        mean: Mean of the finite values; None also where their sum overflows float64.
-        num_nan: Number of NaN.
-        num_inf: Number of positive and negative infinities.
-    """
-
-    minimum: float | None
-    maximum: float | None
-    mean: float | None
-    num_nan: int
-    num_inf: int
-
-
-@dataclass(frozen=True)
 class StoreInfo:
     """What `describe` tells of a store.
 
@@ -124,7 +106,7 @@ class StoreInfo:
     arrays: dict[str, ArrayInfo]
     constants: dict[str, ArrayInfo]
     build: BuildInfo | None
-    statistics: dict[str, Statistics] | None = None
+    statistics: dict[str, ArrayStatistics] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values; the time as ISO 8601 in UTC."""
@@ -195,10 +177,16 @@ def _build_info(path: Path, store: Store) -> BuildInfo:
     )
 
 
-def _statistics(store: Store, progress: Progress) -> dict[str, Statistics]:
+def _statistics(store: Store, progress: Progress) -> dict[str, ArrayStatistics]:
     samples = np.flatnonzero(store.committed)
-    chosen = [name for name, spec in store.arrays.items() if "float" in dtype_name(spec.dtype)]
-    return {name: _statistics_of(_blocks(store, name, samples), progress) for name in chosen}
+    statistics = Statistics(with_mean=True)
+    for name, spec in store.arrays.items():
+        if "float" in dtype_name(spec.dtype):
+            statistics.add({name: np.empty(0)})  # an array without values is there too
+            for block in _blocks(store, name, samples):
+                statistics.add({name: block})
+                progress(block.nbytes)
+    return statistics.by_array()
 
 
 def _blocks(store: Store, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
@@ -211,26 +199,6 @@ def _blocks(store: Store, name: str, samples: npt.NDArray[np.int64]) -> Iterator
         flat = store.sample(sample)[name].reshape(-1)
         for first in range(0, num_elements, _BLOCK_ELEMENTS):
             yield flat[first : first + _BLOCK_ELEMENTS]
-
-
-def _statistics_of(blocks: Iterator[npt.NDArray[Any]], progress: Progress) -> Statistics:
-    minimum, maximum, total = math.inf, -math.inf, 0.0
-    num_finite = num_nan = num_inf = 0
-    for block in blocks:
-        values = block.astype(np.float64)
-        finite = values[np.isfinite(values)]
-        num_finite += finite.size
-        num_nan += int(np.count_nonzero(np.isnan(values)))
-        num_inf += int(np.count_nonzero(np.isinf(values)))
-        minimum = min(minimum, float(finite.min(initial=math.inf)))
-        maximum = max(maximum, float(finite.max(initial=-math.inf)))
-        with np.errstate(over="ignore"):
-            total += float(finite.sum())
-        progress(block.nbytes)
-    if not num_finite:
-        return Statistics(None, None, None, num_nan, num_inf)
-    mean = total / num_finite if math.isfinite(total) else None
-    return Statistics(minimum, maximum, mean, num_nan, num_inf)
 
 
 def shared_samples(a: Store, b: Store) -> npt.NDArray[np.int64]:

@@ -12,8 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ups_store.array_statistics import ArrayStatistics
 from ups_store.console import format_age, format_nbytes
-from ups_store.info import ArrayInfo, BuildInfo, Statistics, StoreInfo
+from ups_store.info import ArrayInfo, BuildInfo, StoreInfo
 
 _SHORT_HASH = 12
 
@@ -87,7 +88,7 @@ def _cells(array: ArrayInfo) -> tuple[str, str, str]:
     return str(array.shape), array.dtype, " ".join(array.dims)
 
 
-def _statistics(statistics: Mapping[str, Statistics]) -> Table:
+def _statistics(statistics: Mapping[str, ArrayStatistics]) -> Table:
     table = _table("array", "min", "max", "mean", "NaN", "Inf", right=("min", "max", "mean", "NaN", "Inf"))
     for name, values in statistics.items():
         numbers = (_number(value) for value in (values.minimum, values.maximum, values.mean))

@@ -1,4 +1,4 @@
-"""`zarr.json` documents as typed values: `parse_*` in, `to_json` out; pure (spec 4).
+"""`zarr.json` documents as typed values, and the bytes that they are written as; pure (spec 4).
 
 The JSON text is a function of the values (RFC 8785), so `verify` can regenerate every byte of it.
 """
@@ -6,18 +6,15 @@ The JSON text is a function of the values (RFC 8785), so `verify` can regenerate
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
-import reprlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ups_store.canonical import canonical_json
-from ups_store.errors import FormatError, SpecError
+from ups_store.errors import SpecError
 
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
 LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 5.1)
@@ -27,7 +24,6 @@ MAX_RANK = 32
 MAX_ELEMENTS = 1 << 60  # not reached, axes of length 0 counted as 1: NumPy addresses bytes below 2^63
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPE_NAMES = ("bool", *_INTEGERS, "float16", "float32", "float64", "bfloat16")
 
@@ -196,169 +192,3 @@ def check_name(name: str) -> str:
         expected="1 to 128 of letters, digits, '_', '.', '-', not starting with '.', '-' or '__'",
         found=repr(name),
     )
-
-
-def parse_json(raw: bytes, *, path: object, entry: str) -> dict[str, Any]:
-    """Decode the JSON object of one `zarr.json` entry."""
-    try:
-        # not the bytes: json would guess UTF-16 and UTF-32 too
-        document = json.loads(raw.decode(), parse_int=_number, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{entry} is not JSON ({error})", path=path, kind="json", clause="4.1") from error
-    if not isinstance(document, dict):
-        raise FormatError(
-            f"{entry} is not a JSON object",
-            path=path,
-            kind="json",
-            clause="4.1",
-            expected="an object",
-            found=type(document).__name__,
-        )
-    return document
-
-
-def parse_array(
-    name: str,
-    raw: bytes,
-    *,
-    path: object,
-    document_of: Callable[[ArrayMeta], dict[str, Any]] = ArrayMeta.document,
-) -> ArrayMeta:
-    """Read one array's `zarr.json`; anything that `document_of` wouldn't write is refused (spec 4.4)."""
-    document = parse_json(raw, path=path, entry=f"{name}/zarr.json")
-    bad = functools.partial(_bad_key, path, name)
-    shape, dtype, dims = _parse_geometry(document, bad)
-    attrs = document.get("attributes")
-    if not isinstance(attrs, dict):
-        raise bad("attributes", "an object", attrs)
-    _check_attrs(attrs, path=path, entry=f"{name}/zarr.json")
-    meta = ArrayMeta(name, shape, dtype, dims, attrs)
-    expected = document_of(meta)
-    for key in sorted(expected.keys() | document.keys()):
-        if not _same(document.get(key), expected.get(key)):
-            kind = "codec" if key == "codecs" else "array_metadata"
-            raise bad(key, json.dumps(expected.get(key)), document.get(key), kind=kind)
-    return meta
-
-
-def _bad_key(
-    path: object,
-    name: str,
-    key: str,
-    expected: str,
-    found: object,
-    *,
-    kind: str = "array_metadata",
-    clause: str = "4.4",
-) -> FormatError:
-    return FormatError(
-        f"zarr.json, key {key!r}",
-        path=path,
-        array=name,
-        kind=kind,
-        clause=clause,
-        expected=expected,
-        found=_short(found),
-        hint="open it with a general Zarr reader, or rebuild it",
-    )
-
-
-def _parse_geometry(
-    document: dict[str, Any], bad: Callable[..., FormatError]
-) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-    """Shape, dtype and dimension names, within the limits (spec 4.5, 4.7, 9.1)."""
-    shape, dtype, dims = (document.get(key) for key in ("shape", "data_type", "dimension_names"))
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
-        raise bad("shape", f"at most {MAX_RANK} integers from 0 on", shape)
-    if math.prod(max(1, n) for n in shape) >= MAX_ELEMENTS:
-        raise bad("shape", f"fewer than {MAX_ELEMENTS} elements, axes of length 0 counted as 1", shape)
-    if dtype not in DTYPE_NAMES:
-        raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", dtype, kind="dtype")
-    if not isinstance(dims, list) or len(dims) != len(shape) or not all(isinstance(d, str) for d in dims):
-        raise bad("dimension_names", f"{len(shape)} names", dims)
-    if len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
-        wanted = f"distinct names, {SAMPLE_DIM!r} only as the first"
-        raise bad("dimension_names", wanted, dims, kind="dims", clause="4.5")
-    return tuple(shape), str(dtype), tuple(dims)
-
-
-def parse_root(raw: bytes, *, path: object) -> RootMeta:
-    """Read the root `zarr.json` (spec 4.3); the hash isn't checked here."""
-    document = parse_json(raw, path=path, entry="zarr.json")
-    attrs = document.get("attributes")
-    ours = attrs.get("ups_store") if isinstance(attrs, dict) else None
-    node = (document.get("zarr_format"), document.get("node_type"))
-    if not isinstance(attrs, dict) or not isinstance(ours, dict) or node != (3, "group"):
-        raise FormatError(
-            "no root group with the attribute 'ups_store'",
-            path=path,
-            kind="foreign",
-            clause="4.3",
-            hint="it is a Zarr file of another program: read it with zarr-python",
-        )
-    version = ours.get("format_version")
-    numbers = _VERSION_PATTERN.fullmatch(version) if isinstance(version, str) else None
-    config_hash, identity = ours.get("config_hash"), ours.get("identity")
-    if not numbers or not isinstance(config_hash, str) or not isinstance(identity, dict):
-        raise FormatError(
-            "attribute 'ups_store' is incomplete",
-            path=path,
-            kind="root_metadata",
-            clause="4.3",
-            expected="format_version 'MAJOR.MINOR', config_hash, identity",
-            found=_short(sorted(ours)),
-        )
-    packed = ours.get("packed")
-    if packed is not None and not isinstance(packed, dict):
-        raise FormatError(
-            "attribute 'ups_store', key 'packed'",
-            path=path,
-            kind="root_metadata",
-            clause="13.2",
-            expected="an object",
-            found=_short(packed),
-        )
-    others = {key: value for key, value in attrs.items() if key != "ups_store"}
-    _check_attrs(others, path=path, entry="zarr.json")
-    return RootMeta((int(numbers[1]), int(numbers[2])), config_hash, identity, others, packed)
-
-
-def _check_attrs(attrs: dict[str, Any], *, path: object, entry: str) -> None:
-    """Refuse attributes that have no RFC 8785 form: then the text of the document can't have it either."""
-    try:
-        canonical_json(attrs, what=f"{entry}: attributes")
-    except SpecError as error:
-        raise FormatError(
-            error.problem, path=path, kind="json", clause="4.1", expected=error.expected, found=error.found
-        ) from error
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _number(text: str) -> int | float:
-    """An integer, or beyond 53 bits the double that RFC 8785 writes without a point up to 1e21."""
-    number = float(text)
-    return int(text) if abs(number) < 2**53 else number
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _same(found: Any, expected: Any) -> bool:
-    """Whether two JSON values are the same, unlike `==` also in type: `true` isn't 1, nor is 1.0."""
-    if found is expected:
-        return True
-    if type(found) is not type(expected):
-        return False
-    if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(_same(found[k], expected[k]) for k in expected)
-    if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(_same, found, expected))
-    return bool(found == expected)
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value)  # bounded in depth and length

@@ -1,4 +1,4 @@
-"""`ups_store.open`: one file, or the parts of a split that several machines made."""
+"""`ups_store.open`: one file, or the partitions of a split that several machines made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ups_store import files
-from ups_store.parts import PartedStore, find_parts
+from ups_store.partitions import PartitionedStore, find_partitions
 from ups_store.reader import open_store
 from ups_store.store import Store, Verify
 from ups_store.store_file import Access
@@ -19,23 +19,23 @@ def open_any(
     partial: bool = False,
     access: Access = "auto",
     verify: Verify | None = None,
-) -> Store | PartedStore:
-    """Open a store, or with a pattern such as `NAME-*-of-00016.zarr.zip` all its parts as one.
+) -> Store | PartitionedStore:
+    """Open a store, or with a pattern such as `NAME-*-of-00016.zarr.zip` all its partitions as one.
 
     Arguments and errors are those of `ups_store.reader.open_store`; `partial` is for single files.
 
     Raises:
-        StoreNotFoundError: Also if parts are missing.
-        FormatError: Also if the parts were not made from the same.
+        StoreNotFoundError: Also if partitions are missing.
+        FormatError: Also if the partitions were not made from the same.
     """
     pattern = Path(path).absolute()
     if "*" not in pattern.name or files.exists(pattern):
         return open_store(path, partial=partial, access=access, verify=verify)
     with contextlib.ExitStack() as stack:
-        parts = [
-            stack.enter_context(open_store(part, access=access, verify=verify))
-            for part in find_parts(pattern)
+        partitions = [
+            stack.enter_context(open_store(partition, access=access, verify=verify))
+            for partition in find_partitions(pattern)
         ]
-        store = PartedStore(pattern, parts)
+        store = PartitionedStore(pattern, partitions)
         stack.pop_all()
     return store

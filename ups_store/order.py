@@ -20,7 +20,7 @@ Shuffle = bool | Literal["block"]
 BLOCK_POSITIONS = 8192  # computed at once: arrays of 64 KiB; malloc would map and fault in larger ones anew
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one rank takes in one step.
 
@@ -108,7 +108,7 @@ class DataOrder:
         return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called.
+        """Continue where `state_dict` was called; with the key "shuffle" also in that way.
 
         Raises:
             ConfigError: If the state can't come from an order like this one.
@@ -120,7 +120,9 @@ class DataOrder:
         expected = f"consumed to be a multiple of the batch size {self.batch_size}, at most {total}"
         fits = 0 <= consumed <= total and consumed % self.batch_size == 0
         _check("state", fits and epoch >= 0 and 0 <= seed < 1 << 64, expected, dict(state))
-        self.seed, self.epoch, self.consumed = seed, epoch, consumed
+        shuffle = state.get("shuffle", self.shuffle)
+        _check("state", shuffle in (True, False, "block"), "shuffle to be True, False or 'block'", shuffle)
+        self.seed, self.epoch, self.consumed, self.shuffle = seed, epoch, consumed, shuffle
 
     def _steps(self, epoch: int, first: int) -> Iterator[Step]:
         rows = self.batch_size // self.world_size

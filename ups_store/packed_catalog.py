@@ -16,7 +16,7 @@ from ups_store.checksum import crc32c
 from ups_store.directory import read_directory
 from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES, Layout
-from ups_store.metadata import ArrayMeta, RootMeta, parse_array
+from ups_store.metadata import ArrayMeta, RootMeta
 from ups_store.packed_codecs import (
     MAX_CHUNK_BYTES,
     Chain,
@@ -25,6 +25,7 @@ from ups_store.packed_codecs import (
     packed_document,
     parse_packing,
 )
+from ups_store.parse_metadata import parse_array
 from ups_store.zip_records import ARCHIVE_COMMENT, CentralRecord, EndRecords, Entry
 
 

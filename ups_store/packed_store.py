@@ -15,16 +15,14 @@ import numpy.typing as npt
 from ups_store import files
 from ups_store.array_spec import ArraySpec
 from ups_store.checksum import crc32c
-from ups_store.errors import (
-    ArrayNotFoundError,
-    CorruptChunkError,
-    SampleIndexError,
-    SpecError,
-    StoreClosedError,
-)
+from ups_store.errors import ArrayNotFoundError, CorruptChunkError, SpecError, StoreClosedError
+from ups_store.gather import Samples, Window, batch_shape, check_effect, window_of
+from ups_store.indices import Indices, check_indices
 from ups_store.layout import CHECKSUM_BYTES
 from ups_store.metadata import dtype_of
+from ups_store.output import check_output
 from ups_store.packed_catalog import PackedArray, PackedCatalog, read_index, read_packed
+from ups_store.runs import cast_into
 
 
 class PackedStore:
@@ -92,30 +90,56 @@ class PackedStore:
 
     def gather(
         self,
-        indices: Sequence[int] | npt.NDArray[np.integer[Any]],
+        indices: Indices,
         names: Sequence[str] | None = None,
+        *,
+        start: int | Indices | None = None,
+        length: int | None = None,
+        stride: int = 1,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """Decode samples into a batch.
+        """Decode samples, or windows of them, into a batch; arguments as of `Store.gather`.
 
-        Args:
-            indices: Sample numbers, shape (B,), in any order, repeats allowed.
-            names: Arrays to take; all with a sample axis by default.
+        A sample is decoded whole, once a batch, also for windows.
+
         Returns:
-            New arrays of shape (B, ...) by name.
+            Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
         Raises:
-            SampleIndexError: For a sample outside the store.
+            SampleIndexError: For a sample or window outside the store.
+            SpecError: For an `out` of another shape, or of a dtype that loses what the array holds.
             CorruptChunkError: If a chunk is damaged.
         """
-        samples = self._check_indices(indices)
-        return {name: self._gather(self._array(name), samples) for name in names or self.arrays}
+        samples = check_indices(indices, len(self), path=self.path)
+        arrays = [self._array(name) for name in (self.arrays if names is None else names)]
+        is_window = start is not None or length is not None or stride != 1
+        check_effect([array.meta for array in arrays], is_window, out, path=self.path)
+        batch: dict[str, npt.NDArray[Any]] = {}
+        for array in arrays:
+            meta, dtype = array.meta, dtype_of(array.meta.dtype)
+            window = window_of(meta, len(samples), start=start, length=length, stride=stride)
+            shape = batch_shape(meta, len(samples), window)
+            target = None if out is None else out.get(meta.name)
+            if target is None:
+                target = np.empty(shape, dtype)
+            check_output(meta.name, dtype, shape, target)
+            self._decode(array, samples, window, target)
+            batch[meta.name] = target
+        return batch
 
-    def _gather(self, array: PackedArray, samples: list[int]) -> npt.NDArray[Any]:
-        if not array.meta.is_sharded:
-            return self._whole(array)[samples]
-        out = np.empty((len(samples), *array.meta.sample_shape), dtype_of(array.meta.dtype))
-        for row, sample in enumerate(samples):
-            self.read_chunk(array, sample, out[row, ...])
-        return out
+    def _decode(
+        self, array: PackedArray, samples: Samples, window: Window | None, out: npt.NDArray[Any]
+    ) -> None:
+        if not array.meta.is_sharded and window is None:
+            out[...] = self._whole(array)[samples]
+            return
+        decoded = np.empty(array.meta.sample_shape, dtype_of(array.meta.dtype))
+        for sample in np.unique(samples).tolist():
+            if array.meta.is_sharded:
+                self.read_chunk(array, sample, decoded)
+            else:
+                decoded = self._whole(array)[sample]
+            for row in np.flatnonzero(samples == sample).tolist():
+                cast_into(decoded if window is None else decoded[window.steps(row)], out[row, ...])
 
     def _whole(self, array: PackedArray) -> npt.NDArray[Any]:
         """A plain chunk, decoded once."""
@@ -170,18 +194,6 @@ class PackedStore:
             self._edges[name] = read_index(self._open_fd(), array, self.path)
         edges = self._edges[name]
         return int(edges[sample]), int(edges[sample + 1])
-
-    def _check_indices(self, indices: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[int]:
-        raw = np.asarray(indices)
-        if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
-            found = f"{raw.dtype} {raw.shape}"
-            raise SpecError("indices", kind="index", expected="integers, shape (B,)", found=found)
-        samples: list[int] = raw.astype(np.int64).tolist()
-        for sample in samples:
-            if not 0 <= sample < len(self):
-                expected = f"0 <= index < {len(self)}"
-                raise SampleIndexError("no such sample", path=self.path, expected=expected, found=sample)
-        return samples
 
     def _array(self, name: str) -> PackedArray:
         array = self.catalog.arrays.get(name)

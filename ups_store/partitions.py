@@ -1,4 +1,4 @@
-"""A split in parts, one file a machine, seen as one store (spec 2.4).
+"""A split in partitions, one file a machine, seen as one store (spec 2.4).
 
 Machines share no locks, so each writes `NAME-00003-of-00016.zarr.zip`; the pattern `NAME-*-of-00016.zarr.zip`
 opens them together. `ups-store concat` makes one file of them.
@@ -24,28 +24,28 @@ from ups_store.indices import Indices, check_indices
 from ups_store.store import Store
 from ups_store.verify import Report
 
-PART_KEY = "part"  # in the identity's content: [number, how many]
+PARTITION_KEY = "partition"  # in the identity's content: [number, how many]
 
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.zarr\.zip")
 
 
-def part_path(path: Path, number: int, count: int) -> Path:
-    """Name of one part of the store at `path`, `NAME.zarr.zip`."""
+def partition_path(path: Path, number: int, count: int) -> Path:
+    """Name of one partition of the store at `path`, `NAME.zarr.zip`."""
     stem = path.name.removesuffix(".zarr.zip")
     return path.with_name(f"{stem}-{number:05d}-of-{count:05d}.zarr.zip")
 
 
-def part_range(num_samples: int, number: int, count: int) -> range:
-    """Samples of one part: consecutive, in the order of the parts, their numbers differing by one at most."""
+def partition_range(num_samples: int, number: int, count: int) -> range:
+    """Samples of one partition: consecutive; sizes of partitions differ by one at most."""
     return range(num_samples * number // count, num_samples * (number + 1) // count)
 
 
-def find_parts(pattern: Path) -> list[Path]:
+def find_partitions(pattern: Path) -> list[Path]:
     """The files that a pattern such as `NAME-*-of-00016.zarr.zip` names, in order, all of them.
 
     Raises:
         StoreNotFoundError: If there are none, or some are missing; names these.
-        SpecError: If the pattern matches other files, or parts of several stores.
+        SpecError: If the pattern matches other files, or partitions of several stores.
     """
     found = {Path(name): _NAME.fullmatch(os.path.basename(name)) for name in glob.glob(os.fspath(pattern))}
     if not found:
@@ -53,9 +53,9 @@ def find_parts(pattern: Path) -> list[Path]:
     named = {(match["stem"], int(match["count"])) for match in found.values() if match}
     if len(named) != 1 or None in found.values():
         raise SpecError(
-            "the files are not the parts of one store",
+            "the files are not the partitions of one store",
             path=pattern,
-            kind="parts",
+            kind="partitions",
             expected="NAME-00000-of-00016.zarr.zip and so on, of one NAME",
             found=", ".join(sorted(path.name for path in found)[:4]),
         )
@@ -64,22 +64,22 @@ def find_parts(pattern: Path) -> list[Path]:
     missing = [path.name for path in wanted if path not in found]
     if missing:
         raise StoreNotFoundError(
-            f"{len(missing)} of {count} parts are missing, the first of them {missing[0]}",
+            f"{len(missing)} of {count} partitions are missing, the first of them {missing[0]}",
             path=pattern,
             hint="run the build again on the machine that makes it, or copy it here",
         )
     return wanted
 
 
-class PartedStore:
-    """Parts of one split as one store: samples are numbered through, `gather` takes from any of them.
+class PartitionedStore:
+    """Partitions of one split as one store: samples are numbered through, `gather` takes from any of them.
 
     Opened by `ups_store.open(pattern)`. Reads like a `Store`, except that no array is one piece of memory:
     `store[name]` refuses, `sample` and `gather` work.
 
     Attributes:
         path: The pattern.
-        parts: The open parts, in order.
+        partitions: The open partitions, in order.
         identity: The identity document that one file with all samples would have.
         config_hash: Its sha256: equal to that of the store built as one file.
         is_partial: False.
@@ -87,52 +87,53 @@ class PartedStore:
 
     is_partial = False
 
-    def __init__(self, pattern: Path, parts: Sequence[Store]) -> None:
+    def __init__(self, pattern: Path, partitions: Sequence[Store]) -> None:
         self.path = pattern
-        self.parts = tuple(parts)
-        self.identity = _whole_identity(pattern, self.parts)
+        self.partitions = tuple(partitions)
+        self.identity = _whole_identity(pattern, self.partitions)
         self.config_hash = config_hash(self.identity)
-        self._ends = np.cumsum([len(part) for part in self.parts])
+        self._ends = np.cumsum([len(partition) for partition in self.partitions])
 
     def __len__(self) -> int:
-        """N, the number of samples of all parts."""
+        """N, the number of samples of all partitions."""
         return int(self._ends[-1])
 
     __iter__ = None
 
     def __contains__(self, name: object) -> bool:
-        return name in self.parts[0]
+        return name in self.partitions[0]
 
     def __repr__(self) -> str:
-        return f"<ups_store.PartedStore {self.path.name}: {len(self)} samples in {len(self.parts)} parts>"
+        where = f"{len(self)} samples in {len(self.partitions)} partitions"
+        return f"<ups_store.PartitionedStore {self.path.name}: {where}>"
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """Attributes of the root group, those of the first part."""
-        return self.parts[0].attrs
+        """Attributes of the root group, those of the first partition."""
+        return self.partitions[0].attrs
 
     @property
     def arrays(self) -> dict[str, ArraySpec]:
         """The arrays with a sample axis, shapes (N, ...)."""
         return {
             name: ArraySpec((len(self), *spec.shape[1:]), spec.dtype, dims=spec.dims, attrs=spec.attrs)
-            for name, spec in self.parts[0].arrays.items()
+            for name, spec in self.partitions[0].arrays.items()
         }
 
     @property
     def constants(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays without a sample axis, equal in all parts."""
-        return self.parts[0].constants
+        """The arrays without a sample axis, equal in all partitions."""
+        return self.partitions[0].constants
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
         """Dimension names of every array."""
-        return self.parts[0].dims
+        return self.partitions[0].dims
 
     @property
     def nbytes(self) -> int:
         """Length of all files in bytes."""
-        return sum(part.nbytes for part in self.parts)
+        return sum(partition.nbytes for partition in self.partitions)
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
@@ -145,8 +146,8 @@ class PartedStore:
         Raises:
             SpecError: For an array with a sample axis: it lies in several files.
         """
-        if name in self.parts[0].constants:
-            return self.parts[0][name]
+        if name in self.partitions[0].constants:
+            return self.partitions[0][name]
         raise SpecError(
             "its samples lie in several files, so it is no single array",
             path=self.path,
@@ -158,7 +159,7 @@ class PartedStore:
         """All arrays of one sample as read-only views, as `Store.sample`."""
         samples = check_indices([index], len(self), path=self.path)
         number = int(np.searchsorted(self._ends, samples[0], side="right"))
-        return self.parts[number].sample(int(samples[0]) - self._first(number))
+        return self.partitions[number].sample(int(samples[0]) - self._first(number))
 
     def gather(
         self,
@@ -177,7 +178,7 @@ class PartedStore:
         result = dict(out or {})
         for number in np.unique(numbers) if len(samples) else [0]:
             rows = np.flatnonzero(numbers == number)
-            batch = self.parts[number].gather(
+            batch = self.partitions[number].gather(
                 samples[rows] - self._first(number),
                 names,
                 start=start if starts is None else starts[rows],
@@ -192,18 +193,20 @@ class PartedStore:
 
     def residency(self) -> float:
         """Share of the files that lies in RAM, 0 to 1."""
-        return sum(part.residency() * part.nbytes for part in self.parts) / max(1, self.nbytes)
+        return sum(partition.residency() * partition.nbytes for partition in self.partitions) / max(
+            1, self.nbytes
+        )
 
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> list[Report]:
-        """Check every byte of every part; a report per part, as `Store.verify`."""
-        return [part.verify(num_threads=num_threads, progress=progress) for part in self.parts]
+        """Check every byte of every partition; a report per partition, as `Store.verify`."""
+        return [partition.verify(num_threads=num_threads, progress=progress) for partition in self.partitions]
 
     def close(self) -> None:
-        """Let go of all parts. Closing twice is allowed."""
-        for part in self.parts:
-            part.close()
+        """Let go of all partitions. Closing twice is allowed."""
+        for partition in self.partitions:
+            partition.close()
 
     def __enter__(self) -> Self:
         return self
@@ -214,40 +217,43 @@ class PartedStore:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartedStore, (self.path, self.parts)  # each part checks that it is still the same
+        return PartitionedStore, (
+            self.path,
+            self.partitions,
+        )  # each partition checks that it is still the same
 
     def _first(self, number: int) -> int:
-        return int(self._ends[number]) - len(self.parts[number])
+        return int(self._ends[number]) - len(self.partitions[number])
 
 
-def _whole_identity(pattern: Path, parts: Sequence[Store]) -> dict[str, Any]:
-    """The identity of all parts together; they must be made from the same, in the right order."""
-    first = _without_part(parts[0].identity, sum(map(len, parts)))
-    for number, part in enumerate(parts):
-        found = part.identity.get("content", {}).get(PART_KEY)
-        if found != [number, len(parts)]:
+def _whole_identity(pattern: Path, partitions: Sequence[Store]) -> dict[str, Any]:
+    """The identity of all partitions together; they must be made from the same, in the right order."""
+    first = _without_partition(partitions[0].identity, sum(map(len, partitions)))
+    for number, partition in enumerate(partitions):
+        found = partition.identity.get("content", {}).get(PARTITION_KEY)
+        if found != [number, len(partitions)]:
             raise FormatError(
-                "part of a store",
-                path=part.path,
-                kind="parts",
+                "partition of a store",
+                path=partition.path,
+                kind="partitions",
                 clause="2.4",
-                expected=f"part {[number, len(parts)]} by its identity",
+                expected=f"partition {[number, len(partitions)]} by its identity",
                 found=found,
             )
-        differing = differences(_without_part(part.identity, sum(map(len, parts))), first)
+        differing = differences(_without_partition(partition.identity, sum(map(len, partitions))), first)
         if differing:
             raise FormatError(
-                f"not made from the same as part 0:\n{describe_differences(differing)}",
-                path=part.path,
-                kind="parts",
+                f"not made from the same as partition 0:\n{describe_differences(differing)}",
+                path=partition.path,
+                kind="partitions",
                 clause="2.4",
-                hint=f"build the parts of {pattern.name} again with one configuration",
+                hint=f"build the partitions of {pattern.name} again with one configuration",
             )
     return first
 
 
-def _without_part(identity: Mapping[str, Any], num_samples: int) -> dict[str, Any]:
-    content = {key: value for key, value in identity.get("content", {}).items() if key != PART_KEY}
+def _without_partition(identity: Mapping[str, Any], num_samples: int) -> dict[str, Any]:
+    content = {key: value for key, value in identity.get("content", {}).items() if key != PARTITION_KEY}
     arrays = {
         name: {**array, "shape": [num_samples, *array["shape"][1:]]} if "sample" in array["dims"] else array
         for name, array in identity.get("arrays", {}).items()

@@ -1,11 +1,12 @@
 """Batches by read calls instead of a mapping: for network file systems, and files that others may cut.
 
 A read that finds less than it should is an error here, where touching a mapping would end the process.
+Neighbours are read together, and several reads are under way at once: each may wait for a disk or a server.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import numpy.typing as npt
 
 from ups_store import files
 from ups_store.errors import TruncatedError
-from ups_store.gather import Samples, Window, copy_windows
+from ups_store.gather import Samples, Window, runs_of
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
+from ups_store.parallel import for_each
+from ups_store.runs import Runs, items_of
 
-_DENSE_BYTES = 1 << 20  # of small samples that one call may read to pick a few of them
+READS_IN_FLIGHT = 8
+_MAX_GAP_BYTES = 64 << 10  # between runs: less is read along, sooner than another request is answered
+_READ_BYTES = 4 << 20  # of neighbours together
 
 
 def read_samples(
@@ -29,33 +34,66 @@ def read_samples(
     out: npt.NDArray[Any],
     *,
     path: Path,
+    num_threads: int = READS_IN_FLIGHT,
 ) -> None:
-    """Read samples of one array, or windows of them, into `out`; the plain twin is `gather_array`.
+    """Read samples of one array, or windows of them, into `out`; `SampledArray` copies them from a mapping.
 
     Args:
         fd: The file.
         array: The array's layout.
         samples: Sample numbers, all valid, shape (B,), int64.
         window: Window over time, or None.
-        out: Output, shape (B, ...), of the array's dtype.
+        out: Output, shape (B, ...); converted to if it has another dtype.
         path: For messages.
+        num_threads: Reads that are under way at once.
     Raises:
         TruncatedError: If the file is shorter than when it was opened.
     """
     if not out.size:
         return
-    first, num = int(samples.min()), int(np.ptp(samples)) + 1
-    if not array.meta.is_sharded and num * array.stride <= max(_DENSE_BYTES, 4 * len(samples) * array.stride):
-        block = _read_array(fd, array, array.slot(first)[0], (num, *array.meta.sample_shape), path)
-        _copy(block, samples - first, window, out)
+    runs, dtype = runs_of(array, samples, window), dtype_of(array.meta.dtype)
+    target = out if out.flags.c_contiguous else np.empty(out.shape, dtype)
+    rows = target.reshape(len(runs.firsts), -1)
+    order = np.argsort(runs.firsts, kind="stable")
+    firsts = array.offset + runs.firsts[order]
+
+    def read(block: slice) -> None:
+        _read_block(fd, Runs(firsts[block], runs.nbytes), dtype, rows, order[block], path)
+
+    for_each(read, _blocks(firsts, runs.nbytes), num_threads=num_threads)
+    if target is not out:
+        out[...] = target
+
+
+def _blocks(firsts: npt.NDArray[np.int64], nbytes: int) -> list[slice]:
+    """Which of the sorted runs are read together."""
+    is_far = np.diff(firsts) > nbytes + _MAX_GAP_BYTES
+    neighbourhood = np.concatenate(([0], np.flatnonzero(is_far) + 1))
+    since = firsts - np.repeat(firsts[neighbourhood], np.diff([*neighbourhood, len(firsts)]))
+    is_next = is_far | (np.diff(since // _READ_BYTES) != 0)
+    edges = [0, *(np.flatnonzero(is_next) + 1).tolist(), len(firsts)]
+    return [slice(first, end) for first, end in itertools.pairwise(edges)]
+
+
+def _read_block(
+    fd: int, runs: Runs, dtype: np.dtype[Any], rows: npt.NDArray[Any], numbers: Samples, path: Path
+) -> None:
+    """Read sorted runs by one call into the rows of these numbers."""
+    first, end = int(runs.firsts[0]), int(runs.firsts[-1]) + runs.nbytes
+    if len(numbers) == 1 and rows.dtype == dtype:
+        _fill(fd, first, rows[numbers[0]], path)
         return
-    for row, sample in enumerate(samples.tolist()):
-        _read_row(fd, array, sample, _only(window, row), out[row : row + 1], path)
+    block = np.empty(end - first, np.uint8)
+    _fill(fd, first, block, path)
+    picked = items_of(block, runs.nbytes)[runs.firsts - first]
+    rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)
 
 
 def read_constant(fd: int, array: ArrayLayout, *, path: Path) -> npt.NDArray[Any]:
     """Read a whole array without slots into new memory."""
-    return _read_array(fd, array, array.offset, array.meta.shape, path)
+    whole = np.empty(array.meta.shape, dtype_of(array.meta.dtype))
+    _fill(fd, array.offset, whole, path)
+    return whole
 
 
 def read_bytes(fd: int, first: int, nbytes: int, *, path: Path) -> bytes:
@@ -77,45 +115,6 @@ def cut(path: Path, expected: int, found: int) -> TruncatedError:
         found=found,
         hint="open it again; a store is replaced by renaming, never changed in place",
     )
-
-
-def _only(window: Window | None, row: int) -> Window | None:
-    if window is None:
-        return None
-    return Window(window.axis, window.start[row : row + 1], window.length, window.stride)
-
-
-def _read_row(
-    fd: int, array: ArrayLayout, sample: int, window: Window | None, out: npt.NDArray[Any], path: Path
-) -> None:
-    """One sample, or one window, into `out`, shape (1, ...)."""
-    first, shape = array.slot(sample)[0], array.meta.sample_shape
-    if window is None and out.flags.c_contiguous:
-        _fill(fd, first, out, path)
-        return
-    if window is not None and window.axis == 0:  # its steps lie together: nothing else is read
-        start, num_steps = int(window.start[0]), (window.length - 1) * window.stride + 1
-        first += start * math.prod(shape[1:]) * out.itemsize
-        shape, window = (
-            (num_steps, *shape[1:]),
-            Window(0, np.zeros(1, np.int64), window.length, window.stride),
-        )
-    _copy(_read_array(fd, array, first, (1, *shape), path), np.zeros(1, np.int64), window, out)
-
-
-def _copy(block: npt.NDArray[Any], rows: Samples, window: Window | None, out: npt.NDArray[Any]) -> None:
-    if window is None:
-        out[...] = block[rows]
-    else:
-        copy_windows(block, rows, window, out)
-
-
-def _read_array(
-    fd: int, array: ArrayLayout, first: int, shape: tuple[int, ...], path: Path
-) -> npt.NDArray[Any]:
-    block = np.empty(shape, dtype_of(array.meta.dtype))
-    _fill(fd, first, block, path)
-    return block
 
 
 def _fill(fd: int, first: int, target: npt.NDArray[Any], path: Path) -> None:

@@ -5,9 +5,11 @@ matplotlib is imported when a picture is drawn, and without its global state.
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from ups_store.gather import TIME_DIM
 from ups_store.labelled_sample import Axis, LabelledSample, label_sample
 from ups_store.reader import Store
+from ups_store.small_file import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,12 +56,15 @@ def save_preview(
         NotCommittedError: If it isn't committed yet.
         ArrayNotFoundError: If there is no such array.
         SpecError: If the array has no sample axis, or no elements.
+        DiskFullError: If the file system has no room for the picture.
     """
     import matplotlib
 
     labelled = label_sample(store, sample=sample, array=array)
+    image = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        draw(labelled).savefig(out, format="png", dpi=_DPI)
+        draw(labelled).savefig(image, format="png", dpi=_DPI)
+    replace_file(Path(out), image.getvalue())
 
 
 def draw(sample: LabelledSample) -> Figure:

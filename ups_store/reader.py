@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from ups_store import files
 from ups_store.catalog import read_finished
 from ups_store.errors import SpecError, StoreNotFoundError, StoreReplacedError
+from ups_store.memory_file import is_in_memory, keeping, refuse_name
 from ups_store.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
 from ups_store.store import Store, Verify
 from ups_store.store_file import Access
@@ -26,7 +28,8 @@ def open_store(
     """Open a store: reads its end, its directory and its metadata, and maps the rest.
 
     Args:
-        path: A finished store, usually `<task>_<split>.zarr.zip`; with `partial` also a building file itself.
+        path: A finished store, usually `<task>_<split>.zarr.zip`; with `partial` also a building file itself;
+            of a store in memory what its writer calls `path`.
         partial: Whether to open what has been committed so far if there is no finished store yet.
         access: "map" copies from a mapping, "pread" reads, "auto" reads on network file systems only. A file
             that another program cuts ends the process with SIGBUS if that happens while mapped memory is
@@ -42,7 +45,10 @@ def open_store(
     if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
         found = f"access={access!r}, verify={verify!r}"
         raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
+    refuse_name(path)
     target = Path(path).absolute()
+    if is_in_memory(target):
+        return _open_in_memory(keeping(target), partial, access, verify)
     if partial and target.name.endswith(BUILDING_SUFFIX):
         return _open_building(target.with_name(target.name.removesuffix(BUILDING_SUFFIX)), access, verify)
     try:
@@ -60,6 +66,22 @@ def open_store(
         files.close(fd)
 
 
+def _open_in_memory(path: Path, partial: bool, access: Access, verify: Verify | None) -> Store:
+    """Open a store that has one name, under construction and after (spec 6.12)."""
+    try:
+        store = _open_building(path, access, verify)
+    except StoreNotFoundError as error:
+        error.hint = (
+            "it was in memory, and went with its writer, the path that `finish` returned, or its process"
+        )
+        raise
+    if store.is_partial and not partial:
+        store.close()
+        hint = "finish it, or open it with partial=True"
+        raise StoreNotFoundError("it is being built", path=path, hint=hint)
+    return store
+
+
 def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
     where = building_path(path)
     fd = files.open_existing(where)
@@ -71,13 +93,27 @@ def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
         files.close(fd)
 
 
-def reopen(path: str, fingerprint: str | None, config_hash: str, options: dict[str, Any]) -> Store:
+def reopen(
+    path: str,
+    fingerprint: str | None,
+    config_hash: str,
+    options: dict[str, Any],
+    copy_path: Path | None = None,
+) -> Store:
     """What a pickled store becomes.
 
+    Args:
+        path: The store's file.
+        fingerprint: What it held then; None for one under construction.
+        config_hash: Its identity.
+        options: Of `open_store`.
+        copy_path: The copy in RAM that it gathered from, if it shares that; see `Store.preload`.
     Raises:
         StoreReplacedError: If the file doesn't hold the content that it held then.
     """
-    store = open_store(path, **options)
+    store = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
+    if store is None:
+        store = open_store(path, **options)
     same = store.config_hash == config_hash and fingerprint in (None, store.fingerprint)
     if not same:
         store.close()
@@ -89,3 +125,18 @@ def reopen(path: str, fingerprint: str | None, config_hash: str, options: dict[s
             hint="open it again",
         )
     return store
+
+
+def _open_copy(
+    path: Path, copy_path: Path, *, partial: bool, access: Access, verify: Verify | None
+) -> Store | None:
+    """Open another process's copy of a store; None, and a warning, if that process is gone."""
+    assert not partial  # what is under construction isn't preloaded
+    fd = files.open_sealed(copy_path)
+    if fd is None:
+        warnings.warn(f"{path}: its copy in RAM, {copy_path}, is gone: the file is used", stacklevel=3)
+        return None
+    try:
+        return Store(path, fd, read_finished(fd, path), access=access, verify=verify, is_copy=True)
+    finally:
+        files.close(fd)

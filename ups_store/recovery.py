@@ -15,6 +15,7 @@ from ups_store.catalog import Catalog, read_building, read_finished
 from ups_store.checksum import crc32
 from ups_store.errors import TruncatedError
 from ups_store.layout import PAGE_BYTES, Layout
+from ups_store.memory_file import is_in_memory
 
 BUILDING_SUFFIX = ".building"
 
@@ -45,8 +46,8 @@ class Building:
 
 
 def building_path(path: Path) -> Path:
-    """Where the store of `path` is built (spec 6.1)."""
-    return path.with_name(path.name + BUILDING_SUFFIX)
+    """Where the store of `path` is built (spec 6.1); one in memory has no other name (spec 6.12)."""
+    return path if is_in_memory(path) else path.with_name(path.name + BUILDING_SUFFIX)
 
 
 def read_building_file(fd: int, path: Path) -> Building:

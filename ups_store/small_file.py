@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from ups_store import files
@@ -21,13 +22,11 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         _write_new(temporary, path, data)
         files.rename(temporary, path)
-    except OSError as error:
-        files.remove(temporary)
-        if error.filename is not None:
-            error.filename, error.filename2 = str(path), None
-        raise
-    except BaseException:
-        files.remove(temporary)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            files.remove(temporary)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # not the temporary one
         raise
 
 

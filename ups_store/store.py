@@ -15,16 +15,17 @@ from ups_store import files
 from ups_store.array_spec import ArraySpec
 from ups_store.catalog import Catalog, fingerprint_of
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
-from ups_store.gather import TIME_DIM, gather_array, output_for, window_of
+from ups_store.gather import check_effect, window_of
 from ups_store.indices import Indices, check_indices
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
-from ups_store.pread import read_samples
 from ups_store.recovery import Building, read_commits
+from ups_store.sampled_array import SampledArray
 from ups_store.store_file import Access, StoreFile
 from ups_store.touch import TouchChecks
 
 if TYPE_CHECKING:
+    from ups_store.preload import Mode, PreloadReport, Progress
     from ups_store.verify import Report
 
 Verify: TypeAlias = Literal["touch"]
@@ -43,7 +44,6 @@ class Store:
         config_hash: sha256 of the identity, 64 hexadecimal digits.
         attrs: Attributes of the root group.
         version: Format version of the file, `(major, minor)`.
-        access: "map", or "pread" where `sample` and `gather` read instead of copying from the mapping.
         network: Name of the network file system that the file lies on, such as "nfs"; None for local ones.
         is_partial: Whether it was opened while it was under construction.
         verify_on_touch: Whether samples are checked when they are first used.
@@ -58,6 +58,7 @@ class Store:
         building: Building | None = None,
         access: Access = "auto",
         verify: Verify | None = None,
+        is_copy: bool = False,
     ) -> None:
         self.path = path
         self.identity: Mapping[str, Any] = catalog.root.identity
@@ -69,9 +70,12 @@ class Store:
         self._building = building
         nbytes = catalog.layout.file_nbytes
         self._file = StoreFile(path, fd, nbytes, access=access, keeps_fd=self.is_partial)
+        if is_copy:  # `fd` is a file in memory, sealed
+            self._file.use_copy(self._file.mapping(), fd=fd)
         self.network = self._file.network
-        self.access = self._file.access
         self._views: dict[str, npt.NDArray[Any]] = {}
+        self._sampled: dict[str, SampledArray] = {}
+        self._per_sample = tuple(array.meta.name for array in catalog.layout.per_sample)
         self.verify_on_touch = verify == "touch"
         self._checks = TouchChecks(self._file.read, path) if self.verify_on_touch else None
 
@@ -102,6 +106,11 @@ class Store:
     def dims(self) -> dict[str, tuple[str, ...]]:
         """Dimension names of every array."""
         return {name: array.meta.dims for name, array in self._catalog.layout.arrays.items()}
+
+    @property
+    def access(self) -> Access:
+        """How samples are got: "map", or "pread" where `sample` and `gather` read the file."""
+        return self._file.access
 
     @property
     def nbytes(self) -> int:
@@ -173,6 +182,7 @@ class Store:
         length: int | None = None,
         stride: int = 1,
         out: Mapping[str, npt.NDArray[Any]] | None = None,
+        num_threads: int | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """Copy samples, or windows of them, into a batch.
 
@@ -183,39 +193,90 @@ class Store:
             length: Number of time steps of the window; as many as there are by default. Arrays without a
                 dimension "time" are taken whole.
             stride: Time steps from one to the next.
-            out: Arrays to write to, by name, shape (B, ...), C-contiguous samples; new memory costs more than
-                the copy, so reuse what an earlier call returned.
+            out: Arrays to write to, by name, shape (B, ...); new memory costs more than the copy, so reuse
+                what an earlier call returned. Of another dtype, what is copied is converted: floating-point
+                numbers to any floating-point dtype, others where nothing is lost.
+            num_threads: Threads that copy, or reads under way at once where `access` is "pread"; by default
+                1 and 8. More copy large samples faster, until memory is the limit.
         Returns:
             Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
         Raises:
             SampleIndexError: For a sample or window outside the store.
-            SpecError: For an `out` of another shape or dtype.
+            SpecError: For an `out` of another shape, or of a dtype that loses what the array holds.
             TruncatedError: If another program cut the file.
             CorruptChunkError: If `verify="touch"` finds damage.
         """
-        chosen = list(self.arrays) if names is None else list(names)
         samples = check_indices(indices, len(self), path=self.path)
-        self.check_length()
+        self._file.check_length()
         is_window = start is not None or length is not None or stride != 1
-        self._check_effect(chosen, is_window, out)
-        self._require(samples)
-        result = {}
-        for name in chosen:
-            array = self._layout(name)
-            if array.meta.is_constant:
-                raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
-            window = window_of(array.meta, len(samples), start=start, length=length, stride=stride)
-            target = output_for(array, len(samples), window, None if out is None else out.get(name))
-            self._check(array, samples)
-            if self.access == "pread":
-                read_samples(self._file.fd, array, samples, window, target, path=self.path)
-            else:
-                gather_array(array, self._map(), self._view(name), samples, window, target)
-            result[name] = target
-        return result
+        arrays = [self._sampled_array(name) for name in (self._per_sample if names is None else names)]
+        if is_window or out is not None:
+            check_effect([array.layout.meta for array in arrays], is_window, out, path=self.path)
+        if self.is_partial:
+            self._require(samples)
+        batch: dict[str, npt.NDArray[Any]] = {}
+        for array in arrays:
+            meta, window = array.layout.meta, None
+            if is_window:
+                window = window_of(meta, len(samples), start=start, length=length, stride=stride)
+            if self._checks is not None:
+                self._check(array.layout, samples)
+            target = None if out is None else out.get(meta.name)
+            batch[meta.name] = array.gather(samples, window, target, num_threads=num_threads)
+        return batch
+
+    def preload(
+        self,
+        mode: Mode = "auto",
+        *,
+        device: str | None = None,
+        samples: range | None = None,
+        shared: bool = False,
+        lock: bool = False,
+        margin: float = 0.1,
+        num_threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> PreloadReport:
+        """Bring the store into memory before it is read; `docs/preload.md` says which mode is for what.
+
+        Args:
+            mode: "page-cache" reads the file, whose pages all processes of the machine then share. "copy"
+                copies it to memory with huge pages, from which this store then gathers. "pinned" copies it to
+                page-locked memory, which a device reads too. "device" moves samples to a device's memory.
+                "auto" takes "page-cache" if it fits, before it "copy" if `shared`, before that "device" and
+                "pinned" if `device` is given; if nothing fits the store stays as it is.
+            device: For "pinned" and "device", such as "cuda:1"; "cuda" by default.
+            samples: For "device" the part of the samples to move; all by default.
+            shared: For "copy", have the processes of the machine share it: those that this store is pickled
+                to map the same memory, which is freed when the last of them ends, however it ends.
+            lock: Keep it from being swapped out or given back (mlock), until the store is closed.
+            margin: Share of the available memory that must be left.
+            num_threads: Reads in flight; 4 by default.
+            progress: Called with the number of bytes that were read since the last call, every 64 MiB; what
+                it raises ends the preload, and leaves the store as it was.
+        Returns:
+            Mode, reason with the numbers, bytes, seconds; for "pinned" and "device" what gathers there.
+        Raises:
+            MemoryLimitError: If the mode needs more memory than there is, or may be locked.
+            DeviceError: If there is no such device, or it refuses to page-lock memory.
+            NotCommittedError: For a store under construction.
+            StoreReplacedError: If another file took the path.
+            TruncatedError: If another program cut the file.
+            SpecError: For arguments that have no meaning, or no effect in this mode.
+        """
+        from ups_store.preload import Request, preload
+
+        if self.is_partial:
+            raise NotCommittedError(
+                "the store is under construction", path=self.path, hint="finish it, then open it again"
+            )
+        request = Request(mode, device, samples, shared, lock, margin, num_threads, progress)
+        report = preload(self._file, self._catalog, request)
+        self._forget_views()
+        return report
 
     def residency(self) -> float:
-        """Share of the file that lies in RAM (page cache), 0 to 1."""
+        """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1."""
         return files.resident_nbytes(self._map(), self.nbytes) / self.nbytes
 
     def verify(
@@ -245,7 +306,7 @@ class Store:
 
     def close(self) -> None:
         """Let go of the mapping; it goes when its last view does. Closing twice is allowed."""
-        self._views.clear()
+        self._forget_views()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -260,9 +321,9 @@ class Store:
         from ups_store.reader import reopen
 
         verify = "touch" if self.verify_on_touch else None
-        options = {"partial": self.is_partial, "access": self.access, "verify": verify}
+        options = {"partial": self.is_partial, "access": self._file.file_access, "verify": verify}
         fingerprint = None if self.is_partial else self.fingerprint
-        return reopen, (str(self.path), fingerprint, self.config_hash, options)
+        return reopen, (str(self.path), fingerprint, self.config_hash, options, self._file.copy_path)
 
     def check_length(self) -> None:
         """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5).
@@ -288,6 +349,10 @@ class Store:
         if self._checks is not None and not is_unwritten:
             self._checks.check(array, samples)
 
+    def _forget_views(self) -> None:
+        self._views.clear()
+        self._sampled.clear()
+
     def _layout(self, name: str) -> ArrayLayout:
         try:
             return self._catalog.layout.arrays[name]
@@ -303,16 +368,14 @@ class Store:
             view = self._views[name] = self._file.view(self._layout(name))
         return view
 
-    def _check_effect(self, chosen: Sequence[str], is_window: bool, out: Mapping[str, Any] | None) -> None:
-        """Refuse arguments of `gather` that would have no effect: they are mistakes."""
-        if is_window and not any(TIME_DIM in self._layout(name).meta.dims for name in chosen):
-            raise SpecError(
-                "window", kind="window", path=self.path, expected="an array with dimension 'time'"
-            )
-        unknown = sorted(set(out or ()) - set(chosen))
-        if unknown or not (out is None or isinstance(out, Mapping)):
-            expected = f"arrays by name, of {', '.join(chosen)}"
-            raise SpecError("out", kind="out", path=self.path, expected=expected, found=unknown or type(out))
+    def _sampled_array(self, name: str) -> SampledArray:
+        array = self._sampled.get(name)
+        if array is None:
+            layout = self._layout(name)
+            if layout.meta.is_constant:
+                raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
+            array = self._sampled[name] = SampledArray(layout, self._file)
+        return array
 
     def _require(self, samples: npt.NDArray[np.int64]) -> None:
         if self._building is None:

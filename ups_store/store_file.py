@@ -29,6 +29,8 @@ class StoreFile:
         nbytes: Length of the finished file.
         network: Name of the network file system that it lies on; None for local ones.
         access: "map", or "pread".
+        file_access: How the file itself is read; after `use_copy` that may be another way than `access`.
+        is_copy: Whether samples and views come from a copy in RAM.
     """
 
     def __init__(self, path: Path, fd: int, nbytes: int, *, access: Access, keeps_fd: bool) -> None:
@@ -36,6 +38,10 @@ class StoreFile:
         self.nbytes = nbytes
         self.network = files.network_file_system(fd)
         self.access = access if access != "auto" else "pread" if self.network else "map"
+        self.file_access = self.access
+        self.is_copy = False
+        self._copy_fd = -1
+        self._kept: mmap.mmap | None = None
         # A mapping needs no descriptor of ours; commit tables and samples that are read do.
         keeps_fd = keeps_fd or self.access == "pread"
         self._mapping = None if self.access == "pread" else files.map_private(fd, nbytes)
@@ -60,8 +66,32 @@ class StoreFile:
             self._mapping = files.map_private(self._fd, self.nbytes)
         return self._mapping
 
+    @property
+    def copy_path(self) -> Path | None:
+        """Where other processes of this user can open the copy in RAM; None unless it may be shared."""
+        return None if self._copy_fd < 0 else files.descriptor_path(self._copy_fd)
+
+    def use_copy(self, copy: mmap.mmap, *, fd: int = -1) -> None:
+        """Take samples and views from a copy in RAM from now on; what was handed out keeps the old mapping.
+
+        Args:
+            copy: Memory that holds the whole file.
+            fd: The file in memory that it maps, if others may map it too; stays the caller's.
+        """
+        self._copy_fd = files.duplicate(fd) if fd >= 0 else -1
+        if fd >= 0:
+            weakref.finalize(copy, files.close, self._copy_fd)
+        self._mapping, self.access, self.is_copy, self._kept = copy, "map", True, None
+
+    def keep(self, mapping: mmap.mmap) -> None:
+        """Keep a mapping as long as the file is open, for what it locks."""
+        self._kept = mapping
+
     def check_length(self) -> None:
         """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5)."""
+        if self.is_copy:
+            self.check_open()  # nobody can cut a copy
+            return
         mapping = self._mapping
         nbytes = files.size(self.fd) if mapping is None else files.mapped_file_nbytes(mapping)
         if nbytes < self.nbytes:
@@ -86,8 +116,8 @@ class StoreFile:
 
     def close(self) -> None:
         """Let go of mapping and descriptor. Closing twice is allowed."""
-        self._mapping = None
-        self._fd = -1
+        self._mapping = self._kept = None
+        self._fd = self._copy_fd = -1
         if self._closing is not None:
             self._closing()
 

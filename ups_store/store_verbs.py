@@ -34,7 +34,10 @@ def preview(
     """
     if out is not None and out.suffix.lower() != ".png":
         raise typer.BadParameter(f"{out}: expected a name that ends in .png", param_hint="--out")
-    with importing():  # matplotlib
+    with importing():  # what takes long of a preview
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+
         from ups_store.preview import save_preview
 
     with open_store(path, partial=True) as store:

@@ -1,19 +1,23 @@
-"""The tasks that can be built: what PDEBench calls a family of files, and what the files don't say.
+"""The tasks that can be built: families of PDEBench's files, sets of The Well, and what the files don't say.
 
-The files hold no boundary types and no channel names, and their names are spelled in several ways; both are
-written down here. Boundary types are those of PDEBench's generators; where a generator was not run by
-us and its files can't confirm it, the entry says so.
+PDEBench's files hold no boundary types and no channel names, and their names are spelled in several ways;
+both are written down here. Boundary types are those of PDEBench's generators; where a generator was not run
+by us and its files can't confirm it, the entry says so.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ups_store.errors import ConfigError
+from ups_store.well_sets import WELL_SETS
+
+if TYPE_CHECKING:
+    from ups_store.declaration import LayoutDeclaration
 
 _SUFFIX = r"\.(h5|hdf5)"
 _NUMBER = r"\d+\.?\d*(e[+-]?\d+)?"  # 0.01, 1.0, 1.e-8 (1D CFD), 1e-08 (2D and 3D CFD)
@@ -30,7 +34,7 @@ class Task:
     Attributes:
         name: Short name, used in configurations and in `<task>_<split>.zarr.zip`.
         ndim: Number of spatial axes.
-        channels: Names along the channel axis of `fields`, in order.
+        channels: Names along the channel axis of `fields`, in order; empty where the files say them.
         boundary: Boundary type by spatial axis, of the training files; see `boundary_of`.
         test_part: Which end of a file PDEBench's protocol tests on: "first" where one dataset holds all
             samples, "last" where each sample has a group.
@@ -38,8 +42,10 @@ class Task:
         benchmark_patterns: Those of `file_patterns` that PDEBench publishes for testing only. They have
             other grids or other physics than the training files, so they are never taken by themselves.
         boundary_exceptions: Boundary types of files whose names contain a match of the pattern.
-        steady: Whether a sample is one state instead of a trajectory.
+        steady: Whether a sample is one state instead of a trajectory; None where either may be.
         parameters: Names of the parameters that a file of the task carries, as in `SourceInfo.parameters`.
+        files: Glob patterns of files below the root: by split, or "all" for those that the rule shares out.
+        layout: Where the files keep what, if a configuration declares it; else their content decides.
     """
 
     name: str
@@ -47,11 +53,13 @@ class Task:
     channels: tuple[str, ...]
     boundary: Mapping[str, str] = field(hash=False)
     test_part: Literal["first", "last"]
-    file_patterns: tuple[str, ...]
+    file_patterns: tuple[str, ...] = ()
     benchmark_patterns: tuple[str, ...] = ()
     boundary_exceptions: tuple[tuple[str, Mapping[str, str]], ...] = field(default=(), hash=False)
-    steady: bool = False
+    steady: bool | None = False
     parameters: tuple[str, ...] = ()
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    layout: LayoutDeclaration | None = field(default=None, hash=False)
 
     def matches(self, file_name: str) -> bool:
         """Whether PDEBench, or its merging script, gives this name to a file of the task."""
@@ -67,6 +75,13 @@ class Task:
             if re.search(pattern, file_name):
                 return boundary
         return self.boundary
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """What a configuration declares about the files' content, as JSON values; part of an identity."""
+        if self.layout is None:
+            return {}
+        return {"boundary": dict(self.boundary), **self.layout.model_dump(mode="json", exclude_none=True)}
 
 
 def _any_fullmatch(patterns: tuple[str, ...], file_name: str) -> bool:
@@ -193,21 +208,33 @@ _TASKS = (
 
 TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
 
+WELL_TASKS: Mapping[str, Task] = {
+    name: Task(name=name, ndim=ndim, channels=(), boundary={}, test_part="last")
+    for ndim, names in WELL_SETS.items()
+    for name in names
+}
 
-def get_task(name: str) -> Task:
+
+def get_task(name: str, *, declared: Iterable[str] = ()) -> Task:
     """The task of a name.
+
+    Args:
+        name: Name of a task of PDEBench or The Well.
+        declared: Names that a configuration adds, to be suggested for one that is misspelled.
 
     Raises:
         ConfigError: If there is none; `kind` is "unknown_task", and the hint names the nearest one.
     """
-    task = TASKS.get(name)
+    task = TASKS.get(name) or WELL_TASKS.get(name)
     if task is not None:
         return task
-    near = difflib.get_close_matches(name.lower(), TASKS, n=1)
+    known = [*declared, *TASKS, *WELL_TASKS]
+    near = difflib.get_close_matches(name.lower(), known, n=1)
     raise ConfigError(
         "unknown task",
         kind="unknown_task",
-        expected=f"one of {', '.join(sorted(TASKS))}",
+        expected=f"one of {', '.join(sorted([*declared, *TASKS]))}, a set of The Well, or one that the "
+        "configuration declares",
         found=repr(name),
         hint=f"did you mean {near[0]!r}?" if near else None,
     )

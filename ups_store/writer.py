@@ -30,7 +30,8 @@ class Committer:
     """Commits samples into a building file; any number of processes of one machine, any threads.
 
     Attributes:
-        path: Where the store will be published.
+        path: Where the store will be published; of one in memory a path that other processes can open and
+            join already, and the object that keeps the memory.
         building: The open building file.
     """
 
@@ -152,7 +153,7 @@ class Committer:
         return self.building
 
     def close(self) -> None:
-        """Release the file; what was committed stays, and `create` continues it."""
+        """Release the file; what was committed stays, and `create` continues it, unless it is in memory."""
         self.building.close()
 
     def __enter__(self) -> Self:
@@ -189,6 +190,8 @@ class StoreWriter(Committer):
     def finish(self) -> Path:
         """Complete the file and publish it under its own name, atomically and durably; closes the writer.
 
+        Returns:
+            `path`. A store in memory lives as long as this object, or a store that this process opened by it.
         Raises:
             NotCommittedError: If samples are missing; the writer stays usable.
             CommitError: If it didn't become durable; the writer is of no use afterwards.

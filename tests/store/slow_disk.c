@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static int is_hdf5(int fd) {
@@ -30,12 +31,46 @@ static ssize_t misbehave(void) {
     return -1;
 }
 
+static size_t total(const struct iovec *parts, int num) {
+    size_t count = 0;
+    for (int i = 0; i < num; i++) count += parts[i].iov_len;
+    return count;
+}
+
+/* HDF5 calls pread, the direct reads of contiguous datasets preadv, the digests read. */
 #define SHIM(name, offset_type)                                                  \
     ssize_t name(int fd, void *to, size_t count, offset_type offset) {           \
         static ssize_t (*real)(int, void *, size_t, offset_type);                \
         if (!real) real = dlsym(RTLD_NEXT, #name);                               \
-        return is_bad(fd, count) ? misbehave() : real(fd, to, count, offset);        \
+        return is_bad(fd, count) ? misbehave() : real(fd, to, count, offset);    \
+    }
+
+#define SHIM_V(name, offset_type)                                                            \
+    ssize_t name(int fd, const struct iovec *parts, int num, offset_type offset) {           \
+        static ssize_t (*real)(int, const struct iovec *, int, offset_type);                 \
+        if (!real) real = dlsym(RTLD_NEXT, #name);                                           \
+        return is_bad(fd, total(parts, num)) ? misbehave() : real(fd, parts, num, offset);   \
     }
 
 SHIM(pread, off_t)
 SHIM(pread64, off64_t)
+SHIM_V(preadv, off_t)
+SHIM_V(preadv64, off64_t)
+
+/* What Python's os.preadv calls. */
+#define SHIM_V2(name, offset_type)                                                                   \
+    ssize_t name(int fd, const struct iovec *parts, int num, offset_type offset, int flags) {        \
+        static ssize_t (*real)(int, const struct iovec *, int, offset_type, int);                    \
+        if (!real) real = dlsym(RTLD_NEXT, #name);                                                   \
+        return is_bad(fd, total(parts, num)) ? misbehave() : real(fd, parts, num, offset, flags);    \
+    }
+
+SHIM_V2(preadv2, off_t)
+SHIM_V2(preadv64v2, off64_t)
+
+ssize_t read(int fd, void *to, size_t count) {
+    static ssize_t (*real)(int, void *, size_t);
+    if (!real) real = dlsym(RTLD_NEXT, "read");
+    const char *digests = getenv("SLOW_DISK_DIGESTS");
+    return digests && is_bad(fd, count) ? misbehave() : real(fd, to, count);
+}

@@ -18,10 +18,11 @@ from pdebench_files import write_advection
 
 import ups_store
 from ups_store import files
-from ups_store.build import command, digests, stores
+from ups_store.build import command, stores
 from ups_store.build.command import repeat_lists
 from ups_store.console import run
 from ups_store.errors import ConfigError
+from ups_store.ingest import digest_request as digests
 
 NAME = "burgers1d_train.zarr.zip"
 
@@ -343,9 +344,9 @@ from ups_store.console import run
 read.BATCH_BYTES = 1
 add, num = running.Statistics.add, 0
 
-def add_and_wait(self, arrays):
+def add_and_wait(self, arrays, **options):
     global num
-    add(self, arrays)
+    add(self, arrays, **options)
     num += 1
     if num == 5:
         print("five", flush=True)

@@ -11,9 +11,9 @@ import pytest
 from build_helpers import Recorder, hash_of, settings, write_burgers
 from pdebench_files import write_diffsorp
 
-from ups_store.build import digests
 from ups_store.build.digests import DigestCache, DigestKind, FileSignature
 from ups_store.errors import SourceError
+from ups_store.ingest import digest_request as digests
 
 CACHE_NAME = ".source_digests.json"
 

@@ -1,67 +1,537 @@
-"""Builds whose sources hang, fail or are damaged: each ends in time and the next run makes the same store."""
+"""Builds whose sources hang, fail or are damaged: each ends in time and the next run makes the same store.
+
+Most run in this process with reader processes of their own, so that a fault can be put at an exact place.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import gc
 import os
-import shutil
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import psutil
 import pytest
-from build_helpers import BURGERS, build, settings, write_burgers
+from build_helpers import BURGERS, Recorder, build, settings
+from faulty_disk import FaultyDisk
+from reader_faults import FakeRead, fake
 
 import ups_store
+from ups_store.build import read
+from ups_store.build.config import BuildConfig, ReadingConfig
+from ups_store.build.read import UnreadSamplesError
+from ups_store.console import interruptible
+from ups_store.errors import BuildInterruptedError, IdentityMismatchError, ReadTimeoutError, SourceError
+from ups_store.ingest.pool import ReaderPool
 from ups_store.recovery import building_path
+from ups_store.writer import StoreWriter
 
-# Deadlines of seconds against a machine under load: run alone, by `make test-slow`.
-pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
+pytestmark = pytest.mark.multi_process
 
 NAME = "burgers1d_train.zarr.zip"
-START_S = 8.0  # for Python and a reader on a busy machine, beside the deadline
-GRACE_S = 2.0
-
-# One sample a commit; after the fifth, signal $1 goes to every reader, as the fault of a machine would.
-DISTURBED = """
-import os, sys, psutil
-from ups_store.build import read, run as running
-from ups_store.build.command import main
-from ups_store.console import run
-
-read.BATCH_BYTES = 1
-number = int(sys.argv.pop(1))
-add, num = running.Statistics.add, 0
-
-def add_and_disturb(self, arrays):
-    global num
-    add(self, arrays)
-    num += 1
-    if num == 5:
-        for reader in psutil.Process().children():
-            reader.send_signal(number)
-
-running.Statistics.add = add_and_disturb
-run(main)
-"""
+NUM_SAMPLES, NUM_TRAIN = 20, 16
+GRACE_S = 2.0  # after its deadlines everything has to be over
+SHORT_S = 0.4  # a deadline that is meant to pass
+PAUSE_S = 0.5  # before a request is tried again the first time
 
 
-@contextmanager
-def started(folder: Path, *flags: str, code: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A build of the folder's train split in a session of its own, of which nothing may be left."""
-    program = ["-m", "ups_store.build"] if code is None else ["-c", code]
-    number, *others = flags if code else ("", *flags)
-    paths = ["--root", str(folder / "source"), "--cache-dir", str(folder / "cache")]
-    words = [*([number] if code else []), "--tasks", "burgers1d", "--splits", "train", *paths, *others]
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """No process, descriptor or mapped slot outlives a test; slots have no name that could stay."""
+    gc.collect()
+    fds = len(os.listdir("/proc/self/fd"))
+    others = psutil.Process().children()
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process not in others]
+    for process in left:
+        process.kill()
+    assert left == []
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= fds
+    assert "memfd:ups_store" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture(scope="module")
+def start_s() -> float:
+    """What starting a reader takes now, on a machine that may be busy, with as much again to spare."""
+    started = time.monotonic()
+    with ReaderPool(1, slot_nbytes=1 << 20) as pool:
+        list(pool.read([fake(FakeRead, 0)]))
+    return 2 * (time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """The block is over in time, with the grace."""
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds + GRACE_S
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Samples of 8 KiB, of which 16 are for training, in a contiguous dataset."""
+    path = tmp_path / "source" / BURGERS
+    path.parent.mkdir()
+    write_tensor(path, tensor={})
+    return path
+
+
+def write_tensor(path: Path, *, tensor: dict[str, Any], shape: tuple[int, int] = (8, 256)) -> None:
+    """PDEBench's layout; `tensor` are options of the dataset, such as its compression."""
+    fields = np.random.default_rng(0).random((NUM_SAMPLES, *shape), dtype=np.float32)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("tensor", data=fields, **tensor)
+        file["x-coordinate"] = np.linspace(0, 1, shape[1], dtype="f4")
+        file["t-coordinate"] = np.linspace(0, 1, shape[0] + 1, dtype="f4")
+        file.attrs["Nu"] = 0.01
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    return FaultyDisk(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "BATCH_BYTES", 1)
+
+
+def reading(folder: Path, *, split: str = "train", **keys: Any) -> BuildConfig:
+    config = settings(folder, split=split)
+    return config.model_copy(update={"reading": ReadingConfig(num_workers=1, **keys)})
+
+
+def at_sample(num_samples: int, act: Callable[[Recorder], None]) -> Recorder:
+    """A watcher that acts once, when so many samples were committed."""
+    acted = False
+
+    def look(watcher: Recorder) -> None:
+        nonlocal acted
+        if not acted and watcher.stages[-1][2] == "samples" and watcher.num_samples >= num_samples:
+            acted = True
+            act(watcher)
+
+    return Recorder(on_advance=look)
+
+
+def signal_readers(number: signal.Signals) -> Callable[[Recorder], None]:
+    def send(watcher: Recorder) -> None:
+        for reader in watcher.pool.status().readers:
+            os.kill(reader.pid, number)
+
+    return send
+
+
+def committed(folder: Path) -> int:
+    with ups_store.open(building_path(folder / "cache" / NAME), partial=True) as store:
+        return int(store.committed.sum())
+
+
+def expect_finished_as_undisturbed(folder: Path, *, num_committed: int | None = None) -> None:
+    """The next run finishes the store, with the bytes of one that nothing happened to."""
+    (result,) = build(settings(folder, split="train")).stores
+    assert num_committed in (None, result.num_committed)
+    (other,) = build(settings(folder, split="train", cache_dir=str(folder / "undisturbed"))).stores
+    assert result.path.read_bytes() == other.path.read_bytes()
+
+
+# --- sources that hang --------------------------------------------------------------------------------
+
+
+def test_pipe_as_source_is_refused_by_name(source: Path, tmp_path: Path) -> None:
+    whole = source.read_bytes()
+    source.unlink()
+    os.mkfifo(source)
+    with ends_within(0), pytest.raises(SourceError, match="not a regular file") as caught:
+        build(reading(tmp_path))
+    assert (caught.value.path, caught.value.exit_code) == (str(source), 3)
+    source.unlink()
+    source.write_bytes(whole)
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+def test_source_that_becomes_a_pipe_ends_at_the_deadline(
+    source: Path, tmp_path: Path, start_s: float
+) -> None:
+    whole = source.read_bytes()
+
+    class Replacing(Recorder):
+        def stage(self, name: str, total: int, *, unit: str) -> None:
+            super().stage(name, total, unit=unit)
+            source.unlink()
+            os.mkfifo(source)
+
+    with ends_within(SHORT_S + start_s), pytest.raises(ReadTimeoutError) as caught:
+        build(reading(tmp_path, timeout_s=SHORT_S, retries=0), Replacing())
+    assert "was late with the digest" in str(caught.value)
+    source.unlink()
+    source.write_bytes(whole)
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+@pytest.mark.parametrize(("compression", "last"), [(None, 17), ("gzip", 15)])  # 15: the end of a chunk
+def test_read_that_hangs_ends_at_the_deadline_and_says_where(
+    source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float, compression: str | None, last: int
+) -> None:
+    write_tensor(source, tensor={"compression": compression, "chunks": (4, 8, 256) if compression else None})
+    disk.begin("hang")
+    with ends_within(SHORT_S + start_s), pytest.raises(ReadTimeoutError) as caught:
+        build(reading(tmp_path, timeout_s=SHORT_S, retries=0))
+    error = caught.value
+    assert (error.exit_code, error.path, error.dataset, error.sample) == (4, str(source), "tensor", 2)
+    assert f"was late with samples 2..{last} (attempt 1 of 1): expected at most 0.4 s" in str(error)
+    assert "found reading dataset 'tensor' for " in str(error)
+    assert "in read_samples" in error.__notes__[0]  # the reader's stack
+    disk.end()
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+def test_digest_that_hangs_ends_at_the_deadline(
+    source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float
+) -> None:
+    disk.begin("hang", digests=True)
+    with ends_within(SHORT_S + start_s), pytest.raises(ReadTimeoutError) as caught:
+        build(reading(tmp_path, timeout_s=SHORT_S, retries=0))
+    assert str(caught.value.found).startswith("digesting for ")
+    disk.end()
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+def test_open_that_hangs_is_tried_again_and_ends_at_its_deadline(
+    source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float
+) -> None:
+    disk.begin("hang", nbytes=1)
+    watcher = Recorder()
+    with ends_within(2 * (SHORT_S + start_s) + PAUSE_S), pytest.raises(ReadTimeoutError) as caught:
+        build(reading(tmp_path, open_timeout_s=SHORT_S, retries=1), watcher)
+    assert "was late with the structure (attempt 2 of 2): expected at most 0.4 s" in str(caught.value)
+    assert str(caught.value.found).startswith("opening for ")
+    assert "trying again in 0.5 s" in watcher.notes[0]
+    disk.end()
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+# --- readers that are stopped, killed, or out of memory -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "found"),
+    [
+        (signal.SIGSTOP, ReadTimeoutError, "process stopped"),
+        (signal.SIGKILL, SourceError, "killed by SIGKILL"),
+    ],
+)
+@pytest.mark.usefixtures("sample_by_sample")
+def test_reader_that_is_lost_for_good_ends_the_build_and_keeps_what_is_committed(
+    source: Path,
+    tmp_path: Path,
+    start_s: float,
+    number: signal.Signals,
+    error: type[SourceError],
+    found: str,
+) -> None:
+    watcher = at_sample(5, signal_readers(number))
+    with ends_within(1 + start_s), pytest.raises(error, match=found) as caught:
+        build(reading(tmp_path, timeout_s=1, retries=0), watcher)
+    assert caught.value.exit_code == (4 if number == signal.SIGSTOP else 3)
+    kept = committed(tmp_path)
+    assert 5 <= kept < NUM_TRAIN
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN - kept)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.usefixtures("sample_by_sample")
+def test_reader_that_is_lost_once_is_replaced(
+    source: Path, tmp_path: Path, start_s: float, number: signal.Signals
+) -> None:
+    watcher = at_sample(5, signal_readers(number))
+    with ends_within(1 + PAUSE_S + 2 * start_s):
+        build(reading(tmp_path, timeout_s=1, retries=1), watcher)
+    assert "trying again" in watcher.notes[0]
+    expect_finished_as_undisturbed(tmp_path, num_committed=0)
+
+
+@pytest.mark.usefixtures("sample_by_sample")
+def test_reader_at_its_memory_limit_says_so(source: Path, tmp_path: Path, start_s: float) -> None:
+    # Chunks of 64 MiB that were never written: reading one takes that much memory.
+    source.unlink()
+    shape = (NUM_SAMPLES, 64, 1 << 18)
+    with h5py.File(source, "w") as file:
+        file.create_dataset("tensor", shape, "f4", chunks=(1, *shape[1:]), compression="gzip")
+        file["x-coordinate"] = np.linspace(0, 1, shape[2], dtype="f4")
+        file["t-coordinate"] = np.linspace(0, 1, shape[1] + 1, dtype="f4")
+        file.attrs["Nu"] = 0.01
+
+    class Limiting(Recorder):
+        def stage(self, name: str, total: int, *, unit: str) -> None:
+            super().stage(name, total, unit=unit)
+            for reader in self.pool.status().readers if unit == "samples" else ():
+                limit = psutil.Process(reader.pid).memory_info().vms
+                resource.prlimit(reader.pid, resource.RLIMIT_AS, (limit, limit))
+
+    config = reading(tmp_path, retries=0)
+    data = config.data.model_copy(update={"reduce_space": 1 << 12, "limit": 2})  # stores little of it
+    config = config.model_copy(update={"data": data})
+    with ends_within(start_s), pytest.raises(SourceError) as caught:
+        build(config, Limiting())
+    assert (caught.value.kind, caught.value.exit_code, caught.value.sample) == ("no_memory", 3, 2)
+    assert "lower --num-workers" in str(caught.value)
+    assert build(config).stores[0].num_committed == 2
+
+
+def test_slots_larger_than_dev_shm_are_had(source: Path, tmp_path: Path) -> None:
+    # The slots of two readers take 68 MB; /dev/shm has 1 MiB here, which must not matter.
+    command = [sys.executable, "-m", "ups_store.build", "--tasks=burgers1d", "--splits=train"]
+    command += ["--num-workers=2", f"--root={source.parent}", f"--cache-dir={tmp_path / 'cache'}"]
+    mount = 'mount -t tmpfs -o size=1m shm /dev/shm && exec "$@"'
+    isolated = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare: mount namespaces aren't allowed")
+    subprocess.run([*isolated, *command], check=True, capture_output=True, timeout=60)
+    expect_finished_as_undisturbed(tmp_path, num_committed=0)
+
+
+# --- sources that are damaged, change, or are locked --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "truncated"),
+        (lambda whole: bytes(64) + whole[64:], "not_hdf5"),
+        (lambda whole: whole[:8] + b"\xff" * 88 + whole[96:], "unreadable"),
+    ],
+    ids=["truncated", "no_signature", "corrupt_superblock"],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_source_with_a_damaged_header_is_refused(
+    source: Path, tmp_path: Path, damage: Callable[[bytes], bytes], kind: str, num_workers: int
+) -> None:
+    whole = source.read_bytes()
+    source.write_bytes(damage(whole))
+    config = settings(tmp_path, split="train")
+    config = config.model_copy(update={"reading": ReadingConfig(num_workers=num_workers)})
+    with pytest.raises(SourceError) as caught:
+        build(config)
+    assert (caught.value.kind, caught.value.path, caught.value.exit_code) == (kind, str(source), 3)
+    source.write_bytes(whole)
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+def damage_chunks(path: Path, *samples: int) -> None:
+    with h5py.File(path) as file:
+        offsets = [file["tensor"].id.get_chunk_info(sample).byte_offset for sample in samples]
+    with path.open("r+b") as raw:
+        for offset in offsets:
+            raw.seek(offset)
+            raw.write(b"\xff" * 16)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damaged_chunks_are_skipped_and_exactly_they_are_named(
+    source: Path, tmp_path: Path, num_workers: int
+) -> None:
+    write_tensor(source, tensor={"chunks": (1, 8, 256), "compression": "gzip"})
+    whole = source.read_bytes()
+    damage_chunks(source, 5, 11)  # 3 and 9 of the split, which starts at 2
+    config = reading(tmp_path, on_error="skip")
+    skipping = config.reading.model_copy(update={"num_workers": num_workers})
+    watcher = Recorder()
+    with pytest.raises(UnreadSamplesError, match="2 of 16 samples can't be read") as caught:
+        build(config.model_copy(update={"reading": skipping}), watcher)
+    assert (caught.value.samples, caught.value.exit_code) == ((3, 9), 3)
+    told = [note for note in watcher.notes if note.startswith(f"skipped: {source}, sample ")]
+    assert [note.split(" sample ")[1].split(":")[0] for note in told] == ["5", "11"]
+    assert all("of dataset 'tensor'" in note for note in told)
+    assert committed(tmp_path) == NUM_TRAIN - 2
+    source.write_bytes(whole)
+    with pytest.raises(IdentityMismatchError):  # the mended file has another digest
+        build(config)
+    (result,) = build(config, overwrite=True).stores
+    assert result.num_committed == NUM_TRAIN
+
+
+def test_damaged_chunk_ends_the_build_unless_it_is_skipped(source: Path, tmp_path: Path) -> None:
+    write_tensor(source, tensor={"chunks": (1, 8, 256), "compression": "gzip"})
+    damage_chunks(source, 5)
+    with pytest.raises(SourceError) as caught:
+        build(reading(tmp_path))
+    assert (caught.value.kind, caught.value.dataset, caught.value.sample) == ("read_failed", "tensor", 2)
+    assert "can't read samples 2..17 of dataset 'tensor'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Path.unlink,
+        lambda path: os.truncate(path, path.stat().st_size // 2),
+        lambda path: write_tensor(path.with_name("new"), tensor={}) or path.with_name("new").replace(path),
+    ],
+    ids=["deleted", "truncated", "replaced"],
+)
+@pytest.mark.usefixtures("sample_by_sample")
+def test_source_that_changes_while_it_is_read_ends_the_build(
+    source: Path, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    whole = source.read_bytes()
+    with ends_within(GRACE_S), pytest.raises(SourceError, match="source changed") as caught:
+        build(reading(tmp_path), at_sample(5, lambda watcher: change(source)))
+    assert (caught.value.kind, caught.value.path, caught.value.exit_code) == (
+        "source_changed",
+        str(source),
+        3,
+    )
+    kept = committed(tmp_path)
+    assert 5 <= kept < NUM_TRAIN
+    source.write_bytes(whole)
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN - kept)
+
+
+def test_source_that_a_simulation_writes_is_refused_until_it_is_closed(source: Path, tmp_path: Path) -> None:
+    code = "import h5py, sys; file = h5py.File(sys.argv[1], 'r+'); print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, source], **pipes) as simulation:
+        simulation.stdout.readline()
+        with pytest.raises(SourceError) as caught:
+            build(reading(tmp_path))
+        simulation.communicate()
+    assert (caught.value.kind, caught.value.exit_code) == ("being_written", 3)
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+def test_input_output_errors_are_skipped_and_read_once_the_disk_answers(
+    source: Path, tmp_path: Path, disk: FaultyDisk
+) -> None:
+    config = reading(tmp_path, retries=0, on_error="skip")
+    config = config.model_copy(update={"data": config.data.model_copy(update={"limit": 3})})
+    disk.begin("fail")
+    with pytest.raises(UnreadSamplesError) as caught:
+        build(config)
+    assert caught.value.samples == (0, 1, 2)
+    disk.end()
+    assert build(config).stores[0].num_committed == 3
+
+
+# --- a slow disk on the other side --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("sample_by_sample")
+def test_slow_commits_fill_the_queue_and_are_not_held_against_the_readers(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = Recorder()
+    waiting: list[int] = []
+    commit_many = StoreWriter.commit_many
+
+    def slow(self: StoreWriter, *batch: Any) -> np.ndarray:
+        time.sleep(0.15)
+        status = watcher.pool.status()
+        waiting.append(status.num_ready + sum(reader.num_waiting for reader in status.readers))
+        return commit_many(self, *batch)
+
+    monkeypatch.setattr(StoreWriter, "commit_many", slow)
+    build(reading(tmp_path, timeout_s=0.1, retries=0), watcher)  # a reader alone would be late
+    assert max(waiting) == 2  # its slots
+    expect_finished_as_undisturbed(tmp_path, num_committed=0)
+
+
+# --- Ctrl-C and SIGTERM -------------------------------------------------------------------------------
+
+
+def hang_in_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreWriter, "commit_many", lambda self, *batch: time.sleep(60))
+
+
+def hang_in_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreWriter, "finish", lambda self: time.sleep(60))
+
+
+STAGES: dict[str, Callable[[FaultyDisk, pytest.MonkeyPatch], None]] = {
+    "opening": lambda disk, monkeypatch: disk.begin("hang", nbytes=1),
+    "digest": lambda disk, monkeypatch: disk.begin("hang", digests=True),
+    "read": lambda disk, monkeypatch: disk.begin("hang"),
+    "commit": lambda disk, monkeypatch: hang_in_commit(monkeypatch),
+    "finish": lambda disk, monkeypatch: hang_in_finish(monkeypatch),
+}
+
+
+class Reached:
+    """Sends this process a signal once its build hangs in a stage."""
+
+    def __init__(self, stage: str, number: signal.Signals, watcher: Recorder) -> None:
+        self.sent_s = 0.0
+        self._stage, self._number, self._watcher = stage, number, watcher
+        self._thread = threading.Thread(target=self._wait)
+
+    def _is_there(self) -> bool:
+        waited_for = self._watcher.waited_for
+        if self._stage in ("commit", "finish"):
+            return waited_for[-1:] == [self._stage]
+        readers = self._watcher.pool.status().readers if hasattr(self._watcher, "pool") else ()
+        doing = {"opening": "opening", "digest": "digesting", "read": "reading"}[self._stage]
+        return any(reader.doing == doing for reader in readers)
+
+    def _wait(self) -> None:
+        while not self._is_there():
+            time.sleep(0.01)
+        time.sleep(0.05)
+        self.sent_s = time.monotonic()
+        os.kill(os.getpid(), self._number)
+
+    def __enter__(self) -> Reached:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stage", STAGES)
+def test_stop_in_each_stage_ends_the_build_at_once(
+    source: Path,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    number: signal.Signals,
+) -> None:
+    watcher = Recorder()
+    with monkeypatch.context() as patched:
+        STAGES[stage](disk, patched)
+        with (
+            pytest.raises(BuildInterruptedError) as caught,
+            interruptible(),
+            Reached(stage, number, watcher) as reached,
+        ):
+            build(reading(tmp_path), watcher)
+        assert time.monotonic() - reached.sent_s < GRACE_S
+    assert caught.value.exit_code == 5
+    disk.end()
+    expect_finished_as_undisturbed(tmp_path)
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def started(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a session of its own, of which nothing may be left."""
+    paths = [f"--root={folder / 'source'}", f"--cache-dir={folder / 'cache'}"]
+    words = ["--tasks=burgers1d", "--splits=train", *paths, *flags]
     with subprocess.Popen(
-        [sys.executable, *program, *words],
+        [sys.executable, "-m", "ups_store.build", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -71,7 +541,10 @@ def started(folder: Path, *flags: str, code: str | None = None) -> Iterator[subp
             yield process
         finally:
             process.kill()
-    assert session_of(process.pid) == []
+    deadline_s = time.monotonic() + GRACE_S
+    while (left := session_of(process.pid)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert left == []
 
 
 def session_of(leader: int) -> list[int]:
@@ -85,221 +558,39 @@ def session_of(leader: int) -> list[int]:
     return left
 
 
-def ended(folder: Path, *flags: str, code: str | None = None, within_s: float = 0.0) -> tuple[int, str]:
-    """Exit code and stderr of a build that has to end by itself."""
-    with started(folder, *flags, code=code) as process:
-        _, err = process.communicate(timeout=START_S + within_s + GRACE_S)
-    return process.returncode, err
-
-
-def expect_finished_as_undisturbed(folder: Path, *, num_committed: int | None = None) -> None:
-    """The next run finishes the store, with the bytes of one that nothing happened to."""
-    (result,) = build(settings(folder, split="train")).stores
-    assert num_committed in (None, result.num_committed)
-    (other,) = build(settings(folder, split="train", cache_dir=str(folder / "undisturbed"))).stores
-    assert result.path.read_bytes() == other.path.read_bytes()
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """20 samples of 8 KiB, of which 16 are for training."""
-    fields = np.random.default_rng(0).random((20, 8, 256), dtype=np.float32)
-    path = tmp_path / "source" / BURGERS
-    path.parent.mkdir()
-    with h5py.File(path, "w") as file:
-        file["tensor"] = fields
-        file["x-coordinate"] = np.linspace(0, 1, 256, dtype="f4")
-        file["t-coordinate"] = np.linspace(0, 1, 9, dtype="f4")
-        file.attrs["Nu"] = 0.01
-    return path
-
-
-@pytest.fixture
-def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes builds that start from now on misbehave in reads, as long as the returned file is there."""
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc: not found")
-    shim, flag = tmp_path / "slow_disk.so", tmp_path / "slow"
-    code = Path(__file__).with_name("slow_disk.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, code, "-ldl"], check=True)
-
-    def begin(how: str, *, nbytes: int = 4096) -> Path:
-        monkeypatch.setenv("LD_PRELOAD", str(shim))
-        monkeypatch.setenv("SLOW_DISK", str(flag))
-        monkeypatch.setenv("SLOW_DISK_HOW", how)
-        monkeypatch.setenv("SLOW_DISK_BYTES", str(nbytes))
-        flag.touch()
-        return flag
-
-    return begin
-
-
-# --- sources that hang --------------------------------------------------------------------------------
-
-
-def test_pipe_as_source_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    path = tmp_path / "source" / BURGERS
-    os.mkfifo(path)
-    code, err = ended(tmp_path)
-    assert code == 3
-    assert f"error: {path}: not a regular file: expected an HDF5 file, found a pipe" in err
-    path.unlink()
-    write_burgers(path)
-    expect_finished_as_undisturbed(tmp_path, num_committed=16)
-
-
-def test_read_that_hangs_ends_with_4_and_says_where(
-    source: Path, tmp_path: Path, slow_disk: Callable[..., Path]
+def test_first_line_comes_within_a_second_and_a_diagnosis_follows_while_a_read_hangs(
+    source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float
 ) -> None:
-    flag = slow_disk("hang")
-    code, err = ended(tmp_path, "--num-workers=1", "--timeout=2", "--retries=0", "-vv", within_s=2.0)
-    assert code == 4
-    assert f"{source}, sample 2: reader " in err
-    assert "was late with samples 2..17 (attempt 1 of 1): expected at most 2 s, found reading for " in err
-    assert "in read_samples" in err  # its stack
-    flag.unlink()
-    expect_finished_as_undisturbed(tmp_path, num_committed=16)
-
-
-def test_open_that_hangs_ends_with_4(source: Path, tmp_path: Path, slow_disk: Callable[..., Path]) -> None:
-    flag = slow_disk("hang", nbytes=1)
-    flags = ("--num-workers=2", "--open-timeout=1", "--retries=1")
-    code, err = ended(tmp_path, *flags, within_s=1 * 2 + 0.5 + 0.5)
-    assert code == 4
-    assert "was late with the structure (attempt 2 of 2): expected at most 1 s, found opening for" in err
-    flag.unlink()
-    expect_finished_as_undisturbed(tmp_path, num_committed=16)
-
-
-def test_first_line_and_diagnosis_are_told_while_a_read_hangs(
-    source: Path, tmp_path: Path, slow_disk: Callable[..., Path]
-) -> None:
-    slow_disk("hang")
-    log = tmp_path / "log.json"
-    flags = ("--num-workers=1", "--timeout=3", "--retries=0", "--stall-warning=0.4", f"--log-json={log}")
+    disk.begin("hang", nbytes=1)
+    flags = ("--num-workers=1", "--open-timeout=1.5", "--retries=0", "--stall-warning=0.3", "-vv")
     with started(tmp_path, *flags) as process:
         assert process.stderr is not None
-        begun = time.monotonic()
         first = process.stderr.readline()
-        assert time.monotonic() - begun < START_S
-        assert (
-            first == f"building burgers1d (train): sources in {source.parent}, stores in {tmp_path}/cache\n"
-        )
-        assert process.poll() is None
-        err = process.communicate(timeout=START_S)[1]
-    assert "burgers1d train: samples (0 of 16 done) waits for read" in err
-    assert f": samples 2..17 of {source}" in err
-    assert "in read_samples" in err
+        # In time of its own, as other processes of the machine may have the processor.
+        used_s = sum(psutil.Process(process.pid).cpu_times()[:2])
+        _, err = process.communicate(timeout=60)
+    assert first == f"building burgers1d (train): sources in {source.parent}, stores in {tmp_path}/cache\n"
+    assert used_s < 1.0
+    assert "no progress for " in err
+    assert f": the structure of {source}" in err
+    assert "in open_hdf5" in err
     assert "free memory " in err
-    events = [json.loads(line) for line in log.read_text().splitlines()]
-    assert {"start", "stage", "progress", "stalled", "error", "end"} <= {event["event"] for event in events}
-    assert next(event for event in events if event["event"] == "error")["kind"] == "read_timeout"
+    assert process.returncode == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("nbytes", [1, 4096], ids=["opening", "reading"])
-def test_stop_while_a_source_hangs_ends_with_5(
-    source: Path, tmp_path: Path, slow_disk: Callable[..., Path], number: signal.Signals, nbytes: int
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_command_that_is_stopped_leaves_no_process_behind(
+    source: Path, tmp_path: Path, disk: FaultyDisk, number: signal.Signals
 ) -> None:
-    flag = slow_disk("hang", nbytes=nbytes)
+    disk.begin("hang")
     with started(tmp_path, "--num-workers=2", "--stall-warning=0.2") as process:
         assert process.stderr is not None
-        what = "opening for" if nbytes == 1 else "reading for"
-        while what not in process.stderr.readline():
-            assert process.poll() is None
+        for line in process.stderr:
+            if "reading for" in line:
+                break
         process.send_signal(number)
-        begun = time.monotonic()
-        process.communicate(timeout=START_S)
-        assert time.monotonic() - begun < GRACE_S
-    assert process.returncode == 5
-    flag.unlink()
-    expect_finished_as_undisturbed(tmp_path, num_committed=16)
-
-
-# --- readers that are stopped or killed ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGSTOP, 4), (signal.SIGKILL, 3)])
-def test_reader_that_is_lost_for_good_ends_the_build_and_keeps_what_is_committed(
-    source: Path, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    flags = ("--num-workers=1", "--timeout=2", "--retries=0")
-    got, err = ended(tmp_path, str(int(number)), *flags, code=DISTURBED, within_s=4.0)
-    assert got == code
-    assert "process stopped" in err if number == signal.SIGSTOP else "killed by SIGKILL" in err
-    with ups_store.open(building_path(tmp_path / "cache" / NAME), partial=True) as store:
-        committed = int(store.committed.sum())
-    assert 5 <= committed < 16
-    expect_finished_as_undisturbed(tmp_path, num_committed=16 - committed)
-
-
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_reader_that_is_lost_once_is_replaced(source: Path, tmp_path: Path, number: signal.Signals) -> None:
-    flags = ("--num-workers=2", "--timeout=2", "--retries=1")
-    code, err = ended(tmp_path, str(int(number)), *flags, code=DISTURBED, within_s=4.0)
-    assert code == 0
-    assert "trying again" in err
-    expect_finished_as_undisturbed(tmp_path, num_committed=0)
-
-
-# --- sources that are damaged -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_truncated_source_ends_with_3(source: Path, tmp_path: Path, num_workers: int) -> None:
-    whole = source.read_bytes()
-    os.truncate(source, len(whole) // 2)
-    code, err = ended(tmp_path, f"--num-workers={num_workers}")
-    assert code == 3
-    assert f"{source}: the file ends before its data does" in err
-    source.write_bytes(whole)
-    expect_finished_as_undisturbed(tmp_path, num_committed=16)
-
-
-def write_damaged(tmp_path: Path, *, chunks: tuple[int, ...]) -> Path:
-    """A compressed file of the train split of 16 samples, with damage in chunks of one sample each."""
-    path = tmp_path / "source" / "burgers1d_train.h5"
-    path.parent.mkdir()
-    fields = np.random.default_rng(0).random((16, 8, 256), dtype=np.float32)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("data", data=fields, chunks=(1, 8, 256), compression="gzip")
-        offsets = [file["data"].id.get_chunk_info(chunk).byte_offset for chunk in chunks]
-    with path.open("r+b") as raw:
-        for offset in offsets:
-            raw.seek(offset)
-            raw.write(b"\xff" * 16)
-    return path
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_damaged_chunks_are_skipped_and_exactly_they_are_named(tmp_path: Path, num_workers: int) -> None:
-    path = write_damaged(tmp_path, chunks=(3, 9))
-    code, err = ended(tmp_path, f"--num-workers={num_workers}", "--on-error=skip")
-    assert code == 3
-    assert "2 of 16 samples can't be read and were skipped: 3, 9" in err
-    lines = [line for line in err.splitlines() if line.startswith(f"skipped: {path}, sample ")]
-    assert [line.split(" sample ")[1].split(":")[0] for line in lines] == ["3", "9"]
-    with ups_store.open(building_path(tmp_path / "cache" / NAME), partial=True) as store:
-        assert np.flatnonzero(~store.committed).tolist() == [3, 9]
-    code, err = ended(tmp_path, "--on-error=skip")
-    assert "14 of 16 samples are there, continuing" in err
-    assert code == 3
-
-
-def test_damaged_chunk_ends_with_3_unless_it_is_skipped(tmp_path: Path) -> None:
-    path = write_damaged(tmp_path, chunks=(3,))
-    code, err = ended(tmp_path)
-    assert code == 3
-    assert f"error: {path}, sample 0: can't read samples 0..15 of dataset 'data'" in err
-
-
-def test_input_output_errors_are_skipped_and_read_once_the_disk_answers(
-    source: Path, tmp_path: Path, slow_disk: Callable[..., Path]
-) -> None:
-    flag = slow_disk("fail")
-    code, err = ended(tmp_path, "--num-workers=1", "--retries=0", "--on-error=skip", within_s=5.0)
-    assert code == 3
-    assert "16 of 16 samples can't be read and were skipped: 0, 1, 2, 3, 4, 5, 6, 7, ...; the others" in err
-    flag.unlink()
-    expect_finished_as_undisturbed(tmp_path, num_committed=16)
+        with ends_within(0):
+            process.communicate(timeout=60)
+    assert process.returncode == (-number if number == signal.SIGKILL else 5)
+    disk.end()
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -11,15 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, hash_of, settings, write_burgers
+from rich.console import Console
 
 from ups_store import files
 from ups_store.build import read, readers, resources
 from ups_store.build.config import BuildConfig, ReadingConfig, load_config
 from ups_store.build.event_log import EventLog
+from ups_store.build.rates import StageRates
 from ups_store.build.read import UnreadSamplesError
-from ups_store.build.readers import fitting
+from ups_store.build.readers import chosen, fitting
 from ups_store.build.stall import StallWatcher
+from ups_store.build.watch import ConsoleWatcher
 from ups_store.errors import ConfigError, DiskFullError, StoreError
+from ups_store.ingest.pool import PoolStatus, ReaderStatus
 
 MIB = 1 << 20
 PLENTY = 1 << 40
@@ -64,8 +70,8 @@ def test_time_that_is_no_deadline_is_refused(key: str, value: str) -> None:
     [
         (4, PLENTY, 1000, (4, 2)),
         (4, None, 1000, (4, 2)),
-        (4, 2 * (80 + 3 * 16) * MIB, 1000, (2, 2)),
-        (4, (80 + 2 * 16) * MIB, 1000, (1, 1)),
+        (4, 2 * (80 + 32 + 2 * 16) * MIB, 1000, (2, 2)),
+        (4, (80 + 32 + 16) * MIB, 1000, (1, 1)),
         (4, PLENTY, 40, (2, 2)),
     ],
 )
@@ -78,7 +84,7 @@ def test_readers_are_as_many_as_fit(
 @pytest.mark.parametrize(
     ("memory", "descriptors", "kind", "both"),
     [
-        (50_000_000, 1000, "no_memory", ("117,440,512", "50,000,000")),
+        (50_000_000, 1000, "no_memory", ("134,217,728", "50,000,000")),
         (None, 35, "no_descriptors", ("36", "35")),
     ],
 )
@@ -89,6 +95,23 @@ def test_lack_of_room_for_one_reader_is_an_error_with_both_numbers(
         fitting(2, slot_nbytes=16 * MIB, memory=memory, descriptors=descriptors)
     assert caught.value.kind == kind
     assert all(number in str(caught.value) for number in both)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "rate", "most", "num_workers", "why"),
+    [
+        (10**11, 3e9, 4, 1, "100.0 GB at 3.0 GB/s by one reader, faster than commits"),
+        (10**11, 2e8, 4, 4, "100.0 GB at 200.0 MB/s by one reader, at most 4"),
+        (10**8, 2e8, 4, 1, "100.0 MB at 200.0 MB/s by one reader: another would take longer to start than"),
+        (3 * 10**8, 3e8, 4, 2, "another would take longer to start than it saves"),
+    ],
+)
+def test_readers_are_as_many_as_are_worth_their_start(
+    nbytes: int, rate: float, most: int, num_workers: int, why: str
+) -> None:
+    found, shown = chosen(nbytes, rate=rate, most=most)
+    assert found == num_workers
+    assert why in shown
 
 
 def test_small_build_is_read_here_and_says_why(source: Path, tmp_path: Path) -> None:
@@ -106,9 +129,11 @@ def test_large_build_measures_a_reader_and_gives_the_same_bytes(
     expected = build(settings(tmp_path, split="train")).stores[0].path.read_bytes()
     monkeypatch.setattr(readers, "TINY_NBYTES", 0)
     monkeypatch.setattr(read, "BATCH_BYTES", 1)
-    report = build(settings(tmp_path, split="train"), overwrite=True)
+    watcher = Recorder()
+    report = build(settings(tmp_path, split="train"), watcher, overwrite=True)
     assert report.readers.num_workers == 1  # another would take longer to start than all of it to read
     assert "by one reader" in report.readers.why
+    assert f"readers: 1 ({report.readers.why})" in watcher.notes
     assert report.stores[0].path.read_bytes() == expected
 
 
@@ -227,6 +252,50 @@ def test_stages_tell_what_everything_waits_for(source: Path, tmp_path: Path) -> 
     assert watcher.waited_for == ["digest", "read", "commit", "read", "finish"]
 
 
+def test_rate_of_a_stage_is_what_was_done_while_it_was_waited_for() -> None:
+    now = iter([0.0, 1.0, 3.0, 4.0])
+    rates = StageRates(clock=lambda: next(now))
+    rates.begin()
+    rates.waits("read")  # at 1 s
+    rates.waits("commit")  # at 3 s
+    rates.waits("read")  # at 4 s
+    assert rates.per_second() == {}
+    rates.advance(10)
+    assert rates.per_second() == {"read": 5.0, "commit": 10.0}
+    rates.begin()
+    assert rates.per_second() == {}
+
+
+def test_bar_shows_what_is_waited_for_the_queue_and_the_rates(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "BATCH_BYTES", 1)
+    shown: list[str] = []
+    bar = ConsoleWatcher(Console(file=io.StringIO()))
+
+    class Looking(Recorder):
+        def advance(self, num: int) -> None:
+            bar.advance(num)
+            shown.append(bar.state())
+
+        stage = staticmethod(bar.stage)  # type: ignore[assignment]
+        watch = staticmethod(bar.watch)  # type: ignore[assignment]
+        waits = staticmethod(bar.waits)  # type: ignore[assignment]
+
+    build(settings(tmp_path, split="train"), Looking())
+    assert re.match(r"waits for commit; read [\d,]+/s, commit [\d,]+/s$", shown[-1])
+    bar.watch(_Reading())  # type: ignore[arg-type]
+    assert re.match(r"waits for finish \(2 reading, 0\.\d s; 3 ready\); read ", bar.state())
+
+
+class _Reading:
+    """A pool whose readers read."""
+
+    def status(self) -> PoolStatus:
+        reader = ReaderStatus(1, "reading", time.monotonic(), None, 1)
+        return PoolStatus(readers=(reader, reader), num_ready=3, nbytes=0)
+
+
 def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
     told: list[str] = []
     heard = threading.Event()
@@ -243,6 +312,7 @@ def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
     assert "burgers1d train: samples (3 of 16 done) waits for commit" in told[0]
     assert "test_stall_is_told_with_stage_and_own_stack" in told[0]
     assert f"free disk in {tmp_path}" in told[0]
+    assert "/dev/shm " in told[0]
 
 
 def test_progress_keeps_a_stall_from_being_told(tmp_path: Path) -> None:

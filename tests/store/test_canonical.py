@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ups_store.canonical import canonical_json
 from ups_store.errors import SpecError
-from ups_store.metadata import parse_json
+from ups_store.parse_metadata import parse_json
 
 # RFC 8785, appendix B: bits of a double and its text.
 NUMBERS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from rich.console import Console
 from small_stores import begin, mixed_values, samples_of
 
 import ups_store
-from ups_store import Store, cli, console
+from ups_store import Store, cli, console, files
 from ups_store.console import format_age, format_nbytes
 
 VALUES = mixed_values()
@@ -357,6 +358,35 @@ def test_traceback_is_shown_for_vv_only(invoke: Invoke, tmp_path: Path, args: li
     missing = tmp_path / "missing"
     assert "Traceback" in invoke(*args, missing).err
     assert "Traceback" not in invoke("info", "-v", missing).err
+
+
+@pytest.mark.parametrize("verb", ["info", "verify", "preview", "doctor"])
+def test_name_that_is_too_long_is_one_line(invoke: Invoke, verb: str) -> None:
+    result = invoke(verb, "x" * 300)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.endswith(f"{'x' * 300}: file name too long; choose a shorter name\n")
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["info", "verify", "preview", "doctor", "gc"])
+def test_name_with_a_null_byte_is_wrong_usage(invoke: Invoke, verb: str) -> None:
+    result = invoke(verb, "a\0b")
+    assert (result.code, result.out) == (2, "")
+    assert "null byte" in result.err
+
+
+@pytest.mark.parametrize("verb", ["info", "verify", "preview"])
+def test_no_descriptor_left_is_one_line_that_says_what_to_raise(
+    make_store: MakeStore, invoke: Invoke, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    path = make_store()
+    monkeypatch.setattr(files, "open_existing", refuse)
+    result = invoke(verb, path)
+    message = f"error: {path}: too many open files; raise the limit with `ulimit -n`\n"
+    assert (result.code, result.out, result.err) == (1, "", message)
 
 
 def failing(error: BaseException) -> Callable[..., Any]:

@@ -89,6 +89,10 @@ def test_every_error_has_its_exit_code_and_one_message(
         (SourceError("no such file", path="a [b].h5"), "error: a [b].h5: no such file\n"),
         (PermissionError(13, "Permission denied", "/a/b"), "error: /a/b: permission denied\n"),
         (OSError("odd"), "error: odd\n"),
+        (
+            OSError(errno.EMFILE, "Too many open files", "/a"),
+            "error: /a: too many open files; raise the limit with `ulimit -n`\n",
+        ),
         (MemoryError(), "error: out of memory\n"),
         (KeyboardInterrupt(), "error: interrupted\n"),
         (

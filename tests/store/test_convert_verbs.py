@@ -56,3 +56,14 @@ def test_import_pt_says_what_was_left_out(tmp_path: Path, invoke: Invoke) -> Non
     code, out, err = invoke("import-pt", tmp_path, target, "--on-error", "skip", "--json")
     assert (code, json.loads(out)["num_samples"], "left out" in err) == (0, 2, True)
     assert len(ups_store.open(target)) == 2
+
+
+def test_import_pt_folds_a_long_list_of_files_left_out(tmp_path: Path, invoke: Invoke) -> None:
+    torch.save({"latent": torch.zeros(2, 2), "params": {}, "bc": {}}, tmp_path / "sample_0.pt")
+    for i in range(1, 15):
+        (tmp_path / f"sample_{i}.pt").write_bytes(b"cut")
+    words = ("import-pt", tmp_path, tmp_path / "out.zarr.zip", "--on-error", "skip")
+    code, _, err = invoke(*words)
+    assert (code, err.count("\n"), err.count(".pt: left out: ")) == (0, 11, 10)
+    assert err.endswith(f"WARNING: {tmp_path}: 4 more files left out; -v shows all\n")
+    assert invoke(*words, "-v")[2].count(".pt: left out: ") == 14

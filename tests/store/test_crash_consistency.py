@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import ups_store
 from ups_store import files
+from ups_store import writer as writer_module
 from ups_store.recovery import State, building_path, read_building_file, read_commits, sample_crcs
 from ups_store.testing.disk import Disk, PowerLoss, installed
 from ups_store.verify import verify_file
@@ -83,6 +85,14 @@ def by_two_committers(run: Run) -> None:
         writer.finish()
 
 
+def in_pieces(run: Run) -> None:
+    """Each sample of a batch is encoded and written by itself; one pair of syncs commits all of them."""
+    with mock.patch.object(writer_module, "DURABLE_PIECE_BYTES", 1), run.create() as writer:
+        run.commit(writer, [1, 3, 4])
+        run.commit(writer, [0, 2])
+        writer.finish()
+
+
 def interrupted_and_resumed(run: Run) -> None:
     with run.create() as writer:
         run.commit(writer, [4, 2])
@@ -99,6 +109,7 @@ WORKLOADS = [
     in_three_batches,
     committing_twice,
     by_two_committers,
+    in_pieces,
     interrupted_and_resumed,
     replacing_another_build,
 ]
@@ -200,6 +211,16 @@ def test_lazy_power_loss_anywhere_never_shows_a_wrong_byte(
             assert verify_file(path).ok, f"power lost before change {at}"
         assert left.read(path) == expected
     assert len(images) > 500
+
+
+def test_commit_in_pieces_syncs_once_and_lets_the_disk_begin_early(tmp_path: Path) -> None:
+    """Spec 6.7: `files.start_writeback` is a hint; what counts are the two syncs of the whole batch."""
+    whole, pieces = Disk(), Disk()
+    for disk, workload in [(whole, in_three_batches), (pieces, in_pieces)]:
+        with installed(disk):
+            workload(Run(tmp_path / "a.zarr.zip"))
+    assert (whole.num_syncs, pieces.num_syncs) == (3 + 4 + 3 * 2, 3 + 4 + 2 * 2)
+    assert (whole.num_writebacks, pieces.num_writebacks) == (3, N)  # one per piece of `fields`
 
 
 def test_durable_build_syncs_twice_per_batch(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ups_store import (
     ArraySpec,
     SpecError,
     StoreNotFoundError,
+    blueprint,
     creation,
 )
 
@@ -87,7 +88,7 @@ def test_create_refuses_more_bytes_than_a_file_can_have(path: Path) -> None:
 
 
 def test_create_refuses_metadata_beyond_the_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "MAX_JSON_BYTES", 8192)
+    monkeypatch.setattr(blueprint, "MAX_JSON_BYTES", 8192)
     begin(path, mixed_values(), attrs={"note": "x" * 3000}).close()
     with pytest.raises(SpecError) as caught:
         begin(path, mixed_values(), attrs={"note": "x" * 8000})
@@ -95,7 +96,7 @@ def test_create_refuses_metadata_beyond_the_limit(path: Path, monkeypatch: pytes
 
 
 def test_create_refuses_more_arrays_than_the_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "MAX_ARRAYS", 4)
+    monkeypatch.setattr(blueprint, "MAX_ARRAYS", 4)
     with pytest.raises(SpecError, match="5 arrays") as caught:
         begin(path, mixed_values())
     assert caught.value.kind == "arrays"

@@ -24,6 +24,7 @@ ALSO = {
     "SpecError": ValueError,
     "ConfigError": ValueError,
     "DiskFullError": OSError,
+    "DeviceError": RuntimeError,
 }
 EXIT_CODES = {  # design brief, section 4
     "SpecError": 2,

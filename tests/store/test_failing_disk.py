@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,15 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import CommitError, DiskFullError, files
+from ups_store import (
+    CommitError,
+    DiskFullError,
+    FormatError,
+    StoreReplacedError,
+    TruncatedError,
+    files,
+)
+from ups_store import writer as writer_module
 
 
 @pytest.fixture
@@ -92,8 +103,9 @@ def test_create_on_a_failing_disk_leaves_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     fail(monkeypatch, name, errno.EIO)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(CommitError, match=os.strerror(errno.EIO)) as caught:
         begin(path, mixed_values())
+    assert caught.value.path == str(path)
     assert names_in(path.parent) == []
 
 
@@ -101,9 +113,22 @@ def test_create_whose_last_sync_fails_leaves_a_file_to_continue(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, "sync_folder", errno.EIO, nth=2)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(CommitError, match=os.strerror(errno.EIO)):
         begin(path, mixed_values())
     assert names_in(path.parent) == [f"{path.name}.building"]
+    build(path, mixed_values())
+    assert_same_bits(all_arrays(path), mixed_values())
+
+
+def test_create_that_can_not_note_its_owner_holds_no_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_writes = 1 + 5 + 1  # zarr.json of group and arrays, tail header
+    with monkeypatch.context() as patch:
+        failing = fail(patch, "write_at", errno.EIO, nth=num_writes + 1)
+        with pytest.raises(CommitError, match="not begun"):
+            begin(path, mixed_values())
+        assert failing.num_calls == num_writes + 1
     build(path, mixed_values())
     assert_same_bits(all_arrays(path), mixed_values())
 
@@ -184,6 +209,53 @@ def test_commit_without_room_is_a_full_disk(path: Path, monkeypatch: pytest.Monk
         assert caught.value.needed_bytes == writer.building.layout.building_nbytes
         with pytest.raises(CommitError, match="an earlier commit"):
             writer.missing()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["disk full", "quota used up"])
+@pytest.mark.parametrize("nth", range(1, 6))  # four arrays with elements and the record
+def test_commit_without_room_for_any_of_its_writes_is_continued_once_there_is_some(
+    path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, code: int
+) -> None:
+    values = mixed_values()
+    with begin(path, values) as writer, monkeypatch.context() as patch:
+        writer.commit(3, sample_of(values, 3))
+        fail(patch, "write_at", code, nth=nth)
+        with pytest.raises(DiskFullError) as caught:
+            writer.commit_many([0, 1], samples_of(values, [0, 1]))
+        assert (caught.value.errno, caught.value.exit_code) == (code, 6)
+    with begin(path, values) as writer:
+        assert writer.missing().tolist() == [0, 1, 2]
+    build(path, values)
+    assert_same_bits(all_arrays(path), values)
+
+
+@pytest.mark.parametrize("nth", [1, 5, 9, 16, 17])  # four writes a sample, then the records
+def test_commit_in_pieces_of_which_one_fails_commits_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    values = mixed_values()
+    monkeypatch.setattr(writer_module, "DURABLE_PIECE_BYTES", 1)
+    with begin(path, values) as writer, monkeypatch.context() as patch:
+        failing = fail(patch, "write_at", errno.EIO, nth=nth)
+        with pytest.raises(CommitError, match=r"samples 0\.\.3 were not committed"):
+            writer.commit_many(range(4), values)
+        assert failing.num_calls == (nth if nth < 17 else 18)  # records are cleared again
+    with begin(path, values) as writer:
+        assert len(writer.missing()) == 4
+
+
+def test_hint_to_the_disk_that_is_not_taken_does_no_harm(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    real = files.start_writeback
+
+    def start(fd: int, offset: int, nbytes: int) -> None:
+        started.append(nbytes)
+        real(-1, offset, nbytes)  # EBADF
+
+    monkeypatch.setattr(files, "start_writeback", start)
+    build(path, mixed_values())
+    assert started == [4 * 5184]  # slots of `fields`
+    assert_same_bits(all_arrays(path), mixed_values())
 
 
 def test_interrupted_commit_makes_the_writer_refuse_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +339,23 @@ def test_finish_that_fails_anywhere_is_repeated_by_the_next_run(
     assert_same_bits(all_arrays(path), values)
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["disk full", "quota used up"])
+def test_finish_without_room_for_any_of_its_writes_is_continued_once_there_is_some(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    values, failures = mixed_values(), list[tuple[int, int]]()
+    while not path.exists():
+        with begin(path, values) as writer, monkeypatch.context() as patch:
+            writer.commit_many(range(4), values)
+            fail(patch, "write_at", code, nth=len(failures) + 1)
+            try:
+                writer.finish()
+            except DiskFullError as error:
+                failures.append((error.errno, error.exit_code))
+    assert failures == [(code, 6)] * 9  # two writes an array, and the directory
+    assert_same_bits(all_arrays(path), values)
+
+
 def test_finish_whose_rename_did_not_become_durable_says_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +402,119 @@ def test_short_reads_and_writes_are_continued(path: Path, monkeypatch: pytest.Mo
         patch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:1000], offset))
         build(path, mixed_values(), constants=mixed_constants())
         assert_same_bits(all_arrays(path), mixed_values())
+
+
+def test_short_write_before_a_full_disk_is_no_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite, left = os.pwrite, [7000]  # bytes that the disk still takes
+
+    def write(fd: int, data: memoryview, offset: int) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = pwrite(fd, data[: left[0]], offset)
+        left[0] -= written
+        return written
+
+    values = mixed_values()
+    with begin(path, values) as writer, monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", write)
+        with pytest.raises(DiskFullError):
+            writer.commit_many([0, 1], samples_of(values, [0, 1]))
+    with begin(path, values) as writer:
+        assert len(writer.missing()) == 4
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+def test_build_under_a_hail_of_signals_is_the_same(path: Path, place: str) -> None:
+    """A system call that a signal interrupts (EINTR) is begun again."""
+    values, signals = mixed_values(200), []
+    previous = signal.signal(signal.SIGALRM, lambda number, frame: signals.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        found = build(path if place == "disk" else ":memory:", values)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert len(signals) > 10
+    assert_same_bits(all_arrays(found), values)
+
+
+# --- folders and files that others take away --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EIO])
+def test_create_in_a_folder_that_can_not_be_written_says_why(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    fail(monkeypatch, "create_new", code)
+    with pytest.raises(CommitError, match=os.strerror(code)) as caught:
+        begin(path, mixed_values())
+    assert (caught.value.path, caught.value.exit_code) == (str(path), 1)
+    assert names_in(path.parent) == []
+
+
+@pytest.fixture
+def read_only_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with an unfinished store, which this user can't write to any more."""
+    place = tmp_path / "place"
+    place.mkdir()
+    begin(place / "a.zarr.zip", mixed_values()).close()
+    if os.geteuid() != 0:
+        place.chmod(0o555)
+        yield place
+        place.chmod(0o755)
+        return
+    commands = [["mount", "--bind", place, place], ["mount", "-o", "remount,bind,ro", place, place]]
+    if any(subprocess.run(command, capture_output=True, check=False).returncode for command in commands):
+        pytest.skip("mounting isn't allowed here")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_read_only_folder_is_a_typed_error_and_readable(read_only_folder: Path) -> None:
+    with pytest.raises(CommitError, match="not begun") as caught:
+        begin(read_only_folder / "b.zarr.zip", mixed_values())
+    assert isinstance(caught.value.__cause__, OSError)
+    if os.geteuid() == 0:  # the folder is mounted read-only, and so is the file in it
+        with pytest.raises(CommitError, match="Read-only file system"):
+            begin(read_only_folder / "a.zarr.zip", mixed_values())
+    with ups_store.open(read_only_folder / "a.zarr.zip", partial=True) as store:
+        assert not store.committed.any()
+    assert names_in(read_only_folder) == ["a.zarr.zip.building"]
+
+
+@pytest.mark.parametrize("taken", ["file", "folder"])
+def test_file_deleted_under_the_writer_is_said_and_begun_anew(path: Path, taken: str) -> None:
+    values = mixed_values()
+    with begin(path, values) as writer:
+        writer.commit(0, sample_of(values, 0))
+        shutil.rmtree(path.parent) if taken == "folder" else writer.building.building_path.unlink()
+        for call in (lambda: writer.commit(1, sample_of(values, 1)), writer.finish):
+            with pytest.raises(StoreReplacedError, match="published, removed or restarted"):
+                call()
+    path.parent.mkdir(exist_ok=True)
+    assert names_in(path.parent) == []
+    with begin(path, values) as writer:
+        assert len(writer.missing()) == 4
+
+
+@pytest.mark.parametrize("nbytes", [0, 5000, -1, 1])
+def test_file_cut_or_lengthened_under_the_writer_is_said(path: Path, nbytes: int) -> None:
+    values = mixed_values()
+    with begin(path, values) as writer:
+        writer.commit_many(range(4), values)
+        expected = writer.building.layout.building_nbytes
+        found = nbytes if nbytes > 1 or not nbytes else expected + nbytes
+        os.truncate(writer.building.building_path, found)
+        for call in (lambda: writer.commit(1, sample_of(values, 1)), writer.finish):
+            with pytest.raises(TruncatedError, match="changed the length of the unfinished file") as caught:
+                call()
+            assert (caught.value.expected, caught.value.found) == (expected, found)
+            writer._failed = False  # a finish that fails makes the writer refuse more
+    with pytest.raises(FormatError):
+        begin(path, values)
+
+
+# --- what else the system tells only in part --------------------------------------------------------------
 
 
 def test_read_past_the_end_returns_what_there_is(tmp_path: Path) -> None:

@@ -620,7 +620,7 @@ def test_hex_dump_of_the_spec_is_the_smallest_store(tmp_path: Path) -> None:
     """Spec 12: the bytes that the page shows, a star for repeated rows of spaces."""
     raw = smallest_store(tmp_path).read_bytes()
     shown = bytearray(b" " * len(raw))
-    for line in SPEC.read_text().split("<!-- hexdump -->")[1].splitlines():
+    for line in SPEC.read_text().split("<!-- hexdump -->")[1].split("<!-- /hexdump -->")[0].splitlines():
         if row := re.match(r"([0-9a-f]{6})  ((?:[0-9a-f]{2} ?){1,16})(?: |$)", line):
             data = bytes.fromhex(row[2])
             shown[int(row[1], 16) : int(row[1], 16) + len(data)] = data

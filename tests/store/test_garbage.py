@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import ups_store
-from ups_store import files
+from ups_store import files, garbage
 from ups_store.garbage import find_garbage, remove_garbage
 from ups_store.verbs import app
 
@@ -52,6 +53,27 @@ def test_gc_leaves_the_file_of_a_living_builder(tmp_path: Path) -> None:
         assert not remove_garbage(found), "a builder took it up after it was found"
         writer.commit_many(range(3), {"u": np.zeros((3, 4), "float32")})
         writer.finish()
+
+
+@pytest.mark.parametrize("moment", ["listed", "looked at", "found"])
+def test_gc_lets_others_publish_or_remove_what_it_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    left = _leave(tmp_path, "unfinished")
+    if moment == "found":
+        (found,) = find_garbage(tmp_path)
+        left.unlink()
+        assert remove_garbage(found)
+        return
+    name, module = ("open_existing", files) if moment == "listed" else ("open_store", garbage)
+    real = getattr(module, name)
+
+    def overtaken(path: Path, **options: Any) -> Any:
+        left.unlink(missing_ok=True)
+        return real(path, **options)
+
+    monkeypatch.setattr(module, name, overtaken)
+    assert find_garbage(tmp_path) == []
 
 
 def test_gc_command_deletes_unfinished_only_on_demand(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from small_stores import assert_same_bits, build, mixed_values
 
 import ups_store
-from ups_store import SampleIndexError, SpecError, Store, gather
+from ups_store import SampleIndexError, SpecError, Store, output, runs, sampled_array
 from ups_store.metadata import dtype_of
 
 NUM_SAMPLES = 7
@@ -103,11 +104,54 @@ def test_gather_into_foreign_memory_leaves_its_gaps_alone(store: Store, nbytes: 
 def test_gather_of_samples_beyond_numpys_item_size_goes_without_slots(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "MAX_ITEM_BYTES", 5000)
+    monkeypatch.setattr(output, "MAX_ITEM_BYTES", 5000)
     batch = store.gather([3, 0])
     assert_same_bits(batch, {name: value[[3, 0]] for name, value in VALUES.items()})
     assert batch["u20000"].flags.c_contiguous
     assert not batch["u4096"].flags.c_contiguous  # in slots
+
+
+def test_gather_into_its_own_output_takes_whole_slots(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in VALUES if VALUES[name][0].nbytes >= 4096]
+    out = store.gather([0, 1, 2], names)
+    monkeypatch.setattr(sampled_array, "copy_runs", None)
+    for threads in (1, 2):
+        batch = store.gather([5, 3, 3], names, out=out, num_threads=threads)
+        assert_same_bits(batch, {name: VALUES[name][[5, 3, 3]] for name in names})
+
+
+def test_memory_of_a_batch_is_free_once_nothing_refers_to_it(store: Store) -> None:
+    batch = store.gather([0, 1], ["u8192"])["u8192"]
+    buffer = weakref.ref(batch.base)
+    del batch
+    assert buffer() is None  # at once: no cycle holds what may be gigabytes
+
+
+@pytest.mark.parametrize("long_run_bytes", [0, 1 << 40], ids=["views", "items"])
+@pytest.mark.parametrize("block_bytes", [1, 10_000])
+@pytest.mark.parametrize("make", [empty, with_gaps])
+def test_gather_copies_the_same_either_way(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    long_run_bytes: int,
+    block_bytes: int,
+    make: Callable[..., Any],
+) -> None:
+    monkeypatch.setattr(runs, "LONG_RUN_BYTES", long_run_bytes)
+    monkeypatch.setattr(runs, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(sampled_array, "BLOCK_BYTES", block_bytes)
+    out = {f"u{n}": make(5, n) for n in SIZES}
+    batch = store.gather([6, 0, 6, 1, 2], out=out)
+    assert_same_bits(batch, {name: value[[6, 0, 6, 1, 2]] for name, value in VALUES.items()})
+
+
+@pytest.mark.parametrize("make", [None, empty, with_gaps, transposed])
+@pytest.mark.parametrize("order", ORDERS)
+def test_gather_in_threads_is_the_same(store: Store, order: str, make: Callable[..., Any]) -> None:
+    indices = ORDERS[order]
+    out = store.gather(indices) if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
+    batch = store.gather(indices, out=out, num_threads=3)
+    assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
 
 
 def test_gather_returns_memory_of_its_own(store: Store) -> None:
@@ -154,6 +198,75 @@ def test_gather_of_every_kind_of_array(tmp_path: Path) -> None:
         for _ in range(2):  # into new memory, then into the same
             out = store.gather(np.array([3, 1], np.uint8), out=out)
             assert_same_bits(out, {name: value[[3, 1]] for name, value in values.items()})
+
+
+@pytest.mark.parametrize("wrong", [2**63, 2**64 - 1, 2**70, -(2**70), np.uint64(2**63 + 1)])
+def test_gather_names_an_index_beyond_64_bits(store: Store, wrong: Any) -> None:
+    for indices in ([wrong], np.array([wrong]), [wrong, 2]):
+        with pytest.raises(SampleIndexError) as caught:
+            store.gather(indices)
+        assert (caught.value.kind, caught.value.found) == ("index", int(wrong))
+
+
+# --- conversion -----------------------------------------------------------------------------------------
+
+CONVERTED = {  # from, to: what outputs may ask for
+    "float16-float32": ("float16", "float32"),
+    "bfloat16-float32": ("bfloat16", "float32"),
+    "float64-float32": ("float64", "float32"),
+    "float32-bfloat16": ("float32", "bfloat16"),
+    "float16-float64": ("float16", "float64"),
+    "uint8-float32": ("uint8", "float32"),
+    "int16-int64": ("int16", "int64"),
+    "bool-uint8": ("bool", "uint8"),
+    "float32-big": ("float32", ">f4"),
+}
+
+
+@pytest.mark.parametrize("access", ["map", "pread"])
+@pytest.mark.parametrize("pair", CONVERTED)
+def test_output_of_another_dtype_is_converted_to(tmp_path: Path, pair: str, access: Any) -> None:
+    """Short and long runs, in slots and without, windows, outputs with gaps."""
+    source, target = (dtype_of(name) if name != ">f4" else np.dtype(name) for name in CONVERTED[pair])
+    shapes = {"small": (3,), "slots": (3, 900), "large": (3, 6000)}
+    numbers = np.random.default_rng(0).integers(0, 2 if source.kind == "b" else 100, 7 * 3 * 6000)
+    values = {name: np.resize(numbers, (7, *shape)).astype(source) for name, shape in shapes.items()}
+    dims = {name: ("sample", "time", name)[: len(shape) + 1] for name, shape in shapes.items()}
+    path = build(tmp_path / "a.zarr.zip", values, dims=dims)
+    indices = [6, 1, 1, 0]
+    with ups_store.open(path, access=access) as store:
+        for options, steps in (({}, slice(None)), ({"start": 1, "length": 2}, slice(1, 3))):
+            expected = {name: value[indices][:, steps].astype(target) for name, value in values.items()}
+            for layout in "CF":
+                out = {name: np.empty(value.shape, target, layout) for name, value in expected.items()}
+                assert_same_bits(store.gather(indices, out=out, **options), expected)
+
+
+def test_every_float16_number_is_converted_as_numpy_does(tmp_path: Path) -> None:
+    """NaN payloads, infinities and subnormal numbers included."""
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(16, 4096)
+    with ups_store.open(build(tmp_path / "a.zarr.zip", {"u": values}, dims={})) as store:
+        out = {"u": np.empty((16, 4096), np.float32)}
+        store.gather(range(16), out=out)
+    assert_same_bits(out, {"u": values.astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("float32", "int32"), ("int64", "float32"), ("int32", "int16"), ("uint8", "bool"), ("int8", "uint8")],
+)
+def test_output_that_would_lose_numbers_is_refused(tmp_path: Path, source: str, target: str) -> None:
+    values = {"u": np.zeros((2, 3), source)}
+    path = build(tmp_path / "a.zarr.zip", values, dims={})
+    with ups_store.open(path) as store, pytest.raises(SpecError) as caught:
+        store.gather([0], out={"u": np.empty((1, 3), target)})
+    error = caught.value
+    assert (error.kind, error.expected, error.found) == (
+        "out",
+        f"writeable {source} (1, 3)",
+        f"writeable {target} (1, 3)",
+    )
+    assert "floating-point" in str(error.hint)
 
 
 # --- windows over time ----------------------------------------------------------------------------------
@@ -206,6 +319,8 @@ def windows(indices: list[int], steps: list[range]) -> dict[str, npt.NDArray[Any
         ({"stride": 2}, [range(0, 9, 2), range(0, 9, 2)]),
         ({"start": 1, "stride": 4}, [range(1, 9, 4), range(1, 9, 4)]),
         ({"start": 3, "stride": 100}, [range(3, 4), range(3, 4)]),
+        ({"start": 3, "length": 1, "stride": 2**70}, [range(3, 4), range(3, 4)]),
+        ({"start": np.int8(2), "length": np.int16(2)}, [range(2, 4), range(2, 4)]),
     ],
 )
 def test_windows_are_slices_over_time(timed: Store, options: dict[str, Any], steps: list[range]) -> None:
@@ -214,6 +329,14 @@ def test_windows_are_slices_over_time(timed: Store, options: dict[str, Any], ste
     for order in "CF":
         out = {name: np.empty_like(value, order=order) for name, value in expected.items()}
         assert_same_bits(timed.gather([3, 1], out=out, **options), expected)
+
+
+def test_windows_in_threads_are_the_same(timed: Store) -> None:
+    expected = windows([3, 1, 1, 0], [range(s, s + 5, 2) for s in (1, 4, 0, 2)])
+    for order in "CF":
+        out = {name: np.empty_like(value, order=order) for name, value in expected.items()}
+        timed.gather([3, 1, 1, 0], start=[1, 4, 0, 2], length=3, stride=2, out=out, num_threads=3)
+        assert_same_bits(out, expected)
 
 
 def test_windows_of_no_samples_are_empty(timed: Store) -> None:
@@ -242,6 +365,9 @@ def test_windows_do_not_write_into_the_slots_of_whole_samples(timed: Store) -> N
         ({"start": 0, "length": 5, "stride": 3}, "steps 0..8", "0..12"),
         ({"start": 9}, "steps 0..8", "9..9"),
         ({"start": [0, -2]}, "steps 0..8", "-2..8"),
+        ({"start": 2**70, "length": 1}, "steps 0..8", f"{2**70}..{2**70}"),
+        ({"start": np.array([0, 2**63], np.uint64), "length": 1}, "steps 0..8", f"0..{2**63}"),
+        ({"length": 2**70}, "steps 0..8", f"0..{2**70 - 1}"),
     ],
 )
 def test_windows_outside_the_time_steps_are_refused(

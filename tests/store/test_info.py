@@ -14,8 +14,9 @@ from small_stores import begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import BuildLockedError, Store, info
+from ups_store.array_statistics import ArrayStatistics
 from ups_store.checksum import crc32c
-from ups_store.info import ArrayInfo, Statistics, describe, shared_samples
+from ups_store.info import ArrayInfo, describe, shared_samples
 from ups_store.metadata import dtype_of
 
 VALUES = mixed_values()
@@ -140,9 +141,9 @@ def test_statistics_of_values_without_finite_ones_are_none(make_store: MakeStore
     with ups_store.open(make_store(values)) as store:
         found = describe(store, statistics=True).statistics
     assert found == {
-        "a": Statistics(None, None, None, 3, 0),
-        "b": Statistics(None, None, None, 0, 0),
-        "c": Statistics(1.5e308, 1.5e308, None, 0, 0),
+        "a": ArrayStatistics(None, None, None, 3, 0),
+        "b": ArrayStatistics(None, None, None, 0, 0),
+        "c": ArrayStatistics(1.5e308, 1.5e308, None, 0, 0),
     }
 
 
@@ -152,7 +153,7 @@ def test_statistics_of_unfinished_store_cover_committed_samples(tmp_path: Path) 
     with begin(path, values) as writer:
         writer.commit_many([1, 2], samples_of(values, [1, 2]))
         with ups_store.open(path, partial=True) as store:
-            assert describe(store, statistics=True).statistics == {"nu": Statistics(1.0, 3.0, 2.0, 0, 0)}
+            assert describe(store, statistics=True).statistics == {"nu": ArrayStatistics(1.0, 3.0, 2.0, 0, 0)}
 
 
 def test_statistics_progress_adds_up_to_the_bytes_of_float_arrays(make_store: MakeStore) -> None:

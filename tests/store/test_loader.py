@@ -20,6 +20,7 @@ from torch import Tensor
 
 import ups_store
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
+from ups_store.metadata import DTYPE_NAMES
 from ups_store.order import DataOrder
 from ups_store.torch import Batch, EpochReport, Loader, StoreDataset, Window, make_loader
 from ups_store.torch.ahead import Ahead
@@ -193,6 +194,35 @@ def test_resumed_loader_continues_with_the_same_batches(dataset: StoreDataset, t
     assert indices(resumed) == indices(batches)
     assert resumed.state_dict() == loader.state_dict() == {"seed": 3, "epoch": 2, "consumed": 0}
     assert indices(resumed) == indices(loader)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": "block"}, {"drop_last": True}, {"rank": 1, "world_size": 2}]
+)
+def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict[str, Any]) -> None:
+    """Drawn windows, several stores, parameters: every tensor of every batch, across the end of an epoch."""
+    rng = np.random.default_rng(0)
+    paths = [
+        make_store(
+            {"fields": rng.random((9, 30, 64, 50)).astype(np.float16), "nu": rng.random(9)},
+            name=f"{task}.zarr.zip",
+        )
+        for task in "ab"
+    ]
+    data = StoreDataset(paths, window=Window(horizon=2, samples_per_trajectory=3), dtype=torch.float32)
+    loader = make_loader(data, batch_size=4, seed=3, **options)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    resumed = make_loader(data, batch_size=4, **options)
+    resumed.load_state_dict(loader.state_dict())
+    expected, found = [*batches, *loader], [*resumed, *resumed]
+    assert len(expected) > len(loader)
+    for one, other in zip(found, expected, strict=True):
+        assert one["task"] == other["task"]
+        for tensor, twin in zip(one.tensors(), other.tensors(), strict=True):
+            assert tensor.dtype == twin.dtype
+            assert torch.equal(tensor, twin)
 
 
 def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
@@ -442,13 +472,16 @@ def test_pool_keeps_a_limited_number_of_buffers() -> None:
     assert sorted(tensor.data_ptr() for tensor in again) == sorted(last_two)
 
 
-def test_pool_gives_the_shape_and_dtype_asked_for_from_memory_of_another() -> None:
-    pool = BufferPool(limit=1)
-    first = pool.empty((SMALL_BYTES // 4,), torch.float32)
+@pytest.mark.parametrize("name", DTYPE_NAMES)
+def test_pool_gives_the_shape_and_dtype_asked_for_and_its_memory_again(name: str) -> None:
+    pool, shape, dtype = BufferPool(limit=1), (2, SMALL_BYTES), getattr(torch, name)
+    first = pool.empty(shape, dtype)
+    assert (tuple(first.shape), first.dtype, first.is_contiguous()) == (shape, dtype, True)
     pointer = first.data_ptr()
+    other = pool.empty((SMALL_BYTES, 2), dtype)
+    assert other.data_ptr() != pointer
     del first
-    second = pool.empty((2, SMALL_BYTES // 4), torch.bfloat16)
-    assert (second.shape, second.dtype, second.data_ptr()) == ((2, SMALL_BYTES // 4), torch.bfloat16, pointer)
+    assert pool.empty(shape, dtype).data_ptr() == pointer
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])

@@ -107,10 +107,19 @@ def test_second_builder_is_told_who_builds(path: Path, others: Others) -> None:
     error = caught.value
     assert (error.pid, error.host, error.exit_code) == (process.pid, socket.gethostname(), 8)
     assert f"pid {process.pid} on {socket.gethostname()}" in str(error)
+    assert "another process is building it" in str(error)
     connection.send("close")
     process.join()
     with begin(path, mixed_values()) as writer:
         assert writer.missing().tolist() == [0, 1, 3]
+
+
+def test_second_builder_in_the_same_process_is_told_so(path: Path) -> None:
+    with begin(path, mixed_values()):
+        with pytest.raises(BuildLockedError, match="this process holds it already") as caught:
+            begin(path, mixed_values())
+        assert (caught.value.pid, caught.value.hint) == (os.getpid(), "close the first writer")
+    begin(path, mixed_values()).close()
 
 
 def test_restart_does_not_replace_a_file_that_is_being_built(path: Path) -> None:
@@ -289,6 +298,43 @@ def test_join_after_publication_finds_nothing_to_join(path: Path) -> None:
     build(path, mixed_values())
     with pytest.raises(StoreNotFoundError):
         ups_store.join(path, identity=IDENTITY)
+
+
+# --- readers ------------------------------------------------------------------------------------------
+
+NUM_REBUILDS = 40
+
+
+def open_again_and_again(connection: Connection, path: Path) -> None:
+    """Answers with the seeds of the stores that it saw, and with how many times it looked."""
+    seen, num_opened = [], 0
+    connection.send("ready")
+    while not connection.poll():
+        with ups_store.open(path) as store:
+            numbers = store["nu"].tolist()
+            num_opened += 1
+        seed = next(seed for seed in range(NUM_REBUILDS) if mixed_values(seed=seed)["nu"].tolist() == numbers)
+        if seed not in seen[-1:]:
+            seen.append(seed)
+    connection.send((seen, num_opened))
+
+
+def test_reader_that_opens_while_stores_are_published_sees_whole_ones_in_order(
+    path: Path, others: Others
+) -> None:
+    build(path, mixed_values(seed=0))
+    with ups_store.open(path) as kept:
+        _, connection = others.start(open_again_and_again, path)
+        assert receive(connection) == "ready"
+        for seed in range(1, NUM_REBUILDS):
+            build(path, mixed_values(seed=seed))
+        connection.send("enough")
+        seen, num_opened = receive(connection)
+        assert seen == sorted(seen)
+        assert num_opened >= len(seen) > 1
+        assert_same_bits(
+            kept.gather(range(4)), mixed_values(seed=0)
+        )  # the old content, as long as it is open
 
 
 # --- waiting ------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ import ups_store
 from ups_store import (
     ArraySpec,
     FormatError,
-    PartedStore,
+    PartitionedStore,
     SampleIndexError,
     SpecError,
     Store,
     StoreNotFoundError,
 )
-from ups_store.parts import part_path, part_range
+from ups_store.partitions import partition_path, partition_range
 
 N, T, X = 11, 5, 6
 RNG = np.random.default_rng(0)
@@ -43,91 +43,91 @@ def write(path: Path, samples: range, **content: Any) -> Path:
 
 def write_parts(folder: Path, count: int) -> Path:
     for number in range(count):
-        path = part_path(folder / "a_train.zarr.zip", number, count)
-        write(path, part_range(N, number, count), part=[number, count])
+        path = partition_path(folder / "a_train.zarr.zip", number, count)
+        write(path, partition_range(N, number, count), partition=[number, count])
     return folder / f"a_train-*-of-{count:05d}.zarr.zip"
 
 
 @pytest.fixture(params=[1, 3, 16])
-def parts(request: pytest.FixtureRequest, tmp_path: Path) -> PartedStore:
-    """In one part, in some of unequal size, in more than there are samples."""
+def partitions(request: pytest.FixtureRequest, tmp_path: Path) -> PartitionedStore:
+    """In one partition, in some of unequal size, in more than there are samples."""
     store = ups_store.open(write_parts(tmp_path, request.param))
-    assert isinstance(store, PartedStore)
+    assert isinstance(store, PartitionedStore)
     return store
 
 
 def test_part_ranges_are_the_samples_in_order() -> None:
     for count in (1, 3, 16):
-        ranges = [part_range(N, number, count) for number in range(count)]
+        ranges = [partition_range(N, number, count) for number in range(count)]
         assert [sample for samples in ranges for sample in samples] == list(range(N))
 
 
-def test_parts_have_the_hash_of_the_store_in_one_file(parts: PartedStore, tmp_path: Path) -> None:
+def test_parts_have_the_hash_of_the_store_in_one_file(partitions: PartitionedStore, tmp_path: Path) -> None:
     """Spec 2.4."""
     with ups_store.open(write(tmp_path / "whole.zarr.zip", range(N))) as whole:
         assert isinstance(whole, Store)
-        assert parts.identity == whole.identity
-        assert parts.config_hash == whole.config_hash
-        assert parts.arrays == whole.arrays
-        assert parts.dims == whole.dims
+        assert partitions.identity == whole.identity
+        assert partitions.config_hash == whole.config_hash
+        assert partitions.arrays == whole.arrays
+        assert partitions.dims == whole.dims
 
 
 @pytest.mark.parametrize("order", [[], [10, 0, 5, 5, 3], list(range(N))], ids=len)
-def test_parts_gather_as_one_store(parts: PartedStore, order: list[int]) -> None:
-    batch = parts.gather(order)
-    assert len(parts) == N
+def test_parts_gather_as_one_store(partitions: PartitionedStore, order: list[int]) -> None:
+    batch = partitions.gather(order)
+    assert len(partitions) == N
     for name, values in VALUES.items():
         np.testing.assert_array_equal(batch[name], values[order])
 
 
-def test_parts_gather_windows_and_into_given_memory(parts: PartedStore) -> None:
+def test_parts_gather_windows_and_into_given_memory(partitions: PartitionedStore) -> None:
     order, starts = [9, 0, 4, 2], np.array([0, 2, 1, 0])
     out = {"fields": np.empty((4, 2, X), np.float32)}
-    batch = parts.gather(order, ["fields"], start=starts, length=2, stride=2, out=out)
+    batch = partitions.gather(order, ["fields"], start=starts, length=2, stride=2, out=out)
     assert batch["fields"] is out["fields"]
     for row, (sample, start) in enumerate(zip(order, starts, strict=True)):
         expected = VALUES["fields"][sample, [start, start + 2]]
         np.testing.assert_array_equal(out["fields"][row], expected)
 
 
-def test_parts_sample_is_that_of_its_file(parts: PartedStore) -> None:
+def test_parts_sample_is_that_of_its_file(partitions: PartitionedStore) -> None:
     for index in (0, 6, N - 1):
-        sample = parts.sample(index)
+        sample = partitions.sample(index)
         np.testing.assert_array_equal(sample["fields"], VALUES["fields"][index])
         assert sample["nu"] == VALUES["nu"][index]
 
 
-def test_parts_give_constants_and_refuse_whole_arrays(parts: PartedStore) -> None:
-    np.testing.assert_array_equal(parts["x"], CONSTANTS["x"])
-    np.testing.assert_array_equal(parts.constants["x"], CONSTANTS["x"])
-    assert "fields" in parts
+def test_parts_give_constants_and_refuse_whole_arrays(partitions: PartitionedStore) -> None:
+    np.testing.assert_array_equal(partitions["x"], CONSTANTS["x"])
+    np.testing.assert_array_equal(partitions.constants["x"], CONSTANTS["x"])
+    assert "fields" in partitions
     with pytest.raises(SpecError, match="several files"):
-        parts["fields"]
+        partitions["fields"]
 
 
 @pytest.mark.parametrize("index", [-1, N])
-def test_parts_asked_for_a_sample_outside_are_refused(parts: PartedStore, index: int) -> None:
+def test_parts_asked_for_a_sample_outside_are_refused(partitions: PartitionedStore, index: int) -> None:
     with pytest.raises(SampleIndexError):
-        parts.gather([index])
+        partitions.gather([index])
     with pytest.raises(SampleIndexError):
-        parts.sample(index)
+        partitions.sample(index)
 
 
-def test_parts_verify_and_pickle_and_close(parts: PartedStore) -> None:
-    assert all(report.ok for report in parts.verify())
-    assert parts.committed.all()
-    assert 0 <= parts.residency() <= 1
-    with pickle.loads(pickle.dumps(parts)) as copy:
+def test_parts_verify_and_pickle_and_close(partitions: PartitionedStore) -> None:
+    assert all(report.ok for report in partitions.verify())
+    assert partitions.committed.all()
+    assert 0 <= partitions.residency() <= 1
+    with pickle.loads(pickle.dumps(partitions)) as copy:
         np.testing.assert_array_equal(copy.gather([7])["nu"], VALUES["nu"][[7]])
-    assert f"{N} samples" in repr(parts)
-    assert parts.nbytes == sum(part.path.stat().st_size for part in parts.parts)
-    assert parts.attrs == {}
-    parts.close()
+    assert f"{N} samples" in repr(partitions)
+    assert partitions.nbytes == sum(partition.path.stat().st_size for partition in partitions.partitions)
+    assert partitions.attrs == {}
+    partitions.close()
 
 
 def test_open_of_parts_that_are_missing_names_them(tmp_path: Path) -> None:
     pattern = write_parts(tmp_path, 3)
-    part_path(tmp_path / "a_train.zarr.zip", 1, 3).unlink()
+    partition_path(tmp_path / "a_train.zarr.zip", 1, 3).unlink()
     with pytest.raises(StoreNotFoundError, match="a_train-00001-of-00003"):
         ups_store.open(pattern)
 
@@ -140,24 +140,24 @@ def test_open_of_a_pattern_without_files_says_so(tmp_path: Path) -> None:
 def test_open_of_parts_of_two_stores_is_refused(tmp_path: Path) -> None:
     write_parts(tmp_path, 2)
     write_parts(tmp_path, 3)
-    with pytest.raises(SpecError, match="parts of one store"):
+    with pytest.raises(SpecError, match="partitions of one store"):
         ups_store.open(tmp_path / "a_train-*.zarr.zip")
 
 
 def test_open_of_parts_that_were_renamed_is_refused(tmp_path: Path) -> None:
     pattern = write_parts(tmp_path, 2)
-    first, second = (part_path(tmp_path / "a_train.zarr.zip", number, 2) for number in (0, 1))
+    first, second = (partition_path(tmp_path / "a_train.zarr.zip", number, 2) for number in (0, 1))
     first.rename(tmp_path / "x")
     second.rename(first)
     (tmp_path / "x").rename(second)
-    with pytest.raises(FormatError, match="part of a store"):
+    with pytest.raises(FormatError, match="partition of a store"):
         ups_store.open(pattern)
 
 
 def test_open_of_parts_of_another_configuration_names_the_key(tmp_path: Path) -> None:
     pattern = write_parts(tmp_path, 2)
-    last = part_path(tmp_path / "a_train.zarr.zip", 1, 2)
-    write(last, part_range(N, 1, 2), part=[1, 2], reduce_time=5)
+    last = partition_path(tmp_path / "a_train.zarr.zip", 1, 2)
+    write(last, partition_range(N, 1, 2), partition=[1, 2], reduce_time=5)
     with pytest.raises(FormatError, match="reduce_time"):
         ups_store.open(pattern)
 

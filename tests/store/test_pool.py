@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,12 +22,13 @@ import h5py
 import numpy as np
 import psutil
 import pytest
+from faulty_disk import FaultyDisk
 from pdebench_files import FAMILIES, write_scalar_1d
 from reader_faults import CrashingRead, FakeRead, FaultyRead, ModulesRequest, SteadyRead, fake
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
 from ups_store.ingest.info import EVERYTHING, Selection
-from ups_store.ingest.pool import Patience, ReaderPool, Skipped
+from ups_store.ingest.pool import Batch, Patience, ReaderPool, Skipped
 from ups_store.ingest.read_request import MAX_SAMPLES, DescribeRequest, ReadRequest
 from ups_store.ingest.reader_handle import ReaderHandle
 from ups_store.ingest.reader_process import MAX_MESSAGE_BYTES, serve
@@ -143,9 +143,10 @@ def test_slow_caller_bounds_the_requests_that_are_taken_and_keeps_its_arrays() -
             yield fake(FakeRead, taken)
 
     with ReaderPool(2, slot_nbytes=SLOT, num_slots=2) as pool:
-        for number, (samples, arrays) in enumerate(pool.read(requests())):
+        for number, item in enumerate(pool.read(requests())):
             time.sleep(0.05)  # the readers go on meanwhile, into other slots
-            assert arrays["fields"].tolist() == samples.tolist() == [number + 1]
+            assert isinstance(item, Batch)
+            assert item.arrays["fields"].tolist() == item.samples.tolist() == [number + 1]
             assert taken <= number + 4
 
 
@@ -401,8 +402,9 @@ def test_reader_killed_while_idle_is_replaced() -> None:
 
 def test_reader_without_memory_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "large.h5"
-    with h5py.File(path, "w") as file:
-        file["data"] = np.zeros((1, 64, 1 << 20), np.float32)  # 256 MiB
+    shape = (1, 64, 1 << 20)
+    with h5py.File(path, "w") as file:  # a chunk of 256 MiB, never written
+        file.create_dataset("data", shape, np.float32, chunks=shape, compression="gzip")
     with ReaderPool(1, slot_nbytes=1 << 28, patience=Patience(retries=0)) as pool:
         warm_up(pool)
         pid = pool.status().readers[0].pid
@@ -418,22 +420,9 @@ def test_reader_without_memory_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Makes readers that start from now on misbehave in reads, as long as the returned file is there."""
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc: not found")
-    shim, flag = tmp_path / "slow_disk.so", tmp_path / "slow"
-    source = Path(__file__).with_name("slow_disk.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-
-    def start(how: str) -> Path:
-        monkeypatch.setenv("LD_PRELOAD", str(shim))
-        monkeypatch.setenv("SLOW_DISK", str(flag))
-        monkeypatch.setenv("SLOW_DISK_HOW", how)
-        flag.touch()
-        return flag
-
-    return start
+def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes readers that start from now on misbehave in reads."""
+    return FaultyDisk(tmp_path, monkeypatch).begin
 
 
 def write_large(tmp_path: Path) -> Path:
@@ -445,7 +434,7 @@ def write_large(tmp_path: Path) -> Path:
 
 
 def test_read_that_hangs_is_told_with_samples_and_what_was_done(
-    slow_disk: Callable[[str], Path], tmp_path: Path
+    slow_disk: Callable[[str], None], tmp_path: Path
 ) -> None:
     path = write_large(tmp_path)
     slow_disk("hang")
@@ -453,13 +442,14 @@ def test_read_that_hangs_is_told_with_samples_and_what_was_done(
         warm_up(pool)
         with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError, match=r"samples 2\.\.3") as caught:
             read_all(pool, requests_for(path, num_samples=4)[1:])
-    assert str(caught.value.found).startswith("reading for ")
+    assert str(caught.value.found).startswith("reading dataset 'data' for ")
+    assert caught.value.dataset == "data"
     assert "read_samples" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(("how", "num_notes"), [("fail_once", 1), ("fail", 2)])
 def test_input_output_error_is_tried_again(
-    slow_disk: Callable[[str], Path], tmp_path: Path, how: str, num_notes: int
+    slow_disk: Callable[[str], None], tmp_path: Path, how: str, num_notes: int
 ) -> None:
     path = write_large(tmp_path)
     slow_disk(how)

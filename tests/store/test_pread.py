@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,23 +44,93 @@ def stores(path: Path) -> Iterator[tuple[ups_store.Store, ups_store.Store]]:
 Stores = tuple[ups_store.Store, ups_store.Store]
 
 
-@pytest.mark.parametrize("dense_bytes", [0, pread._DENSE_BYTES], ids=["rows", "blocks"])
+@pytest.mark.parametrize("max_gap_bytes", [-1, pread._MAX_GAP_BYTES], ids=["rows", "blocks"])
+@pytest.mark.parametrize("num_threads", [None, 1])
 @pytest.mark.parametrize("indices", [[0], [5, 0, 6, 2], [3, 3, 0], list(range(7)), []])
 @pytest.mark.parametrize(
     "window", [{}, {"start": 1}, {"length": 2}, {"start": 1, "length": 2, "stride": 2}, {"stride": 3}]
 )
 def test_pread_gathers_the_same_bits_as_the_map(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch, indices: list[int], window: Any, dense_bytes: int
+    stores: Stores,
+    monkeypatch: pytest.MonkeyPatch,
+    indices: list[int],
+    window: Any,
+    num_threads: int | None,
+    max_gap_bytes: int,
 ) -> None:
-    monkeypatch.setattr(pread, "_DENSE_BYTES", dense_bytes)
+    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", max_gap_bytes)
     mapped, read = stores
-    assert_same_bits(read.gather(indices, **window), mapped.gather(indices, **window))
+    found = read.gather(indices, num_threads=num_threads, **window)
+    assert_same_bits(found, mapped.gather(indices, **window))
+
+
+Reads = list[tuple[int, int]]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """Offset and bytes of every read call."""
+    done: Reads = []
+    read_into = files.read_into
+    monkeypatch.setattr(
+        files, "read_into", lambda fd, at, m: done.append((at, len(m))) or read_into(fd, at, m)
+    )
+    return done
+
+
+def test_neighbours_are_read_by_one_call(stores: Stores, reads: Reads) -> None:
+    """In whatever order, repeats included; what lies between them is read along."""
+    _, read = stores
+    layout = read._catalog.layout.arrays["fields"]
+    read.gather([5, 2, 5, 1, 3], ["fields"])
+    assert reads == [(layout.slot(1)[0], 4 * layout.stride + layout.meta.sample_nbytes)]
+
+
+def test_samples_far_apart_are_read_apart(
+    stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", 2 * 5184)  # slots of 5120 bytes and a checksum
+    layout = stores[1]._catalog.layout.arrays["fields"]
+    found = stores[1].gather([6, 0, 2, 1], ["fields"])
+    nbytes = layout.meta.sample_nbytes
+    assert sorted(reads) == [(layout.offset, 2 * layout.stride + nbytes), (layout.slot(6)[0], nbytes)]
+    assert_same_bits(found, samples_of({"fields": VALUES["fields"]}, [6, 0, 2, 1]))
+
+
+def test_long_neighbourhoods_are_read_in_pieces(
+    stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pread, "_READ_BYTES", 3 * 5184)
+    order = [6, 5, 4, 3, 2, 1, 0]
+    assert_same_bits(stores[1].gather(order, ["fields"]), samples_of({"fields": VALUES["fields"]}, order))
+    first = stores[1]._catalog.layout.arrays["fields"].offset
+    assert sorted(at - first for at, _ in reads) == [0, 3 * 5184, 6 * 5184]
+
+
+def test_windows_are_read_without_the_other_time_steps(stores: Stores, reads: Reads) -> None:
+    layout = stores[1]._catalog.layout.arrays["fields"]
+    stores[1].gather([4], ["fields"], start=2, length=2)
+    assert reads == [(layout.slot(4)[0] + 2 * 1024, 2 * 1024)]
+
+
+def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", -1)
+    together = threading.Barrier(4)
+    read_into = files.read_into
+
+    def waiting(fd: int, offset: int, target: memoryview) -> int:
+        together.wait(timeout=30)
+        return read_into(fd, offset, target)
+
+    monkeypatch.setattr(files, "read_into", waiting)
+    found = stores[1].gather([6, 0, 3, 1], ["fields"], num_threads=4)
+    assert_same_bits(found, samples_of({"fields": VALUES["fields"]}, [6, 0, 3, 1]))
 
 
 def test_pread_of_a_sample_far_from_the_others_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pread, "_DENSE_BYTES", 0)
+    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", 0)
     values = {"nu": np.arange(500.0), "few": np.arange(1500, dtype=np.int16).reshape(500, 3)}
     with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={}), access="pread") as store:
         assert_same_bits(store.gather([0, 499, 7]), samples_of(values, [0, 499, 7]))

@@ -15,7 +15,7 @@ from ups_store.ingest.splits import (
     find_sources,
     split_range,
 )
-from ups_store.tasks import get_task
+from ups_store.tasks import Task, get_task
 
 BURGERS = get_task("burgers1d")
 CFD = get_task("cfd1d")
@@ -302,3 +302,83 @@ def test_files_by_pdebench_are_found_for_their_tasks() -> None:
     names = [name for name, _ in found(REAL_FILES)]
     assert names == ["1D_Burgers_Sols_Nu0.001.hdf5", "1D_Burgers_Sols_Nu0.01.hdf5"]
     assert len(found(REAL_FILES, task=get_task("navier_stokes2d"))) == 1
+
+
+# --- a folder per split, and files that a configuration declares ---------------------------------------
+
+MATTER = get_task("active_matter")
+
+
+def test_files_in_a_folder_named_after_the_split_are_shards_of_it(tmp_path: Path) -> None:
+    folder = "sets/active_matter/data"
+    touch(tmp_path, f"{folder}/train/L_10.hdf5", f"{folder}/train/L_2.hdf5", f"{folder}/valid/L_2.hdf5")
+    touch(tmp_path, f"{folder}/test/L_1.h5", f"{folder}/train/README.md", "sets/MHD_64/data/train/a.hdf5")
+    assert found(tmp_path, task=MATTER) == [
+        (f"{folder}/train/L_2.hdf5", True),
+        (f"{folder}/train/L_10.hdf5", True),
+    ]
+    assert found(tmp_path, "val", task=MATTER) == [(f"{folder}/valid/L_2.hdf5", True)]
+    assert found(tmp_path, "test", task=MATTER) == [(f"{folder}/test/L_1.h5", True)]
+
+
+@pytest.mark.parametrize("root", ["", "active_matter", "active_matter/data", "active_matter/data/train"])
+def test_folder_of_a_split_is_found_from_anywhere_above_it(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "active_matter/data/train/a.hdf5")
+    monkeypatch.chdir(tmp_path / root)
+    sources = find_sources(".", task=MATTER, split="train")
+    assert [(source.path.name, source.whole) for source in sources] == [("a.hdf5", True)]
+
+
+def test_folder_of_a_split_may_lie_in_that_of_the_task_itself(tmp_path: Path) -> None:
+    touch(tmp_path, "burgers1d/train/a.h5", "burgers1d/test/a.h5", "other/train/b.h5")
+    assert found(tmp_path) == [("burgers1d/train/a.h5", True)]
+
+
+@pytest.mark.parametrize(
+    "folder", ["train", "data/train", "active_matter/raw/train", "active_matter/data/dev"]
+)
+def test_folder_of_no_task_or_split_is_none(folder: str, tmp_path: Path) -> None:
+    touch(tmp_path, f"{folder}/a.hdf5")
+    error = error_of(tmp_path, task=MATTER)
+    assert error.kind == "no_source"
+    assert "a folder active_matter/data/train" in str(error.expected)
+    assert "PDEBench" not in str(error.expected)
+
+
+def declared(**files: tuple[str, ...]) -> Task:
+    return Task(name="flow", ndim=1, channels=(), boundary={}, test_part="last", files=files)
+
+
+def test_declared_files_of_all_splits_are_cut_by_the_rule(tmp_path: Path) -> None:
+    touch(tmp_path, "runs/run_2.nc", "runs/run_10.nc", "runs/notes.txt", "flow_train.h5")
+    task = declared(all=("runs/run_*.nc",))
+    for split in SPLITS:
+        assert found(tmp_path, split, task=task) == [("runs/run_2.nc", False), ("runs/run_10.nc", False)]
+
+
+def test_declared_files_of_a_split_are_all_of_it(tmp_path: Path) -> None:
+    touch(tmp_path, "a.h5", "b1.h5", "b2.h5")
+    task = declared(train=("b*.h5",), test=("a.h5",))
+    assert found(tmp_path, task=task) == [("b1.h5", True), ("b2.h5", True)]
+    assert found(tmp_path, "test", task=task) == [("a.h5", True)]
+    error = error_of(tmp_path, "val", task=task)
+    assert (error.kind, error.expected) == ("no_source", "tasks.flow.files.val")
+
+
+def test_declared_file_that_is_not_there_names_its_key(tmp_path: Path) -> None:
+    error = error_of(tmp_path, task=declared(train=("gone_*.h5",)))
+    assert error.kind == "missing_file"
+    assert str(error.hint).startswith("check tasks.flow.files.train;")
+
+
+def test_files_given_to_a_build_win_over_declared_ones(tmp_path: Path) -> None:
+    touch(tmp_path, "a.h5", "b.h5")
+    assert found(tmp_path, task=declared(all=("a.h5",)), files=("b.h5",)) == [("b.h5", False)]
+
+
+def test_declared_task_without_files_looks_for_its_own_names(tmp_path: Path) -> None:
+    touch(tmp_path, "flow_train.h5", "flow_test_1.h5")
+    assert found(tmp_path, task=declared()) == [("flow_train.h5", True)]
+    assert found(tmp_path, "test", task=declared()) == [("flow_test_1.h5", True)]

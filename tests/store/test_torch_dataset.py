@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import multiprocessing
 import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +401,30 @@ def test_worker_gathers_into_shared_memory_before_the_batch_is_sent(trajectory_s
     )
     assert next(iter(loader))["latent"].is_shared()
     assert "False" not in next(iter(loader))["task"]
+
+
+@workers
+@pytest.mark.multi_process
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_that_is_killed_is_named_and_the_others_end(make_store: MakeStore, context: str) -> None:
+    dataset = StoreDataset(make_store({"a": np.zeros((4000, 2000))}))
+    batches = iter(
+        DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=context, timeout=60)
+    )
+    next(batches)
+    started = multiprocessing.active_children()
+    assert len(started) == 2
+    victim = started[0].pid
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=rf"DataLoader worker \(pid\(?s?\)? {victim}\)"):
+        for _ in batches:
+            pass
+    del batches
+    gc.collect()
+    for process in started:
+        process.join(30)
+    assert multiprocessing.active_children() == []
 
 
 def test_memory_of_batches_is_used_again_once_they_are_dropped(make_store: MakeStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -139,6 +140,25 @@ def test_every_changed_byte_is_found_and_placed(tmp_path: Path, monkeypatch: pyt
             assert [(p.kind, p.array, p.sample) for p in holding] == [(kind, "fields", 0)]
     assert elsewhere == 3 * 4
     assert verify_file(path, num_threads=1).ok
+
+
+def test_random_bits_of_a_large_store_are_all_found_and_placed(tmp_path: Path) -> None:
+    num_samples, num_flips = 256, 300
+    values = {"fields": np.random.default_rng(0).standard_normal((num_samples, 16384)).astype("float32")}
+    path = build(tmp_path / "large.zarr.zip", values, dims={})
+    fields = layout_of(path).arrays["fields"]
+    assert fields.entry is not None
+    chance = random.Random(0)
+    offsets = [chance.randrange(fields.entry.data_offset, fields.entry.end) for _ in range(num_flips)]
+    flip(path, *offsets)
+    with ups_store.open(path) as store:
+        report = store.verify()
+    for offset in offsets:
+        first = fields.entry.data_offset
+        sample = (offset - first) // fields.stride if offset < first + num_samples * fields.stride else None
+        holding = [p for p in report.problems if p.byte_range[0] <= offset < p.byte_range[1]]
+        assert [(p.array, p.sample) for p in holding if p.kind != "entry_crc"] == [("fields", sample)], offset
+    assert len(report.damaged["fields"]) > num_samples / 2
 
 
 # --- where damage is said to be -------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def test_values_of_two_samples_by_hand() -> None:
     assert errors["crmse"] == pytest.approx(math.sqrt((2.0**2 + 4.0**2) / 2) / 4)
     assert errors["max_error"] == 3.0
     assert errors["brmse"] == pytest.approx((math.sqrt(4 / 2) + math.sqrt((1 + 9) / 2)) / 2)
-    # Transforms of the errors: 2, 2, 2 and 4, -2 + 2i, -2.
-    low = (math.sqrt((4 + 16) / 2) + math.sqrt((4 + 8) / 2) + math.sqrt((4 + 4) / 2)) / 3 / 4
+    # Transforms of the errors: 2, 2, 2 and 4, -2 + 2i, -4.
+    low = (math.sqrt((4 + 16) / 2) + math.sqrt((4 + 8) / 2) + math.sqrt((4 + 16) / 2)) / 3 / 4
     assert errors["frmse_low"] == pytest.approx(low)
     assert math.isnan(errors["frmse_mid"])  # four points have no wave number 4
 

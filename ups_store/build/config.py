@@ -7,29 +7,26 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
+from ups_store.declaration import Section, TaskDeclaration
 from ups_store.errors import ConfigError
 from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
-from ups_store.tasks import get_task
+from ups_store.tasks import TASKS, WELL_TASKS, Task, get_task
 
 Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FieldDtype = Literal["float16", "bfloat16", "float32", "float64"]
 
-
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of files
 MAX_WORKERS = 256  # more than any file system serves better than a few
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataConfig(_Section):
+class DataConfig(Section):
     """Which samples of which files."""
 
     task: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/tasks.py")
@@ -52,8 +49,12 @@ class DataConfig(_Section):
 
     @field_validator("task")
     @classmethod
-    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(get_task(name).name for name in value))
+    def _known_tasks(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        declared = (info.context or {}).get("tasks", ())  # they stand in another section
+        for name in value:
+            if name not in declared:
+                get_task(name, declared=declared)
+        return tuple(dict.fromkeys(value))
 
     @field_validator("split")
     @classmethod
@@ -72,14 +73,14 @@ class DataConfig(_Section):
         return SplitFractions(*self.split_fractions)
 
 
-class CacheConfig(_Section):
+class CacheConfig(Section):
     """Where stores go and what they hold."""
 
     dir: Path = Field(Path("cache"), description="folder of the stores")
     dtype: FieldDtype = Field("float32", description="dtype of the fields")
 
 
-class ReadingConfig(_Section):
+class ReadingConfig(Section):
     """How sources are read; what is read doesn't depend on it, so it isn't part of a store's identity."""
 
     num_workers: int | Literal["auto"] = Field(
@@ -107,12 +108,40 @@ class ReadingConfig(_Section):
         raise ConfigError("reading.num_workers", expected=expected, found=repr(value))
 
 
-class BuildConfig(_Section):
+class BuildConfig(Section):
     """Everything that a build is told."""
 
     data: DataConfig
     cache: CacheConfig = CacheConfig()
     reading: ReadingConfig = ReadingConfig()
+    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of the user's own, docs/layouts.md")
+
+    @field_validator("tasks")
+    @classmethod
+    def _new_names(cls, value: dict[str, TaskDeclaration]) -> dict[str, TaskDeclaration]:
+        for name in value:
+            if not _TASK_NAME.fullmatch(name):
+                raise ConfigError("", expected="a name of letters, digits and '_'", found=repr(name))
+            if name in TASKS or name in WELL_TASKS:
+                raise ConfigError("", expected="another name: there is such a task", found=repr(name))
+        return value
+
+    def get_task(self, name: str) -> Task:
+        """The task of a name in `data.task`, one that this configuration declares or one that is known."""
+        if name not in self.tasks:
+            return get_task(name)
+        declared = self.tasks[name]
+        layout = declared.layout
+        return Task(
+            name=name,
+            ndim=len(layout.space) if layout else declared.ndim or 0,
+            channels=layout.channels if layout else (),
+            boundary={str(axis): kind for axis, kind in declared.boundary.items()},
+            test_part=declared.test_part,
+            steady=layout.is_steady if layout else None,
+            files={str(split): patterns for split, patterns in declared.files.items()},
+            layout=layout,
+        )
 
 
 def load_config(
@@ -133,15 +162,23 @@ def load_config(
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
+    except TypeError as error:  # OmegaConf's, of `fields.0.dataset=u` over a list
+        hint = "an override replaces a list as a whole"
+        raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
     assert isinstance(values, dict)
     data = values.setdefault("data", {})
     if isinstance(data, dict) and data.get("root") is None:
         data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
     try:
-        return BuildConfig.model_validate(values)
+        return BuildConfig.model_validate(values, context={"tasks": _declared_names(values)})
     except ValidationError as error:
         outside = {*given, *(override.partition("=")[0] for override in overrides)}
         raise _first_problem(error, path, outside) from error
+
+
+def _declared_names(values: Mapping[Any, Any]) -> tuple[str, ...]:
+    tasks = values.get("tasks")
+    return tuple(map(str, tasks)) if isinstance(tasks, dict) else ()
 
 
 def _read_yaml(path: Path | None) -> Any:
@@ -194,6 +231,7 @@ def _from_dotted(overrides: Sequence[str]) -> Any:
 # What pydantic says in terms of Python, by its type of error; {} are its own numbers.
 _EXPECTED = {
     "model_type": "keys and values",
+    "dict_type": "keys and values",
     "tuple_type": "a list",
     "path_type": "a path",
     "invalid_key": "a name",
@@ -204,31 +242,36 @@ _EXPECTED = {
 
 
 def _first_problem(error: ValidationError, path: Path | None, outside: Collection[str]) -> ConfigError:
-    """One sentence for the first thing that pydantic found; `outside`: keys that the file didn't decide."""
-    first = error.errors()[0]
+    """One sentence for one thing that pydantic found; `outside`: keys that the file didn't decide."""
+    problems = error.errors()
+    # A misspelled key explains why another is missing.
+    first = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     parts = [str(part) for part in first["loc"]]
     key, context = ".".join(parts), first.get("ctx", {})
     where = None if ".".join(parts[:2]) in outside else path
     inner = context.get("error")
     if isinstance(inner, ConfigError):
         inner.path = str(where) if where else None
+        inner.problem = inner.problem or key  # a validator below doesn't know where it is
         return inner
     if first["type"] == "extra_forbidden":
-        return ConfigError("unknown key", kind="unknown_key", path=where, found=repr(key), hint=_near(key))
-    if first["type"] == "missing" and key in _known_keys(BuildConfig):
-        hint = f"say {key}=... or give its flag"
+        near = _near(key, _keys_beside(first["loc"]))
+        return ConfigError("unknown key", kind="unknown_key", path=where, found=repr(key), hint=near)
+    if first["type"] == "missing" and isinstance(first["input"], dict):
+        hint = f"say {key}=... or give its flag" if key in _known_keys(BuildConfig) else None
         return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=hint)
     template = _EXPECTED.get(first["type"])
     expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
     return ConfigError(key, path=where, expected=expected, found=repr(first["input"]))
 
 
-def _near(key: str) -> str:
+def _near(key: str, beside: Sequence[str]) -> str:
     known = _known_keys(BuildConfig)
     if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
         return "in YAML, indent what follows a dot below what precedes it"
+    known = [*beside, *known] if key.startswith("tasks.") else known
     near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    return f"did you mean {near[0]}?" if near else f"known keys: {', '.join(beside or known)}"
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -240,3 +283,21 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
         else:
             keys.append(f"{prefix}{name}")
     return keys
+
+
+def _keys_beside(location: Sequence[int | str]) -> list[str]:
+    """The keys that a task's declaration may have where it has an unknown one."""
+    model: type[BaseModel] = BuildConfig
+    for part in location[:-1]:
+        if part in model.model_fields:  # other parts are names and numbers of a collection's items
+            model = _model_within(model.model_fields[str(part)].annotation) or model
+    parent = ".".join(map(str, location[:-1]))
+    return [f"{parent}.{name}" for name in model.model_fields] if parent.startswith("tasks.") else []
+
+
+def _model_within(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation such as `dict[str, Model] | None` is about."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_within(inner) for inner in get_args(annotation))
+    return next((model for model in found if model is not None), None)

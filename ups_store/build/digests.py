@@ -5,27 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
-
-import blake3
-import h5py
+from typing import Any
 
 from ups_store.build.outputs import replace_text
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
-from ups_store.ingest.hdf5 import open_hdf5, translated
-from ups_store.ingest.reader_process import Reader, changed
+from ups_store.ingest.digest_request import DigestKind, DigestRequest
+from ups_store.ingest.reader_process import changed
 
-DigestKind = Literal["full", "sampled"]
+__all__ = ["DigestCache", "DigestKind", "FileSignature"]
+
 Progress = Callable[[int], None]
 
-_READ_BYTES = 8 << 20
-_NUM_BLOCKS = 64  # of a sampled digest
-_BLOCK_BYTES = 64 << 10
 _CACHE_NAME = ".source_digests.json"
 
 
@@ -49,24 +43,6 @@ class FileSignature:
                 f"source can't be read ({error.strerror})", kind="missing_file", path=path
             ) from error
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-@dataclass(frozen=True)
-class DigestRequest:
-    """Read a file for its digest; see `DigestCache.digest`."""
-
-    path: Path
-    kind: DigestKind
-    size: int
-    subject = "the digest"
-    first_sample = None
-
-    def run(self, reader: Reader) -> str:
-        """The digest; tells bytes as they are read."""
-        reader.doing("digesting")
-        if self.kind == "full":
-            return _full(self.path, reader.progressed)
-        return _sampled(self.path, self.size, reader.progressed)
 
 
 class DigestCache:
@@ -125,45 +101,3 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):  # unreadable or damaged: digests are taken again
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def _full(path: Path, progress: Progress) -> str:
-    hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    buffer = bytearray(_READ_BYTES)
-    with _opened(path) as file:
-        while nbytes := file.readinto(buffer):
-            hasher.update(memoryview(buffer)[:nbytes])
-            progress(nbytes)
-    return hasher.hexdigest()
-
-
-def _sampled(path: Path, size: int, progress: Progress) -> str:
-    hasher = blake3.blake3(f"{size}\n{_structure(path)}\n".encode())
-    with _opened(path) as file:
-        for i in range(_NUM_BLOCKS):
-            file.seek(max(0, size - _BLOCK_BYTES) * i // (_NUM_BLOCKS - 1))
-            hasher.update(file.read(_BLOCK_BYTES))
-            progress(size // _NUM_BLOCKS)
-    return hasher.hexdigest()
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[FileIO]:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            yield file
-    except OSError as error:
-        raise SourceError(f"source can't be read ({error.strerror})", kind="unreadable", path=path) from error
-
-
-def _structure(path: Path) -> str:
-    """Every dataset of an HDF5 file with shape, dtype and chunks, sorted."""
-    lines: list[str] = []
-
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            lines.append(f"{name} {item.shape} {item.dtype.str} {item.chunks}")
-
-    with open_hdf5(path) as file, translated("can't read the structure", path=path):
-        file.visititems(note)
-    return "\n".join(sorted(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ups_store import files
 from ups_store.build.outputs import make_folder
 from ups_store.errors import ConfigError, StoreError
 
@@ -34,10 +36,13 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         make_folder(path.parent, hint="check --log-json")
         try:
-            self._file = path.open("a", buffering=1, encoding="utf-8")
+            self._file = path.open(
+                "ab", buffering=0
+            )  # a line that finds no room isn't written at the end again
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"can't be written ({reason})", path=path, hint="check --log-json") from error
+        self._path = path
         self._lock = threading.Lock()  # the stall watcher tells from its own thread
         self._stage: dict[str, Any] = {}
         self._waits_for = ""
@@ -45,10 +50,14 @@ class EventLog:
         self._told_s = 0.0
 
     def tell(self, event: str, **details: Any) -> None:
-        """Write one event."""
-        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **details})
-        with self._lock:
-            self._file.write(f"{line}\n")
+        """Write one event.
+
+        Raises:
+            DiskFullError: If the file system has no room for it.
+        """
+        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **details}).encode() + b"\n"
+        with self._lock, files.disk_full_named(self._path, len(line)):
+            self._file.write(line)
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Tell of a stage."""
@@ -87,9 +96,17 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            named = error.kind if isinstance(error, StoreError) else type(error).__name__
+        try:
+            self._tell_end(error)
+        finally:
+            with self._lock:
+                self._file.close()
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        if error is None:
+            self.tell("end", is_done=True)
+            return
+        named = error.kind if isinstance(error, StoreError) else type(error).__name__
+        with contextlib.suppress(OSError):  # the first error is the one to report
             self.tell("error", kind=named, message=str(error))
-        self.tell("end", is_done=error is None)
-        with self._lock:
-            self._file.close()
+            self.tell("end", is_done=False)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ups_store.errors import ConfigError
+from ups_store.small_file import replace_file
 
 
 def make_folder(path: Path, *, hint: str) -> None:
@@ -22,11 +22,5 @@ def make_folder(path: Path, *, hint: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file atomically: readers see the old text or the new one; no failure leaves a third."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write a small file atomically, as `replace_file` does."""
+    replace_file(path, text.encode())

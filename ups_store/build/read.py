@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ups_store.build.plan import StorePlan
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
-from ups_store.ingest.pool import Skipped
+from ups_store.ingest.pool import Batch, Skipped
 from ups_store.ingest.read_request import MAX_SAMPLES, ReadRequest
 from ups_store.ingest.slots import ALIGN
 from ups_store.ingest.source import SourceInfo
@@ -22,13 +22,12 @@ from ups_store.metadata import MAX_ARRAYS
 from ups_store.recovery import building_path
 
 BATCH_BYTES = 16 << 20  # read and committed together: from 4 MiB on the two syncs of a batch cost little
+MAX_CHUNKED_BYTES = 64 << 20  # of a batch that is larger in order to hold whole chunks
 _SHOWN = 8  # unread samples that an error names
 # The errors that concern samples, of which another one of the same file may be sound.
 _OF_SAMPLES = frozenset(
     ("read_failed", "not_finite", "grids_differ", "shapes_differ", "read_timeout", "reader_died", "no_memory")
 )
-
-Batch = tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]
 
 
 class UnreadSamplesError(SourceError):
@@ -72,21 +71,23 @@ def read_batches(
         readers: Who reads; by default this process.
         skipped: Filled with the samples that can't be read, where the pool skips those.
     Yields:
-        Sample numbers (B,) and every per-sample array (B, ...) in the store's dtype, valid until the next
-        batch is asked for.
+        Sample numbers (B,), every per-sample array (B, ...) in the store's dtype, valid until the next batch
+        is asked for, and the ranges of those that were read.
     Raises:
         SourceError: As `ReaderPool.read`, and kind "not_finite".
     """
     requests = _requests(plan, missing, on_nan)
     nbytes = len(missing) * plan.sample_nbytes
-    pool = readers.for_samples(requests, nbytes=nbytes, slot_nbytes=_slot_nbytes(plan)) if readers else None
+    slot_nbytes = _slot_nbytes(requests, plan.sample_nbytes)
+    pool = readers.for_samples(requests, nbytes=nbytes, slot_nbytes=slot_nbytes) if readers else None
     infos = {info.path: info for info in plan.infos}
     courier = _Courier(skipped if skipped is not None else [])
     while requests:
         for item in (pool or inline_pool()).read(courier.hand_out(requests)):
             request = courier.take_back(item)
             if not isinstance(item, Skipped):
-                yield item[0], {**item[1], **_parameters(infos[request.path], len(item[0]))}
+                parameters = _parameters(infos[request.path], len(item.samples))
+                yield item._replace(arrays={**item.arrays, **parameters})
         requests = courier.once_more()
 
 
@@ -150,8 +151,9 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
         if len(wanted):
             _expect_finite_parameters(info, on_nan)
         dtypes = {name: str(plan.arrays[name].dtype) for name in info.arrays}
-        for samples in split_batches(wanted, plan.sample_nbytes):
-            in_file = samples - first + part.indices.start
+        in_part = wanted - first + part.indices.start
+        for rows in _batches_of_chunks(in_part, info.samples_per_chunk, plan.sample_nbytes):
+            samples, in_file = wanted[rows], in_part[rows]
             requests.append(
                 ReadRequest(part.path, plan.task, plan.selection, samples, in_file, dtypes, on_nan == "fail")
             )
@@ -159,10 +161,30 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
     return requests
 
 
-def _slot_nbytes(plan: StorePlan) -> int:
-    """Room for any batch; a little more than `BATCH_BYTES` unless a sample is larger."""
-    largest = max(BATCH_BYTES, _batch_size(plan.sample_nbytes) * plan.sample_nbytes)
-    return largest + ALIGN * MAX_ARRAYS
+def _batches_of_chunks(
+    in_file: npt.NDArray[np.int64], samples_per_chunk: int, sample_nbytes: int
+) -> Iterator[slice]:
+    """Cut samples of a file, sorted, into batches that don't part the samples of a chunk.
+
+    Only a chunk that holds more than `MAX_CHUNKED_BYTES` of samples is parted, and so decoded for each of its
+    batches.
+    """
+    is_bounded = samples_per_chunk <= MAX_SAMPLES and samples_per_chunk * sample_nbytes <= MAX_CHUNKED_BYTES
+    unit, size = samples_per_chunk if is_bounded else 1, _batch_size(sample_nbytes)
+    first = 0
+    while first < len(in_file):
+        end = min(first + size, len(in_file))
+        if end < len(in_file):
+            end_of_chunk = max(in_file[end] // unit, in_file[first] // unit + 1) * unit
+            end = int(np.searchsorted(in_file, end_of_chunk))
+        yield slice(first, end)
+        first = end
+
+
+def _slot_nbytes(requests: Sequence[ReadRequest], sample_nbytes: int) -> int:
+    """Room for any batch; a little more than `BATCH_BYTES` unless a sample or a chunk is larger."""
+    longest = max((len(request.samples) for request in requests), default=0)
+    return max(BATCH_BYTES, longest * sample_nbytes) + ALIGN * MAX_ARRAYS
 
 
 def _parameters(info: SourceInfo, num_samples: int) -> dict[str, npt.NDArray[Any]]:

@@ -22,15 +22,20 @@ from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
 from ups_store.ingest.pool import Patience, ReaderPool, Skipped
 from ups_store.ingest.read_request import ReadRequest
+from ups_store.ingest.regions import BLOCK_BYTES
 
 START_S = 0.4  # what it takes to start a reader
 TINY_NBYTES = 32 << 20  # read within that time by a slow disk
 MAX_AUTO = 4  # readers beyond that wait for the one process that commits
+FAST_BYTES_PER_S = 2e9  # of one reader: more than a process checksums, copies and commits
 NUM_SLOTS = 2
 _SLOT_NBYTES = 17 << 20  # a batch of `read.BATCH_BYTES`; larger ones restart the readers
 _READER_NBYTES = 80 << 20  # Python, NumPy and HDF5
 _READER_DESCRIPTORS = 4
 _SPARE_DESCRIPTORS = 32  # for the store, its folder, and files of the system
+
+
+_TO_MEASURE = "to measure"
 
 
 @dataclass(frozen=True)
@@ -104,20 +109,19 @@ class Readers:
                 self.choice = Choice(0, why)
             return
         most = min(num_cores(), MAX_AUTO, len(requests))
-        self._choose(1, "to measure")
+        self._choose(1, _TO_MEASURE)
         self._fit()
         rate = _rate(self.pool, requests[0])
         self._is_rate_known = True
         if rate is None:
             self._choose(most, "the first batch can't be read")
             return
-        # Another reader has to save more time than its start takes.
-        worth = max(1, math.floor(nbytes / rate / START_S))
-        shown = f"{format_nbytes(nbytes)} at {format_nbytes(int(rate))}/s by one reader, {num_cores()} cores"
-        self._choose(min(most, worth), shown)
+        self._choose(*chosen(nbytes, rate=rate, most=most))
 
     def _choose(self, num_workers: int, why: str) -> None:
         self.choice = Choice(num_workers, why)
+        if why != _TO_MEASURE:
+            self._note(f"readers: {num_workers} ({why})")
         self.pool.resize(num_workers, slot_nbytes=self.pool.slot_nbytes, num_slots=NUM_SLOTS)
 
     def _fit(self) -> None:
@@ -143,6 +147,24 @@ class Readers:
         self.pool.close()
 
 
+def chosen(nbytes: int, *, rate: float, most: int) -> tuple[int, str]:
+    """How many readers are worth their start, and why.
+
+    Args:
+        nbytes: What is to be read.
+        rate: Bytes per second that one reader was measured to give.
+        most: How many there may be.
+    """
+    shown = f"{format_nbytes(nbytes)} at {format_nbytes(int(rate))}/s by one reader"
+    if rate >= FAST_BYTES_PER_S:
+        return 1, f"{shown}, faster than commits"
+    # Another reader has to save more time than its start takes.
+    worth = max(1, math.floor(nbytes / rate / START_S))
+    if worth < most:
+        return worth, f"{shown}: another would take longer to start than it saves"
+    return most, f"{shown}, at most {most}"
+
+
 def inline_pool() -> ReaderPool:
     """A pool of no readers: the calling process reads."""
     return ReaderPool(0, slot_nbytes=0)
@@ -151,7 +173,7 @@ def inline_pool() -> ReaderPool:
 def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: int) -> tuple[int, int]:
     """As many readers as there is room for, at most `wanted`, and their number of slots.
 
-    Reading a batch takes the file's bytes beside the slot that they are cast into, so one slot more.
+    Reading takes memory beside the slots: what a reader is, and a block of the file.
 
     Raises:
         StoreError: Kind "no_memory" or "no_descriptors", if there is no room for one.
@@ -166,7 +188,7 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: i
             hint="raise `ulimit -n`, or use --num-workers 0",
         )
     for num_slots in range(NUM_SLOTS, 0, -1):
-        each = _READER_NBYTES + (num_slots + 1) * slot_nbytes
+        each = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
         possible = num_workers if memory is None else min(num_workers, memory // each)
         if possible >= 1:
             return possible, num_slots

@@ -151,9 +151,9 @@ def _rebuild(
                 watcher.advance(len(samples))
         finally:
             files.close(fd)
-        for samples, arrays in read_batches(plan, damaged, on_nan=on_nan):
-            writer.commit_many(samples, arrays)
-            watcher.advance(len(samples))
+        for batch in read_batches(plan, damaged, on_nan=on_nan):
+            writer.commit_many(batch.samples, batch.arrays)
+            watcher.advance(len(batch.samples))
         check_sources(plan)
         writer.finish()
     return Repair(plan.path, len(good), len(copied), len(damaged))

@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 import ups_store
 from ups_store import files
+from ups_store.array_statistics import Statistics
 from ups_store.build.digests import DigestCache, FileSignature
 from ups_store.build.outputs import make_folder
 from ups_store.build.plan import StorePlan
 from ups_store.build.read import read_batches, split_batches, unread_error
 from ups_store.build.readers import Readers
-from ups_store.build.statistics import Statistics
+from ups_store.build.skipped_notes import skipped_notes
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.console import format_age, format_nbytes
 from ups_store.creation import identity_of
@@ -260,13 +261,13 @@ def _commit_missing(
     skipped: list[Skipped] = []
     batches = read_batches(plan, missing, on_nan=on_nan, readers=readers, skipped=skipped)
     with closing(batches):  # whatever happens, no source stays open
-        for samples, arrays in clock.timed_each("read", batches):
+        for batch in clock.timed_each("read", batches):
             with clock.timed("commit"):
-                writer.commit_many(samples, arrays)
-            statistics.add(arrays)
-            watcher.advance(len(samples))
-    for item in skipped:
-        watcher.note(f"skipped: {item.error}")
+                writer.commit_many(batch.samples, batch.arrays)
+            statistics.add(batch.arrays, ranges=batch.ranges)
+            watcher.advance(len(batch.samples))
+    for line in skipped_notes(skipped):
+        watcher.note(line)
     if skipped:
         raise unread_error(plan, skipped)
     return statistics, len(missing)

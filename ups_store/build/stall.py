@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ups_store.ingest.pool import ReaderPool, ReaderStatus  # h5py: not for --help
 
 _MAX_LOOK_S = 0.5
+_SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
 
 
 class StallWatcher:
@@ -93,7 +94,8 @@ class StallWatcher:
         memory = free_memory_nbytes()
         shown = "unknown" if memory is None else format_nbytes(memory)
         disk = format_nbytes(files.free_bytes(self._folder)) if self._folder.is_dir() else "no folder yet"
-        return f"free memory {shown}, free disk in {self._folder} {disk}"
+        shared = format_nbytes(files.free_bytes(_SHARED)) if _SHARED.is_dir() else "none"
+        return f"free memory {shown}, free disk in {self._folder} {disk}, /dev/shm {shared} (not used)"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -108,7 +110,10 @@ class StallWatcher:
 def describe_reader(reader: ReaderStatus) -> str:
     """What a reader does, such as "reader 71: reading for 3.1 s: samples 4..7 of a.hdf5"."""
     text = f"reader {reader.pid}: {reader.doing} for {time.monotonic() - reader.since_s:.1f} s"
-    return f"{text}: {reader.request.subject} of {reader.request.path}" if reader.request else text
+    if reader.request is None:
+        return text
+    dataset = f"dataset {reader.dataset!r} of " if reader.dataset else ""
+    return f"{text}: {reader.request.subject} of {dataset}{reader.request.path}"
 
 
 def _stack_of(thread: int) -> str:

@@ -32,16 +32,17 @@ def timed_out(
         path=request.path,
         sample=request.first_sample,
         expected=f"at most {timeout_s:g} s",
-        found=f"{status.doing} for {doing_s:.1f} s{where}, process {reader.process_state()}",
+        found=f"{status.activity} for {doing_s:.1f} s{where}, process {reader.process_state()}",
         hint=_HINTS.get(status.doing, "check the disk or network mount, or raise --timeout"),
     )
+    error.dataset = status.dataset or None
     _add_log(error, stack)
     return error
 
 
 def died(request: Request, reader: ReaderHandle, *, attempt: str) -> SourceError:
     """The error for a reader that ended by itself, or was killed by another."""
-    how = reader.how_it_ended()
+    how, status = reader.how_it_ended(), reader.status
     hint = "check the file and the HDF5 filters that it needs; -vv shows what the reader said"
     if "SIGKILL" in how:
         hint = "if the system ran out of memory, lower --num-workers"
@@ -50,9 +51,10 @@ def died(request: Request, reader: ReaderHandle, *, attempt: str) -> SourceError
         kind="reader_died",
         path=request.path,
         sample=request.first_sample,
-        found=f"{how} while {reader.status.doing}",
+        found=f"{how} while {status.activity}",
         hint=hint,
     )
+    error.dataset = status.dataset or None
     _add_log(error, reader.log())
     return error
 

@@ -41,7 +41,7 @@ class RawSamples:
         Raises:
             OSError: As the file system says, or if the file ends before.
         """
-        view = memoryview(out).cast("B")
+        view = out.data.cast("B")
         start = self.offset + first * self.sample_nbytes
         for done in range(0, len(view), _PIECE_BYTES):
             piece = view[done : done + _PIECE_BYTES]

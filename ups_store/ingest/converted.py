@@ -8,11 +8,12 @@ import h5py
 
 from ups_store.ingest.contents import Contents, Part, StoredArray, fields_axes
 from ups_store.ingest.hdf5 import get_dataset
+from ups_store.ingest.layout import Layout
 from ups_store.ingest.pdebench import root_coordinates
 from ups_store.tasks import Task
 
 
-class Converted:
+class Converted(Layout):
     """`data` (sample, time, [z, y,] x[, channel]), in any storage; coordinates `x` or `x-coordinate`, ..."""
 
     name = "converted"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -12,45 +12,55 @@ import numpy as np
 from ups_store.ingest.contents import AXIS_NAMES, Contents, Part, StoredArray
 from ups_store.ingest.hdf5 import get_dataset, source_error, translated
 from ups_store.ingest.info import ArrayInfo, Selection, SourceInfo
-from ups_store.ingest.layouts import Layout
+from ups_store.ingest.layout import Layout
+from ups_store.ingest.parameters import NumberPart
 from ups_store.tasks import Task
-
-# Root attributes that are parameters, in lower case, and what we call them.
-_PARAMETERS = {name: name for name in ("nu", "beta", "rho", "eta", "zeta", "mach")} | {"m": "mach"}
 
 
 def measure(file: h5py.File, contents: Contents) -> dict[str, int]:
-    """Length of every axis but channel, by its letter; all datasets have to agree about it.
+    """Length of every axis but those of components, by its letter; all datasets have to agree about it.
 
     Raises:
         SourceError: Kind "missing_dataset", "wrong_rank", "wrong_dtype", "shapes_differ", "no_samples" or
             "empty_axis".
     """
     lengths: dict[str, int] = {"s": len(contents.groups)} if contents.groups else {}
-    for part in (part for array in contents.arrays.values() for part in array.parts):
-        name = contents.dataset_path(part)
-        dataset = _checked_dataset(file, name, axes=part.axes, kinds="f")
-        for axis, length in zip(part.axes, dataset.shape, strict=True):
-            if length == 0:
-                raise source_error(
-                    f"dataset {name!r} is empty along {AXIS_NAMES[axis]}",
-                    kind="no_samples" if axis == "s" else "empty_axis",
-                    path=file.filename,
-                    dataset=name,
-                    expected=">= 1",
-                    found=0,
-                )
-            if axis not in "ck" and lengths.setdefault(axis, length) != length:
-                raise source_error(
-                    f"dataset {name!r} is of another size along {AXIS_NAMES[axis]}",
-                    kind="shapes_differ",
-                    path=file.filename,
-                    dataset=name,
-                    expected=lengths[axis],
-                    found=length,
-                )
-    lengths.setdefault("s", 1)
-    return lengths
+    for name, array in contents.arrays.items():
+        for part in array.parts:
+            if not isinstance(part, NumberPart):
+                # Fields are what is computed with; anything else may be counted or marked.
+                _measure_part(file, contents, part, lengths, kinds="f" if name == "fields" else "fiub")
+    for part in contents.coordinates.values():  # of axes along which no field varies
+        dataset = get_dataset(file, contents.dataset_path(part))
+        for axis, length in zip(part.axes, dataset.shape, strict=False):
+            lengths.setdefault(axis, length)
+    return {"s": 1, "t": 1, **lengths}
+
+
+def _measure_part(
+    file: h5py.File, contents: Contents, part: Part, lengths: dict[str, int], *, kinds: str
+) -> None:
+    name = contents.dataset_path(part)
+    dataset = _checked_dataset(file, name, axes=part.axes, kinds=kinds)
+    for axis, length in zip(part.axes, dataset.shape, strict=True):
+        if length == 0:
+            raise source_error(
+                f"dataset {name!r} is empty along {AXIS_NAMES[axis]}",
+                kind="no_samples" if axis == "s" else "empty_axis",
+                path=file.filename,
+                dataset=name,
+                expected=">= 1",
+                found=0,
+            )
+        if axis not in "ckd" and lengths.setdefault(axis, length) != length:
+            raise source_error(
+                f"dataset {name!r} is of another size along {AXIS_NAMES[axis]}",
+                kind="shapes_differ",
+                path=file.filename,
+                dataset=name,
+                expected=lengths[axis],
+                found=length,
+            )
 
 
 def describe(
@@ -66,7 +76,7 @@ def describe(
 
     Raises:
         SourceError: Kind "wrong_rank", "wrong_dtype", "wrong_length", "grids_differ", "not_finite",
-            "bad_parameter" or "task_mismatch".
+            "name_clash" or "task_mismatch", or as `Layout.parameters` says.
     """
     path = Path(file.filename)
     info = SourceInfo(
@@ -78,11 +88,15 @@ def describe(
             name: _array_info(file, contents, array, lengths, selection)
             for name, array in contents.arrays.items()
         },
-        constants=_constants(file, contents, lengths, selection),
-        parameters=_parameters(file),
+        constants={
+            **_computed(layout, lengths, selection),
+            **_constants(file, contents, lengths, selection),
+        },
+        parameters=layout.parameters(file),
         channels=contents.channels,
-        boundary=dict(task.boundary_of(path.name)) if task else {},
+        boundary=dict(layout.boundary(file, task)),
     )
+    _expect_distinct_names(info)
     if task is not None:
         _expect_task(info, task, ndim=contents.ndim, num_times=lengths["t"])
     return info
@@ -128,7 +142,7 @@ def _checked_dataset(
             path=file.filename,
             dataset=name,
             sample=sample,
-            expected="float16, float32 or float64",
+            expected="float16, float32 or float64" if kinds == "f" else "numbers of at most 8 bytes",
             found=dtype,
             hint="convert the file",
         )
@@ -152,16 +166,29 @@ def _expect_lengths(dataset: h5py.Dataset, name: str, part: Part, lengths: Mappi
 def _array_info(
     file: h5py.File, contents: Contents, array: StoredArray, lengths: Mapping[str, int], selection: Selection
 ) -> ArrayInfo:
+    if isinstance(array.parts[0], NumberPart):
+        return ArrayInfo((), np.dtype("float64"), ())
     datasets = [(part, get_dataset(file, contents.dataset_path(part))) for part in array.parts]
     num_channels = sum(part.num_channels(dataset.shape) for part, dataset in datasets)
+    first = dict(zip(datasets[0][0].axes, datasets[0][1].shape, strict=True))
+
+    def length(axis: str) -> int:
+        if axis in "kd":
+            return int(first[axis])
+        return num_channels if axis == "c" else -(-lengths[axis] // selection.step(axis))
+
     axes = array.axes[1:]
     return ArrayInfo(
-        shape=tuple(
-            num_channels if axis in "ck" else -(-lengths[axis] // selection.step(axis)) for axis in axes
-        ),
-        dtype=np.result_type(*(dataset.dtype.newbyteorder("=") for _, dataset in datasets)),
+        shape=tuple(length(axis) for axis in axes),
+        # float16: the least of the floating dtypes that hold integers
+        dtype=np.result_type(np.float16, *(dataset.dtype.newbyteorder("=") for _, dataset in datasets)),
         dims=tuple(AXIS_NAMES[axis] for axis in axes),
     )
+
+
+def _computed(layout: Layout, lengths: Mapping[str, int], selection: Selection) -> dict[str, np.ndarray]:
+    computed = layout.computed_coordinates(lengths)
+    return {axis: values[:: selection.step(axis)].copy() for axis, values in computed.items()}
 
 
 def _constants(
@@ -201,32 +228,28 @@ def _expect_finite(file: h5py.File, name: str, row: np.ndarray) -> None:
         )
 
 
-def _parameters(file: h5py.File) -> dict[str, float]:
-    parameters = {}
-    for attribute in sorted(file.attrs):
-        name = _PARAMETERS.get(attribute.lower())
-        if name is None:
-            continue
-        value: np.ndarray[Any, Any] = np.asarray(file.attrs[attribute])
-        if value.size != 1 or value.dtype.kind not in "fiu":
+def _expect_distinct_names(info: SourceInfo) -> None:
+    kinds = {"array": info.arrays, "coordinate": info.constants, "parameter": info.parameters}
+    for (kind, names), (other, others) in itertools.combinations(kinds.items(), 2):
+        for name in sorted(set(names) & set(others)):
             raise source_error(
-                f"attribute {attribute!r}",
-                kind="bad_parameter",
-                path=file.filename,
-                expected="one number",
-                found=value.tolist(),
+                f"{kind} and {other} are both called {name!r}",
+                kind="name_clash",
+                path=info.path,
+                hint="declare the layout under other names (docs/layouts.md)",
             )
-        parameters[name] = float(value.item())
-    return parameters
 
 
 def _expect_task(info: SourceInfo, task: Task, *, ndim: int, num_times: int) -> None:
     """Raise unless a file can be of the task."""
     facts: list[tuple[str, bool, object, object]] = [
         ("number of spatial axes", ndim == task.ndim, task.ndim, ndim),
-        ("channels", info.channels == task.channels, task.channels, info.channels),
-        ("number of frames", (num_times == 1) == task.steady, "1" if task.steady else ">= 2", num_times),
     ]
+    if task.channels:
+        facts.append(("channels", info.channels == task.channels, task.channels, info.channels))
+    if task.steady is not None:
+        fits = (num_times == 1) == task.steady
+        facts.append(("number of frames", fits, "1" if task.steady else ">= 2", num_times))
     if info.parameters and task.parameters:
         shares_one = not set(info.parameters).isdisjoint(task.parameters)
         facts.append(("parameters", shares_one, task.parameters, tuple(info.parameters)))

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import h5py
 
-from ups_store.ingest.contents import Contents
 from ups_store.ingest.converted import Converted
+from ups_store.ingest.declared import Declared
 from ups_store.ingest.hdf5 import source_error, tree
+from ups_store.ingest.layout import Layout
 from ups_store.ingest.pdebench import CompressibleFlow, Darcy, IncompressibleFlow, SampleGroups, ScalarTensor
 from ups_store.tasks import Task
-
-
-class Layout(Protocol):
-    """One way of keeping simulations in HDF5. It only describes; `regions` reads them all alike."""
-
-    name: str
-    version: int  # part of a store's identity
-
-    def matches(self, file: h5py.File) -> bool:
-        """Whether the file is meant to be of this layout, complete or not."""
-        ...
-
-    def describe(self, file: h5py.File, task: Task | None) -> Contents:
-        """Where the file keeps what. `describe.measure` checks that it is so.
-
-        Raises:
-            SourceError: If a dataset that the description depends on is missing or makes no sense.
-        """
-        ...
-
 
 LAYOUTS: tuple[Layout, ...] = (
     Darcy(),
@@ -42,12 +21,14 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-def recognise(file: h5py.File) -> Layout:
-    """The first layout that matches.
+def recognise(file: h5py.File, task: Task | None = None) -> Layout:
+    """The layout that the task's configuration declares, else the first that matches.
 
     Raises:
         SourceError: Kind "unknown_layout", with what the file holds.
     """
+    if task is not None and task.layout is not None:
+        return Declared(task.name, task.layout)
     for layout in LAYOUTS:
         if layout.matches(file):
             return layout
@@ -57,5 +38,6 @@ def recognise(file: h5py.File) -> Layout:
         path=file.filename,
         expected=f"one of {', '.join(layout.name for layout in LAYOUTS)}",
         found=tree(file),
-        hint="convert the file: one root dataset 'data' (sample, time, [z, y,] x[, channel])",
+        hint="convert the file: one root dataset 'data' (sample, time, [z, y,] x[, channel]), or declare its "
+        "layout (docs/layouts.md)",
     )

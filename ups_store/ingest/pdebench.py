@@ -7,6 +7,7 @@ import h5py
 
 from ups_store.ingest.contents import Contents, Part, StoredArray, fields_axes
 from ups_store.ingest.hdf5 import get_dataset, source_error
+from ups_store.ingest.layout import Layout
 from ups_store.tasks import Task
 
 
@@ -15,7 +16,7 @@ def root_coordinates(file: h5py.File, axes: str) -> dict[str, Part]:
     return {axis: Part(f"{axis}-coordinate", axis) for axis in axes if f"{axis}-coordinate" in file}
 
 
-class Darcy:
+class Darcy(Layout):
     """Darcy flow: solution `tensor` (sample, 1, x, y) and coefficient `nu` (sample, x, y)."""
 
     name = "pdebench-darcy"
@@ -38,7 +39,7 @@ class Darcy:
         )
 
 
-class ScalarTensor:
+class ScalarTensor(Layout):
     """1D advection, Burgers and reaction-diffusion: `tensor` (sample, time, x)."""
 
     name = "pdebench-1d"
@@ -58,7 +59,7 @@ class ScalarTensor:
         )
 
 
-class CompressibleFlow:
+class CompressibleFlow(Layout):
     """CFD: a dataset (sample, time, x[, y[, z]]) per variable; the shock tubes have no sample axis."""
 
     name = "pdebench-cfd"
@@ -83,7 +84,7 @@ class CompressibleFlow:
         )
 
 
-class IncompressibleFlow:
+class IncompressibleFlow(Layout):
     """NS_incom: `velocity` and `particles` (sample, time, x, y, channel), steady `force`, `t` per sample."""
 
     name = "pdebench-ns-incom"
@@ -132,7 +133,7 @@ _GROUP_FAMILIES = {
 }
 
 
-class SampleGroups:
+class SampleGroups(Layout):
     """Diffusion-sorption, 2D reaction-diffusion, shallow water: a group "0000", "0001", ... per sample."""
 
     name = "pdebench-groups"

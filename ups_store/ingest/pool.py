@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,19 @@ __all__ = ["Batch", "Patience", "PoolStatus", "ReaderPool", "ReaderStatus", "Ski
 
 _TURN_S = 0.5  # the longest wait: what a reader says about itself may bring a deadline forward
 
-Batch = tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]
+
+class Batch(NamedTuple):
+    """Samples that were read.
+
+    Attributes:
+        samples: What the caller calls them, shape (B,).
+        arrays: Their arrays by name, shape (B, ...); views of a slot, valid until the next batch.
+        ranges: What the request returned: of a `ReadRequest` the range of values of each array.
+    """
+
+    samples: npt.NDArray[np.int64]
+    arrays: dict[str, npt.NDArray[Any]]
+    ranges: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +64,7 @@ class ReaderStatus:
         request: With what; None if it has nothing to do.
         num_waiting: Requests in its queue, this one included.
         num_done: How much of the request it has done, in the request's own unit.
+        dataset: HDF5 path of what it reads; "" where no dataset is concerned.
     """
 
     pid: int
@@ -60,6 +73,7 @@ class ReaderStatus:
     request: Request | None
     num_waiting: int
     num_done: int = 0
+    dataset: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +169,7 @@ class ReaderPool:
         for job in self._run(requests):
             assert isinstance(job.request, ReadRequest)
             if job.error is None:
-                yield job.request.samples, job.arrays
+                yield Batch(job.request.samples, job.arrays, job.value)
             elif self._on_error == "skip" and isinstance(job.error, SourceError):
                 yield Skipped(job.request.samples, job.error)
             else:
@@ -311,9 +325,12 @@ def _status(lane: Lane) -> ReaderStatus | None:
         request=next((job.request for job in jobs if job.id == status.request_id), None),
         num_waiting=len(jobs),
         num_done=status.num_done,
+        dataset=status.dataset,
     )
 
 
 def _status_here(reader: Reader, job: Job) -> ReaderStatus:
     status = reader.status
-    return ReaderStatus(os.getpid(), status.doing, status.since_s, job.request, 1, status.num_done)
+    return ReaderStatus(
+        os.getpid(), status.doing, status.since_s, job.request, 1, status.num_done, status.dataset
+    )

@@ -16,11 +16,13 @@ import numpy.typing as npt
 
 from ups_store.errors import SourceError
 from ups_store.ingest.info import EVERYTHING, Selection, SourceInfo
+from ups_store.ingest.value_range import ValueRange
 from ups_store.metadata import dtype_of
 from ups_store.tasks import Task
 
 if TYPE_CHECKING:
     from ups_store.ingest.reader_process import Reader
+    from ups_store.ingest.source import Source
 
 MAX_SAMPLES = 16_384  # of one request, whose message has to fit in a socket's buffer
 
@@ -81,6 +83,7 @@ class ReadRequest:
         indices: Their numbers in the file, shape (B,).
         dtypes: Name of the dtype that each array is cast to.
         check_finite: Whether NaN and Inf are an error.
+        with_ranges: Whether to find the range of values of each array, which `check_finite` does, too.
     """
 
     path: Path
@@ -90,6 +93,7 @@ class ReadRequest:
     indices: npt.NDArray[np.int64]
     dtypes: Mapping[str, str]
     check_finite: bool = False
+    with_ranges: bool = True
 
     def __post_init__(self) -> None:
         assert 0 < len(self.indices) == len(self.samples) <= MAX_SAMPLES, len(self.indices)
@@ -105,30 +109,37 @@ class ReadRequest:
         """First sample, numbered as in the file."""
         return int(self.indices[0])
 
-    def run(self, reader: Reader) -> None:
+    def run(self, reader: Reader) -> dict[str, ValueRange]:
         """Read, cast and check.
 
+        Returns:
+            The range of values of each array, if that is wanted.
+
         Raises:
-            SourceError: As `open_source` and `Source.read`; kind "source_changed"; kind "not_finite".
+            SourceError: As `open_source` and `Source.read_into`; kind "source_changed"; kind "not_finite".
         """
         with reader.opened(self.path, task=self.task, selection=self.selection) as source:
-            reader.doing("reading")
-            arrays = source.read(self.indices.tolist())
-        reader.doing("converting")
-        for name, values in arrays.items():
-            cast = reader.place(name, values.shape, dtype_of(self.dtypes[name]))
+            arrays = {
+                name: reader.place(name, (len(self.indices), *array.shape), dtype_of(self.dtypes[name]))
+                for name, array in source.info.arrays.items()
+            }
             with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are counted, not warned about
-                np.copyto(cast, values, casting="unsafe")
-            if self.check_finite:
-                self._expect_finite(name, values, cast)
+                source.read_into(arrays, self.indices.tolist(), told=reader.reading)
+            if not (self.with_ranges or self.check_finite):
+                return {}
+            reader.doing("checking")
+            ranges = {name: ValueRange.of(values) for name, values in arrays.items()}
+            for name, values in arrays.items() if self.check_finite else ():
+                if not ranges[name].is_finite:
+                    raise self._not_finite(name, values, source)
+        return ranges
 
-    def _expect_finite(self, name: str, values: npt.NDArray[Any], cast: npt.NDArray[Any]) -> None:
+    def _not_finite(self, name: str, cast: npt.NDArray[Any], source: Source) -> SourceError:
         bad = ~np.isfinite(cast).reshape(len(cast), -1)
-        if not bad.any():
-            return
         row = int(np.flatnonzero(bad.any(axis=1))[0])
-        overflowed = bool(np.isfinite(values[row]).all())
-        raise SourceError(
+        stored = source.read([int(self.indices[row])])[name]
+        overflowed = bool(np.isfinite(stored).all())
+        return SourceError(
             f"{int(bad[row].sum())} of {bad.shape[1]} values are not finite"
             + (f" as {cast.dtype}" if overflowed else ""),
             kind="not_finite",

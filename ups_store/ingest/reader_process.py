@@ -92,7 +92,12 @@ class Reader:
 
     def doing(self, what: str) -> None:
         """Say what is being done from now on, such as "reading"."""
-        self._tell(replace(self.status, since_s=time.monotonic(), doing=what))
+        self._tell(replace(self.status, since_s=time.monotonic(), doing=what, dataset=""))
+
+    def reading(self, dataset: str) -> None:
+        """Say that a dataset is read from now on, or still is and gets on: the deadline starts anew."""
+        now = time.monotonic()
+        self._tell(replace(self.status, progressed_s=now, since_s=now, doing="reading", dataset=dataset))
 
     def progressed(self, num: int = 0) -> None:
         """Say that a long request gets on, by `num` of its own units: its deadline starts anew."""

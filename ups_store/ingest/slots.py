@@ -22,7 +22,7 @@ from ups_store.metadata import dtype_name, dtype_of
 
 ALIGN = 64  # an array starts on a cache line
 _PAGE = mmap.PAGESIZE
-_STATUS = struct.Struct("<q2d24sq")  # id of the request, progressed_s, since_s, doing, num_done
+_STATUS = struct.Struct("<q2d24s160sq")  # id of the request, progressed_s, since_s, doing, dataset, num_done
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Status:
         since_s: Since when it does what it does, likewise.
         doing: "starting", "idle", "opening", "reading", "converting" or what else a request says.
         num_done: How much of the request it has done, in a unit of the request's.
+        dataset: HDF5 path of what it reads; "" where no dataset is concerned.
     """
 
     request_id: int
@@ -43,6 +44,12 @@ class Status:
     since_s: float
     doing: str
     num_done: int = 0
+    dataset: str = ""
+
+    @property
+    def activity(self) -> str:
+        """What is done, and with what, such as "reading dataset 'tensor'"."""
+        return f"{self.doing} dataset {self.dataset!r}" if self.dataset else self.doing
 
 
 @dataclass(frozen=True)
@@ -105,15 +112,18 @@ class SlotMemory:
         # The reader may be writing it: two equal looks are one whole record.
         while (again := self._map[: _STATUS.size]) != record:
             record = again
-        request_id, progressed_s, since_s, doing, num_done = _STATUS.unpack(record)
-        text = doing.rstrip(b"\0").decode("utf-8", "replace")
-        return Status(request_id, progressed_s, since_s, text, num_done)
+        request_id, progressed_s, since_s, doing, dataset, num_done = _STATUS.unpack(record)
+        return Status(request_id, progressed_s, since_s, _text(doing), num_done, _text(dataset))
 
     def write_status(self, status: Status) -> None:
-        """Change the status; `doing` is cut to 24 bytes."""
-        doing = status.doing.encode()[:24]
+        """Change the status; `doing` is cut to 24 bytes, `dataset` to its last 160."""
         self._map[: _STATUS.size] = _STATUS.pack(
-            status.request_id, status.progressed_s, status.since_s, doing, status.num_done
+            status.request_id,
+            status.progressed_s,
+            status.since_s,
+            status.doing.encode()[:24],
+            status.dataset.encode()[-160:],
+            status.num_done,
         )
 
     def view(self, slot: int, placed: Placed) -> npt.NDArray[Any]:
@@ -139,6 +149,10 @@ class SlotFiller:
         assert self._end <= self._memory.slot_nbytes, f"{self._end} bytes, slot of {self._memory.slot_nbytes}"
         self.placed.append(placed)
         return self._memory.view(self._slot, placed)
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _round_up(nbytes: int, multiple: int) -> int:

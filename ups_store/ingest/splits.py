@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ups_store.errors import ConfigError, SourceError
+from ups_store.ingest.natural_order import natural_key
 from ups_store.tasks import Task
 
 SPLITS = ("train", "val", "test")
@@ -124,12 +125,14 @@ def find_sources(
     Of the HDF5 files under `root`, to four folders deep, the first kind that is there:
 
     1. `<task>_<split>.h5`, the split as a whole ("valid" and "validation" mean "val");
-    2. shards `<task>_<split>_*.h5`, likewise;
+    2. shards `<task>_<split>_*.h5`, or the files of a folder `<task>/<split>` or `<task>/data/<split>`,
+       likewise;
     3. files with a name that PDEBench gives the task, shared out by the rule. Files published for testing
        only are left out: they have other grids.
 
     Once any split of the task is a file of its own, so is every other: kind 3 isn't mixed in, since its
-    samples may be the same ones.
+    samples may be the same ones. A task that a configuration declares may name its files instead, of each
+    split or of all, which the rule then shares out.
 
     Args:
         root: Folder to look in.
@@ -148,8 +151,15 @@ def find_sources(
     root = Path(root)
     if not os.path.isdir(root):  # unlike Path.is_dir, False for names that can't exist
         raise _bad_root(root, "not a folder" if os.path.lexists(root) else "no such folder")
-    candidates = _unique(_hdf5_files(root) if files is None else _named_files(root, files))
-    found = _discovered(candidates, task, split) if files is None else _chosen(candidates, task, split)
+    if files is not None:
+        candidates = _unique(_named_files(root, files, key="data.files"))
+        found = _chosen(candidates, task, split)
+    elif task.files:
+        candidates = _unique(_declared_files(root, task, split))
+        found = tuple(SourceFile(path, whole=split in task.files) for path in candidates)
+    else:
+        candidates = _unique(_hdf5_files(root))
+        found = _discovered(candidates, task, split)
     if not found:
         raise _no_source(root, task, split, candidates)
     for source in found:
@@ -171,7 +181,12 @@ def _hdf5_files(root: Path) -> list[Path]:
     return [path for path in found if _may_be_source(path)]
 
 
-def _named_files(root: Path, files: Iterable[str]) -> list[Path]:
+def _declared_files(root: Path, task: Task, split: str) -> list[Path]:
+    key = split if split in task.files else "all"
+    return _named_files(root, task.files.get(key, ()), key=f"tasks.{task.name}.files.{key}")
+
+
+def _named_files(root: Path, files: Iterable[str], *, key: str) -> list[Path]:
     found = []
     for pattern in files:
         as_path = Path(root, pattern)  # an absolute pattern stays itself
@@ -182,7 +197,7 @@ def _named_files(root: Path, files: Iterable[str]) -> list[Path]:
                 "no such file",
                 kind="missing_file",
                 path=as_path,
-                hint="check data.files; relative paths and patterns start from data.root",
+                hint=f"check {key}; relative paths and patterns start from data.root",
             )
         found += matches
     return found
@@ -215,21 +230,20 @@ def _special(path: Path) -> str:
 def _unique(paths: Iterable[Path]) -> list[Path]:
     """Each real file once, naturally sorted."""
     by_real_path: dict[str, Path] = {}
-    for path in sorted(paths, key=_natural_key):
+    for path in sorted(paths, key=lambda path: (natural_key(path.name), str(path))):
         by_real_path.setdefault(os.path.realpath(path), path)
     return list(by_real_path.values())
 
 
-def _natural_key(path: Path) -> tuple[list[str | float], str]:
-    """Text and numbers by turns, so that Nu0.001 < Nu0.01 < Nu0.1, 1.e-8 is small and 2 < 10."""
-    pieces = re.split(r"(\d+\.?\d*(?:e[+-]?\d+)?)", path.name)
-    return [float(piece) if i % 2 else piece for i, piece in enumerate(pieces)], str(path)
-
-
 def _own_split(path: Path, task: Task) -> tuple[str, bool] | None:
-    """Split and whether it is a shard, for a file named after a split of the task."""
+    """Split and whether it is a shard, for a file named after a split of the task, or in a folder that is."""
     match = re.fullmatch(rf"{task.name}_({'|'.join(_ALIASES)})(_.+)?\.(h5|hdf5)", path.name)
-    return (canonical_split(match[1]), match[2] is not None) if match else None
+    if match:
+        return canonical_split(match[1]), match[2] is not None
+    *_, set_folder, data, folder = ("", "", *Path(os.path.abspath(path)).parts[:-1])
+    if folder in _ALIASES and task.name in (data, set_folder if data == "data" else ""):
+        return canonical_split(folder), True
+    return None
 
 
 def _discovered(candidates: Sequence[Path], task: Task, split: str) -> tuple[SourceFile, ...]:
@@ -287,7 +301,14 @@ def _no_source(root: Path, task: Task, split: str, candidates: Sequence[Path]) -
         f"no source for {task.name} {split}",
         kind="no_source",
         path=root,
-        expected=f"{task.name}_{split}.h5, {task.name}_{split}_*.h5 or PDEBench's names for the task",
+        expected=", ".join(_expected_names(task, split)),
         found=", ".join(names) or "no .h5 or .hdf5 file",
         hint="check data.root, or use data.files to name the files",
     )
+
+
+def _expected_names(task: Task, split: str) -> list[str]:
+    if task.files:
+        return [f"tasks.{task.name}.files.{split}"]
+    names = [f"{task.name}_{split}.h5", f"{task.name}_{split}_*.h5", f"a folder {task.name}/data/{split}"]
+    return [*names, "or PDEBench's names for the task"] if task.file_patterns else names

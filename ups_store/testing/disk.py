@@ -107,6 +107,7 @@ class Disk:
         self.lose_power_at = lose_power_at
         self.num_changes = 0
         self.num_syncs = 0
+        self.num_writebacks = 0
         self.is_off = False
 
     def read(self, path: Path) -> bytes | None:
@@ -179,6 +180,12 @@ class Disk:
         """Stands in for `files.truncate`."""
         self._change()
         self._open[fd].change(_Resize(nbytes, only_grow=False))
+
+    def start_writeback(self, fd: int, offset: int, nbytes: int) -> None:
+        """Stands in for `files.start_writeback`: a hint, so the bytes stay what they were, unsynced."""
+        self._check_power()
+        self.num_writebacks += 1
+        assert offset + nbytes <= len(self._open[fd].content)
 
     def sync_data(self, fd: int) -> None:
         """Stands in for `files.sync_data`."""
@@ -308,6 +315,7 @@ _REPLACED = [
     "write_at",
     "allocate",
     "truncate",
+    "start_writeback",
     "sync_data",
     "sync",
     "sync_folder",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from ups_store.errors import StoreClosedError
@@ -59,74 +59,95 @@ class Ahead(Iterator[Result], Generic[Job, Result]):
         self._finalizer()
 
 
-@dataclass(eq=False)
 class _Slot(Generic[Result]):
     """Where a result will lie; filled with it or with an error."""
 
-    result: Result | None = None
-    error: BaseException | None = None
-    is_filled: bool = False
+    __slots__ = ("_filled", "error", "result")
+
+    def __init__(self) -> None:
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+        self._filled = threading.Lock()
+        self._filled.acquire()
+
+    def fill(self, result: Result | None, error: BaseException | None = None) -> None:
+        self.result, self.error = result, error
+        self._filled.release()
+
+    def wait(self) -> None:
+        self._filled.acquire()
 
 
 class _Desk(Generic[Job, Result]):
-    """Jobs that are handed out, and results that are handed in, in the same order."""
+    """Jobs that are handed out, and results that are handed in, in the same order.
+
+    Made of locks and queues that the interpreter has in C: after a copy the caches are cold, and a
+    `threading.Condition` then takes longer than everything else between two batches.
+    """
 
     def __init__(self, jobs: Iterator[Job], depth: int) -> None:
-        self._jobs, self._depth = jobs, depth
-        self._slots: deque[_Slot[Result]] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
+        self._jobs = jobs
+        self._slots: SimpleQueue[_Slot[Result]] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for every result that may be begun
+        for _ in range(depth):
+            self._room.put(None)
+        self._taking = threading.RLock()  # garbage collection may close this amid `take`
         self._has_jobs = True
+        self._is_closed = False
+        self._last: BaseException | None = None
 
     def take(self) -> tuple[Job, _Slot[Result]] | None:
         """The next job, once there is room for its result; None if no more is wanted."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_wanted or len(self._slots) < self._depth)
-            if not self._is_wanted:
-                return None
-            try:
-                job = next(self._jobs)
-            except BaseException as error:  # StopIteration too: raised by `get`, it is the ordinary end
-                self.fail(error)
-                return None
-            self._slots.append(_Slot())
-            return job, self._slots[-1]
+        self._room.get()
+        with self._taking:
+            if self._has_jobs and not self._is_closed:
+                slot: _Slot[Result] = _Slot()
+                try:
+                    job = next(self._jobs)
+                except BaseException as error:  # StopIteration too: raised by `get`, it is the ordinary end
+                    self.put(slot, None, error)
+                self._slots.put(slot)
+                if self._has_jobs:
+                    return job, slot
+            self._room.put(None)  # for the next thread, which ends too
+            return None
 
     def put(self, slot: _Slot[Result], result: Result | None, error: BaseException | None = None) -> None:
         """Hand in the result of a job, or its error: then no more jobs are handed out."""
-        with self._changed:
-            slot.result, slot.error, slot.is_filled = result, error, True
-            self._has_jobs = self._has_jobs and error is None
-            self._changed.notify_all()
+        if error is not None:
+            self._has_jobs = False
+        slot.fill(result, error)
 
     def fail(self, error: BaseException) -> None:
         """Have an error follow the results of the jobs that were taken."""
-        with self._changed:
-            self._slots.append(_Slot())
-            self.put(self._slots[-1], None, error)
+        with self._taking:
+            slot: _Slot[Result] = _Slot()
+            self.put(slot, None, error)
+            self._slots.put(slot)
 
     def get(self) -> Result:
         """The next result, or its error."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or (self._slots and self._slots[0].is_filled))
-            if self._is_closed:
-                raise StoreClosedError(
-                    "the iterator was closed", hint="a loader has one iterator at a time: the newest"
-                )
-            if self._slots[0].error is not None:
-                raise self._slots[0].error  # again and again
-            self._changed.notify_all()
-            return self._slots.popleft().result  # type: ignore[return-value]
+        if self._last is not None:
+            raise self._last  # again and again
+        slot = self._slots.get()
+        slot.wait()
+        if not self._is_closed:
+            self._last = slot.error
+        if self._last is not None:
+            raise self._last
+        self._room.put(None)
+        return slot.result  # type: ignore[return-value]
 
     def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._slots.clear()
-            self._changed.notify_all()
-
-    @property
-    def _is_wanted(self) -> bool:
-        return self._has_jobs and not self._is_closed
+        self._last = StoreClosedError(
+            "the iterator was closed", hint="a loader has one iterator at a time: the newest"
+        )
+        self._is_closed = True
+        with contextlib.suppress(Empty):
+            while True:
+                self._slots.get_nowait()
+        self._room.put(None)
+        self.fail(self._last)  # for whoever waits for a result
 
 
 def _run(desk: _Desk[Job, Result], work: Callable[[Job], Result], setup: Callable[[], None]) -> None:
@@ -145,6 +166,7 @@ def _run(desk: _Desk[Job, Result], work: Callable[[Job], Result], setup: Callabl
 
 def _end(desk: _Desk[Job, Result], threads: list[threading.Thread]) -> None:
     desk.close()
+    if threading.current_thread() in threads:  # it dropped the last reference; the others end as it does
+        return
     for thread in threads:
-        if thread is not threading.current_thread():  # which may be the one that drops the last reference
-            thread.join()  # also at exit: a thread that is inside torch then would take the process down
+        thread.join()  # also at exit: a thread that is inside torch then would take the process down

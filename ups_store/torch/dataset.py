@@ -79,6 +79,11 @@ class StoreDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def first_items(self) -> list[int]:
+        """Number of each store's first item."""
+        return list(self._first)
+
     def set_epoch(self, epoch: int) -> None:
         """Draw the windows of another epoch; call it before workers start. Our loaders need no call."""
         self.epoch = epoch
@@ -129,8 +134,9 @@ class StoreDataset(Dataset[Sample]):
         """
         source = self.sources[number]
         values = source.fetch(items, epoch=epoch, allocate=allocate)
-        index = torch.from_numpy(items + self._first[number])
-        return Batch(values | {"index": index, "task": source.task})
+        values["index"] = torch.from_numpy(items + self._first[number])
+        values["task"] = source.task
+        return Batch(values)
 
     def _fetch(self, items: Items, allocate: Allocate) -> Batch:
         numbers = np.searchsorted(self._ends, items, side="right")
@@ -169,7 +175,7 @@ class StoreDataset(Dataset[Sample]):
                     path=other.store.path,
                     expected=first.signature,
                     found=other.signature,
-                    hint="use make_loader or a batch sampler that keeps stores apart",
+                    hint="use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart",
                 )
 
     def __getstate__(self) -> dict[str, Any]:

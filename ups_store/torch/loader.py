@@ -38,7 +38,7 @@ class _Meter:
     major_faults: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Made:
     """A batch and what it took; its copy to the device is done when `copied` says so."""
 
@@ -69,9 +69,11 @@ class Loader:
         prefetch: int = 2,
         device: torch.device | None = None,
         num_threads: int = 2,
+        keeps_shuffle: bool = False,
     ) -> None:
         self.dataset, self.order = dataset, order
         self._prefetch, self._num_threads = prefetch, num_threads
+        self._keeps_shuffle = keeps_shuffle
         self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
         num_tensors = max(len(source.fields) for source in dataset.sources)
         self._pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
@@ -79,6 +81,7 @@ class Loader:
         self._made: Ahead[Step, _Made] | None = None
         self._is_abandoned = False
         self._meter = _Meter(order.epoch)
+        self._batch_nbytes: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on all ranks."""
@@ -104,9 +107,13 @@ class Loader:
         self.order.epoch, self.order.consumed = epoch, 0
         self._is_abandoned = False
 
-    def state_dict(self) -> dict[str, int]:
-        """What the training loop has been given so far: {seed, epoch, consumed}; equal on all ranks."""
-        return self.order.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        """What the training loop has been given so far: {seed, epoch, consumed}; equal on all ranks.
+
+        With `shuffle="auto"` also what that chose, which might be something else when the run goes on.
+        """
+        chosen = {"shuffle": self.order.shuffle} if self._keeps_shuffle else {}
+        return {**self.order.state_dict(), **chosen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration give the batches that followed when `state_dict` was called.
@@ -164,11 +171,17 @@ class Loader:
         self._is_abandoned = True
         self.order.consumed = (got.step.number + 1) * self.order.batch_size
         meter.num_steps += 1
-        meter.num_samples += got.batch.num_samples
-        meter.nbytes += got.batch.nbytes
+        meter.num_samples += len(got.step.items)
+        meter.nbytes += self._nbytes_of(got)
         meter.assembled_s += got.seconds
         meter.major_faults += got.major_faults
         return got.batch
+
+    def _nbytes_of(self, made: _Made) -> int:
+        nbytes = self._batch_nbytes.get(made.step.source)
+        if nbytes is None:  # counting takes as long as half the rest, and all batches of a source are alike
+            nbytes = self._batch_nbytes[made.step.source] = made.batch.nbytes
+        return nbytes
 
 
 def _use_one_thread(usual: int) -> None:

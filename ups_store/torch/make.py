@@ -1,8 +1,9 @@
-"""`make_loader`: a loader from plain arguments, every one of them checked."""
+"""`make_loader` and `make_batch_sampler`: from plain arguments, every one of them checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -10,6 +11,8 @@ from ups_store.errors import ConfigError
 from ups_store.order import DataOrder, Shuffle
 from ups_store.torch.dataset import StoreDataset
 from ups_store.torch.loader import Loader
+from ups_store.torch.sampler import StoreBatchSampler
+from ups_store.torch.shuffle import choose_shuffle
 
 BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a network's round trip disappears
 MAX_BLOCK_SIZE = 4096
@@ -19,7 +22,7 @@ def make_loader(
     dataset: StoreDataset,
     *,
     batch_size: int,
-    shuffle: Shuffle = True,
+    shuffle: Shuffle | Literal["auto"] = True,
     seed: int = 0,
     drop_last: bool = False,
     weights: Sequence[float] | None = None,
@@ -41,7 +44,9 @@ def make_loader(
         batch_size: Samples of one step, over all ranks: the same number gives the same samples in every
             step, whatever the number of ranks.
         shuffle: True; False for the order of the stores; "block" for stores that are larger than RAM or lie
-            on slow disks: items are read in blocks of neighbours and mixed within a window of blocks.
+            on slow disks: items are read in blocks of neighbours and mixed within a window of blocks; "auto"
+            for "block" where the stores are larger than the memory or lie on a network file system, and True
+            elsewhere. What it chose is logged, and kept in `state_dict`.
         seed: Of the order.
         drop_last: Whether to leave out the last batch of an epoch if it isn't full. Else it is filled up with
             samples from the epoch's beginning, and `batch["valid"]` is False for those.
@@ -56,22 +61,81 @@ def make_loader(
     Raises:
         ConfigError: For an argument out of range, a rank >= world_size, a batch that the ranks can't share.
     """
-    rank, world_size = _ranks(rank, world_size)
     _check("prefetch", prefetch >= 1, "at least 1", prefetch)
     _check("num_threads", num_threads >= 1, "at least 1", num_threads)
-    order = DataOrder(
-        [len(source) for source in dataset.sources],
+    found, is_chosen = _device(device), shuffle == "auto"
+    order = _make_order(
+        dataset,
+        rank,
+        world_size,
         batch_size=batch_size,
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
         weights=weights,
+        block_size=block_size,
+        blocks_per_window=blocks_per_window,
+    )
+    return Loader(
+        dataset, order, prefetch=prefetch, device=found, num_threads=num_threads, keeps_shuffle=is_chosen
+    )
+
+
+def make_batch_sampler(
+    dataset: StoreDataset,
+    *,
+    batch_size: int,
+    shuffle: Shuffle | Literal["auto"] = True,
+    seed: int = 0,
+    drop_last: bool = False,
+    weights: Sequence[float] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    block_size: int | None = None,
+    blocks_per_window: int = 64,
+) -> StoreBatchSampler:
+    """What gives torch's `DataLoader` the batches of `make_loader`: `DataLoader(dataset, batch_sampler=...)`.
+
+    Needed where stores of different shapes are in one dataset; the arguments are those of `make_loader`.
+
+    Raises:
+        ConfigError: For an argument out of range, a rank >= world_size, a batch that the ranks can't share.
+    """
+    order = _make_order(
+        dataset,
+        rank,
+        world_size,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        weights=weights,
+        block_size=block_size,
+        blocks_per_window=blocks_per_window,
+    )
+    return StoreBatchSampler(order, dataset.first_items)
+
+
+def _make_order(
+    dataset: StoreDataset,
+    rank: int | None,
+    world_size: int | None,
+    *,
+    shuffle: Shuffle | Literal["auto"],
+    block_size: int | None,
+    **options: Any,
+) -> DataOrder:
+    rank, world_size = _ranks(rank, world_size)
+    if shuffle == "auto":
+        shuffle = choose_shuffle(dataset, world_size=world_size).shuffle
+    return DataOrder(
+        [len(source) for source in dataset.sources],
+        shuffle=shuffle,
         rank=rank,
         world_size=world_size,
         block_size=_block_size(dataset) if block_size is None else block_size,
-        blocks_per_window=blocks_per_window,
+        **options,
     )
-    return Loader(dataset, order, prefetch=prefetch, device=_device(device), num_threads=num_threads)
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

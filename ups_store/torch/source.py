@@ -105,12 +105,16 @@ class StoreSource:
 
     def fetch(self, items: Items, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy items, all valid, into tensors (B, ...) that `allocate` provides; by key."""
-        samples, starts = self.locate(items, epoch=epoch)
-        values = self._conditions(samples, starts)
-        self.store._check_length()  # touching what another program cut off would end the process
+        samples, starts = items, None
+        values: dict[str, Any] = {}
+        if self._trajectories is not None:
+            samples, starts = self._trajectories.index.locate(items, epoch=epoch)
+            values = self._conditions(samples, starts)
+        self.store.check_length()  # touching what another program cut off would end the process
         for field in self.fields:
             out = allocate((len(items), *field.shape), field.dtype)
-            field.rows.gather(samples, None if field.steps is None else starts + field.steps.start, out)
+            first = None if starts is None or field.steps is None else starts + field.steps.start
+            field.rows.gather(samples, first, out)
             _put(values, field, out)
         return values
 

@@ -1,0 +1,278 @@
+"""Reading sources: readers over h5py alone, over each other, and what supervising them costs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+import ups_store
+from benchmarks.build import SOURCE, TASK, make_source
+from benchmarks.inputs import Folder, check, values_of
+from benchmarks.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
+from benchmarks.scale import MIB, SCALE
+from ups_store.build.config import load_config
+from ups_store.build.read import BATCH_BYTES
+from ups_store.build.stores import build_all
+from ups_store.ingest.info import EVERYTHING
+from ups_store.ingest.pool import Batch, ReaderPool
+from ups_store.ingest.read_request import ReadRequest
+from ups_store.ingest.reader_process import Reader
+from ups_store.ingest.slots import batch_nbytes
+from ups_store.metadata import dtype_of
+from ups_store.tasks import get_task
+
+GROUPS_TASK, GROUPS = "diffreact2d", "2D_diff-react_NA_NA.h5"
+GROUP_SHAPE = (101, 128, 128, 2)  # PDEBench's
+GROUP_BYTES = 4 * 101 * 128 * 128 * 2
+
+
+def make_groups(path: Path, num_samples: int) -> None:
+    """Reaction-diffusion in PDEBench's layout, a compressed group per sample."""
+    axes = {"t": GROUP_SHAPE[0], "x": GROUP_SHAPE[2], "y": GROUP_SHAPE[1]}
+    with h5py.File(path, "w") as file:
+        for i in range(num_samples):
+            data = values_of([i], GROUP_BYTES).reshape(GROUP_SHAPE)
+            file.create_dataset(f"{i:04}/data", data=data, compression="gzip", shuffle=True)
+            for axis, length in axes.items():
+                file[f"{i:04}/grid/{axis}"] = np.linspace(0, 1, length, dtype=np.float32)
+
+
+def requests_of(
+    path: Path, *, task: str, num_samples: int, sample_bytes: int, checked: bool = True
+) -> list[ReadRequest]:
+    """All samples in a build's batches; checked: NaN looked for and ranges taken, as builds do."""
+    size = max(1, BATCH_BYTES // sample_bytes)
+    batches = [np.arange(i, min(i + size, num_samples)) for i in range(0, num_samples, size)]
+    checks = {"check_finite": checked, "with_ranges": checked}
+    return [
+        ReadRequest(path, get_task(task), EVERYTHING, batch, batch, {"fields": "float32"}, **checks)
+        for batch in batches
+    ]
+
+
+class _Pool:
+    """Readers that have started and opened the file."""
+
+    def __init__(self, requests: Sequence[ReadRequest], *, num_workers: int, sample_bytes: int) -> None:
+        slot_nbytes = batch_nbytes({"fields": max(len(r.samples) for r in requests) * sample_bytes})
+        self.pool = ReaderPool(num_workers, slot_nbytes=slot_nbytes)
+        self.requests = requests
+
+    def read(self, i: int) -> None:
+        for _ in self.pool.read(self.requests):
+            pass
+
+    def batches(self) -> Iterator[Batch]:
+        for item in self.pool.read(self.requests):
+            assert isinstance(item, Batch)
+            yield item
+
+
+class Contiguous:
+    params = ((False, True),)
+    param_names = ("checked",)
+    timeout = 900
+
+    def setup(self, checked: bool) -> None:
+        self.folder = Folder()
+        path = self.folder.path / SOURCE
+        make_source(path, SCALE.write_mib * MIB)
+        self.file = h5py.File(path)
+        self.tensor = self.file["tensor"]
+        num_samples, sample_bytes = len(self.tensor), self.tensor[0].nbytes
+        requests = requests_of(
+            path, task=TASK, num_samples=num_samples, sample_bytes=sample_bytes, checked=checked
+        )
+        self.readers = _Pool(requests, num_workers=1, sample_bytes=sample_bytes)
+        self.out = np.empty((len(requests[0].samples), *self.tensor.shape[1:]), np.float32)
+        for batch in self.readers.batches():
+            rows = slice(batch.samples[0], batch.samples[-1] + 1)
+            check(batch.arrays["fields"][..., 0], self.tensor[rows])
+
+    def teardown(self, checked: bool) -> None:
+        self.readers.pool.close()
+        self.file.close()
+        self.folder.cleanup()
+
+    def read_direct(self, i: int) -> None:
+        """As fast as h5py reads, in one process, into memory that was used before."""
+        for request in self.readers.requests:
+            first, num = int(request.samples[0]), len(request.samples)
+            self.tensor.read_direct(self.out, np.s_[first : first + num], np.s_[:num])
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        pairs, nbytes = 4 * SCALE.write_pairs, self.tensor.nbytes
+        return compare(timed(self.readers.read), timed(self.read_direct), pairs=pairs, nbytes=nbytes)
+
+    @tracked("one reader of a contiguous file, over h5py.read_direct", RATE, at_least={False: 0.9})
+    def track_reader_over_read_direct(self, checked: bool) -> float:
+        return self.comparison.rate_ratio
+
+
+class _Compressed:
+    timeout = 900
+    num_samples: int
+    num_workers: tuple[int, ...]
+
+    def setup(self) -> None:
+        self.folder = Folder()
+        path = self.folder.path / GROUPS
+        make_groups(path, self.num_samples)
+        self.nbytes = self.num_samples * GROUP_BYTES
+        requests = requests_of(path, task=GROUPS_TASK, num_samples=self.num_samples, sample_bytes=GROUP_BYTES)
+        self.pools = [_Pool(requests, num_workers=num, sample_bytes=GROUP_BYTES) for num in self.num_workers]
+        for readers in self.pools:
+            for batch in readers.batches():
+                check(batch.arrays["fields"][0].ravel(), values_of(batch.samples[:1], GROUP_BYTES)[0])
+
+    def teardown(self) -> None:
+        for readers in self.pools:
+            readers.pool.close()
+        self.folder.cleanup()
+
+
+class CompressedGroups(_Compressed):
+    num_samples = SCALE.write_mib // 32 * 2  # a reader gets as many as the other
+    num_workers = (2, 1)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        two, one = (timed(readers.read) for readers in self.pools)
+        return compare(two, one, pairs=SCALE.write_pairs, nbytes=self.nbytes)
+
+    @tracked("two readers of compressed groups, over one", RATE, at_least=1.6)
+    def track_two_readers_over_one(self) -> float:
+        return self.comparison.rate_ratio
+
+
+class Supervision(_Compressed):
+    num_samples = 4
+    num_workers = (1,)
+
+    def setup(self) -> None:
+        super().setup()
+        self.reader = Reader()  # here: nobody is told what it does, and nobody waits for it
+        self.memory: dict[str, npt.NDArray[Any]] = {}
+
+    def teardown(self) -> None:
+        self.reader.close()
+        super().teardown()
+
+    def place(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Room that was used before, as slots are."""
+        known = self.memory.get(name)
+        if known is None or known.shape != shape:
+            known = self.memory[name] = np.empty(shape, dtype_of(str(np.dtype(dtype))))
+        return known
+
+    def read_unsupervised(self, i: int) -> None:
+        for number, request in enumerate(self.pools[0].requests):
+            self.reader.run(request, request_id=number, place=self.place)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        supervised, unsupervised = timed(self.pools[0].read), timed(self.read_unsupervised)
+        return compare(supervised, unsupervised, pairs=3 * SCALE.write_pairs, nbytes=self.nbytes)
+
+    @tracked("deadlines, heartbeats and slots of one reader, over the same reads without", TIME, at_most=1.02)
+    def track_supervised_over_unsupervised(self) -> float:
+        return self.comparison.time_ratio
+
+
+class WholeBuild:
+    """Plan, digest, start of a reader, read, check, commit durably, finish: all but the start of Python."""
+
+    timeout = 900
+
+    def setup(self) -> None:
+        self.folder = Folder()
+        self.root = self.folder.path / "data"
+        self.root.mkdir()
+        self.source = self.root / SOURCE
+        make_source(self.source, 4 * SCALE.write_mib * MIB)
+        flags = {"data.task": TASK, "data.split_fractions": [1, 0, 0], "data.split": "train"}
+        self.cache = self.folder.path / "cache"
+        folders = {"data.root": str(self.root), "cache.dir": str(self.cache)}
+        self.config = load_config(flags=flags | folders)
+        self.build(0)
+        (path,) = self.cache.glob("*.zarr.zip")
+        with ups_store.open(path) as store, h5py.File(self.source) as file:
+            check(store["fields"][-1, ..., 0], file["tensor"][-1])
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    def build(self, i: int) -> None:
+        build_all(self.config, watcher=_Nobody())
+
+    def build_anew(self, i: int) -> float:
+        shutil.rmtree(self.cache, ignore_errors=True)
+        self.folder.remove()
+        return timed(self.build)(i)
+
+    def copy_anew(self, i: int) -> float:
+        self.folder.remove("copy.hdf5")
+        return timed(self.copy)(i)
+
+    def copy(self, i: int) -> None:
+        copy = self.folder.path / "copy.hdf5"
+        subprocess.run(["cp", "--reflink=never", self.source, copy], check=True)
+        subprocess.run(["sync", copy], check=True)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        nbytes = self.source.stat().st_size
+        return compare(self.build_anew, self.copy_anew, pairs=SCALE.write_pairs, nbytes=nbytes)
+
+    @tracked("durable build of a contiguous file with its digest, over cp and sync", RATE, at_least=0.6)
+    def track_build_over_cp(self) -> float:
+        return self.comparison.rate_ratio
+
+
+class FirstSample:
+    """From the start of Python to a store of one sample: the first commit is sooner still."""
+
+    def setup(self) -> None:
+        self.folder = Folder()
+        root = self.folder.path / "data"
+        root.mkdir()
+        make_source(root / SOURCE, SCALE.write_mib * MIB)
+        self.cache = self.folder.path / "cache"
+        words = ["--tasks", TASK, "--splits", "train", "--limit", "1", "--num-workers", "1"]
+        words += ["--source-digest", "sampled", "--root", str(root), "--cache-dir", str(self.cache)]
+        self.command = [sys.executable, "-m", "ups_store.build", *words]
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    def build(self, i: int) -> None:
+        shutil.rmtree(self.cache, ignore_errors=True)
+        subprocess.run(self.command, check=True, capture_output=True)
+
+    @tracked("start of a build to its first sample, with a reader, source digest aside", "s", at_most=2.0)
+    def track_first_sample(self) -> float:
+        return median_s(self.build, repeats=SCALE.process_pairs)
+
+
+class _Nobody:
+    """A watcher that shows nothing."""
+
+    def stage(self, name: str, total: int, *, unit: str) -> None: ...
+
+    def advance(self, num: int) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+    def watch(self, pool: ReaderPool) -> None: ...
+
+    def waits(self, what: str) -> None: ...

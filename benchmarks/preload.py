@@ -1,0 +1,217 @@
+"""Preloading: from cold over `cat`, memory of several processes, gathers from a copy and on a device.
+
+Cold means that the kernel was asked to drop the file's pages (posix_fadvise), which needs no root; a file
+system that keeps them, such as tmpfs, can't be measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import subprocess
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ups_store
+from benchmarks.inputs import NAME, Folder, check, make_store, values_of
+from benchmarks.measure import RATE, TIME, compare, timed, tracked
+from benchmarks.scale import MIB, SCALE
+
+SAMPLE_BYTES = 102_400
+NUM_SAMPLES = SCALE.store_mib * MIB // SAMPLE_BYTES
+BATCH = 64
+NUM_PROCESSES = 8
+NUM_BATCHES = 64
+
+
+def evict(path: Path) -> None:
+    """Drop the file's pages from the page cache; nobody may have it mapped."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+class _Stored:
+    """A store on the disk, closed, and random batches of it."""
+
+    timeout = 600
+
+    def prepare(self) -> None:
+        self.folder = Folder()
+        self.path = self.folder.path / "store.zarr.zip"
+        make_store(self.path, num_samples=NUM_SAMPLES, sample_bytes=SAMPLE_BYTES).close()
+        self.batches = np.random.default_rng(0).integers(0, NUM_SAMPLES, (NUM_BATCHES, BATCH))
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+
+class PreloadCold(_Stored):
+    """`preload("page-cache")` of a file that isn't in memory; opening the store isn't timed."""
+
+    def setup(self) -> None:
+        self.prepare()
+
+    def preload(self, i: int) -> float:
+        evict(self.path)
+        with ups_store.open(self.path) as store:
+            if store.residency() > 0.1:
+                raise RuntimeError("this file system keeps its pages: choose another folder")
+            seconds = timed(lambda i: store.preload("page-cache"))(i)
+            assert store.residency() == 1.0
+        return seconds
+
+    def cat(self, i: int) -> float:
+        evict(self.path)
+        started = time.perf_counter()
+        subprocess.run(["cat", str(self.path)], stdout=subprocess.DEVNULL, check=True)
+        return time.perf_counter() - started
+
+    @tracked("preload from cold, over `cat FILE > /dev/null`", RATE, at_least=0.9)
+    def track_over_cat(self) -> float:
+        nbytes = self.path.stat().st_size
+        self.comparison = compare(self.preload, self.cat, pairs=SCALE.write_pairs, nbytes=nbytes)
+        return self.comparison.rate_ratio
+
+
+class PreloadShared(_Stored):
+    """Memory of processes that read all of one preloaded store."""
+
+    def setup(self) -> None:
+        self.prepare()
+        with ups_store.open(self.path) as store:
+            store.preload("page-cache")
+
+    @tracked(
+        f"PSS of the mappings in {NUM_PROCESSES} reading processes, over the store", "x size", at_most=1.05
+    )
+    def track_pss_over_store(self) -> float:
+        spawn = multiprocessing.get_context("spawn")
+        barrier = spawn.Barrier(NUM_PROCESSES)
+        pipes = [spawn.Pipe() for _ in range(NUM_PROCESSES)]
+        readers = [spawn.Process(target=_read_all, args=(self.path, barrier, there)) for _, there in pipes]
+        for reader in readers:
+            reader.start()
+        total = sum(here.recv() for here, _ in pipes)
+        for reader in readers:
+            reader.join()
+        return total / self.path.stat().st_size
+
+
+def _read_all(path: Path, barrier: Barrier, answers: Connection) -> None:
+    with ups_store.open(path) as store:
+        for first in range(0, NUM_SAMPLES, BATCH):
+            store[NAME][first : first + BATCH].sum()
+        barrier.wait()
+        answers.send(_pss(path))
+        barrier.wait()  # nobody leaves before all were counted
+
+
+def _pss(path: Path) -> int:
+    """This process's share of the pages of the file's mappings, in bytes (proc(5), smaps)."""
+    total, is_meant = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        field = line.split(maxsplit=1)[0]
+        if not field.endswith(":"):
+            is_meant = line.endswith(str(path))
+        elif is_meant and field == "Pss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+class PreloadCopy(_Stored):
+    """Gathers from a copy in huge pages, over the same from the mapped page cache."""
+
+    def setup(self) -> None:
+        self.prepare()
+        self.mapped, self.copied = ups_store.open(self.path), ups_store.open(self.path)
+        self.mapped.preload("page-cache")
+        self.copied.preload("copy")
+        self.outs = [store.gather(self.batches[0]) for store in (self.mapped, self.copied)]
+        check(self.outs[1][NAME], values_of(self.batches[0], SAMPLE_BYTES))
+
+    def teardown(self) -> None:
+        self.mapped.close()
+        self.copied.close()
+        super().teardown()
+
+    @tracked("gather from a copy in huge pages, over the page cache", TIME)
+    def track_over_page_cache(self) -> float:
+        stores = zip((self.copied, self.mapped), reversed(self.outs), strict=True)
+        ours, reference = (timed(self._gather(store, out)) for store, out in stores)
+        nbytes = BATCH * SAMPLE_BYTES
+        self.comparison = compare(ours, reference, pairs=SCALE.read_pairs, nbytes=nbytes)
+        return self.comparison.time_ratio
+
+    def _gather(self, store: ups_store.Store, out: Any) -> Any:
+        return lambda i: store.gather(self.batches[i % NUM_BATCHES], out=out)
+
+
+class _OnDevice(_Stored):
+    """Gathers by a CUDA device, timed until they are done."""
+
+    mode: Any
+
+    def setup(self) -> None:
+        import torch
+
+        self.prepare()
+        self.torch = torch
+        self.store = ups_store.open(self.path)
+        self.there = self.store.preload(self.mode).on_device
+        check(
+            self.there.gather(self.batches[0])[NAME].cpu().numpy(), values_of(self.batches[0], SAMPLE_BYTES)
+        )
+
+    def teardown(self) -> None:
+        self.store.close()
+        del self.there
+        super().teardown()
+
+    def gather(self, i: int) -> None:
+        self.there.gather(self.batches[i % NUM_BATCHES])
+        self.torch.cuda.synchronize()
+
+    def over(self, source: Any) -> float:
+        """Rate over one copy of as many bytes to the device."""
+        target = self.torch.empty_like(source, device="cuda")
+
+        def copy(i: int) -> None:
+            target.copy_(source, non_blocking=True)
+            self.torch.cuda.synchronize()
+
+        ours, pairs = timed(self.gather), SCALE.read_pairs
+        self.comparison = compare(ours, timed(copy), pairs=pairs, nbytes=source.nbytes)
+        return self.comparison.rate_ratio
+
+
+def _has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if _has_cuda():
+
+    class PreloadDevice(_OnDevice):
+        mode = "device"
+
+        @tracked(f"gather {BATCH} samples in device memory, over a copy there", RATE, at_least=0.5)
+        def track_over_device_copy(self) -> float:
+            return self.over(self.torch.ones(BATCH * SAMPLE_BYTES // 4, device="cuda"))
+
+    class PreloadPinned(_OnDevice):
+        mode = "pinned"
+
+        @tracked(f"gather {BATCH} samples from page-locked memory, over a pinned copy", RATE, at_least=0.9)
+        def track_over_pinned_copy(self) -> float:
+            return self.over(self.torch.ones(BATCH * SAMPLE_BYTES // 4, pin_memory=True))

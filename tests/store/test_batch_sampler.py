@@ -1,0 +1,93 @@
+"""`make_batch_sampler`: several stores of different shapes, and ranks, with torch's own DataLoader."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeStore
+from torch.utils.data import DataLoader
+
+from ups_store.errors import ConfigError, SpecError
+from ups_store.torch import StoreDataset, make_batch_sampler, make_loader
+
+SIZES = {"burgers1d": (30, 3), "advection1d": (13, 5)}  # samples, values per sample
+workers = pytest.mark.filterwarnings(  # of Python 3.12 on, about every fork; of torch, about small machines
+    "ignore:.*fork.*:DeprecationWarning", "ignore:This DataLoader will create:UserWarning"
+)
+
+
+@pytest.fixture
+def paths(make_store: MakeStore) -> list[Path]:
+    """Two stores of different shapes; all values of one are its sample's width."""
+    return [
+        make_store({"a": np.full((size, width), width)}, name=f"{task}.zarr.zip", identity={"task": task})
+        for task, (size, width) in SIZES.items()
+    ]
+
+
+def indices(batches: Any) -> list[list[int]]:
+    return [batch["index"].tolist() for batch in batches]
+
+
+def test_plain_sampler_of_a_dataloader_would_mix_the_stores(paths: list[Path]) -> None:
+    """Why there is a batch sampler."""
+    with pytest.raises(SpecError) as caught:
+        list(DataLoader(StoreDataset(paths), batch_size=8, sampler=[0, 30]))
+    assert caught.value.kind == "mixed"
+    assert "make_batch_sampler" in str(caught.value)
+
+
+@workers
+@pytest.mark.multi_process
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_stores_of_different_shapes_are_never_mixed_in_a_batch(
+    paths: list[Path], context: str | None
+) -> None:
+    dataset = StoreDataset(paths)
+    sampler = make_batch_sampler(dataset, batch_size=4, seed=2)
+    options = {"num_workers": 2, "multiprocessing_context": context} if context else {}
+    batches = list(DataLoader(dataset, batch_sampler=sampler, **options))
+    assert len(batches) == len(sampler) == 12
+    for batch in batches:
+        width = SIZES[batch["task"]][1]
+        assert (batch["a"] == width).all()
+        assert batch["a"].shape[1] == width
+    assert sorted(itertools.chain(*indices(batches))) == list(range(43))
+
+
+def test_order_is_that_of_the_loader(paths: list[Path]) -> None:
+    dataset = StoreDataset(paths)
+    options: dict[str, Any] = {"batch_size": 4, "seed": 5, "drop_last": True, "weights": [1, 2]}
+    sampler, loader = make_batch_sampler(dataset, **options), make_loader(dataset, **options)
+    for _ in range(2):
+        assert list(sampler) == indices(loader)
+
+
+def test_ranks_share_the_batches_and_have_equally_many(paths: list[Path]) -> None:
+    dataset = StoreDataset(paths)
+    alone = list(make_batch_sampler(dataset, batch_size=4))
+    ranks = [list(make_batch_sampler(dataset, batch_size=4, rank=rank, world_size=2)) for rank in range(2)]
+    together = [first + second for first, second in zip(*ranks, strict=True)]
+    assert [len(step) for step in together] == [4] * 12
+    assert [step[: len(part)] for step, part in zip(together, alone, strict=True)] == alone
+
+
+def test_epoch_goes_on_where_the_loop_stopped(paths: list[Path]) -> None:
+    dataset = StoreDataset(paths)
+    sampler = make_batch_sampler(dataset, batch_size=4)
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    resumed = make_batch_sampler(dataset, batch_size=4)
+    resumed.set_epoch(1, consumed=5 * 4)
+    assert list(resumed) == epochs[1][5:]
+    assert list(resumed) == epochs[2]
+
+
+def test_position_inside_a_batch_is_refused(paths: list[Path]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_batch_sampler(StoreDataset(paths), batch_size=4).set_epoch(0, consumed=3)
+    assert caught.value.kind == "state"

@@ -1,0 +1,75 @@
+"""The Python of README and docs runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_stores import build
+
+import ups_store
+
+ROOT = Path(__file__).parents[2]
+NUM_SAMPLES, NUM_STEPS, NUM_POINTS = 3, 5, 8
+
+
+def snippets(page: str) -> list[str]:
+    """The Python blocks of a page, in order."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run(code: str) -> dict[str, Any]:
+    """The variables that a block leaves."""
+    variables: dict[str, Any] = {}
+    exec(compile(code, "snippet", "exec"), variables)
+    return variables
+
+
+@pytest.fixture
+def fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Fields of a store as `ups_store.build` makes them, under the name that the pages use."""
+    monkeypatch.chdir(tmp_path)
+    shape = (NUM_SAMPLES, NUM_STEPS, NUM_POINTS, 1)
+    fields = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    build(
+        tmp_path / "burgers1d_train.zarr.zip",
+        {"fields": fields, "nu": np.full(NUM_SAMPLES, 0.01)},
+        dims={"fields": ("sample", "time", "x", "channel"), "t": ("time",), "x": ("x",)},
+        constants={
+            "t": np.linspace(0, 1, NUM_STEPS, dtype=np.float32),
+            "x": np.linspace(0, 1, NUM_POINTS + 1, dtype=np.float32)[:-1],
+        },
+    )
+    return fields
+
+
+def test_zarr_snippet_reads_the_last_sample(fields: np.ndarray) -> None:
+    (code,) = [code for code in snippets("docs/interop.md") if "zarr.open_group" in code]
+    left = run(code)
+    np.testing.assert_array_equal(left["sample"], fields[-1])
+    left["store"].close()
+
+
+def test_xarray_snippet_finds_places_by_x_and_times_by_t(fields: np.ndarray) -> None:
+    (code,) = [code for code in snippets("docs/interop.md") if "import xarray" in code]
+    left = run(code)
+    np.testing.assert_array_equal(left["series"], fields[-1, :, NUM_POINTS // 2])
+    np.testing.assert_array_equal(left["frame"], fields[-1, 1])
+    assert left["dataset"]["t"].dims == ("time",)
+    assert set(left["dataset"].coords) == {"t", "x"}
+    left["store"].close()
+
+
+def test_readme_snippet_writes_and_gathers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = snippets("README.md")
+    small = code.replace("(1000, 64, 256)", "(600, 4, 8)").replace("(64, 256)", "(4, 8)")
+    assert small.count("(600, 4, 8)") == 1
+    left = run(small)
+    assert left["batch"]["u"].shape == (3, 4, 8)
+    expected = np.random.default_rng(512).standard_normal((4, 8), "f4")
+    np.testing.assert_array_equal(left["batch"]["u"][2], expected)
+    assert len(ups_store.open("wave_train.zarr.zip")) == 600

@@ -1,0 +1,83 @@
+"""Ctrl-C while a command still imports ends it with exit code 5 and one line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ups_store.early_interrupt import importing
+
+# Presses Ctrl-C when a module begins to be imported, then runs the command as `python -m` would.
+PRESS = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == wanted:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+wanted, module = sys.argv[1:3]
+sys.meta_path.insert(0, Finder())
+sys.argv = [module, *sys.argv[3:]]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+FIRST_OF_BUILD = ("typer", "numpy", "pydantic", "omegaconf.nodes", "rich.console", "ups_store.build.config")
+BUILD_AFTER_FLAGS = ("h5py", "ups_store.build.stores", "ups_store.ingest.pool", "ups_store.build.explain")
+
+
+def press(module: str, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PRESS, module, *command], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("module", FIRST_OF_BUILD)
+def test_ctrl_c_while_the_build_is_imported_is_one_line_and_5(module: str) -> None:
+    done = press(module, "ups_store.build", "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", "error: interrupted\n")
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("module", BUILD_AFTER_FLAGS)
+def test_ctrl_c_while_the_build_imports_hdf5_is_one_line_and_5(module: str) -> None:
+    done = press(module, "ups_store.build", "--tasks", "burgers1d", "--root", "nowhere")
+    begun, _, message = done.stderr.partition("\n")
+    assert begun.startswith("building burgers1d")
+    assert (done.returncode, done.stdout, message) == (5, "", "error: interrupted\n")
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize(
+    "module", ["typer", "numpy", "ups_store.verbs", "ups_store.identity", "ups_store.doctor_verb"]
+)
+def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> None:
+    done = press(module, "ups_store", "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", "error: interrupted\n")
+
+
+@pytest.mark.multi_process
+def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5() -> None:
+    done = press("matplotlib.figure", "ups_store", "preview", "none.zarr.zip")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", "error: interrupted\n")
+
+
+def test_handler_is_there_for_the_block_only() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with importing():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ignored_interrupts_stay_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with importing():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

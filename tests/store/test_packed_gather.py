@@ -1,0 +1,110 @@
+"""`PackedStore.gather` against `Store.gather`: windows, outputs, conversion, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from small_stores import assert_same_bits, build, mixed_constants, mixed_values
+
+import ups_store
+from ups_store import SampleIndexError, SpecError, packed_store
+from ups_store.packed_store import PackedStore, open_packed
+from ups_store.packing import pack_store
+
+Stores = tuple[ups_store.Store, PackedStore]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
+    folder = tmp_path_factory.mktemp("packed")
+    path = build(folder / "a.zarr.zip", mixed_values(7), constants=mixed_constants())
+    with ups_store.open(path) as store:
+        packed = pack_store(store, folder / "a.packed.zarr.zip", codec="zstd").path
+        with open_packed(packed) as opened:
+            yield store, opened
+
+
+@pytest.mark.parametrize("indices", [[0], [5, 0, 6, 2], [3, 3, 0, 3], []])
+@pytest.mark.parametrize(
+    "window",
+    [
+        {},
+        {"start": 1},
+        {"length": 2},
+        {"start": 1, "length": 2, "stride": 2},
+        {"stride": 3},
+        {"start": "each"},
+    ],
+)
+def test_packed_gather_is_that_of_the_mapped_form(stores: Stores, indices: list[int], window: Any) -> None:
+    store, packed = stores
+    if window.get("start") == "each":
+        window = {"start": np.arange(len(indices)) % 3, "length": 2}
+    expected = store.gather(indices, **window)
+    assert_same_bits(packed.gather(indices, **window), expected)
+    for order in "CF":
+        out = {name: np.empty_like(value, order=order) for name, value in expected.items()}
+        batch = packed.gather(indices, out=out, **window)
+        assert all(batch[name] is out[name] for name in out)
+        assert_same_bits(batch, expected)
+
+
+def test_packed_gather_converts_to_the_outputs_dtype(stores: Stores) -> None:
+    _, packed = stores
+    out = {name: np.empty((2, *mixed_values(7)[name].shape[1:]), np.float32) for name in ("latent", "nu")}
+    packed.gather([6, 2], list(out), out=out)
+    expected = {name: mixed_values(7)[name][[6, 2]].astype(np.float32) for name in out}
+    assert_same_bits(out, expected)
+
+
+def test_packed_sample_is_decoded_once_a_batch(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, packed = stores
+    decoded: list[int | None] = []
+    read_chunk = packed_store.PackedStore.read_chunk
+
+    def counting(self: PackedStore, array: Any, sample: int | None, out: Any) -> None:
+        decoded.append(sample)
+        read_chunk(self, array, sample, out)
+
+    monkeypatch.setattr(packed_store.PackedStore, "read_chunk", counting)
+    packed.gather([3, 1, 3, 3], ["fields"], start=[0, 1, 2, 3], length=2)
+    assert decoded == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"names": ["nu"], "length": 2}, "window"),
+        ({"out": {"beta": np.zeros(1)}}, "out"),
+        ({"out": {"nu": np.zeros(2)}}, "out"),
+        ({"out": {"nu": np.zeros(1, np.int64)}}, "out"),
+        ({"start": [0, 1]}, "window"),
+    ],
+)
+def test_packed_gather_refuses_what_the_mapped_form_refuses(
+    stores: Stores, arguments: dict[str, Any], kind: str
+) -> None:
+    for store in stores:
+        with pytest.raises(SpecError) as caught:
+            store.gather([0], **arguments)
+        assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"), [({"start": 4, "length": 2}, "window"), ({"start": -1}, "window")]
+)
+def test_packed_windows_outside_the_time_steps_are_refused(
+    stores: Stores, arguments: dict[str, Any], kind: str
+) -> None:
+    with pytest.raises(SampleIndexError) as caught:
+        stores[1].gather([0], ["fields"], **arguments)
+    assert caught.value.kind == kind
+
+
+def test_packed_gather_of_a_sample_outside_the_store_is_refused(stores: Stores) -> None:
+    with pytest.raises(SampleIndexError) as caught:
+        stores[1].gather([0, 2**63])
+    assert (caught.value.expected, caught.value.found) == ("0 <= index < 7", 2**63)

@@ -1,0 +1,328 @@
+"""`Store.preload` into the page cache and into a copy of this process; `residency`; refusals."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeStore
+from preload_processes import evict, mapped_bytes
+from small_stores import assert_same_bits, begin, build, mixed_constants, mixed_values, samples_of
+
+import ups_store
+from ups_store import (
+    CorruptChunkError,
+    MemoryLimitError,
+    NotCommittedError,
+    SpecError,
+    Store,
+    StoreClosedError,
+    StoreReplacedError,
+    TruncatedError,
+    files,
+)
+from ups_store.preload import budget, page_cache, reading
+
+VALUES = mixed_values(64)
+CHOSEN = [5, 0, 63, 5]
+IN_RAM = pytest.mark.parametrize("mode", ["page-cache", "copy"])
+
+
+@pytest.fixture
+def path(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store that is read in several steps of several pieces."""
+    monkeypatch.setattr(reading, "STEP_BYTES", 1 << 16)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 1 << 14)
+    return make_store(VALUES, constants=mixed_constants())
+
+
+@pytest.fixture
+def store(path: Path) -> Store:
+    return ups_store.open(path)
+
+
+def locked_bytes() -> int:
+    """Memory that this process has locked."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmLck:")[2].split()[0]) * 1024
+
+
+@IN_RAM
+@pytest.mark.parametrize("access", ["map", "pread"])
+def test_preloaded_store_holds_the_same_values(path: Path, mode: Any, access: Any) -> None:
+    with ups_store.open(path, access=access) as store:
+        report = store.preload(mode)
+        assert (report.mode, report.nbytes, report.on_device) == (mode, store.nbytes, None)
+        assert_same_bits(store.gather(CHOSEN), samples_of(VALUES, CHOSEN))
+        assert_same_bits({name: store[name] for name in store.arrays}, VALUES)
+        assert_same_bits(dict(store.constants), mixed_constants())
+        assert store.residency() == 1.0
+
+
+@IN_RAM
+def test_progress_adds_up_to_the_file_in_steps(store: Store, mode: Any) -> None:
+    steps: list[int] = []
+    store.preload(mode, progress=steps.append)
+    assert sum(steps) == store.nbytes
+    assert max(steps) == reading.STEP_BYTES
+    assert len(steps) > 2
+
+
+@IN_RAM
+def test_interrupt_between_two_steps_leaves_the_store_as_it_was(store: Store, mode: Any) -> None:
+    def interrupt(nbytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.preload(mode, progress=interrupt)
+    assert not store._file.is_copy
+    assert_same_bits(store.gather(CHOSEN), samples_of(VALUES, CHOSEN))
+
+
+def test_page_cache_brings_an_evicted_file_into_ram(path: Path) -> None:
+    evict(path)
+    with ups_store.open(path) as store:
+        if store.residency() > 0.5:
+            pytest.skip("this file system keeps its pages")
+        report = store.preload("page-cache")
+        assert f"{store.nbytes:,} bytes needed" in report.why
+        assert store.residency() == 1.0
+        assert mapped_bytes(path.name, "Rss") >= store.nbytes  # in this process's page table too
+
+
+def test_page_cache_needs_no_room_for_what_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.preload("page-cache")
+    monkeypatch.setattr(budget, "available_bytes", lambda: 0)
+    assert "page-cache: 0 bytes needed, 0 bytes" in store.preload("page-cache").why
+
+
+def test_page_cache_touches_pages_where_the_kernel_cannot_populate(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "populate", lambda *arguments: False)
+    store.preload("page-cache")
+    assert mapped_bytes(store.path.name, "Rss") >= store.nbytes
+
+
+def test_populate_tells_a_kernel_without_it_from_a_failure(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with path.open("rb") as file:
+        mapping = files.map_private(file.fileno(), path.stat().st_size)
+    assert files.populate(mapping, 0, mmap.PAGESIZE)
+    os.truncate(path, 8192)
+    with pytest.raises(OSError, match="madvise"):
+        files.populate(mapping, 0, len(mapping))
+    monkeypatch.setattr(files, "_MADV_POPULATE_READ", 9999)
+    assert not files.populate(mapping, 0, mmap.PAGESIZE)
+
+
+def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> None:
+    store = ups_store.open(path, access="pread")
+    store.preload("copy")
+    os.truncate(path, 0)
+    assert store.access == "map"
+    assert_same_bits(store.gather(CHOSEN), samples_of(VALUES, CHOSEN))
+    assert_same_bits(store.sample(7), {name: value[7] for name, value in VALUES.items()})
+
+
+def test_views_from_before_a_copy_stay_valid(store: Store) -> None:
+    before = store["fields"]
+    store.preload("copy")
+    assert not np.shares_memory(before, store["fields"])
+    assert np.array_equal(before, VALUES["fields"])
+
+
+def test_copy_is_checked_on_touch(path: Path) -> None:
+    with ups_store.open(path) as store:
+        first = store._catalog.layout.arrays["fields"].slot(3)[0]
+    with path.open("r+b") as file:
+        file.seek(first)
+        file.write(b"damage")
+    with ups_store.open(path, verify="touch") as store:
+        store.preload("copy")
+        with pytest.raises(CorruptChunkError):
+            store.gather([3])
+
+
+def test_copy_is_not_made_twice(store: Store) -> None:
+    store.preload("copy")
+    memory = store._file.mapping()
+    for mode in ("copy", "page-cache", "auto"):
+        assert store.preload(mode).mode == "copy"
+    assert store._file.mapping() is memory
+    store.preload("copy", lock=True)
+    assert store._file.mapping() is not memory
+
+
+def test_pickled_store_with_a_private_copy_opens_the_file(path: Path) -> None:
+    store = ups_store.open(path, access="pread")
+    store.preload("copy")
+    other = pickle.loads(pickle.dumps(store))
+    assert (other.access, other._file.is_copy) == ("pread", False)
+
+
+def test_closed_store_lets_go_of_its_copy(store: Store) -> None:
+    store.preload("copy")
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.gather([0])
+    with pytest.raises(StoreClosedError):
+        store.preload()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_locked_store_cannot_leave_ram(store: Store, shared: bool) -> None:
+    before = locked_bytes()
+    store.preload("copy", shared=shared, lock=True)
+    assert locked_bytes() - before >= store.nbytes
+    assert_same_bits(store.gather(CHOSEN), samples_of(VALUES, CHOSEN))
+
+
+def test_locked_page_cache_is_shared_and_not_copied(store: Store) -> None:
+    """Locking a private mapping that may be written would copy every page of it."""
+    before = locked_bytes()
+    store.preload("page-cache", lock=True)
+    assert locked_bytes() - before >= store.nbytes
+    assert (
+        mapped_bytes(store.path.name, "Locked") * 2 >= store.nbytes
+    )  # a page's share of one of two mappings
+    assert mapped_bytes(store.path.name, "Private_Dirty") == 0
+    store.close()
+    assert locked_bytes() == before
+
+
+def test_lock_counts_what_another_has_locked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.preload("page-cache")
+    monkeypatch.setattr(budget, "available_bytes", lambda: 0)
+    monkeypatch.setattr(page_cache, "locked_bytes", lambda: 0)
+    with pytest.raises(MemoryLimitError):
+        store.preload("page-cache", lock=True)
+    monkeypatch.setattr(page_cache, "locked_bytes", lambda: store.nbytes)
+    assert store.preload("page-cache", lock=True).mode == "page-cache"
+
+
+@IN_RAM
+def test_store_larger_than_the_memory_is_refused(
+    path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evict(path)
+    monkeypatch.setattr(files, "resident_nbytes", lambda *arguments: 0)
+    with ups_store.open(path) as store:
+        available = int(store.nbytes / 0.9) - 10  # the margin is missing
+        monkeypatch.setattr(budget, "available_bytes", lambda: available)
+        with pytest.raises(MemoryLimitError) as caught:
+            store.preload(mode)
+        assert store.preload(mode, margin=0.0).mode == mode
+    error = caught.value
+    assert (error.kind, error.path) == ("memory", str(path))
+    assert (error.needed_bytes, error.available_bytes) == (store.nbytes, available)
+    assert f"expected {store.nbytes:,} bytes and a margin of 10%, found {available:,} available" in str(error)
+
+
+def test_auto_takes_the_page_cache(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ups_store.preload"):
+        report = store.preload()
+    assert (report.mode, report.nbytes) == ("page-cache", store.nbytes)
+    assert report.seconds > 0
+    assert report.why in caplog.text
+
+
+def test_auto_takes_a_copy_only_if_it_may_be_shared_and_fits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.preload()
+    monkeypatch.setattr(files, "address_space_left", lambda: 1000)
+    report = store.preload(shared=True)
+    assert report.mode == "page-cache"
+    assert report.why.startswith("copy refused (the store doesn't fit into RAM")
+    assert "1,000 available" in report.why
+    monkeypatch.undo()
+    assert store.preload(shared=True).mode == "copy"
+
+
+def test_auto_leaves_a_store_mapped_that_fits_nowhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "resident_nbytes", lambda *arguments: 0)
+    monkeypatch.setattr(budget, "available_bytes", lambda: 4096)
+    report = store.preload()
+    assert (report.mode, report.nbytes) == ("mapped", 0)
+    assert "page-cache refused" in report.why
+    assert "4,096 available" in report.why
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"mode": "ram"}, "mode"),
+        ({"mode": "copy", "device": "cuda"}, "device"),
+        ({"mode": "copy", "samples": range(2)}, "samples"),
+        ({"mode": "page-cache", "shared": True}, "shared"),
+        ({"mode": "pinned", "shared": True}, "shared"),
+        ({"mode": "pinned", "lock": True}, "lock"),
+        ({"margin": 1.0}, "margin"),
+        ({"num_threads": 0}, "num_threads"),
+        ({"mode": "device", "samples": range(0, 8, 2)}, "samples"),
+        ({"mode": "device", "samples": range(60, 65)}, "samples"),
+    ],
+)
+def test_argument_without_meaning_or_effect_is_refused(store: Store, options: Any, kind: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        store.preload(**options)
+    assert caught.value.kind == kind
+
+
+def test_store_under_construction_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "new.zarr.zip"
+    with begin(path, VALUES) as writer:
+        writer.commit_many(range(2), samples_of(VALUES, [0, 1]))
+        with ups_store.open(path, partial=True) as store, pytest.raises(NotCommittedError):
+            store.preload()
+
+
+def test_replaced_file_is_refused_and_old_data_stay(path: Path, store: Store, tmp_path: Path) -> None:
+    build(tmp_path / "other.zarr.zip", mixed_values(3, seed=1)).replace(path)
+    with pytest.raises(StoreReplacedError):
+        store.preload()
+    assert_same_bits(store.gather(CHOSEN), samples_of(VALUES, CHOSEN))
+
+
+@IN_RAM
+def test_file_that_is_cut_meanwhile_is_an_error(
+    path: Path, store: Store, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_into = files.read_into
+
+    def read_and_cut(fd: int, offset: int, target: memoryview) -> int:
+        got = read_into(fd, offset, target)
+        os.truncate(path, 8192)
+        return got
+
+    monkeypatch.setattr(files, "read_into", read_and_cut)
+    with pytest.raises(TruncatedError) as caught:
+        store.preload(mode, num_threads=1)
+    assert caught.value.kind == "truncated_while_open"
+
+
+def test_populating_a_cut_file_is_an_error(path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the length and the system call are two moments."""
+    monkeypatch.setattr(type(store._file), "check_length", lambda self: os.truncate(path, 8192))
+    with pytest.raises(TruncatedError):
+        store.preload("page-cache")
+
+
+def test_failure_of_the_system_is_passed_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> bool:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(files, "populate", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        store.preload("page-cache")
+    monkeypatch.setattr(files, "read_into", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        store.preload("copy")

@@ -1,0 +1,263 @@
+"""How samples get out of a file: straight, where they lie as in a store; else chunk by chunk, each once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+from build_helpers import BURGERS, Recorder, build, settings
+from pdebench_files import FAMILIES, Family
+from reader_faults import ModulesRequest
+
+from ups_store.build import read
+from ups_store.build.config import ReadingConfig
+from ups_store.build.plan import plan_store
+from ups_store.errors import SourceError
+from ups_store.ingest import contiguous, regions
+from ups_store.ingest.contiguous import raw_samples
+from ups_store.ingest.digest_request import DigestRequest
+from ups_store.ingest.info import EVERYTHING, Selection
+from ups_store.ingest.pool import ReaderPool
+from ups_store.ingest.regions import read_samples
+from ups_store.ingest.source import open_source
+from ups_store.ingest.value_range import ValueRange
+from ups_store.tasks import get_task
+
+SHAPE = (7, 6, 10)
+VALUES = np.random.default_rng(3).random(SHAPE, dtype=np.float32)
+
+
+def dataset_of(path: Path, *, dtype: str = "<f4", data: bool = True, **options: Any) -> h5py.Dataset:
+    """An open dataset (sample, time, x); its file is closed with it."""
+    user_block = options.pop("userblock_size", 0)
+    with h5py.File(path, "w", userblock_size=user_block) as file:
+        file.create_dataset("u", SHAPE, dtype, data=VALUES if data else None, **options)
+    return h5py.File(path)["u"]
+
+
+def read_all(dataset: h5py.Dataset, *, dtype: str = "<f4", selection: Selection = EVERYTHING) -> np.ndarray:
+    """Samples 1..5 as a store has them."""
+    shape = (5, *(-(-SHAPE[i] // selection.step(axis)) for i, axis in ((1, "t"), (2, "x"))), 1)
+    out = np.full(shape, np.nan, dtype)
+    read_samples(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection)
+    return out
+
+
+def is_straight(dataset: h5py.Dataset, *, dtype: str = "<f4", **options: Any) -> bool:
+    out = np.empty((*SHAPE, 1), dtype)
+    options = {"axes": "stx", "to_axes": "stxc", "selection": EVERYTHING, **options}
+    return raw_samples(dataset, out, **options) is not None
+
+
+# --- straight -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user_block", [0, 512, 4096])
+def test_contiguous_dataset_is_read_straight_wherever_it_lies(tmp_path: Path, user_block: int) -> None:
+    dataset = dataset_of(tmp_path / "a.h5", userblock_size=user_block)
+    with dataset.file:
+        assert is_straight(dataset)
+        np.testing.assert_array_equal(read_all(dataset)[..., 0], VALUES[1:6])
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "selection"),
+    [
+        ({"chunks": (2, 3, 10)}, "<f4", EVERYTHING),
+        ({"chunks": (7, 6, 10), "compression": "lzf", "shuffle": True}, "<f4", EVERYTHING),
+        ({"dtype": ">f4"}, "<f4", EVERYTHING),
+        ({"dtype": "<f8"}, "<f4", EVERYTHING),
+        ({}, "<f2", EVERYTHING),
+        ({}, "<f4", Selection(reduce_space=3)),
+        ({}, "<f4", Selection(reduce_time=2)),
+        ({"data": False, "fillvalue": 4.0}, "<f4", EVERYTHING),
+        ({"external": "outside.bin"}, "<f4", EVERYTHING),
+    ],
+    ids=["chunks", "lzf", "big_endian", "wider", "narrower", "space", "time", "never_written", "external"],
+)
+def test_dataset_that_hdf5_has_to_work_on_is_left_to_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    dtype: str,
+    selection: Selection,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (dataset := dataset_of(tmp_path / "a.h5", **options)).file:
+        assert not is_straight(dataset, dtype=dtype, selection=selection)
+        stored = dataset[1:6, :: selection.reduce_time, :: selection.reduce_space]
+        found = read_all(dataset, dtype=dtype, selection=selection)
+        np.testing.assert_array_equal(found[..., 0], stored.astype(dtype))
+
+
+def test_axes_in_another_order_are_left_to_hdf5(tmp_path: Path) -> None:
+    with (dataset := dataset_of(tmp_path / "a.h5")).file:
+        assert not is_straight(dataset, axes="sxt")
+        part = np.empty((*SHAPE, 2), np.float32)[..., :1]  # one channel of two
+        assert raw_samples(dataset, part, axes="stx", to_axes="stxc", selection=EVERYTHING) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.file_name)
+def test_straight_reading_gives_what_hdf5_gives(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = family.write(tmp_path / family.file_name)
+    with open_source(path, task=get_task(family.task)) as source:
+        straight = source.read(range(source.info.num_samples))
+        monkeypatch.setattr(regions, "raw_samples", lambda *args, **options: None)
+        plain = source.read(range(source.info.num_samples))
+    for name in plain:
+        np.testing.assert_array_equal(straight[name], plain[name])
+
+
+def test_straight_reading_says_after_each_piece_that_it_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contiguous, "_PIECE_BYTES", 100)
+    told: list[str] = []
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = VALUES
+    with open_source(path) as source:
+        out = {"fields": np.empty((7, 6, 10, 1), np.float32)}
+        source.read_into(out, range(7), told=told.append)
+    np.testing.assert_array_equal(out["fields"][..., 0], VALUES)
+    assert told == ["data"] * (1 + math.ceil(VALUES.nbytes / 100))
+
+
+def test_straight_reading_past_the_end_of_a_cut_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = VALUES
+        offset = file["data"].id.get_offset()
+    with open_source(path) as source:
+        with path.open("r+b") as file:
+            file.truncate(offset + 100)
+        with pytest.raises(SourceError, match="the file ends before its data does") as caught:
+            source.read([2])
+    assert (caught.value.kind, caught.value.dataset, caught.value.sample) == ("read_failed", "data", 2)
+
+
+# --- chunk by chunk -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_bytes", [1, 200, 1000, 1 << 20])
+@pytest.mark.parametrize("chunks", [(1, 6, 10), (2, 3, 4), (3, 1, 10), (7, 2, 2), (4, 4, 4)])
+@pytest.mark.parametrize("reduce_time", [1, 2, 5])
+def test_each_chunk_is_decoded_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chunks: tuple[int, ...],
+    block_bytes: int,
+    reduce_time: int,
+) -> None:
+    monkeypatch.setattr(regions, "BLOCK_BYTES", block_bytes)
+    dataset = dataset_of(tmp_path / "a.h5", chunks=chunks, compression="gzip")
+    touched: Counter[tuple[int, int]] = Counter()
+    read_region = regions._read_region
+
+    def note(dataset: h5py.Dataset, axes: str, region: Any, selection: Selection) -> np.ndarray:
+        samples, times = (range(s.start, s.stop) for s in (region.samples, region.times))
+        touched.update({(s // chunks[0], t // chunks[1]) for s in samples for t in times})
+        return read_region(dataset, axes, region, selection)
+
+    monkeypatch.setattr(regions, "_read_region", note)
+    out = np.empty((7, -(-6 // reduce_time), 10, 1), np.float32)
+    selection = Selection(reduce_time=reduce_time)
+    with dataset.file:
+        read_samples(out, dataset, axes="stx", to_axes="stxc", first=0, selection=selection)
+    np.testing.assert_array_equal(out[..., 0], VALUES[:, ::reduce_time])
+    assert set(touched.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("missing", "per_chunk", "sample_nbytes", "lengths"),
+    [
+        (range(20), 1, 4 << 20, [4, 4, 4, 4, 4]),
+        (range(20), 3, 4 << 20, [3, 3, 3, 3, 3, 3, 2]),  # 4 would part a chunk
+        (range(2, 20), 3, 4 << 20, [4, 3, 3, 3, 3, 2]),
+        (range(20), 8, 4 << 20, [8, 8, 4]),  # more than 16 MiB, so that a chunk is decoded once
+        (range(20), 17, 4 << 20, [4, 4, 4, 4, 4]),  # more than 64 MiB: a chunk has to be parted
+        ([0, 1, 5, 6, 7, 19], 3, 4 << 20, [3, 3]),  # samples that an earlier run left
+        (range(20), 3, 1, [20]),
+        ([], 3, 1, []),
+    ],
+)
+def test_batches_hold_whole_chunks(
+    missing: list[int], per_chunk: int, sample_nbytes: int, lengths: list[int]
+) -> None:
+    in_file = np.array(missing, np.int64)
+    batches = list(read._batches_of_chunks(in_file, per_chunk, sample_nbytes))
+    assert [batch.stop - batch.start for batch in batches] == lengths
+    assert np.concatenate([in_file[batch] for batch in batches] or [in_file]).tolist() == list(missing)
+
+
+def test_build_asks_for_whole_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    with h5py.File(tmp_path / "source" / BURGERS, "w") as file:
+        file.create_dataset("tensor", data=VALUES.repeat(3, axis=0), chunks=(4, 6, 10), compression="gzip")
+    monkeypatch.setattr(read, "BATCH_BYTES", 5 * 240)
+    config = settings(tmp_path, split="train", split_fractions=(0.9, 0.05, 0.05))
+    plan = plan_store(config, "burgers1d", "train")
+    assert plan.infos[0].samples_per_chunk == 4
+    batches = read.read_batches(plan, np.arange(plan.num_samples), on_nan="fail")
+    firsts = [int(batch.samples[0]) + plan.parts[0].indices.start for batch in batches]
+    assert all(first % 4 == 0 for first in firsts[1:])
+
+
+# --- memory, and what readers are ---------------------------------------------------------------------
+
+
+@pytest.mark.multi_process
+def test_memory_of_a_reader_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    # 2 GiB that were never written, in samples of 64 MiB, of which little is stored.
+    (tmp_path / "source").mkdir()
+    shape = (32, 64, 1 << 18)
+    with h5py.File(tmp_path / "source" / BURGERS, "w") as file:
+        file.create_dataset("tensor", shape, "f4")
+        file["x-coordinate"] = np.linspace(0, 1, shape[2], dtype="f4")
+        file["t-coordinate"] = np.linspace(0, 1, shape[1] + 1, dtype="f4")
+    peaks: list[int] = []
+
+    def look(watcher: Recorder) -> None:
+        for reader in watcher.pool.status().readers:
+            status = Path(f"/proc/{reader.pid}/status").read_text()
+            peaks.append(int(status.partition("VmHWM:")[2].split()[0]) << 10)
+
+    config = settings(tmp_path, reduce_space=1 << 12, split_fractions=(1, 0, 0), split="train")
+    config = config.model_copy(update={"reading": ReadingConfig(num_workers=1)})
+    before = psutil.Process().memory_info().rss
+    build(config, Recorder(on_advance=look))
+    assert max(peaks) < 256 << 20  # Python, NumPy, HDF5, two slots of 16 MiB and a block of 32 MiB
+    assert psutil.Process().memory_info().rss - before < 128 << 20
+
+
+@pytest.mark.multi_process
+def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    dataset_of(path).file.close()
+    with ReaderPool(1, slot_nbytes=4096) as pool:
+        pool.ask(DigestRequest(path, "full", path.stat().st_size))
+        modules = pool.ask(ModulesRequest(path))
+    assert not {name for name in modules if name.startswith("ups_store.build")}
+    assert modules.isdisjoint({"omegaconf", "yaml", "pydantic", "typer", "rich", "torch"})
+
+
+# --- ranges -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_range_of_many_blocks_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
+    monkeypatch.setattr("ups_store.ingest.value_range._BLOCK_BYTES", 64)
+    values = np.random.default_rng(0).normal(size=(50, 7)).astype(dtype)
+    found = ValueRange.of(values)
+    assert (found.minimum, found.maximum, found.is_finite) == (values.min(), values.max(), True)
+    values[3, 3], values[40, 2], values[41, 0] = np.nan, np.inf, -np.inf
+    finite = values[np.isfinite(values)]
+    assert ValueRange.of(values) == ValueRange(float(finite.min()), float(finite.max()), 1, 2)

@@ -1,0 +1,256 @@
+"""Fields to train on: from HDF5 and from stores alike, statistics, augmentation, batches that repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import ups_store
+from ups.data.augment import augment, shift_frames
+from ups.data.config import CacheConfig, DataConfig
+from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
+from ups.data.frames import FrameBatch, FrameBatches, spread_batches
+from ups.data.normalize import measure_statistics
+from ups.data.solvers import make_dataset
+from ups.errors import ConfigError
+from ups_store.build.command import app as build
+from ups_store.errors import SourceError
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    make_dataset("burgers1d", folder, num_samples=10, points=32, frames=5, nu=0.1)
+    make_dataset("darcy2d", folder, num_samples=10, points=16)
+    return folder
+
+
+def open_split(root: Path, task: str = "burgers1d", split: str = "train", **options: Any) -> Fields:
+    source = options.pop("source", "auto")
+    data = DataConfig(task=(task,), root=root, **options)
+    return open_fields(data, task, split, cache=CacheConfig(dir=root / "cache"), source=source)
+
+
+def make_batches(root: Path, **options: Any) -> FrameBatches:
+    fields = {task: open_split(root, task) for task in ("burgers1d", "darcy2d")}
+    names = parameter_names(list(fields))
+    return FrameBatches(fields, batch_size=4, seed=3, parameters=names, **options)
+
+
+# --- where fields come from ----------------------------------------------------------------------------
+
+
+def test_hdf5_gives_grid_and_parameters(root: Path) -> None:
+    fields = open_split(root)
+    assert fields.info.grid.points == (32,)
+    assert fields.info.grid.periodic == (True,)
+    assert fields.info.grid.channels == (("fields", 1),)
+    assert fields.num_steps.tolist() == [5] * 8
+    assert fields.parameters(np.array([0, 3]))["nu"].tolist() == [0.1, 0.1]
+
+
+def test_steady_task_has_its_coefficient_and_ends(root: Path) -> None:
+    fields = open_split(root, "darcy2d")
+    assert fields.info.steady
+    assert fields.info.grid.periodic == (False, False)
+    assert fields.info.grid.channels == (("fields", 1), ("coefficient", 1))
+    frame = fields.read("coefficient", np.array([2]), np.array([0]))
+    assert frame.shape == (1, 16, 16, 1)
+    assert set(np.unique(frame)) <= {np.float32(0.1), np.float32(1.0)}
+
+
+def test_store_and_hdf5_give_the_same_frames(root: Path, tmp_path: Path) -> None:
+    flags = ["--tasks", "burgers1d", "--root", str(root), "--cache-dir", str(tmp_path), "--no-parallel"]
+    assert CliRunner().invoke(build, flags).exit_code == 0
+    data = DataConfig(task=("burgers1d",), root=root)
+    cache = CacheConfig(dir=tmp_path)
+    stored = open_fields(data, "burgers1d", "train", cache=cache)
+    direct = open_fields(data, "burgers1d", "train", cache=cache, source="hdf5")
+    assert isinstance(stored, StoreFields)
+    assert isinstance(direct, MemoryFields)
+    assert stored.info == direct.info
+    samples, steps = np.array([7, 0, 3]), np.array([4, 0, 2])
+    given = stored.read("fields", samples, steps)
+    assert given.dtype == np.float32
+    np.testing.assert_array_equal(given, direct.read("fields", samples, steps))
+    assert stored.parameters(samples)["nu"].tolist() == direct.parameters(samples)["nu"].tolist()
+    # A store of another reduction isn't taken.
+    coarse = DataConfig(task=("burgers1d",), root=root, reduce_space=2)
+    assert isinstance(open_fields(coarse, "burgers1d", "train", cache=cache), MemoryFields)
+    with pytest.raises(ConfigError, match="reduce_space is 1") as caught:
+        open_fields(coarse, "burgers1d", "train", cache=cache, source="store")
+    assert caught.value.kind == "no_store"
+
+
+def test_ragged_runs_have_only_their_own_steps(tmp_path: Path) -> None:
+    path = tmp_path / "burgers1d_train.zarr.zip"
+    fields, steps = np.arange(24, dtype=np.float32).reshape(2, 3, 4, 1), np.array([3, 1])
+    arrays = {
+        "fields": ups_store.ArraySpec(fields.shape, "float32", dims=("sample", "time", "x", "channel")),
+        "num_steps": ups_store.ArraySpec((2,), "int64", dims=("sample",)),
+    }
+    with ups_store.create(path, arrays, identity={}, attrs={"task": "burgers1d"}) as writer:
+        writer.commit_many([0, 1], {"fields": fields, "num_steps": steps})
+        writer.finish()
+    store = StoreFields(ups_store.open(path))
+    frames = [batch.values for batch in spread_batches({"b": store}, batch_size=8, max_frames=99)]
+    assert torch.cat(frames)[:, 0, 0].tolist() == [0, 4, 8, 12]
+    assert StoreFields(ups_store.open(path), limit=1).num_steps.tolist() == [3]
+
+
+def test_split_without_samples_is_refused(root: Path) -> None:
+    with pytest.raises(ConfigError, match="burgers1d val would be empty") as caught:
+        open_split(root, split="val", split_fractions=(0.9, 0.0, 0.1))
+    assert caught.value.kind == "empty_split"
+
+
+def test_split_larger_than_memory_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ups.data.fields._MEMORY_SHARE", 1e-12)
+    with pytest.raises(ConfigError, match="build a field store") as caught:
+        open_split(root)
+    assert caught.value.kind == "too_large"
+
+
+def test_values_that_are_not_finite_are_refused_unless_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ups_store.ingest.source import Source
+
+    plain = Source.read
+
+    def with_nan(self: Source, indices: Any) -> dict[str, Any]:
+        arrays = plain(self, indices)
+        arrays["fields"][2, 1] = np.nan
+        return arrays
+
+    monkeypatch.setattr(Source, "read", with_nan)
+    with pytest.raises(SourceError) as caught:
+        open_split(root)
+    assert (caught.value.kind, caught.value.array, caught.value.sample) == ("not_finite", "fields", 2)
+    open_split(root, on_nan="keep")
+
+
+# --- statistics ----------------------------------------------------------------------------------------
+
+
+def test_statistics_are_those_of_the_training_split_alone(root: Path) -> None:
+    train, test = open_split(root), open_split(root, split="test")
+    steps = np.arange(5)
+    values = np.concatenate([train.read("fields", np.full(5, i), steps) for i in range(8)]).astype(np.float64)
+    statistics = measure_statistics(train)["fields"]
+    assert statistics.mean == pytest.approx([values.mean()])
+    assert statistics.std == pytest.approx([values.std()])
+    assert measure_statistics(test)["fields"].mean != pytest.approx([values.mean()])
+
+
+def test_statistics_are_exact_far_from_zero() -> None:
+    rng = np.random.default_rng(0)
+    values = (1e4 + 1e-2 * rng.standard_normal((2, 3, 16, 2))).astype(np.float32)
+    values[..., 1] = 5.0  # a channel that doesn't vary
+
+    class Some:
+        class info:  # noqa: N801
+            class grid:  # noqa: N801
+                channels = (("fields", 2),)
+                arrays = ("fields",)
+
+        num_steps = np.array([3, 3])
+
+        def read(self, array: str, samples: Any, steps: Any) -> Any:
+            return values[samples, steps]
+
+    statistics = measure_statistics(Some())["fields"]  # type: ignore[arg-type]
+    assert statistics.std[0] == pytest.approx(values[..., 0].astype(np.float64).std(), rel=1e-6)
+    assert statistics.mean == pytest.approx([values[..., 0].astype(np.float64).mean(), 5.0])
+    assert statistics.std[1] == 1.0
+
+
+# --- augmentation --------------------------------------------------------------------------------------
+
+
+def test_shift_moves_each_frame_by_its_own_number() -> None:
+    values = torch.arange(24.0).reshape(2, 3, 4, 1)
+    shifted = shift_frames(values, torch.tensor([1, 3]), axis=2)
+    torch.testing.assert_close(shifted[0], values[0].roll(1, dims=1))
+    torch.testing.assert_close(shifted[1], values[1].roll(3, dims=1))
+
+
+def test_burgers_is_reflected_with_its_sign_and_others_never() -> None:
+    values = torch.arange(6.0).reshape(1, 6, 1).expand(64, -1, -1) + 1
+    generator = torch.Generator().manual_seed(0)
+    seen = {
+        tuple(frame[:, 0].sign().tolist())
+        for frame in augment(values, task="burgers1d", periodic=(True,), generator=generator)
+    }
+    assert seen == {(1.0,) * 6, (-1.0,) * 6}
+    assert augment(values, task="advection1d", periodic=(True,), generator=generator).min() > 0
+    reflected = augment(values, task="burgers1d", periodic=(False,), generator=generator)
+    torch.testing.assert_close(reflected[reflected[:, 0, 0] < 0][0], -values[0].flip(0))
+
+
+def test_axes_with_ends_are_left_alone() -> None:
+    values = torch.randn(8, 4, 5, 1, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    moved = augment(values, task="darcy2d", periodic=(False, False), generator=generator)
+    torch.testing.assert_close(moved, values, rtol=0, atol=0)
+
+
+# --- batches -------------------------------------------------------------------------------------------
+
+
+def test_pass_takes_every_frame_once_and_never_mixes_tasks(root: Path) -> None:
+    batches = make_batches(root, augmented=False)
+    made = [batches.batch(number) for number in range(batches.batches_per_pass)]
+    assert {(batch.task, batch.array) for batch in made} == {
+        ("burgers1d", "fields"),
+        ("darcy2d", "fields"),
+        ("darcy2d", "coefficient"),
+    }
+    burgers = torch.cat([batch.values for batch in made if batch.task == "burgers1d"])
+    assert len(burgers) == 8 * 5
+    assert len({frame.numpy().tobytes() for frame in burgers}) == 8 * 5
+
+
+def test_batch_is_a_function_of_seed_and_number(root: Path) -> None:
+    batches, again = make_batches(root), make_batches(root)
+    numbers = [0, 5, 2, 30]
+
+    def content(batch: FrameBatch) -> tuple[str, str, bytes, int]:
+        drawn = torch.randint(1 << 40, (), generator=batch.generator).item()
+        return batch.task, batch.array, batch.values.numpy().tobytes(), int(drawn)
+
+    made = {number: content(batches.batch(number)) for number in numbers}
+    assert made == {number: content(again.batch(number)) for number in reversed(numbers)}
+    assert len(set(made.values())) == len(numbers)
+
+
+def test_second_pass_has_another_order(root: Path) -> None:
+    batches = make_batches(root, augmented=False)
+    num = batches.batches_per_pass
+    first = [batches.batch(number).values.numpy().tobytes() for number in range(num)]
+    second = [batches.batch(number).values.numpy().tobytes() for number in range(num, 2 * num)]
+    assert set(first) != set(second)
+
+
+def test_parameters_come_in_the_order_asked_for(root: Path) -> None:
+    batches = make_batches(root)
+    assert parameter_names(["burgers1d", "darcy2d"]) == ("beta", "nu")
+    by_task = {batch.task: batch.parameters[0] for batch in map(batches.batch, range(14))}
+    assert by_task["burgers1d"].isnan().tolist() == [True, False]
+    assert by_task["burgers1d"][1].item() == pytest.approx(0.1)
+    assert by_task["darcy2d"].isnan().tolist() == [False, True]
+
+
+def test_validation_frames_are_spread_evenly(root: Path) -> None:
+    fields = open_split(root, split="val")
+    everything = torch.cat([b.values for b in spread_batches({"b": fields}, batch_size=2, max_frames=99)])
+    some = torch.cat([b.values for b in spread_batches({"b": fields}, batch_size=2, max_frames=3)])
+    assert len(everything) == 5
+    torch.testing.assert_close(some, everything[[0, 2, 4]], rtol=0, atol=0)

@@ -1,0 +1,97 @@
+"""Learning rates, averages and optimisers against values by hand and PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ups.config import OptimizerConfig, SchedulerConfig
+from ups.errors import ConfigError
+from ups.optim.ema import AveragedWeights
+from ups.optim.optimizer import make_optimizer
+from ups.optim.schedule import LearningRate
+
+torch.set_num_threads(1)
+
+
+def make_rate(epochs: int = 10, **settings: object) -> LearningRate:
+    config = SchedulerConfig.model_validate(settings)
+    return LearningRate(config, peak=1.0, steps_per_epoch=10, epochs=epochs)
+
+
+def test_cosine_starts_at_the_peak_and_ends_at_its_minimum() -> None:
+    rate = make_rate(name="cosine", eta_min=0.1)
+    assert rate.at(0) == 1.0
+    assert rate.at(50) == pytest.approx(0.55)
+    assert rate.at(100) == pytest.approx(0.1)
+    assert rate.at(500) == pytest.approx(0.1)
+    assert make_rate(name="cosine", t_max=20).at(100) == pytest.approx(0.5)
+
+
+def test_cosine_agrees_with_pytorch() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100, eta_min=0.05)
+    ours = make_rate(name="CosineAnnealingLR", eta_min=0.05)
+    for step in range(100):
+        assert ours.at(step) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+
+
+def test_warmup_rises_linearly_to_the_peak() -> None:
+    rate = make_rate(name="cosine", warmup_steps=4)
+    assert [rate.at(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_step_lowers_the_rate_every_few_epochs() -> None:
+    rate = make_rate(name="StepLR", step_size=2, gamma=0.1)
+    assert [rate.at(step) for step in (0, 19, 20, 40)] == pytest.approx([1.0, 1.0, 0.1, 0.01])
+
+
+def test_plateau_lowers_the_rate_once_patience_is_over() -> None:
+    rate = make_rate(name="ReduceLROnPlateau", patience=1, factor=0.5, min_lr=0.3)
+    seen = []
+    for score in (3.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        rate.end_epoch(score)
+        seen.append(rate.at(0))
+    assert seen == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.3, 0.3, 0.3]
+    again = make_rate(name="plateau", patience=1, factor=0.5)
+    again.restore(rate.state())
+    assert again.at(0) == 0.125
+
+
+def test_average_follows_the_weights_by_its_decay() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    averaged = AveragedWeights(model, decay=0.5)
+    nn.init.ones_(model.weight)
+    averaged.update()  # (1 + 0) / (10 + 0) of the old average
+    assert averaged.averages["weight"].item() == pytest.approx(0.9)
+    averaged.num_updates = 1000
+    averaged.update()
+    assert averaged.averages["weight"].item() == pytest.approx(0.95)
+    with averaged.in_place():
+        assert model.weight.item() == pytest.approx(0.95)
+    assert model.weight.item() == 1.0
+
+
+def test_decay_acts_on_matrices_alone() -> None:
+    optimizer = make_optimizer(nn.Linear(2, 3).named_parameters(), OptimizerConfig(lr=0.1, weight_decay=0.3))
+    decays = {group["params"][0].ndim: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {2: 0.3, 1: 0.0}
+
+
+def test_first_step_of_adamw_agrees_with_its_formula() -> None:
+    weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
+    optimizer = make_optimizer([("weight", weight)], OptimizerConfig(lr=0.1, weight_decay=0.5))
+    weight.grad = torch.tensor([[3.0, -0.01]])
+    optimizer.step()
+    # Decayed by lr x decay, then moved by lr against the sign of the gradient.
+    torch.testing.assert_close(weight.data, torch.tensor([[0.95 - 0.1, -1.9 + 0.1]]), rtol=0, atol=1e-5)
+
+
+def test_optimizer_that_is_not_there_yet_is_refused() -> None:
+    with pytest.raises(ConfigError, match="muon_hybrid") as caught:
+        make_optimizer(nn.Linear(2, 3).named_parameters(), OptimizerConfig(name="muon_hybrid", lr=0.1))
+    assert caught.value.kind == "not_yet"

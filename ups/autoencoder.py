@@ -1,0 +1,138 @@
+"""`Autoencoder`: encoders and decoders of all tasks with their normalisation, and the file that holds them.
+
+Tasks on the same kind of grid share an encoder and a decoder. Letters: B batch, X the axes of the grid,
+C channels, L latent tokens, D latent channels, P query points, N axes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec, parse_spec
+from ups.checkpoint import load_checkpoint, save_checkpoint
+from ups.errors import CheckpointError
+from ups.models.any_point_decoder import AnyPointDecoder
+from ups.models.grid_encoder import GridEncoder
+from ups.nn.conditioning import Condition
+
+
+class Autoencoder(nn.Module):
+    """Physical fields to latent tokens and back, for several tasks.
+
+    Args:
+        spec: Architecture and normalisation.
+    """
+
+    def __init__(self, spec: AutoencoderSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder, self.decoder, self.normalizer = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
+        for grid in {task.grid.name: task.grid for task in spec.tasks.values()}.values():
+            common = {
+                "cut": spec.cut(grid),
+                "latent_dim": spec.latent_dim,
+                "num_tasks": len(spec.tasks_on(grid)),
+                "num_parameters": len(spec.parameters),
+            }
+            self.encoder[grid.name] = GridEncoder(grid, **common, **spec.encoder)
+            self.decoder[grid.name] = AnyPointDecoder(grid, **common, **spec.decoder)
+        for name, task in spec.tasks.items():
+            self.normalizer[name] = nn.ModuleDict(
+                {array: Normalizer(**task.statistics[array]) for array in task.grid.arrays}
+            )
+
+    def encode(self, values_BXC: Tensor, parameters: Tensor, *, task: str, array: str = "fields") -> Tensor:
+        """Encode frames in physical units.
+
+        Args:
+            values_BXC: Frames of one array of one task, shape (B, X..., C).
+            parameters: In the order of `spec.parameters`, NaN where unknown, shape (B, P).
+            task: Name of the task.
+            array: Which array.
+
+        Returns:
+            Latent tokens, shape (B, L, D).
+        """
+        grid = self.spec.tasks[task].grid
+        normalised = self.normalizer[task][array](values_BXC)
+        condition = self.condition(task, parameters)
+        return self.encoder[grid.name](normalised, condition, array=array)
+
+    def decode(
+        self, tokens_BLD: Tensor, query: Tensor, parameters: Tensor, *, task: str, array: str = "fields"
+    ) -> Tensor:
+        """Decode at points, fractions of the domain, (P, N) or (B, P, N); physical units, (B, P, C)."""
+        grid = self.spec.tasks[task].grid
+        condition = self.condition(task, parameters)
+        normalised = self.decoder[grid.name](tokens_BLD, query, condition, array=array)
+        return self.normalizer[task][array].inverse(normalised)
+
+    def forward(
+        self, values_BXC: Tensor, query: Tensor, parameters: Tensor, *, task: str, array: str = "fields"
+    ) -> Tensor:
+        """Encode, and decode at points: (B, X..., C) to (B, P, C)."""
+        tokens_BLD = self.encode(values_BXC, parameters, task=task, array=array)
+        return self.decode(tokens_BLD, query, parameters, task=task, array=array)
+
+    def condition(self, task: str, parameters: Tensor) -> Condition:
+        """The condition of frames of a task."""
+        number = self.spec.tasks_on(self.spec.tasks[task].grid).index(task)
+        return Condition(torch.full((len(parameters),), number, device=parameters.device), parameters)
+
+
+class Normalizer(nn.Module):
+    """Shift and scale of each channel; not weights, so neither trained nor part of the state.
+
+    Args:
+        mean: By channel.
+        std: By channel, > 0.
+    """
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+        self.register_buffer("std", torch.tensor(std), persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Physical to normalised, shape (..., C)."""
+        return (values - self.mean) / self.std
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """Normalised to physical, shape (..., C)."""
+        return values * self.std + self.mean
+
+
+def save_autoencoder(
+    path: str | os.PathLike[str], model: Autoencoder, *, config: Mapping[str, Any], report: Mapping[str, Any]
+) -> None:
+    """Write weights, specification with statistics, the run's configuration and its report.
+
+    Tensors are named `encoder.<grid>...` and `decoder.<grid>...`.
+    """
+    document = {"spec": model.spec.to_json(), "config": dict(config), "report": dict(report)}
+    save_checkpoint(path, model.state_dict(), kind=AUTOENCODER, document=document)
+
+
+def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:
+    """Read an autoencoder, in evaluation mode.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`; kind "other_weights" if weights and specification differ.
+    """
+    tensors, document = load_checkpoint(path, kind=AUTOENCODER, device=device)
+    model = Autoencoder(parse_spec(document, path)).to(device)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(
+            "its weights aren't those of its specification",
+            kind="other_weights",
+            path=path,
+            found=" ".join(str(error).split())[:200],
+        ) from error
+    return model.eval()

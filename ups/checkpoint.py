@@ -1,0 +1,193 @@
+"""Checkpoints: safetensors with one JSON document in the header, written atomically; never pickle.
+
+Nothing here needs torch until tensors are saved or loaded, so that a build can identify an encoder cheaply.
+A file is 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes, see
+https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKPOINT_VERSION = 1
+_LENGTH = struct.Struct("<Q")
+_MAX_HEADER_NBYTES = 100_000_000  # as in safetensors
+# safetensors writes the entries of `__metadata__` in any order; a single one makes files repeat to the byte.
+_METADATA_KEY = "ups"
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, document: Mapping[str, Any]
+) -> None:
+    """Write tensors and a JSON document; the file appears whole, or the old one stays.
+
+    Args:
+        path: Where it goes; the folder is made if missing.
+        tensors: By name; copied to the CPU. Two names may share memory.
+        kind: What the checkpoint is, such as "autoencoder"; `load_checkpoint` asks for it.
+        document: JSON values; numbers keep every bit (NaN and infinity included).
+    """
+    from safetensors.torch import save
+
+    path = Path(path)
+    header = json.dumps({"version": CHECKPOINT_VERSION, "kind": kind, "document": dict(document)})
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, save(own, metadata={_METADATA_KEY: header}))
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], *, kind: str, device: str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_checkpoint` wrote.
+
+    Returns:
+        New tensors on the device by name, and the document.
+
+    Raises:
+        CheckpointError: Kinds "missing", "truncated", "not_a_checkpoint", "other_kind", "too_new".
+    """
+    document = read_document(path, kind=kind)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path, device=device), document
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"can't be read ({error})", kind="not_a_checkpoint", path=path) from error
+
+
+def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
+    """Read a checkpoint's document without its tensors; needs no torch.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`.
+    """
+    header, _ = _read_header(Path(path))
+    try:
+        ours = json.loads(header["__metadata__"][_METADATA_KEY])
+        version, found, document = ours["version"], ours["kind"], dict(ours["document"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_ours(path, "the header has no document of ours") from error
+    if version > CHECKPOINT_VERSION:
+        raise CheckpointError(
+            "written by a newer version",
+            kind="too_new",
+            path=path,
+            expected=f"at most {CHECKPOINT_VERSION}",
+            found=version,
+        )
+    if found != kind:
+        raise CheckpointError(
+            "another kind of checkpoint", kind="other_kind", path=path, expected=kind, found=found
+        )
+    return document
+
+
+def hash_tensors(path: str | os.PathLike[str], *, prefix: str = "") -> str:
+    """Hash the tensors of a safetensors file whose names start with a prefix; needs no torch and no NumPy.
+
+    The hash is sha256 over, for every tensor sorted by name: the JSON list [name without prefix, dtype as
+    safetensors spells it, shape] in UTF-8 without spaces, a newline, and the tensor's bytes. So it depends on
+    the weights alone, not on the order in the file nor on anything else in it.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        CheckpointError: Kinds "missing", "truncated", "not_a_checkpoint"; "no_tensors" if no name matches.
+    """
+    path = Path(path)
+    header, start = _read_header(path)
+    names = sorted(name for name in header if name != "__metadata__" and name.startswith(prefix))
+    if not names:
+        raise CheckpointError(f"no tensor is named {prefix}...", kind="no_tensors", path=path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for name in names:
+            entry = header[name]
+            shown = [name.removeprefix(prefix), entry["dtype"], entry["shape"]]
+            digest.update(json.dumps(shown, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+            first, last = entry["data_offsets"]
+            file.seek(start + first)
+            digest.update(file.read(last - first))
+    return digest.hexdigest()
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors' bytes start; checks that all of them are there."""
+    try:
+        with path.open("rb") as file:
+            length_bytes = file.read(_LENGTH.size)
+            if len(length_bytes) < _LENGTH.size:
+                raise _truncated(path, _LENGTH.size, len(length_bytes))
+            (length,) = _LENGTH.unpack(length_bytes)
+            if length > _MAX_HEADER_NBYTES:
+                raise _not_ours(path, f"a header of {length} bytes")
+            text = file.read(length)
+            nbytes = file.seek(0, os.SEEK_END)
+    except FileNotFoundError as error:
+        raise CheckpointError("no such checkpoint", kind="missing", path=path) from error
+    except OSError as error:
+        raise _not_ours(path, error.strerror or str(error)) from error
+    start = _LENGTH.size + length
+    if nbytes < start:
+        raise _truncated(path, start, nbytes)
+    header, end = _parse_header(path, text)
+    if nbytes != start + end:
+        raise _truncated(path, start + end, nbytes)
+    return header, start
+
+
+def _parse_header(path: Path, text: bytes) -> tuple[dict[str, Any], int]:
+    """The header, and the end of the last tensor counted from the first one's start."""
+    try:
+        header = json.loads(text)
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return header, max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise _not_ours(path, "its header isn't that of safetensors") from error
+
+
+def _truncated(path: Path, expected: int, found: int) -> CheckpointError:
+    return CheckpointError(
+        "isn't as long as its header says",
+        kind="truncated",
+        path=path,
+        expected=f"{expected} bytes",
+        found=f"{found} bytes",
+        hint="train again, or copy the file again",
+    )
+
+
+def _not_ours(path: str | os.PathLike[str], why: str) -> CheckpointError:
+    return CheckpointError(f"not a checkpoint ({why})", kind="not_a_checkpoint", path=path)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that appears whole and survives a power cut; the old one stays until then."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name
+        finally:
+            os.close(folder)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,270 @@
+"""Fields to train on: of one task and split, from a field store or straight from HDF5.
+
+Letters: N samples, T time steps, X the axes of the grid, C channels, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+import ups_store
+from ups.data.config import CacheConfig, DataConfig
+from ups.errors import ConfigError
+from ups.grid import GridSpec
+from ups_store.build.config import BuildConfig
+from ups_store.build.plan import StorePlan, plan_store
+from ups_store.errors import SourceError
+from ups_store.ingest.source import open_source
+from ups_store.tasks import get_task
+
+FIELDS = "fields"
+# Constant fields that belong to the input of a task.
+CONSTANT_FIELDS = ("coefficient", "force")
+_MEMORY_SHARE = 0.5  # of what is free, for one split that is read straight from HDF5
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class FieldsInfo:
+    """What the fields of a task are.
+
+    Attributes:
+        task: Name of the task.
+        grid: Points, periodic axes, and channels of each array.
+        channels: Names along the channel axis of "fields".
+        boundary: Boundary type by axis name.
+        domain_lengths: Length of the domain by axis name.
+        parameters: Names of the parameters that every sample has.
+        steady: Whether a sample is one state instead of a trajectory.
+    """
+
+    task: str
+    grid: GridSpec
+    channels: tuple[str, ...]
+    boundary: Mapping[str, str]
+    domain_lengths: Mapping[str, float]
+    parameters: tuple[str, ...]
+    steady: bool
+
+
+class Fields(Protocol):
+    """Fields of one task and split.
+
+    Attributes:
+        info: What they are.
+        origin: Where they come from, for people.
+        num_steps: Valid time steps of each sample, int64, shape (N,).
+    """
+
+    info: FieldsInfo
+    origin: str
+    num_steps: npt.NDArray[np.int64]
+
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """Frames of samples (B,) at steps (B,), new, shape (B, *X, C); constant fields have no steps."""
+        ...
+
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """Parameters of samples by name, each (B,)."""
+        ...
+
+
+class StoreFields:
+    """Fields of a store, mapped.
+
+    Args:
+        store: A store with the array "fields".
+        limit: At most so many samples, the first ones.
+    """
+
+    def __init__(self, store: ups_store.Store, *, limit: int | None = None) -> None:
+        self._store = store
+        self.info = _info_of(store)
+        self.origin = str(store.path)
+        num_samples = min(len(store), limit or len(store))
+        steps = store["num_steps"][:num_samples] if "num_steps" in store else store.arrays[FIELDS].shape[1]
+        self.num_steps = np.broadcast_to(np.asarray(steps, np.int64), (num_samples,))
+
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """See `Fields.read`."""
+        window: dict[str, Any] = {"start": steps, "length": 1} if array == FIELDS else {}
+        values = self._store.gather(samples, [array], **window)[array]
+        frames = values[:, 0] if array == FIELDS else values
+        return _with_channels(frames, self.info.grid).astype(np.float32, copy=False)
+
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """See `Fields.parameters`."""
+        return {name: self._store[name][samples].astype(np.float64) for name in self.info.parameters}
+
+
+class MemoryFields:
+    """Fields in memory, read from HDF5 once.
+
+    Args:
+        info: What they are.
+        arrays: "fields" (N, T, *X, C), constant fields (N, *X[, C]) and parameters (N,).
+        origin: Where they come from.
+    """
+
+    def __init__(self, info: FieldsInfo, arrays: Mapping[str, Array], *, origin: str) -> None:
+        self.info, self.origin = info, origin
+        self._arrays = arrays
+        num_samples, num_steps = arrays[FIELDS].shape[:2]
+        self.num_steps = np.full(num_samples, num_steps, np.int64)
+
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """See `Fields.read`."""
+        values = self._arrays[array]
+        frames = values[samples, steps] if array == FIELDS else values[samples]
+        return np.asarray(_with_channels(frames, self.info.grid), np.float32)
+
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """See `Fields.parameters`."""
+        return {name: np.asarray(self._arrays[name][samples], np.float64) for name in self.info.parameters}
+
+
+def open_fields(
+    data: DataConfig,
+    task: str,
+    split: str,
+    *,
+    cache: CacheConfig,
+    source: Literal["auto", "store", "hdf5"] = "auto",
+) -> Fields:
+    """Open the fields of a task and split.
+
+    Args:
+        data: Which samples of which files.
+        task: Name of the task.
+        split: "train", "val" or "test".
+        cache: Where field stores lie.
+        source: "store", "hdf5", or "auto": the store if there is one of this configuration.
+
+    Raises:
+        ConfigError: If there is no such store, the split has no samples, or it doesn't fit into memory.
+        ups_store.StoreError: If the store or the HDF5 files can't be read.
+    """
+    path = cache.dir / f"{task}_{split}.zarr.zip"
+    problem = _problem_with_store(path, data) if source != "hdf5" else "not asked for"
+    if problem is None:
+        return StoreFields(ups_store.open(path), limit=data.limit)
+    if source == "store":
+        hint = "run `python -m ups_store.build`, or training.field_source=hdf5"
+        raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
+    return _read_hdf5(data, task, split, cache)
+
+
+def _problem_with_store(path: Path, data: DataConfig) -> str | None:
+    """Why a store can't serve, or None."""
+    if not path.exists():
+        return "there is none"
+    with ups_store.open(path) as store:
+        if FIELDS not in store:
+            return "it holds no fields"
+        content = store.identity.get("content", {})
+        wanted = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
+        if content.get("split_fractions") is not None:
+            wanted["split_fractions"] = list(data.split_fractions)
+        differing = [
+            f"{key} is {content.get(key)}" for key, value in wanted.items() if content.get(key) != value
+        ]
+    return ", ".join(differing) or None
+
+
+def _read_hdf5(data: DataConfig, task: str, split: str, cache: CacheConfig) -> MemoryFields:
+    plan = plan_store(
+        BuildConfig(data=data, cache=cache.model_copy(update={"dtype": "float32"})), task, split
+    )
+    if plan.num_samples == 0:
+        raise ConfigError(
+            f"{task} {split} would be empty",
+            kind="empty_split",
+            path=data.root,
+            expected="at least 1 sample",
+            hint="change data.split_fractions, or bring more samples",
+        )
+    _expect_room(plan)
+    arrays: dict[str, Array] = {
+        name: np.empty(tuple(spec.shape), spec.dtype) for name, spec in plan.arrays.items()
+    }
+    first = 0
+    for part, info in zip(plan.parts, plan.infos, strict=True):
+        rows = slice(first, first := first + len(part.indices))
+        with open_source(part.path, task=plan.task, selection=plan.selection) as source:
+            for name, values in source.read(part.indices).items():
+                arrays[name][rows] = values
+        for name, value in info.parameters.items():
+            arrays[name][rows] = value
+    if data.on_nan == "fail":
+        _expect_finite(plan, arrays)
+    origin = ", ".join(dict.fromkeys(part.path.name for part in plan.parts))
+    return MemoryFields(_info_of(plan), arrays, origin=origin)
+
+
+def _expect_finite(plan: StorePlan, arrays: Mapping[str, Array]) -> None:
+    for name, values in arrays.items():
+        bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        if len(bad):
+            raise SourceError(
+                f"{plan.title} has values that are not finite",
+                kind="not_finite",
+                path=plan.parts[0].path.parent,
+                array=name,
+                sample=int(bad[0]),
+                hint="mend the source, or data.on_nan=keep",
+            )
+
+
+def _expect_room(plan: StorePlan) -> None:
+    needed, free = plan.num_samples * plan.sample_nbytes, psutil.virtual_memory().available
+    if needed > _MEMORY_SHARE * free:
+        raise ConfigError(
+            f"{plan.title} doesn't fit into memory",
+            kind="too_large",
+            expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB",
+            found=f"{needed / 2**20:.0f} MiB",
+            hint="build a field store with `python -m ups_store.build`, or use data.limit",
+        )
+
+
+def _info_of(described: ups_store.Store | StorePlan) -> FieldsInfo:
+    """What a store holds, or will hold."""
+    attrs, task = described.attrs, get_task(str(described.attrs["task"]))
+    arrays = {name: tuple(spec.shape) for name, spec in described.arrays.items()}
+    ndim = len(arrays[FIELDS]) - 3
+    axes = ("z", "y", "x")[-ndim:]
+    boundary = dict(attrs.get("boundary") or task.boundary)
+    constant = [name for name in CONSTANT_FIELDS if name in arrays]
+    channels = [(FIELDS, arrays[FIELDS][-1])]
+    channels += [(name, arrays[name][-1] if len(arrays[name]) == ndim + 2 else 1) for name in constant]
+    return FieldsInfo(
+        task=task.name,
+        grid=GridSpec(
+            points=arrays[FIELDS][2:-1],
+            periodic=tuple(boundary.get(axis) == "periodic" for axis in axes),
+            channels=tuple(channels),
+        ),
+        channels=tuple(attrs.get("channels") or task.channels),
+        boundary=boundary,
+        domain_lengths=dict(attrs.get("domain_lengths") or {}),
+        parameters=tuple(name for name in sorted(task.parameters) if name in arrays),
+        steady=task.steady,
+    )
+
+
+def _with_channels(frames: Array, grid: GridSpec) -> Array:
+    """Add the channel axis that constant fields of one channel lack."""
+    return frames[..., np.newaxis] if frames.ndim == grid.ndim + 1 else frames
+
+
+def parameter_names(tasks: Sequence[str]) -> tuple[str, ...]:
+    """Names of all parameters that any of the tasks has, sorted: the order in which models take them."""
+    return tuple(sorted({name for task in tasks for name in get_task(task).parameters}))

@@ -1,0 +1,153 @@
+"""Random frames in batches of one task and one array; batch i is a function of (seed, i) alone.
+
+That makes resuming exact: the data position is a number. Letters: B batch, X the axes of the grid, C
+channels, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ups.data.augment import augment
+from ups.data.fields import Fields
+from ups.data.normalize import frame_items
+
+
+@dataclass(frozen=True)
+class FrameBatch:
+    """Frames of one array of one task.
+
+    Attributes:
+        task: Name of the task.
+        array: "fields", or a constant field.
+        values: Physical units, float32, shape (B, X..., C).
+        parameters: Parameters in the order that was asked for, NaN where the task has none of that name,
+            float32, shape (B, P).
+        generator: Source of randomness for whoever uses the batch, a function of the batch's number.
+    """
+
+    task: str
+    array: str
+    values: Tensor
+    parameters: Tensor
+    generator: torch.Generator
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """All frames of one array of one task."""
+
+    fields: Fields
+    array: str
+    samples: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+
+
+class FrameBatches:
+    """Batches of random frames, homogeneous in task and array, without end.
+
+    A pass goes through all frames once, tasks and arrays mixed; the frames that don't fill a last batch wait
+    for another pass.
+
+    Args:
+        fields: Training fields by task.
+        batch_size: Frames of a batch.
+        seed: Seed of order and augmentation.
+        parameters: Names of the parameters, in the order that batches give them.
+        augmented: Whether frames are shifted and reflected at random.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Fields],
+        *,
+        batch_size: int,
+        seed: int,
+        parameters: tuple[str, ...] = (),
+        augmented: bool = True,
+    ) -> None:
+        self._streams = _streams(fields)
+        self._batch_size, self._seed = batch_size, seed
+        self._parameters, self._augmented = parameters, augmented
+        self._counts = [max(1, len(stream.samples) // batch_size) for stream in self._streams]
+        self._pass = -1
+        self._order: list[tuple[int, npt.NDArray[np.int64]]] = []
+
+    @property
+    def batches_per_pass(self) -> int:
+        """Number of batches in which every frame comes at most once."""
+        return sum(self._counts)
+
+    def batch(self, number: int) -> FrameBatch:
+        """The batch of a number, >= 0; cheap when numbers go up."""
+        which, position = divmod(number, self.batches_per_pass)
+        if which != self._pass:
+            self._pass, self._order = which, self._draw_order(which)
+        index, items = self._order[position]
+        generator = torch.Generator().manual_seed(_derived_seed(self._seed, 1, number))
+        made = _read(self._streams[index], items, self._parameters, generator)
+        if not self._augmented:
+            return made
+        periodic = self._streams[index].fields.info.grid.periodic
+        values = augment(made.values, task=made.task, periodic=periodic, generator=generator)
+        return FrameBatch(made.task, made.array, values, made.parameters, generator)
+
+    def _draw_order(self, which: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """Streams and items of every batch of a pass."""
+        rng = np.random.default_rng(_derived_seed(self._seed, 0, which))
+        order: list[tuple[int, npt.NDArray[np.int64]]] = []
+        for index, (stream, count) in enumerate(zip(self._streams, self._counts, strict=True)):
+            items = rng.permutation(len(stream.samples))
+            order += [(index, items[i * self._batch_size : (i + 1) * self._batch_size]) for i in range(count)]
+        return [order[i] for i in rng.permutation(len(order))]
+
+
+def spread_batches(
+    fields: Mapping[str, Fields], *, batch_size: int, max_frames: int, parameters: tuple[str, ...] = ()
+) -> Iterator[FrameBatch]:
+    """Frames for validation: at most `max_frames` of each array of each task, evenly spread, in order."""
+    for stream in _streams(fields):
+        num = min(max_frames, len(stream.samples))
+        items = np.linspace(0, len(stream.samples) - 1, num).round().astype(np.int64)
+        for first in range(0, num, batch_size):
+            generator = torch.Generator().manual_seed(first)
+            yield _read(stream, items[first : first + batch_size], parameters, generator)
+
+
+def _streams(fields: Mapping[str, Fields]) -> list[_Stream]:
+    return [
+        _Stream(some, array, *frame_items(some, array))
+        for some in fields.values()
+        for array in some.info.grid.arrays
+    ]
+
+
+def _read(
+    stream: _Stream, items: npt.NDArray[np.int64], parameters: tuple[str, ...], generator: torch.Generator
+) -> FrameBatch:
+    samples, steps = stream.samples[items], stream.steps[items]
+    values = stream.fields.read(stream.array, samples, steps)
+    known = stream.fields.parameters(samples)
+    absent = np.full(len(items), np.nan)
+    columns = [known.get(name, absent) for name in parameters]
+    table = np.stack(columns, axis=1) if columns else np.zeros((len(items), 0))
+    return FrameBatch(
+        stream.fields.info.task,
+        stream.array,
+        torch.from_numpy(values),
+        torch.from_numpy(table.astype(np.float32)),
+        generator,
+    )
+
+
+def _derived_seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

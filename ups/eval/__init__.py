@@ -1,0 +1,1 @@
+"""How good a prediction is: metrics in field space."""

@@ -1,0 +1,131 @@
+"""Geometry: the grid of a field, its patches, and the grid of latent tokens. No tensors, no torch.
+
+Axes are in the order of the arrays: [Z, Y,] X. A periodic axis has no first point: everything built on a grid
+treats its points alike. Coordinates are fractions of the domain: point i of n lies at (i + 1/2) / n.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ups.errors import ConfigError
+
+_SHOWN = 12  # numbers of tokens that an error names
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """A kind of field: what an encoder and a decoder are built for. Tasks of the same kind share them.
+
+    Attributes:
+        points: Number of points along each axis.
+        periodic: Whether each axis is.
+        channels: Number of channels of each array on the grid, such as (("fields", 1), ("coefficient", 1)).
+    """
+
+    points: tuple[int, ...]
+    periodic: tuple[bool, ...]
+    channels: tuple[tuple[str, int], ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes, 1 to 3."""
+        return len(self.points)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(name for name, _ in self.channels)
+
+    @property
+    def name(self) -> str:
+        """Short text, different for different grids, usable as a module's name: `256p_fields1`."""
+        axes = "x".join(f"{num}{'p' if wraps else 'b'}" for num, wraps in self._axes())
+        return "_".join([axes, *(f"{array}{num}" for array, num in self.channels)])
+
+    def _axes(self) -> zip[tuple[int, bool]]:
+        return zip(self.points, self.periodic, strict=True)
+
+    def num_values(self, array: str) -> int:
+        """Numbers of one frame of an array."""
+        return math.prod(self.points) * dict(self.channels)[array]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        return {
+            "points": list(self.points),
+            "periodic": list(self.periodic),
+            "channels": [list(pair) for pair in self.channels],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> GridSpec:
+        """The grid that `to_json` described."""
+        channels = tuple((str(name), int(num)) for name, num in values["channels"])
+        return cls(tuple(values["points"]), tuple(values["periodic"]), channels)
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """How a grid is cut: points into patches, patches into the groups that become one token each.
+
+    Attributes:
+        patch_size: Points of a patch along each axis.
+        patches: Number of patches along each axis.
+        tokens: Number of tokens along each axis.
+    """
+
+    patch_size: int
+    patches: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Patches of a token along each axis."""
+        return tuple(p // t for p, t in zip(self.patches, self.tokens, strict=True))
+
+    @property
+    def points_per_token(self) -> tuple[int, ...]:
+        """Points of a token along each axis."""
+        return tuple(group * self.patch_size for group in self.groups)
+
+
+def cut_grid(grid: GridSpec, *, patch_size: int, num_tokens: int) -> TokenGrid:
+    """Cut a grid into patches and these into `num_tokens` equal groups, as close to cubes as can be.
+
+    Raises:
+        ConfigError: If the points aren't a multiple of the patch size, or the patches can't be grouped so.
+    """
+    if any(num % patch_size for num in grid.points):
+        raise ConfigError(
+            f"encoder.patch_size = {patch_size}",
+            kind="patch_size",
+            expected=f"a divisor of {' and '.join(map(str, grid.points))} points",
+        )
+    patches = tuple(num // patch_size for num in grid.points)
+    possible = _token_grids(patches)
+    fitting = [tokens for tokens in possible if math.prod(tokens) == num_tokens]
+    if not fitting:
+        counts = sorted({math.prod(tokens) for tokens in possible})
+        shown, cut = ", ".join(map(str, counts[-_SHOWN:])), " x ".join(map(str, patches))
+        raise ConfigError(
+            f"latent.tokens = {num_tokens}",
+            kind="num_tokens",
+            expected=f"a number that {cut} patches can be grouped into, such as {shown}",
+            hint="or change encoder.patch_size",
+        )
+    return TokenGrid(patch_size, patches, min(fitting, key=lambda tokens: _elongation(patches, tokens)))
+
+
+def _token_grids(patches: tuple[int, ...]) -> list[tuple[int, ...]]:
+    divisors = [[n for n in range(1, num + 1) if num % n == 0] for num in patches]
+    return list(itertools.product(*divisors))
+
+
+def _elongation(patches: tuple[int, ...], tokens: tuple[int, ...]) -> float:
+    groups = [p / t for p, t in zip(patches, tokens, strict=True)]
+    return max(groups) / min(groups)

@@ -1,0 +1,201 @@
+"""`AnyPointDecoder`: latent tokens to values at arbitrary points, by cross-attention to the tokens nearby.
+
+Letters: B batch, L latent tokens, D latent channels, W width, G the axes of the token grid, N their number,
+Q queries' batch (1 or B), P query points, K tokens that a query attends to, H heads, V channels of a head,
+C channels of the field, E condition.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ups.errors import ShapeError
+from ups.grid import GridSpec, TokenGrid
+from ups.nn.blocks import ResidualBlock, pointwise
+from ups.nn.boundary import boundary_features, num_boundary_features
+from ups.nn.conditioning import Condition, ConditionEmbedding
+
+_MAX_WAVES = 16
+_LEAST_WINDOW = 1e-6
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The tokens around each query.
+
+    Attributes:
+        index: Numbers of the tokens, shape (Q, P, K).
+        offset: Query minus the token's centre, in tokens, shape (Q, P, K, N).
+        log_window: Logarithm of a smooth window, 1 at the token's centre and vanishing at the edge of the
+            neighbourhood, so that no value jumps where the neighbours change; -inf beyond the boundary; shape
+            (Q, P, K).
+    """
+
+    index: Tensor
+    offset: Tensor
+    log_window: Tensor
+
+
+class AnyPointDecoder(nn.Module):
+    """Residual blocks over the tokens, then cross-attention of every query to the tokens around it.
+
+    A query knows where it lies relative to each token, never where it lies on a periodic axis; so shifting
+    the queries by whole tokens is the same as shifting the tokens. Works for queries of any number and place,
+    hence at any resolution.
+
+    Args:
+        grid: What is decoded; the number of its points only sets the resolution of the relative positions.
+        cut: Patches and tokens, from `cut_grid`.
+        latent_dim: D.
+        width: W.
+        depth: Residual blocks.
+        num_heads: H; divides W.
+        radius: Tokens to each side that a query attends to, on each axis.
+        num_tasks: Tasks that share it.
+        num_parameters: Parameters of the equations.
+    """
+
+    def __init__(
+        self,
+        grid: GridSpec,
+        *,
+        cut: TokenGrid,
+        latent_dim: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        radius: int = 1,
+        num_tasks: int = 1,
+        num_parameters: int = 0,
+    ) -> None:
+        super().__init__()
+        self.grid, self.cut, self.num_heads, self.radius = grid, cut, num_heads, radius
+        self.condition = ConditionEmbedding(
+            num_tasks=num_tasks, arrays=grid.arrays, num_parameters=num_parameters, width=width
+        )
+        self.tokens_in = pointwise(latent_dim, width, ndim=grid.ndim)
+        self.blocks = nn.ModuleList(
+            ResidualBlock(width, condition_width=width, periodic=grid.periodic) for _ in range(depth)
+        )
+        self.keys = nn.Linear(width, width)
+        self.values = nn.Linear(width, width)
+        self.num_waves = min(max(cut.points_per_token), _MAX_WAVES)
+        # What an offset makes of a token's value.
+        self.place = _mlp((1 + 2 * self.num_waves) * grid.ndim, width, width)
+        self.query = _mlp(2 * self.num_waves * grid.ndim, width, width)
+        num_ends = num_boundary_features(grid.periodic)
+        self.boundary_in = nn.Linear(num_ends, width) if num_ends else None
+        self.hidden = _mlp(width, 2 * width, width)
+        self.out = nn.ModuleDict({array: nn.Linear(width, num) for array, num in grid.channels})
+
+    def forward(
+        self, tokens_BLD: Tensor, query_QPN: Tensor, condition: Condition, *, array: str = "fields"
+    ) -> Tensor:
+        """Decode at points.
+
+        Args:
+            tokens_BLD: Latent tokens, shape (B, L, D).
+            query_QPN: Points as fractions of the domain along each axis, any on periodic axes and 0..1 on
+                others, shape (P, N) for all frames or (B, P, N).
+            condition: Conditions of the frames.
+            array: Which array of the grid is wanted.
+
+        Returns:
+            Normalised values, shape (B, P, C).
+
+        Raises:
+            ShapeError: If tokens or queries don't fit the grid.
+        """
+        if not torch.compiler.is_compiling():
+            self._expect_shapes(tokens_BLD, query_QPN)
+        condition_BE = self.condition(condition, array=array)
+        x_BWG = self.tokens_in(tokens_BLD.transpose(1, 2).unflatten(2, self.cut.tokens))
+        for block in self.blocks:
+            x_BWG = block(x_BWG, condition_BE)
+        read_BPW = self._attend(
+            x_BWG.flatten(2).transpose(1, 2), query_QPN.reshape(-1, *query_QPN.shape[-2:])
+        )
+        return self.out[array](read_BPW + self.hidden(read_BPW))
+
+    def _attend(self, tokens_BLW: Tensor, query_QPN: Tensor) -> Tensor:
+        near = find_neighbours(query_QPN, cut=self.cut, periodic=self.grid.periodic, radius=self.radius)
+        half_waves = waves(near.offset, num_waves=self.num_waves, cycles_per_token=0.5)
+        place_QPKW = self.place(torch.cat([near.offset, half_waves], dim=-1))
+        # Whole waves are the same for the offset from any token, so that a query's own token doesn't matter.
+        own_QPN = near.offset[:, :, near.offset.shape[2] // 2]
+        query_QPW = self.query(waves(own_QPN, num_waves=self.num_waves, cycles_per_token=1.0))
+        query_QPHV = query_QPW.unflatten(-1, (self.num_heads, -1))
+        keys_BPKHV = _take(self.keys(tokens_BLW), near.index).unflatten(-1, (self.num_heads, -1))
+        scores_BPKH = (keys_BPKHV * query_QPHV.unsqueeze(2)).sum(-1) / math.sqrt(query_QPHV.shape[-1])
+        weights_BPKH = (scores_BPKH + near.log_window.unsqueeze(-1)).softmax(dim=2)
+        values_BPKW = _take(self.values(tokens_BLW), near.index) * place_QPKW
+        values_BPKHV = values_BPKW.unflatten(-1, (self.num_heads, -1))
+        read_BPW = (weights_BPKH.unsqueeze(-1) * values_BPKHV).sum(dim=2).flatten(2)
+        if self.boundary_in is not None:
+            scale = query_QPN.new_tensor(self.cut.tokens)
+            ends = boundary_features(query_QPN * scale, cells=self.cut.tokens, periodic=self.grid.periodic)
+            read_BPW = read_BPW + self.boundary_in(ends)
+        return read_BPW
+
+    def _expect_shapes(self, tokens_BLD: Tensor, query_QPN: Tensor) -> None:
+        expected = (math.prod(self.cut.tokens), self.tokens_in.in_channels)
+        if tuple(tokens_BLD.shape[1:]) != expected:
+            shown = f"(B, {expected[0]}, {expected[1]})"
+            raise ShapeError("latent tokens", expected=shown, found=tuple(tokens_BLD.shape))
+        is_batched = query_QPN.ndim == 3 and len(query_QPN) in (1, len(tokens_BLD))
+        if query_QPN.shape[-1] != self.grid.ndim or not (query_QPN.ndim == 2 or is_batched):
+            shown = f"(P, {self.grid.ndim}) or (B, P, {self.grid.ndim})"
+            raise ShapeError("query points", expected=shown, found=tuple(query_QPN.shape))
+
+
+def grid_queries(points: tuple[int, ...]) -> Tensor:
+    """Centres of a grid's cells as fractions of the domain, last axis fastest; shape (prod(points), N)."""
+    axes = torch.meshgrid(*((torch.arange(num) + 0.5) / num for num in points), indexing="ij")
+    return torch.stack(axes, dim=-1).flatten(0, -2)
+
+
+def find_neighbours(
+    query_QPN: Tensor, *, cut: TokenGrid, periodic: tuple[bool, ...], radius: int
+) -> Neighbours:
+    """Find the (2 radius + 1)^N tokens around each query; the query's own token stands in the middle."""
+    position = query_QPN * query_QPN.new_tensor(cut.tokens)  # in tokens
+    highest = torch.tensor([num - 1 for num in cut.tokens], device=query_QPN.device)
+    own = position.floor().long()
+    ends = torch.tensor([not wraps for wraps in periodic], device=query_QPN.device)
+    own = torch.where(ends, own.clamp(min=0).minimum(highest), own)  # a query on the upper boundary
+    steps = list(itertools.product(range(-radius, radius + 1), repeat=len(cut.tokens)))
+    token = own.unsqueeze(-2) + torch.tensor(steps, device=query_QPN.device)
+    offset = position.unsqueeze(-2) - (token + 0.5)
+    beyond = (ends & ((token < 0) | (token > highest))).any(-1)
+    wrapped = torch.where(ends, token.clamp(min=0).minimum(highest), token.remainder(highest + 1))
+    index = wrapped[..., 0]
+    for axis, num in enumerate(cut.tokens[1:], start=1):
+        index = index * num + wrapped[..., axis]
+    window = torch.cos(offset * (math.pi / (2 * radius + 1))).square().clamp(min=_LEAST_WINDOW)
+    log_window = window.log().sum(-1).masked_fill(beyond, -math.inf)
+    return Neighbours(index, offset, log_window)
+
+
+def waves(offset: Tensor, *, num_waves: int, cycles_per_token: float) -> Tensor:
+    """Sines and cosines of offsets in multiples of a frequency, shape (..., N) to (..., 2 num_waves N)."""
+    numbers = torch.arange(1, num_waves + 1, device=offset.device, dtype=offset.dtype)
+    angles = (2 * math.pi * cycles_per_token) * (offset.unsqueeze(-1) * numbers).flatten(-2)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def _take(tokens_BLW: Tensor, index_QPK: Tensor) -> Tensor:
+    """Tokens by number, shape (B, P, K, W)."""
+    if len(index_QPK) == 1:
+        flat = tokens_BLW.index_select(1, index_QPK.flatten())
+        return flat.unflatten(1, index_QPK.shape[1:])
+    rows = torch.arange(len(tokens_BLW), device=tokens_BLW.device)[:, None, None]
+    return tokens_BLW[rows, index_QPK]
+
+
+def _mlp(in_width: int, hidden_width: int, out_width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(in_width, hidden_width), nn.GELU(), nn.Linear(hidden_width, out_width))

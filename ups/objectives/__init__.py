@@ -1,0 +1,1 @@
+"""Losses: batch and model in, named losses out."""

@@ -1,0 +1,57 @@
+"""Exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class AveragedWeights:
+    """Averaged copy of a model's trained parameters.
+
+    Early on the average follows faster, by (1 + n) / (10 + n) after n updates, so that it forgets the random
+    start.
+
+    Args:
+        model: The model.
+        decay: Share of the old average that an update keeps.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float) -> None:
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._decay = decay
+        self.num_updates = 0
+        self.averages = {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are now."""
+        decay = min(self._decay, (1 + self.num_updates) / (10 + self.num_updates))
+        self.num_updates += 1
+        current = [p.detach() for p in self._parameters.values()]
+        torch._foreach_lerp_(list(self.averages.values()), current, 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def restore(self, averages: Mapping[str, Tensor], *, num_updates: int) -> None:
+        """Continue from saved averages."""
+        self.num_updates = num_updates
+        for name, average in self.averages.items():
+            average.copy_(averages[name])
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self._parameters.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self.averages[name])
+            self.averages[name].copy_(kept)

@@ -1,0 +1,180 @@
+"""Stage `autoencoder`: encoder and decoder of all tasks, trained on single frames.
+
+Letters: B batch, X the axes of the grid, C channels, P query points, N axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
+from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.config import RunConfig
+from ups.data.fields import Fields, open_fields, parameter_names
+from ups.data.frames import FrameBatch, FrameBatches, spread_batches
+from ups.data.normalize import measure_statistics
+from ups.eval.reconstruction import Floor, measure_floor, write_figure
+from ups.models.any_point_decoder import grid_queries
+from ups.objectives.reconstruction import relative_square_error
+from ups.train.stage import Losses
+
+CHECKPOINT_NAME = "autoencoder.safetensors"
+
+
+def make_autoencoder_stage(config: RunConfig, *, device: torch.device) -> AutoencoderStage:
+    """Open the data, measure the statistics of the training split, and build the model.
+
+    Raises:
+        ConfigError: If grid, patches and tokens don't go together.
+        ups_store.StoreError: If the data can't be read.
+    """
+    train, val = (_open_all(config, split) for split in ("train", "val"))
+    spec = make_spec(config, train)
+    torch.manual_seed(config.seed)
+    return AutoencoderStage(config, Autoencoder(spec).to(device), train=train, val=val, device=device)
+
+
+def make_spec(config: RunConfig, train: Mapping[str, Fields]) -> AutoencoderSpec:
+    """What the autoencoder will be: grids and statistics from the training fields, sizes as configured."""
+    tasks = {
+        name: TaskSpec(
+            grid=fields.info.grid,
+            channels=fields.info.channels,
+            steady=fields.info.steady,
+            statistics={array: values.to_json() for array, values in measure_statistics(fields).items()},
+        )
+        for name, fields in train.items()
+    }
+    return AutoencoderSpec(
+        tasks=tasks,
+        parameters=parameter_names(list(train)),
+        latent_dim=config.latent.dim,
+        num_tokens=config.latent.tokens,
+        patch_size=config.encoder.patch_size,
+        encoder=config.encoder.model_dump(exclude={"patch_size"}),
+        decoder=config.decoder.model_dump(),
+    )
+
+
+class AutoencoderStage:
+    """See `ups.train.stage.Stage`.
+
+    Args:
+        config: Configuration of the run.
+        model: On its device.
+        train: Training fields by task.
+        val: Validation fields by task.
+        device: Where the model is.
+    """
+
+    name = "autoencoder"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Autoencoder,
+        *,
+        train: Mapping[str, Fields],
+        val: Mapping[str, Fields],
+        device: torch.device,
+    ) -> None:
+        self.model, self._config, self._val, self._device = model, config, val, device
+        settings = config.stage(self.name)
+        assert settings.batch_size is not None
+        self._batch_size = settings.batch_size
+        self._batches = FrameBatches(
+            train,
+            batch_size=settings.batch_size,
+            seed=config.seed,
+            parameters=model.spec.parameters,
+            augmented=config.training.augment,
+        )
+        self.batches_per_pass = self._batches.batches_per_pass
+        self._num_queries = config.training.query_sampling.num_queries
+        self._queries = {
+            name: grid_queries(task.grid.points).to(device) for name, task in model.spec.tasks.items()
+        }
+        self.path = config.checkpoint.dir / CHECKPOINT_NAME
+
+    def batch(self, number: int) -> FrameBatch:
+        """Random frames of one task and array, on the CPU."""
+        return self._batches.batch(number)
+
+    def losses(self, forward: Callable[..., Tensor], batch: FrameBatch) -> Losses:
+        """Relative square error at random points of the grid."""
+        values_BXC = batch.values.to(self._device, non_blocking=True)
+        chosen_P = self._choose_points(batch)
+        prediction_BPC = forward(
+            values_BXC,
+            self._queries[batch.task][chosen_P],
+            batch.parameters.to(self._device, non_blocking=True),
+            task=batch.task,
+            array=batch.array,
+        )
+        loss = relative_square_error(
+            prediction_BPC.float(),
+            values_BXC.flatten(1, -2)[:, chosen_P],
+            power_BC=values_BXC.flatten(1, -2).square().mean(1),
+            std_C=self.model.normalizer[batch.task][batch.array].std,
+        )
+        return {"reconstruction": loss}
+
+    def validate(self) -> dict[str, float]:
+        """nRMSE of the reconstruction in field space, per task and array; `score` is their mean."""
+        floor = self._measure(self.model)
+        return {"score": floor.mean, **{f"val/nrmse/{name}": value for name, value in floor.nrmse.items()}}
+
+    def export(self, metrics: dict[str, float]) -> Path:
+        """Write `autoencoder.safetensors`."""
+        config = self._config.model_dump(mode="json")
+        save_autoencoder(self.path, self.model, config=config, report=metrics)
+        return self.path
+
+    def finish(self) -> dict[str, Any]:
+        """Floor of what was exported, in float32 and with latents rounded as a store holds them; a figure."""
+        model = load_autoencoder(self.path, device=str(self._device))
+        latent_dtype = self._config.training.latent_cache_dtype
+        floor = self._measure(model)
+        rounded = self._measure(model, latent_dtype=getattr(torch, latent_dtype))
+        figure = write_figure(
+            self.path.with_suffix(".png"), model, self._val_batches(model, 1), queries=self._queries
+        )
+        return {
+            "checkpoint": str(self.path),
+            "figure": str(figure),
+            "latent": {"tokens": model.spec.num_tokens, "dim": model.spec.latent_dim},
+            "compression": {name: task.compression for name, task in floor.sizes.items()},
+            "floor_nrmse": floor.nrmse,
+            f"floor_nrmse_{latent_dtype}_latents": rounded.nrmse,
+            "validation_frames": floor.num_frames,
+        }
+
+    def _choose_points(self, batch: FrameBatch) -> Tensor:
+        """Numbers of the points that the decoder is asked at, the same for all frames of the batch."""
+        num_points = len(self._queries[batch.task])
+        order = torch.randperm(num_points, generator=batch.generator)
+        return order[: self._num_queries].to(self._device)
+
+    def _measure(self, model: Autoencoder, *, latent_dtype: torch.dtype = torch.float32) -> Floor:
+        batches = self._val_batches(model, self._config.training.max_val_frames)
+        return measure_floor(model, batches, queries=self._queries, latent_dtype=latent_dtype)
+
+    def _val_batches(self, model: Autoencoder, max_frames: int) -> Any:
+        return spread_batches(
+            self._val,
+            batch_size=self._batch_size,
+            max_frames=max_frames,
+            parameters=model.spec.parameters,
+        )
+
+
+def _open_all(config: RunConfig, split: str) -> dict[str, Fields]:
+    return {
+        task: open_fields(config.data, task, split, cache=config.cache, source=config.training.field_source)
+        for task in config.data.task
+    }

@@ -1,0 +1,42 @@
+"""SIGTERM and SIGINT end training after the step that is running."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopRequest:
+    """Whether the run was asked to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        self.signal_name = signal.Signals(number).name
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Inside, SIGTERM and SIGINT only leave a note; a second SIGINT interrupts as usual."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request  # only the main thread may handle signals
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        request(number, frame)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

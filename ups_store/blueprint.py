@@ -1,0 +1,167 @@
+"""`Blueprint`: everything that `create`'s arguments decide, checked; nothing is written (spec 4, 8)."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.array_spec import ArraySpec
+from ups_store.encode import as_payload
+from ups_store.errors import SpecError
+from ups_store.identity import config_hash, constant_digest, identity_document
+from ups_store.layout import FORMAT_VERSION, Layout, plan
+from ups_store.metadata import (
+    DTYPE_NAMES,
+    MAX_ARRAYS,
+    MAX_ELEMENTS,
+    MAX_JSON_BYTES,
+    MAX_RANK,
+    SAMPLE_DIM,
+    ArrayMeta,
+    RootMeta,
+    check_name,
+    dtype_name,
+)
+
+MAX_FILE_BYTES = 2**63 - 1  # largest offset of a file
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A store before it is built.
+
+    Attributes:
+        root: Metadata of the root group, identity included.
+        documents: The `zarr.json` documents in file order.
+        constants: C-order little-endian bytes of every constant, by name.
+        layout: Geometry.
+    """
+
+    root: RootMeta
+    documents: tuple[bytes, ...]
+    constants: dict[str, bytes]
+    layout: Layout
+
+
+def blueprint_of(
+    arrays: Mapping[str, ArraySpec],
+    constants: Mapping[str, npt.ArrayLike],
+    dims: Mapping[str, Sequence[str]],
+    identity: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+) -> Blueprint:
+    """Check the arguments of `create` and of `identity_of`, which have the same meaning here.
+
+    Raises:
+        SpecError: If no store can be made from them.
+    """
+    given = {"arrays": arrays, "constants": constants, "identity": identity, "attrs": attrs}
+    for argument, mapping in given.items():
+        _expect_type(mapping, Mapping, "a mapping by name", argument=argument)
+    metas = [_array_meta(name, spec) for name, spec in arrays.items()]
+    payloads: dict[str, bytes] = {}
+    for name, value in constants.items():
+        meta, payload = _constant(name, np.asarray(value), dims.get(name))
+        metas.append(meta)
+        payloads[name] = payload
+    metas.sort(key=lambda meta: meta.name)
+    num_samples = _check_together(metas, arrays, constants, dims)
+    digests = {name: constant_digest(payload) for name, payload in payloads.items()}
+    document = identity_document(metas, digests, identity)
+    if "ups_store" in attrs:
+        raise SpecError("attribute 'ups_store' is the format's own", kind="attrs", clause="4.3")
+    root = RootMeta(FORMAT_VERSION, config_hash(document), document, dict(attrs))
+    documents = (root.to_json(), *(meta.to_json() for meta in metas))
+    if max(map(len, documents)) > MAX_JSON_BYTES:
+        raise SpecError("a zarr.json would be too long", kind="limits", clause="9.1", expected=MAX_JSON_BYTES)
+    sizes = [(meta, len(text)) for meta, text in zip(metas, documents[1:], strict=True)]
+    layout = plan(len(documents[0]), sizes, num_samples)
+    if layout.building_nbytes > MAX_FILE_BYTES:
+        found = layout.building_nbytes
+        raise SpecError("the file would be too long", kind="limits", expected=MAX_FILE_BYTES, found=found)
+    return Blueprint(root, documents, payloads, layout)
+
+
+def _expect_type(value: object, wanted: type, expected: str, *, argument: str) -> None:
+    if not isinstance(value, wanted):
+        raise SpecError(f"argument {argument}", kind="argument", expected=expected, found=repr(value))
+
+
+def _array_meta(name: str, spec: ArraySpec) -> ArrayMeta:
+    _expect_type(spec, ArraySpec, "ups_store.ArraySpec(shape, dtype)", argument=f"arrays[{name!r}]")
+    shape = _shape(name, spec.shape)
+    defaults = (SAMPLE_DIM, *(f"{name}_dim_{i}" for i in range(1, len(shape))))
+    dims = tuple(spec.dims) if spec.dims is not None else defaults
+    if not shape or min(shape) < 0 or len(shape) > MAX_RANK or not _num_elements_ok(shape):
+        expected = f"1 to {MAX_RANK} axes, N first, fewer than {MAX_ELEMENTS} elements"
+        raise SpecError("shape", kind="shape", array=name, expected=expected, found=shape)
+    if len(dims) != len(shape) or dims[0] != SAMPLE_DIM or SAMPLE_DIM in dims[1:]:
+        expected = f"{len(shape)} names, the first and no other {SAMPLE_DIM!r}"
+        raise SpecError("dims", kind="dims", clause="4.5", array=name, expected=expected, found=dims)
+    return ArrayMeta(check_name(name), shape, _dtype_name(name, spec.dtype), dims, dict(spec.attrs or {}))
+
+
+def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(n) for n in shape)
+    except TypeError as error:
+        expected = "a sequence of integers"
+        raise SpecError("shape", kind="shape", array=name, expected=expected, found=shape) from error
+
+
+def _dtype_name(name: str, dtype: Any) -> str:
+    try:
+        return dtype_name(dtype)
+    except (TypeError, SpecError) as error:
+        expected = f"one of {', '.join(DTYPE_NAMES)}"
+        raise SpecError(
+            "unsupported dtype", kind="dtype", array=name, expected=expected, found=dtype
+        ) from error
+
+
+def _constant(name: str, value: npt.NDArray[Any], dims: Sequence[str] | None) -> tuple[ArrayMeta, bytes]:
+    defaults = (name,) if value.ndim == 1 else tuple(f"{name}_dim_{i}" for i in range(value.ndim))
+    names = tuple(dims) if dims is not None else defaults
+    if len(names) != value.ndim or SAMPLE_DIM in names:
+        expected = f"{value.ndim} names other than {SAMPLE_DIM!r}"
+        raise SpecError("dims", kind="dims", clause="4.5", array=name, expected=expected, found=names)
+    meta = ArrayMeta(check_name(name), value.shape, _dtype_name(name, value.dtype), names)
+    return meta, as_payload(value, meta, value.shape).tobytes()
+
+
+def _check_together(
+    metas: list[ArrayMeta], arrays: Iterable[str], constants: Iterable[str], dims: Iterable[str]
+) -> int:
+    """Check what arrays must have in common; returns N."""
+    twice, unknown = set(arrays) & set(constants), set(dims) - set(constants)
+    if twice or unknown or len(metas) > MAX_ARRAYS:
+        found = f"both: {sorted(twice)}, dims of no constant: {sorted(unknown)}, {len(metas)} arrays"
+        expected = f"names of arrays or constants, at most {MAX_ARRAYS}"
+        raise SpecError("array names", kind="arrays", expected=expected, found=found)
+    lengths: dict[str, tuple[int, str]] = {}
+    for meta in metas:
+        if len(set(meta.dims)) < len(meta.dims) or not all(isinstance(d, str) and d for d in meta.dims):
+            raise SpecError("dims", kind="dims", array=meta.name, expected="distinct names", found=meta.dims)
+        for dim, length in zip(meta.dims, meta.shape, strict=True):
+            other = lengths.setdefault(dim, (length, meta.name))
+            if other[0] != length:
+                raise SpecError(
+                    f"dimension {dim!r}",
+                    kind="dims",
+                    clause="4.5",
+                    array=meta.name,
+                    expected=f"length {other[0]}, as in array {other[1]!r}",
+                    found=length,
+                    hint="give it another name",
+                )
+    return lengths[SAMPLE_DIM][0] if SAMPLE_DIM in lengths else 0
+
+
+def _num_elements_ok(shape: tuple[int, ...]) -> bool:
+    return math.prod(max(1, n) for n in shape) < MAX_ELEMENTS

@@ -1,0 +1,89 @@
+"""Several processes, perhaps on several machines, that build together: who makes which samples.
+
+`torchrun` and its like tell each process its place by environment variables. The ranks of one machine commit
+into one file; each machine writes its own partition of the split (spec 2.4), because machines share no locks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import ConfigError
+from ups_store.partitions import partition_path, partition_range
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among those that build together.
+
+    Attributes:
+        local_rank: Its number on this machine; 0 creates and finishes the file.
+        num_local: Processes on this machine.
+        machine: This machine's number.
+        num_machines: Machines.
+    """
+
+    local_rank: int = 0
+    num_local: int = 1
+    machine: int = 0
+    num_machines: int = 1
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Ranks:
+        """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE); alone without it.
+
+        Raises:
+            ConfigError: If the variables contradict each other.
+        """
+        if "RANK" not in variables or "WORLD_SIZE" not in variables:
+            return cls()
+        rank, size = (_number(variables, name, None) for name in ("RANK", "WORLD_SIZE"))
+        num_local = _number(variables, "LOCAL_WORLD_SIZE", 1)
+        local_rank = _number(variables, "LOCAL_RANK", 0)
+        is_sound = 0 <= rank < size and 0 <= local_rank < num_local and size % max(1, num_local) == 0
+        if not is_sound or rank % num_local != local_rank:
+            raise ConfigError(
+                "ranks",
+                expected="RANK < WORLD_SIZE, and as many processes on every machine",
+                found=f"RANK={rank} of {size}, LOCAL_RANK={local_rank} of {num_local}",
+                hint="start it with torchrun, or unset RANK and WORLD_SIZE",
+            )
+        return cls(local_rank, num_local, rank // num_local, size // num_local)
+
+    @property
+    def is_builder(self) -> bool:
+        """Whether this process creates and finishes its machine's file."""
+        return self.local_rank == 0
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether several machines build, each a partition."""
+        return self.num_machines > 1
+
+    def path(self, path: Path) -> Path:
+        """Where this machine's file goes, for a store at `path`."""
+        return partition_path(path, self.machine, self.num_machines) if self.is_partitioned else path
+
+    def samples(self, num_samples: int) -> range:
+        """Samples of the split that this machine's file holds."""
+        return partition_range(num_samples, self.machine, self.num_machines)
+
+    def share(self, missing: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Which of its file's missing samples this process makes: consecutive ones."""
+        return np.array_split(missing, self.num_local)[self.local_rank]
+
+
+def _number(variables: Mapping[str, str], name: str, default: int | None) -> int:
+    text = variables.get(name, "" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"environment variable {name}", expected="a whole number", found=repr(text)
+        ) from error

@@ -1,0 +1,146 @@
+"""Looking up in a file what a configuration declares, with errors that name the key that asks for it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import h5py
+
+from ups_store.errors import SourceError
+from ups_store.ingest.contents import AXIS_NAMES, Contents, Part
+from ups_store.ingest.hdf5 import source_error, translated, tree
+from ups_store.ingest.natural_order import natural_key
+from ups_store.ingest.parameters import NumberPart, missing, nearest
+
+if TYPE_CHECKING:
+    from ups_store.declaration import DatasetDeclaration, FieldDeclaration, ParameterDeclaration
+
+_SEARCHED = 1000  # datasets among which the nearest name is looked for
+
+
+def sample_groups(file: h5py.File, pattern: str, *, key: str) -> tuple[str, ...]:
+    """The groups that match a glob pattern, numbers in their names sorted by value.
+
+    Raises:
+        SourceError: Kind "missing_group", with what the file holds.
+    """
+    with translated("can't list the groups", path=file.filename):
+        found = sorted(_matching(file, pattern.strip("/")), key=natural_key)
+    if found:
+        return tuple(found)
+    raise source_error(
+        f"no group matches {pattern!r}, which {key} asks for",
+        kind="missing_group",
+        path=file.filename,
+        dataset=pattern,
+        found=tree(file),
+    )
+
+
+def _matching(group: h5py.Group, pattern: str) -> Iterator[str]:
+    first, _, rest = pattern.partition("/")
+    for name in fnmatch.filter(group, first):
+        if group.get(name, getclass=True) is not h5py.Group:
+            continue
+        if rest:
+            yield from (f"{name}/{inner}" for inner in _matching(group[name], rest))
+        else:
+            yield name
+
+
+class Lookup:
+    """What one file has of what is declared.
+
+    Args:
+        file: The file.
+        groups: The samples' groups, if each has its own; what isn't there in the first is missed.
+        key: Key of the layout in the configuration.
+    """
+
+    def __init__(self, file: h5py.File, *, groups: tuple[str, ...], key: str) -> None:
+        self._file = file
+        self._key = key
+        self._where = Contents(ndim=0, channels=(), arrays={}, coordinates={}, groups=groups)
+
+    def part(self, key: str, declared: DatasetDeclaration) -> Part:
+        """A declared dataset with its axes."""
+        dataset = self._dataset(f"{key}.dataset", declared.dataset)
+        if dataset.ndim != len(declared.letters):
+            raise self._wrong_rank(f"{key}.axes", dataset, declared.letters)
+        return Part(declared.dataset, declared.letters)
+
+    def channels(self, key: str, declared: FieldDeclaration) -> tuple[str, ...]:
+        """Names of its channels: the declared ones, or the dataset's own name, numbered."""
+        dataset = self._dataset(f"{key}.dataset", declared.dataset)
+        count = dict(zip(declared.letters, dataset.shape, strict=True)).get("c", 1)
+        name = declared.dataset.rpartition("/")[2]
+        names = declared.channels or ((name,) if count == 1 else tuple(f"{name}_{i}" for i in range(count)))
+        if len(names) == count:
+            return names
+        raise source_error(
+            f"number of channels of dataset {declared.dataset!r} in {self._key}.{key}.channels",
+            kind="shapes_differ",
+            path=self._file.filename,
+            dataset=declared.dataset,
+            expected=f"{count}, as its shape is {dataset.shape}",
+            found=f"{len(names)}: {', '.join(names)}",
+        )
+
+    def coordinate(self, key: str, name: str, axis: str) -> Part:
+        """A coordinate: one row for all samples, or one for each, which have to agree."""
+        dataset = self._dataset(key, name)
+        if dataset.ndim in (1, 2):
+            return Part(name, "s" * (dataset.ndim - 1) + axis)
+        raise self._wrong_rank(key, dataset, axis)
+
+    def number(self, key: str, declared: ParameterDeclaration) -> Part:
+        """A parameter that samples have for themselves, or a single value in a dataset."""
+        if declared.attribute is not None:
+            part = NumberPart(
+                declared.of or "", attribute=declared.attribute, asked_by=f"{self._key}.{key}.attribute"
+            )
+            part.read(self._file, self._where.dataset_path(part), sample=0)
+            return part
+        assert declared.dataset is not None, key
+        dataset = self._dataset(f"{key}.dataset", declared.dataset)
+        is_in_group = self._where.groups and not declared.dataset.startswith("/")
+        if dataset.ndim == 1 and dataset.shape != (1,) and not is_in_group:
+            return Part(declared.dataset, "s")
+        single = NumberPart(declared.dataset, asked_by=f"{self._key}.{key}.dataset")
+        single.read(self._file, self._where.dataset_path(single))
+        return single
+
+    def _dataset(self, key: str, name: str) -> h5py.Dataset:
+        path = self._where.dataset_path(Part(name, ""))
+        with translated("can't open", path=self._file.filename, dataset=path):
+            found = self._file.get(path)
+        if isinstance(found, h5py.Dataset):
+            return found
+        error = missing(f"no dataset {path!r}", self._file, dataset=path, asked_by=f"{self._key}.{key}")
+        error.hint = nearest(path, self._names())
+        raise error
+
+    def _names(self) -> list[str]:
+        """Paths of datasets, to find the nearest."""
+        names: list[str] = []
+
+        def note(name: str, item: object) -> bool | None:
+            if isinstance(item, h5py.Dataset):
+                names.append(name)
+            return True if len(names) >= _SEARCHED else None  # True ends the visit
+
+        with translated("can't list the datasets", path=self._file.filename):
+            self._file.visititems(note)
+        return names
+
+    def _wrong_rank(self, key: str, dataset: h5py.Dataset, axes: str) -> SourceError:
+        return source_error(
+            f"dataset {dataset.name[1:]!r} has another rank than {self._key}.{key} says",
+            kind="wrong_rank",
+            path=self._file.filename,
+            dataset=dataset.name[1:],
+            expected=f"({', '.join(AXIS_NAMES[axis] for axis in axes)})",
+            found=f"shape {dataset.shape}",
+        )

@@ -1,0 +1,211 @@
+"""The layout of The Well (https://polymathic-ai.org/the_well/data_format/): fields grouped by tensor order.
+
+Every dataset says in attributes along which axes it varies, and is stored without the others. Fields that
+vary in time are channels of "fields", scalars first, then vectors, then tensors, each in the order of the
+file and named as The Well's own reader names them: `density`, `velocity_x`, `D_xy`. What doesn't vary in time
+is an array of its own name, repeated for every sample: files of one set may differ in it, and it takes no
+more room than one more time step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ups_store.ingest.contents import Contents, Part, StoredArray, fields_axes
+from ups_store.ingest.hdf5 import get_dataset, source_error, translated
+from ups_store.ingest.layout import Layout
+from ups_store.ingest.parameters import NumberPart, missing
+from ups_store.ingest.well_attributes import flags, leading_axes, names, spatial_axes
+from ups_store.ingest.well_boundaries import face_types, internal_boundaries
+from ups_store.tasks import Task
+
+_ORDERS = range(3)  # scalars, vectors, tensors
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of the file: its name, its dataset, and what its channels would be called."""
+
+    name: str
+    part: Part
+    channels: tuple[str, ...]
+
+    @property
+    def is_varying(self) -> bool:
+        """Whether it varies in time."""
+        return "t" in self.part.axes
+
+
+class TheWell(Layout):
+    """`t0_fields`, `t1_fields`, `t2_fields`, `scalars`, `boundary_conditions`, `dimensions`.
+
+    The first spatial dimension of the file becomes "x", the second "y", the third "z", whatever the file
+    calls them (`theta`, `phi`, `log_r`): their names are among the attributes.
+    """
+
+    name = "the-well"
+    version = 1
+
+    def matches(self, file: h5py.File) -> bool:
+        """A group of fields."""
+        return any(f"t{order}_fields" in file for order in _ORDERS)
+
+    def describe(self, file: h5py.File, task: Task | None) -> Contents:
+        """Fields that vary in time are channels, others arrays, as are scalars that vary."""
+        spatial = spatial_axes(file)
+        fields = list(_fields(file, spatial))
+        varying = [field for field in fields if field.is_varying]
+        if not varying:
+            raise missing("no field varies in time", file, dataset="t0_fields")
+        arrays = [
+            ("fields", StoredArray(fields_axes(len(spatial)), tuple(field.part for field in varying))),
+            *((f.name, _constant_field(f.part, len(spatial))) for f in fields if not f.is_varying),
+            *internal_boundaries(file, spatial).items(),
+            *_varying_scalars(file),
+        ]
+        coordinates = {axis: _coordinate(file, name, axis) for name, axis in spatial.items()}
+        time = _coordinate(file, "time", "t")
+        if _differs_between_samples(file, time):
+            arrays.append(("t", StoredArray("st", (time,))))
+        else:
+            coordinates["t"] = time
+        channels = tuple(itertools.chain.from_iterable(field.channels for field in varying))
+        return Contents(
+            ndim=len(spatial), channels=channels, arrays=_by_name(file, arrays), coordinates=coordinates
+        )
+
+    def parameters(self, file: h5py.File) -> dict[str, float]:
+        """Scalars that don't vary, and the simulation parameters of the root that are numbers."""
+        found = {}
+        for name, axes in _scalars(file):
+            if not axes:
+                found[name] = NumberPart(f"scalars/{name}").read(file, f"scalars/{name}")
+        known = {name for name, _ in _scalars(file)}
+        for name in names(file, "simulation_parameters"):
+            value = np.asarray(file.attrs.get(name, ""))
+            if name not in known and value.size == 1 and value.dtype.kind in "fiu":
+                found[name] = float(value.item())
+        return found
+
+    def boundary(self, file: h5py.File, task: Task | None) -> Mapping[str, str]:
+        """What the file says, unless the task says otherwise."""
+        return face_types(file, spatial_axes(file)) | dict(task.boundary if task else {})
+
+    def attributes(self, file: h5py.File) -> dict[str, Any]:
+        """Name of the set, kind of grid, and what the file calls the spatial dimensions."""
+        said = {name: str(file.attrs[name]) for name in ("dataset_name", "grid_type") if name in file.attrs}
+        return {**said, "axis_names": {axis: name for name, axis in spatial_axes(file).items()}}
+
+
+def _by_name(file: h5py.File, arrays: Iterable[tuple[str, StoredArray]]) -> dict[str, StoredArray]:
+    by_name: dict[str, StoredArray] = {}
+    for name, array in arrays:
+        if name in by_name:
+            raise source_error(
+                f"two arrays are called {name!r}",
+                kind="name_clash",
+                path=file.filename,
+                dataset=array.parts[0].dataset,
+                found=f"{by_name[name].parts[0].dataset} and {array.parts[0].dataset}",
+                hint="declare the layout under other names (docs/layouts.md)",
+            )
+        by_name[name] = array
+    return by_name
+
+
+def _fields(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Field]:
+    for order in _ORDERS:
+        group = file.get(f"t{order}_fields")
+        components = ["".join(axes) for axes in itertools.product(spatial, repeat=order)]
+        for name in names(group, "field_names") if group is not None else ():
+            part = _part(file, f"t{order}_fields/{name}", order, spatial)
+            _expect_components(file, part, components)
+            _expect_trajectories(file, part)
+            yield _Field(name, part, tuple(f"{name}_{c}" if c else name for c in components))
+
+
+def _part(file: h5py.File, name: str, order: int, spatial: Mapping[str, str]) -> Part:
+    """The dataset with the axes that its attributes tell of; a tensor may be stored as D x D or as D^2."""
+    dataset = get_dataset(file, name)
+    varies = flags(dataset, "dim_varying", count=len(spatial))
+    axes = leading_axes(dataset) + "".join(itertools.compress(spatial.values(), varies))
+    is_flat = dataset.ndim == len(axes) + 1
+    return Part(name, axes + ("", "c", "c" if is_flat else "cd")[order])
+
+
+def _expect_components(file: h5py.File, part: Part, components: list[str]) -> None:
+    dataset = get_dataset(file, part.dataset)
+    found = math.prod(n for axis, n in zip(part.axes, dataset.shape, strict=False) if axis in "cd")
+    if dataset.ndim == len(part.axes) and found != len(components):
+        raise source_error(
+            f"components of dataset {part.dataset!r}",
+            kind="shapes_differ",
+            path=file.filename,
+            dataset=part.dataset,
+            expected=f"{len(components)}, {', '.join(components)}",
+            found=f"{found}, shape {dataset.shape}",
+        )
+
+
+def _expect_trajectories(file: h5py.File, part: Part) -> None:
+    said = file.attrs.get("n_trajectories")
+    found = get_dataset(file, part.dataset).shape[:1]
+    if said is not None and part.axes.startswith("s") and found != (said,):
+        raise source_error(
+            f"number of trajectories in dataset {part.dataset!r}",
+            kind="shapes_differ",
+            path=file.filename,
+            dataset=part.dataset,
+            expected=f"{said}, by attribute 'n_trajectories'",
+            found=", ".join(map(str, found)),
+            hint="download or make the file again",
+        )
+
+
+def _constant_field(part: Part, ndim: int) -> StoredArray:
+    """An array for a field that doesn't vary in time; its components aren't channels of "fields"."""
+    own = Part(part.dataset, part.axes.replace("c", "k"))
+    components = "".join(axis for axis in own.axes if axis in "kd")
+    return StoredArray(fields_axes(ndim).replace("t", "").replace("c", components), (own,))
+
+
+def _scalars(file: h5py.File) -> Iterator[tuple[str, str]]:
+    """Names of the scalars, and the axes along which each varies."""
+    group = file.get("scalars")
+    for name in names(group, "field_names") if group is not None else ():
+        yield name, leading_axes(get_dataset(file, f"scalars/{name}"))
+
+
+def _varying_scalars(file: h5py.File) -> Iterator[tuple[str, StoredArray]]:
+    for name, axes in _scalars(file):
+        if axes:
+            yield name, StoredArray("s" + "t" * ("t" in axes), (Part(f"scalars/{name}", axes),))
+
+
+def _coordinate(file: h5py.File, name: str, axis: str) -> Part:
+    dataset = get_dataset(file, f"dimensions/{name}")
+    if axis != "t" and bool(dataset.attrs.get("time_varying", False)):
+        raise source_error(
+            f"dimension {name!r} moves in time",
+            kind="unsupported",
+            path=file.filename,
+            dataset=f"dimensions/{name}",
+            expected="a grid that stays",
+        )
+    return Part(f"dimensions/{name}", "s" + axis if dataset.ndim == 2 else axis)
+
+
+def _differs_between_samples(file: h5py.File, part: Part) -> bool:
+    if "s" not in part.axes:
+        return False
+    dataset = get_dataset(file, part.dataset)
+    with translated("can't read", path=file.filename, dataset=part.dataset):
+        rows = dataset[...]
+    return bool((rows != rows[:1]).any())

@@ -1,0 +1,31 @@
+"""Keeping memory from being swapped out or given back (mlock)."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from ups_store import files
+from ups_store.errors import MemoryLimitError
+
+
+def lock(mapping: mmap.mmap, *, path: Path) -> None:
+    """Lock every page of a mapping that is there, and the others when they come.
+
+    Raises:
+        MemoryLimitError: With kind "memlock", if RLIMIT_MEMLOCK is lower.
+    """
+    try:
+        files.lock_on_fault(mapping)
+    except OSError as refused:
+        limit = files.memory_lock_limit()
+        error = MemoryLimitError(
+            "the system refuses to lock so much memory (RLIMIT_MEMLOCK)",
+            kind="memlock",
+            path=path,
+            expected=f"a limit of at least {len(mapping):,} bytes",
+            found=f"{limit:,}",
+            hint="raise it (`ulimit -l`, or LimitMEMLOCK= of the service), or preload without lock=True",
+        )
+        error.needed_bytes, error.available_bytes = len(mapping), limit
+        raise error from refused
