@@ -1,4 +1,4 @@
-"""Random batches: `gather` over one memcpy of as many contiguous bytes, one thread, reused output."""
+"""Random batches: `gather` beside the best that memory can do; reused output, one thread by default."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import ups_store
 from benchmarks.inputs import NAME, Folder, Memory, check, make_store, values_of
 from benchmarks.measure import TIME, Comparison, Timed, compare, timed, tracked
 from benchmarks.scale import MIB, SCALE
+from ups_store.metadata import dtype_of
 
 Batch = npt.NDArray[np.int64]
 
@@ -69,8 +70,175 @@ class Gather(_Random):
         return self.over_memcpy()
 
 
+class GatherSmall(_Random):
+    """Beside the fastest that torch offers for a plain file: `index_select` over a memory map."""
+
+    params = ("own", "foreign")
+    param_names = ("output",)
+    sample_bytes = 4096
+
+    def setup(self, output: str) -> None:
+        import torch
+
+        self.prepare(self.sample_bytes, has_own_output=output == "own")
+        self.torch, self.num_threads = torch, torch.get_num_threads()
+        torch.set_num_threads(1)
+        path, values = self.folder.path / "plain.bin", self.store[NAME]
+        np.ascontiguousarray(values).tofile(path)
+        self.plain = torch.from_numpy(np.memmap(path, np.float32, "r+", shape=values.shape))
+        self.plain_out = torch.ones(self.out[NAME].shape)
+        self.select(1)
+        check(self.plain_out.numpy(), values_of(self.batches[1], self.sample_bytes))
+
+    def teardown(self, output: str) -> None:
+        self.torch.set_num_threads(self.num_threads)
+        self.clean()
+
+    def select(self, i: int) -> None:
+        index = self.torch.from_numpy(self.batches[i % NUM_BATCHES])
+        self.torch.index_select(self.plain, 0, index, out=self.plain_out)
+
+    @tracked(f"gather {BATCH} random samples of 4 KB, over np.memmap and index_select", TIME, at_most=1.05)
+    def track_over_index_select(self, output: str) -> float:
+        pairs, nbytes = SCALE.read_pairs, self.out[NAME].nbytes
+        other = lambda i: self.select(i + 1)  # noqa: E731 - other samples, which aren't in the cache
+        self.comparison = compare(timed(self.gather), timed(other), pairs=pairs, nbytes=nbytes)
+        return self.comparison.time_ratio
+
+
+class GatherLarge:
+    """Samples that are large beside every cache."""
+
+    timeout = 300
+    params = (13_000_000,)
+    param_names = ("sample_bytes",)
+
+    def setup(self, sample_bytes: int) -> None:
+        self.folder = Folder()
+        path = self.folder.path / "store.zarr.zip"
+        self.store = make_store(path, num_samples=BATCH, sample_bytes=sample_bytes)
+        rng = np.random.default_rng(0)
+        self.batches = [rng.permutation(BATCH) for _ in range(16)]
+        self.out = self.store.gather(self.batches[0])
+        check(self.out[NAME][:2], values_of(self.batches[0][:2], sample_bytes))
+        self.memory = np.ones((BATCH, sample_bytes), np.uint8)
+        self.target = np.ones_like(self.memory)
+
+    def teardown(self, sample_bytes: int) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    def gather(self, i: int, num_threads: int = 1) -> None:
+        self.store.gather(self.batches[i % 16], out=self.out, num_threads=num_threads)
+
+    def copy_one_by_one(self, i: int) -> None:
+        for row, sample in zip(self.target, self.batches[(i + 1) % 16].tolist(), strict=True):
+            np.copyto(row, self.memory[sample])
+
+    def compare(self, ours: Callable[[int], None], reference: Callable[[int], None]) -> float:
+        pairs, nbytes = SCALE.write_pairs, self.memory.nbytes
+        self.comparison = compare(timed(ours), timed(reference), pairs=pairs, nbytes=nbytes)
+        return self.comparison.time_ratio
+
+    @tracked(f"gather {BATCH} random samples, over the same copies one by one", TIME, at_most=1.1)
+    def track_over_copies(self, sample_bytes: int) -> float:
+        return self.compare(self.gather, self.copy_one_by_one)
+
+    @tracked(f"gather {BATCH} random samples with 2 threads, over one memcpy", TIME, at_most=1.0)
+    def track_threads_over_memcpy(self, sample_bytes: int) -> float:
+        return self.compare(lambda i: self.gather(i, 2), lambda i: np.copyto(self.target, self.memory))
+
+
+class GatherWindows:
+    """Two time steps of each sample, over one memcpy of as many bytes."""
+
+    timeout = 300
+    params = (1024, 32_768)
+    param_names = ("bytes a time step",)
+    num_steps = 20
+
+    def setup(self, step_bytes: int) -> None:
+        self.folder = Folder()
+        num_samples = SCALE.store_mib * MIB // (self.num_steps * step_bytes)
+        shape = (num_samples, self.num_steps, step_bytes // 4)
+        values = values_of(np.arange(num_samples), self.num_steps * step_bytes).reshape(shape)
+        spec = ups_store.ArraySpec(shape, "float32", dims=("sample", "time", "x"))
+        path = self.folder.path / "store.zarr.zip"
+        identity = {"made_for": "a benchmark"}
+        with ups_store.create(path, {NAME: spec}, identity=identity, durability="lazy") as writer:
+            writer.commit_many(range(num_samples), {NAME: values})
+            writer.finish()
+        self.store = ups_store.open(path)
+        check(self.store[NAME], values)
+        rng = np.random.default_rng(0)
+        self.batches = rng.integers(0, num_samples, (NUM_BATCHES, BATCH))
+        self.starts = rng.integers(0, self.num_steps - 1, (NUM_BATCHES, BATCH))
+        self.out = {NAME: np.ones((BATCH, 2, step_bytes // 4), np.float32)}
+        self.gather(1)
+        check(self.out[NAME], values[self.batches[1][:, None], self.starts[1][:, None] + np.arange(2)])
+        self.memory = Memory(values.nbytes, self.out[NAME].nbytes)
+
+    def teardown(self, step_bytes: int) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    def gather(self, i: int) -> None:
+        i %= NUM_BATCHES
+        self.store.gather(self.batches[i], start=self.starts[i], length=2, out=self.out)
+
+    @tracked(f"gather {BATCH} windows of 2 time steps, over memcpy", TIME, at_most={1024: 3.0, 32_768: 1.7})
+    def track_over_memcpy(self, step_bytes: int) -> float:
+        pairs, nbytes = SCALE.read_pairs, self.out[NAME].nbytes
+        self.comparison = compare(timed(self.gather), timed(self.memory.copy), pairs=pairs, nbytes=nbytes)
+        return self.comparison.time_ratio
+
+
+class GatherConverted:
+    """Half precision gathered as float32, over gathering it as it is and converting the batch."""
+
+    timeout = 300
+    params = ("float16", "bfloat16")
+    param_names = ("dtype",)
+    num_values = 25_600
+
+    def setup(self, dtype: str) -> None:
+        self.folder = Folder()
+        num_samples = SCALE.store_mib * MIB // (2 * self.num_values)
+        shape = (num_samples, self.num_values)
+        values = np.resize(np.linspace(-1, 1, 65_521), shape).astype(dtype_of(dtype))
+        path = self.folder.path / "store.zarr.zip"
+        spec, identity = ups_store.ArraySpec(shape, dtype), {"made_for": "a benchmark"}
+        with ups_store.create(path, {NAME: spec}, identity=identity, durability="lazy") as writer:
+            writer.commit_many(range(num_samples), {NAME: values})
+            writer.finish()
+        self.store = ups_store.open(path)
+        self.batches = np.random.default_rng(0).integers(0, num_samples, (NUM_BATCHES, BATCH))
+        self.out = {NAME: np.ones((BATCH, self.num_values), np.float32)}
+        self.halves = self.store.gather(self.batches[0])
+        self.gather(1)
+        check(self.out[NAME], values[self.batches[1]].astype(np.float32))
+
+    def teardown(self, dtype: str) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    def gather(self, i: int) -> None:
+        self.store.gather(self.batches[i % NUM_BATCHES], out=self.out)
+
+    def gather_then_convert(self, i: int) -> None:
+        self.store.gather(self.batches[(i + 1) % NUM_BATCHES], out=self.halves)
+        np.copyto(self.out[NAME], self.halves[NAME])
+
+    @tracked(f"gather {BATCH} random samples as float32, over gather, then NumPy's conversion", TIME)
+    def track_over_conversion(self, dtype: str) -> float:
+        ours, reference = timed(self.gather), timed(self.gather_then_convert)
+        pairs, nbytes = max(5, SCALE.read_pairs // 10), self.out[NAME].nbytes
+        self.comparison = compare(ours, reference, pairs=pairs, nbytes=nbytes)
+        return self.comparison.time_ratio
+
+
 class GatherMethods(_Random):
-    """The methods of `gather`, the rejected one beside them, and memcpy, all in turns."""
+    """The methods of `gather`, the rejected ones beside them, and memcpy, in turns."""
 
     params = SCALE.method_sizes
     param_names = ("sample_bytes",)
@@ -79,26 +247,34 @@ class GatherMethods(_Random):
         self.prepare(sample_bytes, has_own_output=True)
         self.foreign = {NAME: np.ones(self.out[NAME].shape, np.float32)}
         self.source, self.target = (_items(values) for values in (self.store[NAME], self.foreign[NAME]))
-        self.index(self.batches[1])
-        check(self.foreign[NAME], values_of(self.batches[1], sample_bytes))
+        self.rows = (self.store[NAME].view(np.uint8), self.foreign[NAME].reshape(-1).view(np.uint8).data)
+        for method in (self.index, self.loop):
+            method(self.batches[1])
+            check(self.foreign[NAME], values_of(self.batches[1], sample_bytes))
 
     def teardown(self, sample_bytes: int) -> None:
         self.clean()
 
-    def take(self, samples: Batch) -> None:
+    def own(self, samples: Batch) -> None:
         self.store.gather(samples, [NAME], out=self.out)
 
-    def loop(self, samples: Batch) -> None:
+    def other(self, samples: Batch) -> None:
         self.store.gather(samples, [NAME], out=self.foreign)
 
     def index(self, samples: Batch) -> None:
         self.target[...] = self.source[samples]
 
+    def loop(self, samples: Batch) -> None:
+        rows, target = self.rows
+        nbytes = rows.shape[1]
+        for first, sample in zip(range(0, len(target), nbytes), samples.tolist(), strict=True):
+            target[first : first + nbytes] = rows[sample].data
+
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """By method, each over the memcpy of the same round."""
         batches = itertools.cycle(self.batches)
-        methods = {"take": self.take, "loop": self.loop, "index": self.index}
+        methods = {"own": self.own, "other": self.other, "index": self.index, "loop": self.loop}
         calls = {name: _timed_over(method, batches) for name, method in methods.items()}
         calls["memcpy"] = timed(self.memory.copy)
         rounds = [[call(i) for call in calls.values()] for i in range(SCALE.read_pairs)]
@@ -107,8 +283,13 @@ class GatherMethods(_Random):
         return {name: Comparison.of(seconds[name], seconds["memcpy"], nbytes=nbytes) for name in methods}
 
     @tracked("gather into our own output (one take of slots), over memcpy", TIME)
-    def track_take(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["take"]
+    def track_own(self, sample_bytes: int) -> float:
+        self.comparison = self.comparisons["own"]
+        return self.comparison.time_ratio
+
+    @tracked("gather into foreign output (items below 8 KiB, else views), over memcpy", TIME)
+    def track_foreign(self, sample_bytes: int) -> float:
+        self.comparison = self.comparisons["other"]
         return self.comparison.time_ratio
 
     @tracked("rejected: bare NumPy indexing of samples as items, over memcpy", TIME)
@@ -116,7 +297,7 @@ class GatherMethods(_Random):
         self.comparison = self.comparisons["index"]
         return self.comparison.time_ratio
 
-    @tracked("gather into foreign output (loop of copies), over memcpy", TIME)
+    @tracked("rejected: a loop of memoryview copies, which holds the GIL, over memcpy", TIME)
     def track_loop(self, sample_bytes: int) -> float:
         self.comparison = self.comparisons["loop"]
         return self.comparison.time_ratio

@@ -78,6 +78,11 @@ class BatchEncoder:
         self.micro_batch = micro_batch
         self.note = note
 
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """(L, D): tokens and channels of one frame's latent state."""
+        return self.encoder.latent_shape
+
     def identity(self) -> dict[str, Any]:
         """Everything that decides the latents' bytes, as JSON values; needs no torch."""
         latent_dtype = self.encoder.latent_dtype

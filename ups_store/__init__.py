@@ -3,9 +3,12 @@
 `create` and `join` write, `open` reads; `docs/format/spec.md` says what lies in the file.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # as type checkers take it; to import `typing` takes longer than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from ups_store.array_spec import ArraySpec
     from ups_store.creation import create, join
     from ups_store.errors import (

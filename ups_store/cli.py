@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from ups_store.early_interrupt import importing
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the verb that the command line names, and end the process with its exit code."""
     with importing():
         from ups_store.console import run

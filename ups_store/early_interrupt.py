@@ -1,7 +1,8 @@
 """Ctrl-C while modules are imported: one line and exit code 5, where Python would show a traceback.
 
 An interrupt inside of an import may come out as another error, or be printed and swallowed by a callback of
-the import system. Nothing is at stake before a program begins, so the process ends at once.
+the import system. Nothing is at stake before a program begins, so the process ends at once. What this module
+imports itself is what Python has loaded at its start anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
 
 INTERRUPTED = 5
 _STDERR = 2
@@ -33,7 +33,7 @@ def importing() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _end(signum: int, frame: FrameType | None) -> NoReturn:
+def _end(signum: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):  # stderr may be closed
         os.write(_STDERR, b"error: interrupted\n")
     os._exit(INTERRUPTED)

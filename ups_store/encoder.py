@@ -30,6 +30,10 @@ class Encoder(Protocol):
     Making one, `identity` and `output_spec` need no torch: a second run asks only for these.
     """
 
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """(L, D): tokens and channels of one frame's latent state."""
+
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides the output's bytes, as JSON values; part of the store's identity.
 
@@ -95,6 +99,24 @@ def _callable(value: object, name: str) -> Callable[..., Any]:
     if not callable(value):
         raise ConfigError("encoder", expected="something to call with the checkpoint", found=name)
     return value
+
+
+def expect_size(encoder: Encoder, *, dim: int | None, tokens: int | None, checkpoint: Path) -> None:
+    """Fail if a configuration names another size than the encoder has.
+
+    Raises:
+        ConfigError: Names both.
+    """
+    found = encoder.latent_shape
+    expected = (tokens or found[0], dim or found[1])
+    if found != expected:
+        raise ConfigError(
+            "latent.tokens, latent.dim",
+            path=checkpoint,
+            expected=f"{expected[0]} tokens x {expected[1]} channels, as configured",
+            found=f"{found[0]} x {found[1]} in the checkpoint",
+            hint="train the autoencoder again, or configure the size that it has",
+        )
 
 
 def check_output(arrays: Arrays, specs: Mapping[str, ArraySpec], num: int) -> None:

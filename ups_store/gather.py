@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SampleIndexError, SpecError
-from ups_store.indices import integers_of
+from ups_store.indices import int64_of, largest_unsigned
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import ArrayMeta, dtype_of
 from ups_store.runs import Runs
@@ -67,8 +67,8 @@ def window_of(
         return None
     axis = meta.dims.index(TIME_DIM) - 1
     num_steps = meta.sample_shape[axis]
-    raw = integers_of(0 if start is None else start)
-    if raw is None or raw.shape not in ((), (num,)):
+    first = int64_of(0 if start is None else start)
+    if first is None or first.shape not in ((), (num,)):
         expected = f"an integer, or {num} of them"
         raise SpecError("window start", kind="window", array=meta.name, expected=expected, found=start)
     if not _is_count(stride) or not (length is None or _is_count(length)):
@@ -76,19 +76,26 @@ def window_of(
         raise SpecError(
             "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
         )
-    earliest, latest = (int(raw.min()), int(raw.max())) if raw.size else (0, 0)
-    steps = max(0, -(-(num_steps - latest) // int(stride))) if length is None else int(length)
-    last = latest + (steps - 1) * int(stride)
-    if earliest < 0 or not steps or last >= num_steps:
+    latest = largest_unsigned(first) if first.size else 0
+    steps, last = _extent(num_steps, latest, length, stride)
+    if not steps or last >= num_steps:
+        exact = [int(value) for value in np.asarray(first if start is None else start, object).reshape(-1)]
+        _, last = _extent(num_steps, max(exact), length, stride)
         raise SampleIndexError(
             "window reaches outside the time steps",
             kind="window",
             array=meta.name,
             expected=f"steps 0..{num_steps - 1}",
-            found=f"{earliest}..{max(last, latest)}",
+            found=f"{min(exact)}..{max(last, *exact)}",
         )
-    first = raw.astype(np.int64, copy=False) if raw.shape else np.full(num, raw, np.int64)
-    return Window(axis, first, steps, int(stride) if steps > 1 else 1)
+    starts = first if first.shape else np.full(num, first)
+    return Window(axis, starts, steps, int(stride) if steps > 1 else 1)
+
+
+def _extent(num_steps: int, first: int, length: int | None, stride: int) -> tuple[int, int]:
+    """Number of time steps of a window, and its last one."""
+    steps = max(0, -(-(num_steps - first) // int(stride))) if length is None else int(length)
+    return steps, first + (steps - 1) * int(stride)
 
 
 def check_effect(

@@ -21,32 +21,35 @@ def check_indices(indices: Indices, num_samples: int, *, path: Path) -> npt.NDAr
         SampleIndexError: Unless all are in 0..num_samples - 1.
         SpecError: If they aren't integers, or not of shape (B,).
     """
-    raw = integers_of(indices)
-    if raw is None or raw.ndim != 1:
+    samples = int64_of(indices)
+    if samples is None or samples.ndim != 1:
         given = np.asarray(indices)
         found = f"{given.dtype} {given.shape}"
         raise SpecError("indices", kind="index", expected="integers, shape (B,)", found=found)
-    # As unsigned numbers the negative ones are huge: one pass instead of two.
-    if raw.size and (raw.dtype == object or _largest_unsigned(raw) >= num_samples):
-        wrong = raw[(raw < 0) | (raw >= num_samples)]
-        if len(wrong):
-            expected = f"0 <= index < {num_samples}"
-            raise SampleIndexError("no such sample", path=path, expected=expected, found=int(wrong[0]))
-    return raw.astype(np.int64, copy=False)
+    if samples.size and largest_unsigned(samples) >= num_samples:
+        wrong = np.flatnonzero((samples < 0) | (samples >= num_samples))[0]
+        expected, found = f"0 <= index < {num_samples}", np.asarray(indices, object)[wrong]
+        raise SampleIndexError("no such sample", path=path, expected=expected, found=int(found))
+    return samples
 
 
-def integers_of(values: Any) -> npt.NDArray[Any] | None:
-    """The values as an array, of Python integers where some are beyond 64 bits; None if one is no integer."""
+def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
+    """The values as int64, negative where they are too large for it; None if one is no integer."""
     raw = np.asarray(values)
-    if raw.dtype.kind in "iu" or not raw.size:
+    if raw.dtype == np.int64:
         return raw
+    if raw.dtype.kind in "iu" or not raw.size:
+        return raw.astype(np.int64)
     exact = np.asarray(values, object)  # of [2**63, 2] NumPy makes floating-point numbers
-    return exact if all(_is_integer(value) for value in exact.reshape(-1).tolist()) else None
+    if not all(_is_integer(value) for value in exact.reshape(-1).tolist()):
+        return None
+    return np.where((exact >= 0) & (exact < 2**63), exact, -1).astype(np.int64)
+
+
+def largest_unsigned(values: npt.NDArray[np.int64]) -> int:
+    """The largest value, not of none; 2**63 and more if one is negative: one pass instead of two."""
+    return int(np.maximum.reduce(values.view(np.uint64), axis=None))
 
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _largest_unsigned(raw: npt.NDArray[Any]) -> int:
-    return int(np.maximum.reduce(raw.astype(np.int64, copy=False).view(np.uint64)))

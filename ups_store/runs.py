@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 LONG_RUN_BYTES = 8192  # from here on copying twice costs more than a view per run
-BLOCK_BYTES = 256 << 10  # of what is copied twice: stays in the second-level cache
+BLOCK_BYTES = 64 << 10  # of what is copied twice: stays in the cache, and malloc keeps such memory
 _TABLE_BLOCK = 16384  # elements; their indices too stay in the cache
 
 Memory = npt.NDArray[np.uint8]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
+from small_stores import MakeStore
 from torch.utils.data import DataLoader
 
 from ups_store.errors import ConfigError, SpecError

@@ -70,8 +70,8 @@ def test_time_that_is_no_deadline_is_refused(key: str, value: str) -> None:
     [
         (4, PLENTY, 1000, (4, 2)),
         (4, None, 1000, (4, 2)),
-        (4, 2 * (80 + 32 + 2 * 16) * MIB, 1000, (2, 2)),
-        (4, (80 + 32 + 16) * MIB, 1000, (1, 1)),
+        (4, 2 * (80 + 24 + 2 * 16) * MIB, 1000, (2, 2)),
+        (4, (80 + 24 + 16) * MIB, 1000, (1, 1)),
         (4, PLENTY, 40, (2, 2)),
     ],
 )
@@ -84,7 +84,7 @@ def test_readers_are_as_many_as_fit(
 @pytest.mark.parametrize(
     ("memory", "descriptors", "kind", "both"),
     [
-        (50_000_000, 1000, "no_memory", ("134,217,728", "50,000,000")),
+        (50_000_000, 1000, "no_memory", ("125,829,120", "50,000,000")),
         (None, 35, "no_descriptors", ("36", "35")),
     ],
 )

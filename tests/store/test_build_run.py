@@ -526,9 +526,9 @@ def test_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "lengths"), [(1 << 20, [16, 4]), (16 << 20, [1] * 20), (1 << 40, [1] * 20), (0, [20])]
+    ("nbytes", "lengths"), [(2 << 20, [16, 4]), (32 << 20, [1] * 20), (1 << 40, [1] * 20), (0, [20])]
 )
-def test_batches_hold_about_16_mib_and_at_least_a_sample(nbytes: int, lengths: list[int]) -> None:
+def test_batches_hold_about_32_mib_and_at_least_a_sample(nbytes: int, lengths: list[int]) -> None:
     batches = split_batches(np.arange(20), nbytes)
     assert [len(batch) for batch in batches] == lengths
     assert np.concatenate(batches).tolist() == list(range(20))

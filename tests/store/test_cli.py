@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
 from rich.console import Console
-from small_stores import begin, mixed_values, samples_of
+from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import Store, cli, console, files

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import MakeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_stores import (
+    MakeStore,
     all_arrays,
     assert_same_bits,
     build,

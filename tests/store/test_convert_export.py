@@ -16,11 +16,10 @@ import numpy.typing as npt
 import pytest
 import torch
 import zarr
-from conftest import MakeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from small_stores import build, mixed_constants, mixed_values, names_in
+from small_stores import MakeStore, build, mixed_constants, mixed_values, names_in
 
 import ups_store
 from ups_store.convert import FORMATS, export_store

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_stores import all_arrays, assert_same_bits, build, mixed_values, names_in
+from small_stores import MakeStore, all_arrays, assert_same_bits, build, mixed_values, names_in
 
 import ups_store
 from ups_store.convert import export_store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MakeStore
+from small_stores import MakeStore
 
 import ups_store
 from ups_store import cli

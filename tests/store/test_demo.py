@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MakeStore
 from rich.console import Console
+from small_stores import MakeStore
 
 from scripts import demo
 

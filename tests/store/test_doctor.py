@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MakeStore
 from small_stores import (
+    MakeStore,
     Values,
     all_arrays,
     assert_same_bits,

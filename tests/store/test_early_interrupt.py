@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ups_store
 from ups_store.early_interrupt import importing
 
 # Presses Ctrl-C when a module begins to be imported, then runs the command as `python -m` would.
@@ -65,6 +67,14 @@ def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> N
 def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5() -> None:
     done = press("matplotlib.figure", "ups_store", "preview", "none.zarr.zip")
     assert (done.returncode, done.stdout, done.stderr) == (5, "", "error: interrupted\n")
+
+
+def test_little_is_imported_before_the_handler_is_there() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import ups_store.cli, ups_store.build.__main__\n"
+    code += "print(sorted({'typing', 'typer', 'numpy', 'pathlib', 'logging'} & set(sys.modules)))"
+    root = Path(ups_store.__file__).parents[1]
+    command = [sys.executable, "-I", "-S", "-c", code, str(root)]
+    assert subprocess.check_output(command, text=True) == "[]\n"
 
 
 def test_handler_is_there_for_the_block_only() -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from ups_store import ArraySpec, ConfigError
-from ups_store.build.encode import EncodeError, encode_batches
+from ups_store.build.encode import EncodeError, encode_batch
 from ups_store.encoder import Encoder, load_encoder
 
 N, T, X = 6, 3, 8
@@ -24,6 +24,8 @@ class Pairs:
 
     def __init__(self, checkpoint: Path, *, spoil: Any = None) -> None:
         self.checkpoint, self.spoil = checkpoint, spoil
+
+    latent_shape = (X // 2, 1)
 
     def identity(self) -> Mapping[str, Any]:
         return {"class": "Pairs", "weights": "0" * 64}
@@ -40,36 +42,49 @@ class Pairs:
         return self.spoil(out) if self.spoil else out
 
 
+def encode_all(given: Any, encoder: Pairs) -> list[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
+    return [
+        (samples, encode_batch(arrays, encoder, samples=samples, specs=SPECS)) for samples, arrays in given
+    ]
+
+
 def batches(size: int = 2) -> list[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
     fields = np.arange(N * T * X, dtype=np.float32).reshape(N, T, X, 1)
     split = np.array_split(np.arange(N), N // size)
     return [(samples, {"fields": fields[samples], "nu": np.full(len(samples), 0.01)}) for samples in split]
 
 
-def test_encode_batches_encodes_every_batch_under_its_sample_numbers() -> None:
-    out = list(encode_batches(batches(), Pairs(Path()), specs=SPECS))
+def test_encode_batch_encodes_every_batch_under_its_sample_numbers() -> None:
+    out = encode_all(batches(), Pairs(Path()))
     np.testing.assert_array_equal(np.concatenate([samples for samples, _ in out]), np.arange(N))
     latent = np.concatenate([arrays["latent"] for _, arrays in out])
     expected = np.arange(0.5, N * T * X, 2, dtype=np.float16).reshape(N, T, X // 2, 1)
     np.testing.assert_array_equal(latent, expected)
 
 
+def test_encode_batch_copies_what_passes_through() -> None:
+    samples, arrays = batches()[0]
+    encoded = encode_batch(arrays, Pairs(Path()), samples=samples, specs=SPECS)
+    arrays["nu"][:] = -1  # the reader fills its memory again
+    assert (encoded["nu"] == 0.01).all()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_encode_batches_of_latents_that_are_not_finite_names_the_sample(bad: float) -> None:
+def test_encode_batch_of_latents_that_are_not_finite_names_the_sample(bad: float) -> None:
     def spoil(out: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         out["latent"][1, 2, 3] = bad
         return out
 
     with pytest.raises(EncodeError) as caught:
-        list(encode_batches(batches(), Pairs(Path(), spoil=spoil), specs=SPECS))
+        encode_all(batches(), Pairs(Path(), spoil=spoil))
     assert (caught.value.array, caught.value.sample) == ("latent", 1)
 
 
-def test_encode_batches_of_fields_that_are_not_finite_names_the_field() -> None:
+def test_encode_batch_of_fields_that_are_not_finite_names_the_field() -> None:
     spoilt = batches()
     spoilt[2][1]["fields"][0, 0, 0] = np.nan
     with pytest.raises(EncodeError, match="from NaN or Inf in 'fields'") as caught:
-        list(encode_batches(spoilt, Pairs(Path()), specs=SPECS))
+        encode_all(spoilt, Pairs(Path()))
     assert caught.value.sample == 4
 
 
@@ -83,9 +98,9 @@ def test_encode_batches_of_fields_that_are_not_finite_names_the_field() -> None:
     ],
     ids=["missing", "rows", "dtype", "no array"],
 )
-def test_encode_batches_of_another_output_than_announced_is_refused(spoil: Any) -> None:
+def test_encode_batch_of_another_output_than_announced_is_refused(spoil: Any) -> None:
     with pytest.raises(ConfigError, match="output 'latent'"):
-        list(encode_batches(batches(), Pairs(Path(), spoil=spoil), specs=SPECS))
+        encode_all(batches(), Pairs(Path(), spoil=spoil))
 
 
 def test_load_encoder_by_module_and_name_makes_one() -> None:

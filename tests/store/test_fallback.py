@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
-from small_stores import begin, samples_of
+from small_stores import MakeStore, begin, samples_of
 
 import ups_store
 from ups_store import files

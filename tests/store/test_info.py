@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
-from small_stores import begin, mixed_values, samples_of
+from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import BuildLockedError, Store, info

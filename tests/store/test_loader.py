@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeStore
+from small_stores import MakeStore
 from torch import Tensor
 
 import ups_store

@@ -16,10 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
-from conftest import MakeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_stores import assert_same_bits, build, mixed_constants, mixed_values, names_in, samples_of
+from small_stores import (
+    MakeStore,
+    assert_same_bits,
+    build,
+    mixed_constants,
+    mixed_values,
+    names_in,
+    samples_of,
+)
 from zarr.storage import ZipStore
 
 import ups_store

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -28,11 +29,12 @@ from reader_faults import CrashingRead, FakeRead, FaultyRead, ModulesRequest, St
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
 from ups_store.ingest.info import EVERYTHING, Selection
+from ups_store.ingest.lane import Job, Lane
 from ups_store.ingest.pool import Batch, Patience, ReaderPool, Skipped
 from ups_store.ingest.read_request import MAX_SAMPLES, DescribeRequest, ReadRequest
 from ups_store.ingest.reader_handle import ReaderHandle
 from ups_store.ingest.reader_process import MAX_MESSAGE_BYTES, serve
-from ups_store.ingest.slots import SlotMemory, batch_nbytes
+from ups_store.ingest.slots import SlotMemory, Status, batch_nbytes
 from ups_store.ingest.source import open_source
 from ups_store.metadata import dtype_of
 from ups_store.tasks import get_task
@@ -324,6 +326,16 @@ def test_time_of_a_slow_caller_is_not_counted_against_readers() -> None:
     with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool:
         for _ in pool.read([fake(FakeRead, i, pause_s=0.05) for i in range(4)]):
             time.sleep(0.35)
+
+
+@pytest.mark.parametrize(("doing", "is_late"), [("reading", True), ("idle", False)])
+def test_reader_that_has_answered_just_now_is_not_late(doing: str, is_late: bool) -> None:
+    now = time.monotonic()
+    lane = Lane(num_slots=1, slot_nbytes=4096, patience=Patience(timeout_s=5), note=lambda message: None)
+    lane.add(Job(7, fake(FakeRead, 0)))
+    status = Status(7, progressed_s=now - 10, since_s=now, doing=doing)
+    lane.reader = SimpleNamespace(status=status, started_s=now - 20)  # type: ignore[assignment]
+    assert (lane.left_s() <= 0) == is_late
 
 
 def test_stopped_reader_is_replaced_and_its_request_read_by_the_next() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
 from small_stores import (
+    MakeStore,
     assert_same_bits,
     begin,
     build,

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
 from preload_processes import evict, mapped_bytes
-from small_stores import assert_same_bits, begin, build, mixed_constants, mixed_values, samples_of
+from small_stores import MakeStore, assert_same_bits, begin, build, mixed_constants, mixed_values, samples_of
 
 import ups_store
 from ups_store import (

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeStore
-from small_stores import DIMS, mixed_constants, mixed_values, samples_of
+from small_stores import DIMS, MakeStore, mixed_constants, mixed_values, samples_of
 from torch import Tensor
 
 import ups_store

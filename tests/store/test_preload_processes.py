@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
 from preload_processes import MIB, digest, mapped_bytes, own_copy, read_all, read_slowly, use_copy
+from small_stores import MakeStore
 
 import ups_store
 from ups_store import StoreReplacedError

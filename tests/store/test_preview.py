@@ -12,9 +12,8 @@ import matplotlib.image
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import MakeStore
 from matplotlib.figure import Figure
-from small_stores import begin, mixed_values, samples_of
+from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import ArrayNotFoundError, ArraySpec, NotCommittedError, SampleIndexError, SpecError, Store

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeStore
+from small_stores import MakeStore
 
 from ups_store import Store
 from ups_store.errors import ConfigError

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import MakeStore
+from small_stores import MakeStore
 from test_full_disk import tiny_disk  # noqa: F401  # a fixture
 
 from ups_store import files

@@ -179,12 +179,12 @@ def test_each_chunk_is_decoded_once(
 @pytest.mark.parametrize(
     ("missing", "per_chunk", "sample_nbytes", "lengths"),
     [
-        (range(20), 1, 4 << 20, [4, 4, 4, 4, 4]),
-        (range(20), 3, 4 << 20, [3, 3, 3, 3, 3, 3, 2]),  # 4 would part a chunk
-        (range(2, 20), 3, 4 << 20, [4, 3, 3, 3, 3, 2]),
-        (range(20), 8, 4 << 20, [8, 8, 4]),  # more than 16 MiB, so that a chunk is decoded once
-        (range(20), 17, 4 << 20, [4, 4, 4, 4, 4]),  # more than 64 MiB: a chunk has to be parted
-        ([0, 1, 5, 6, 7, 19], 3, 4 << 20, [3, 3]),  # samples that an earlier run left
+        (range(20), 1, 8 << 20, [4, 4, 4, 4, 4]),
+        (range(20), 3, 8 << 20, [3, 3, 3, 3, 3, 3, 2]),  # 4 would part a chunk
+        (range(2, 20), 3, 8 << 20, [4, 3, 3, 3, 3, 2]),
+        (range(20), 8, 8 << 20, [8, 8, 4]),  # more than 32 MiB, so that a chunk is decoded once
+        (range(20), 9, 8 << 20, [4, 4, 4, 4, 4]),  # more than 64 MiB: a chunk has to be parted
+        ([0, 1, 5, 6, 7, 19], 3, 8 << 20, [3, 3]),  # samples that an earlier run left
         (range(20), 3, 1, [20]),
         ([], 3, 1, []),
     ],
@@ -193,7 +193,9 @@ def test_batches_hold_whole_chunks(
     missing: list[int], per_chunk: int, sample_nbytes: int, lengths: list[int]
 ) -> None:
     in_file = np.array(missing, np.int64)
-    batches = list(read._batches_of_chunks(in_file, per_chunk, sample_nbytes))
+    batches = list(
+        read._batches_of_chunks(in_file, per_chunk, sample_nbytes, read._batch_size(sample_nbytes))
+    )
     assert [batch.stop - batch.start for batch in batches] == lengths
     assert np.concatenate([in_file[batch] for batch in batches] or [in_file]).tolist() == list(missing)
 
@@ -234,7 +236,7 @@ def test_memory_of_a_reader_does_not_grow_with_the_file(tmp_path: Path) -> None:
     config = config.model_copy(update={"reading": ReadingConfig(num_workers=1)})
     before = psutil.Process().memory_info().rss
     build(config, Recorder(on_advance=look))
-    assert max(peaks) < 256 << 20  # Python, NumPy, HDF5, two slots of 16 MiB and a block of 32 MiB
+    assert max(peaks) < 256 << 20  # Python, NumPy, HDF5, two slots of 32 MiB and a block of 24 MiB
     assert psutil.Process().memory_info().rss - before < 128 << 20
 
 

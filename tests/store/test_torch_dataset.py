@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from conftest import MakeStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_stores import begin, build, mixed_values, samples_of
+from small_stores import MakeStore, begin, build, mixed_values, samples_of
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 

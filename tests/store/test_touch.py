@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeStore
-from small_stores import assert_same_bits, begin, mixed_constants, mixed_values, samples_of
+from small_stores import MakeStore, assert_same_bits, begin, mixed_constants, mixed_values, samples_of
 
 import ups_store
 from ups_store import CorruptChunkError, SpecError, touch

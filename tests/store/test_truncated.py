@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MakeStore
+from small_stores import MakeStore
 
 import ups_store
 from ups_store import TruncatedError

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from ups.config import OptimizerConfig, SchedulerConfig
+from ups.device import choose_device
 from ups.errors import ConfigError
+from ups.objectives.reconstruction import relative_square_error
 from ups.optim.ema import AveragedWeights
 from ups.optim.optimizer import make_optimizer
 from ups.optim.schedule import LearningRate
@@ -89,6 +91,24 @@ def test_first_step_of_adamw_agrees_with_its_formula() -> None:
     optimizer.step()
     # Decayed by lr x decay, then moved by lr against the sign of the gradient.
     torch.testing.assert_close(weight.data, torch.tensor([[0.95 - 0.1, -1.9 + 0.1]]), rtol=0, atol=1e-5)
+
+
+def test_reconstruction_loss_is_the_square_of_the_relative_error() -> None:
+    truth = torch.tensor([[[3.0], [4.0]], [[0.0], [0.0]]])
+    prediction = truth + torch.tensor([[[1.0], [2.0]], [[0.1], [0.1]]])
+    power = truth.square().mean(1)
+    loss = relative_square_error(prediction, truth, power_BC=power, std_C=torch.tensor([2.0]))
+    faint = 0.01 * 2.0**2  # keeps the loss of a frame without power finite
+    assert loss.item() == pytest.approx((2.5 / (12.5 + faint) + 0.01 / faint) / 2)
+
+
+def test_device_that_is_not_there_falls_back_and_says_so() -> None:
+    notes: list[str] = []
+    assert choose_device("cuda:99", note=notes.append) == torch.device("cpu")
+    assert notes == ["there is no cuda:99; the CPU is used instead"]
+    assert choose_device("cpu", note=notes.append) == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"training\.device: expected auto, cpu"):
+        choose_device("gpu0", note=notes.append)
 
 
 def test_optimizer_that_is_not_there_yet_is_refused() -> None:

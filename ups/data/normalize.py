@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups.data.fields import FIELDS, Fields
+from ups.errors import ConfigError
 
 _FRAMES_AT_ONCE = 256
 # A channel that doesn't vary is only shifted.
@@ -31,6 +32,9 @@ def measure_statistics(fields: Fields) -> dict[str, Statistics]:
 
     Returns:
         By name of the array.
+
+    Raises:
+        ConfigError: Kind "not_finite", if the fields hold NaN or infinity.
     """
     return {array: _measure(fields, array) for array in fields.info.grid.arrays}
 
@@ -51,6 +55,12 @@ def _measure(fields: Fields, array: str) -> Statistics:
         num_values += values[..., 0].size
     mean_C = total / num_values
     std_C = np.sqrt(np.maximum(square / num_values - mean_C**2, 0.0))
+    if not np.isfinite(std_C).all():
+        raise ConfigError(
+            f"the statistics of {array!r} of {fields.info.task} aren't finite",
+            kind="not_finite",
+            hint="data.on_nan=fail names the sample",
+        )
     std_C = np.where(std_C > _LEAST_STD, std_C, 1.0)
     return Statistics(tuple((mean_C + shift_C).tolist()), tuple(std_C.tolist()))
 

@@ -53,7 +53,7 @@ class ConditionEmbedding(nn.Module):
 
     def forward(self, condition: Condition, *, array: str) -> Tensor:
         """Embed the condition of frames of one array; float32, shape (B, E)."""
-        features = _parameter_features(condition.parameters)
+        features = _parameter_features(condition.parameters).to(self.parameters_in.weight.dtype)
         if features.shape[1] == 0:
             features = features.new_zeros(len(features), 1)
         embedded = self.parameters_in(features) + self.task(condition.task) + self.array[array]

@@ -66,6 +66,15 @@ def build(
     source_digest: Annotated[
         SourceDigest | None, typer.Option(help="digest all bytes of a source, or some")
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="autoencoder.safetensors: store latents instead of fields")
+    ] = None,
+    latent_dim: Annotated[int | None, typer.Option(help="channels of a latent token, to be sure")] = None,
+    latent_len: Annotated[int | None, typer.Option(help="latent tokens of a frame, to be sure")] = None,
+    device: Annotated[str | None, typer.Option(help="encode on cpu, cuda or cuda:N [default: auto]")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="samples that are read and encoded at a time [default: about 16 MiB]")
+    ] = None,
     num_workers: Annotated[
         str | None, typer.Option(help="reader processes, or auto; 0: read in this one [default: auto]")
     ] = None,
@@ -109,6 +118,11 @@ def build(
         "data.limit": limit,
         "data.on_nan": on_nan and on_nan.value,
         "data.source_digest": source_digest and source_digest.value,
+        "latent.checkpoint": checkpoint and str(checkpoint),
+        "latent.dim": latent_dim,
+        "latent.tokens": latent_len,
+        "latent.device": device,
+        "reading.batch_size": batch_size,
         "reading.num_workers": _num_workers(num_workers, parallel),
         "reading.timeout_s": timeout,
         "reading.open_timeout_s": open_timeout,

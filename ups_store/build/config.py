@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
+from ups_store.build.shared_keys import take_build_keys
+from ups_store.build.yaml_file import read_yaml
 from ups_store.declaration import Section, TaskDeclaration
 from ups_store.errors import ConfigError
 from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
@@ -77,7 +79,19 @@ class CacheConfig(Section):
     """Where stores go and what they hold."""
 
     dir: Path = Field(Path("cache"), description="folder of the stores")
-    dtype: FieldDtype = Field("float32", description="dtype of the fields")
+    dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
+
+
+class LatentConfig(Section):
+    """What encodes, where stores hold latents instead of fields."""
+
+    encoder: str = Field("ups", description="entry point or module:callable; none: store the fields")
+    checkpoint: Path = Field(description="weights; by default <checkpoint.dir>/autoencoder.safetensors")
+    dim: Count | None = Field(None, description="channels of a latent token, as the checkpoint has them")
+    tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of encoding")
+    micro_batch: Count = Field(256, description="frames that are encoded together; decides the last bits")
 
 
 class ReadingConfig(Section):
@@ -85,6 +99,9 @@ class ReadingConfig(Section):
 
     num_workers: int | Literal["auto"] = Field(
         "auto", description="reader processes; 0: read in the build's own, without deadlines"
+    )
+    batch_size: Count | None = Field(
+        None, description="samples that are read, encoded and committed at a time; by default about 16 MiB"
     )
     timeout_s: Seconds = Field(300.0, description="for one batch of samples, or without progress")
     open_timeout_s: Seconds = Field(60.0, description="for opening a file")
@@ -114,6 +131,7 @@ class BuildConfig(Section):
     data: DataConfig
     cache: CacheConfig = CacheConfig()
     reading: ReadingConfig = ReadingConfig()
+    latent: LatentConfig | None = Field(None, description="where stores hold latents")
     tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of the user's own, docs/layouts.md")
 
     @field_validator("tasks")
@@ -158,14 +176,12 @@ def load_config(
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     try:
-        merged = OmegaConf.merge(_read_yaml(path), _nested(given), _from_dotted(overrides))
-        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+        values = _merged(path, given, overrides)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
     except TypeError as error:  # OmegaConf's, of `fields.0.dataset=u` over a list
         hint = "an override replaces a list as a whole"
         raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
-    assert isinstance(values, dict)
     data = values.setdefault("data", {})
     if isinstance(data, dict) and data.get("root") is None:
         data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
@@ -176,25 +192,23 @@ def load_config(
         raise _first_problem(error, path, outside) from error
 
 
+def _merged(path: Path | None, given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Values of all sources; what flags and overrides say of `cache` wins over what a run's latents say."""
+    file = OmegaConf.create({}) if path is None else read_yaml(path)
+    merged = OmegaConf.merge(file, _nested(given), _from_dotted(overrides))
+    whole = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    assert isinstance(whole, dict)
+    values = take_build_keys({str(key): value for key, value in whole.items()})
+    said = {name for key in (*given, *overrides) if (name := key.partition("=")[0]).startswith("cache.")}
+    if said:
+        names = {name.split(".")[1] for name in said}
+        values["cache"] |= {name: whole["cache"][name] for name in names}
+    return values
+
+
 def _declared_names(values: Mapping[Any, Any]) -> tuple[str, ...]:
     tasks = values.get("tasks")
     return tuple(map(str, tasks)) if isinstance(tasks, dict) else ()
-
-
-def _read_yaml(path: Path | None) -> Any:
-    if path is None:
-        return OmegaConf.create({})
-    try:
-        loaded = OmegaConf.load(path)
-    except OSError as error:
-        reason = error.strerror or "a single value instead of keys"
-        raise ConfigError(f"can't be read ({reason})", path=path, hint="check --config") from error
-    except Exception as error:  # the YAML parser's own tree of errors
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"is not YAML ({reason})", path=path, hint="check the indentation") from error
-    if not OmegaConf.is_dict(loaded):
-        raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
-    return loaded
 
 
 def _nested(flags: Mapping[str, Any]) -> Any:

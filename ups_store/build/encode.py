@@ -1,8 +1,8 @@
-"""The encode stage of a build: batches of fields in, batches of latents out, each checked."""
+"""The encode stage of a build: a batch of fields in, a batch of latents out, checked."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ups_store.array_spec import ArraySpec
 from ups_store.encoder import Encoder, check_output
 from ups_store.errors import StoreError
 
-Batch = tuple[npt.NDArray[np.int64], Mapping[str, npt.NDArray[Any]]]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class EncodeError(StoreError):
@@ -21,35 +21,37 @@ class EncodeError(StoreError):
     kind = "encode_failed"
 
 
-def encode_batches(
-    batches: Iterable[Batch], encoder: Encoder, *, specs: Mapping[str, ArraySpec]
-) -> Generator[Batch]:
-    """Encode every batch in the calling thread.
+def encode_batch(
+    arrays: Arrays, encoder: Encoder, *, samples: npt.NDArray[np.int64], specs: Mapping[str, ArraySpec]
+) -> dict[str, npt.NDArray[Any]]:
+    """Encode a batch and check what comes.
 
     Args:
-        batches: Sample numbers (B,) and arrays (B, ...) of the sources, valid until the next is asked for.
+        arrays: Arrays of the sources, shape (B, ...); needed no longer afterwards.
         encoder: Who encodes.
+        samples: Sample numbers, shape (B,).
         specs: What `encoder.output_spec` announced.
-    Yields:
-        The same sample numbers and the store's arrays, in new memory.
+    Returns:
+        The store's arrays, in memory of their own.
     Raises:
-        EncodeError: For NaN or Inf in the output where the input had none; names sample and array.
+        EncodeError: For NaN or Inf in what was encoded; names sample and array.
         ConfigError: If the output isn't what was announced.
     """
-    for samples, arrays in batches:
-        encoded = encoder.encode(arrays, samples=samples)
-        check_output(encoded, specs, len(samples))
-        for name in specs:
-            if name not in arrays:
-                _expect_finite(name, encoded[name], samples, arrays)
-        yield samples, encoded
+    encoded = encoder.encode(arrays, samples=samples)
+    check_output(encoded, specs, len(samples))
+    for name in specs:
+        if name in arrays:  # passes through: the memory is the reader's
+            encoded[name] = np.array(encoded[name])
+        else:
+            _expect_finite(name, encoded[name], samples, arrays)
+    return encoded
 
 
 def _expect_finite(
     name: str,
     encoded: npt.NDArray[Any],
     samples: npt.NDArray[np.int64],
-    arrays: Mapping[str, npt.NDArray[Any]],
+    arrays: Arrays,
 ) -> None:
     bad = np.flatnonzero(~_is_finite(encoded))
     if not len(bad):

@@ -15,12 +15,14 @@ from ups_store.array_spec import ArraySpec
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache, FileSignature
 from ups_store.build.readers import Readers, inline_pool
+from ups_store.encoder import Encoder, expect_size, load_encoder
 from ups_store.ingest.read_request import DescribeRequest
 from ups_store.ingest.source import Selection, SourceInfo, check_same_grid
 from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
 from ups_store.metadata import dtype_of
 from ups_store.tasks import Task, get_task
 
+ENCODED_DTYPE = "float32"  # in which encoders get their fields
 PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files
 
 
@@ -37,9 +39,12 @@ class StorePlan:
         signatures: Each part's file as it was found, to notice a change.
         selection: Reduction while reading.
         arrays: Arrays of the store.
+        source_arrays: Arrays that the sources give; those of the store unless an encoder makes these.
+        encoder: What makes the store's arrays of the sources'; None where a store holds fields.
         constants: Coordinates.
         attrs: Attributes of the root group.
         content: The content part of the identity, without digests of the sources.
+        batch_size: Samples that are read and committed at a time; chosen by their size where None.
     """
 
     task: Task
@@ -50,9 +55,12 @@ class StorePlan:
     signatures: tuple[FileSignature, ...]
     selection: Selection
     arrays: Mapping[str, ArraySpec]
+    source_arrays: Mapping[str, ArraySpec]
+    encoder: Encoder | None
     constants: Mapping[str, npt.NDArray[Any]]
     attrs: Mapping[str, Any]
     content: Mapping[str, Any]
+    batch_size: int | None = None
 
     @property
     def num_samples(self) -> int:
@@ -76,9 +84,13 @@ class StorePlan:
 
     @property
     def sample_nbytes(self) -> int:
-        """Payload of one sample."""
-        specs = self.arrays.values()
-        return sum(int(np.prod(spec.shape[1:], dtype=np.int64)) * _itemsize(spec.dtype) for spec in specs)
+        """Payload of one sample in the store."""
+        return _payload(self.arrays)
+
+    @property
+    def source_sample_nbytes(self) -> int:
+        """Payload of one sample as the sources give it."""
+        return _payload(self.source_arrays)
 
     def identity(self, digests: DigestCache, progress: Callable[[int], None]) -> dict[str, Any]:
         """The identity's content, with the digests of the sources; reads those that aren't known."""
@@ -120,6 +132,9 @@ def plan_store(
     # A file without samples for the split, or beyond the limit, has no share in the store or its identity.
     used = [i for i, part in enumerate(parts) if len(part.indices)] or range(len(parts))
     num_samples = sum(len(part.indices) for part in parts)
+    encoder = _encoder(config, task)
+    source_arrays = _arrays(infos, num_samples, ENCODED_DTYPE if encoder else config.cache.dtype)
+    content = _content(config, task, split, infos[0], any(not source.whole for source in sources))
     return StorePlan(
         task=task,
         split=split,
@@ -128,11 +143,31 @@ def plan_store(
         infos=tuple(infos[i] for i in used),
         signatures=tuple(signatures[i] for i in used),
         selection=selection,
-        arrays=_arrays(infos, num_samples, config.cache.dtype),
+        arrays=encoder.output_spec(source_arrays) if encoder else source_arrays,
+        source_arrays=source_arrays,
+        encoder=encoder,
         constants=dict(infos[0].constants),
         attrs=_attrs(infos[0], task, split),
-        content=_content(config, task, split, infos[0], any(not source.whole for source in sources)),
+        content={**content, "kind": "latents", "encoder": dict(encoder.identity())} if encoder else content,
+        batch_size=config.reading.batch_size,
     )
+
+
+def _encoder(config: BuildConfig, task: Task) -> Encoder | None:
+    latent = config.latent
+    if latent is None:
+        return None
+    encoder = load_encoder(
+        latent.encoder,
+        latent.checkpoint,
+        task=task.name,
+        device=latent.device,
+        compute_dtype=latent.compute_dtype,
+        latent_dtype=config.cache.dtype,
+        micro_batch=latent.micro_batch,
+    )
+    expect_size(encoder, dim=latent.dim, tokens=latent.tokens, checkpoint=latent.checkpoint)
+    return encoder
 
 
 def _parts(
@@ -200,5 +235,9 @@ def _as_text(file_name: str) -> str:
     return os.fsencode(file_name).decode(errors="backslashreplace")
 
 
-def _itemsize(dtype: str) -> int:
-    return dtype_of(dtype).itemsize
+def _payload(arrays: Mapping[str, ArraySpec]) -> int:
+    """Bytes of one sample of all arrays."""
+    return sum(
+        int(np.prod(spec.shape[1:], dtype=np.int64)) * dtype_of(spec.dtype).itemsize
+        for spec in arrays.values()
+    )

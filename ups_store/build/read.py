@@ -21,7 +21,7 @@ from ups_store.ingest.source import SourceInfo
 from ups_store.metadata import MAX_ARRAYS
 from ups_store.recovery import building_path
 
-BATCH_BYTES = 16 << 20  # read and committed together: from 4 MiB on the two syncs of a batch cost little
+BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little
 MAX_CHUNKED_BYTES = 64 << 20  # of a batch that is larger in order to hold whole chunks
 _SHOWN = 8  # unread samples that an error names
 # The errors that concern samples, of which another one of the same file may be sound.
@@ -77,8 +77,8 @@ def read_batches(
         SourceError: As `ReaderPool.read`, and kind "not_finite".
     """
     requests = _requests(plan, missing, on_nan)
-    nbytes = len(missing) * plan.sample_nbytes
-    slot_nbytes = _slot_nbytes(requests, plan.sample_nbytes)
+    nbytes = len(missing) * plan.source_sample_nbytes
+    slot_nbytes = _slot_nbytes(requests, plan.source_sample_nbytes)
     pool = readers.for_samples(requests, nbytes=nbytes, slot_nbytes=slot_nbytes) if readers else None
     infos = {info.path: info for info in plan.infos}
     courier = _Courier(skipped if skipped is not None else [])
@@ -150,9 +150,10 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
         wanted = missing[(missing >= first) & (missing < first + len(part.indices))]
         if len(wanted):
             _expect_finite_parameters(info, on_nan)
-        dtypes = {name: str(plan.arrays[name].dtype) for name in info.arrays}
+        dtypes = {name: str(plan.source_arrays[name].dtype) for name in info.arrays}
         in_part = wanted - first + part.indices.start
-        for rows in _batches_of_chunks(in_part, info.samples_per_chunk, plan.sample_nbytes):
+        size = min(MAX_SAMPLES, plan.batch_size or _batch_size(plan.source_sample_nbytes))
+        for rows in _batches_of_chunks(in_part, info.samples_per_chunk, plan.source_sample_nbytes, size):
             samples, in_file = wanted[rows], in_part[rows]
             requests.append(
                 ReadRequest(part.path, plan.task, plan.selection, samples, in_file, dtypes, on_nan == "fail")
@@ -162,7 +163,7 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
 
 
 def _batches_of_chunks(
-    in_file: npt.NDArray[np.int64], samples_per_chunk: int, sample_nbytes: int
+    in_file: npt.NDArray[np.int64], samples_per_chunk: int, sample_nbytes: int, size: int
 ) -> Iterator[slice]:
     """Cut samples of a file, sorted, into batches that don't part the samples of a chunk.
 
@@ -170,7 +171,7 @@ def _batches_of_chunks(
     batches.
     """
     is_bounded = samples_per_chunk <= MAX_SAMPLES and samples_per_chunk * sample_nbytes <= MAX_CHUNKED_BYTES
-    unit, size = samples_per_chunk if is_bounded else 1, _batch_size(sample_nbytes)
+    unit = samples_per_chunk if is_bounded else 1
     first = 0
     while first < len(in_file):
         end = min(first + size, len(in_file))

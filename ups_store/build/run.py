@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,9 @@ import numpy.typing as npt
 import ups_store
 from ups_store import files
 from ups_store.array_statistics import Statistics
+from ups_store.build.committing import CommitThread
 from ups_store.build.digests import DigestCache, FileSignature
+from ups_store.build.encode import encode_batch
 from ups_store.build.outputs import make_folder
 from ups_store.build.plan import StorePlan
 from ups_store.build.read import read_batches, split_batches, unread_error
@@ -24,6 +26,7 @@ from ups_store.build.skipped_notes import skipped_notes
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.console import format_age, format_nbytes
 from ups_store.creation import identity_of
+from ups_store.encoder import Encoder
 from ups_store.errors import (
     BuildInterruptedError,
     ConfigError,
@@ -32,7 +35,7 @@ from ups_store.errors import (
     StoreNotFoundError,
 )
 from ups_store.identity import config_hash, describe_differences, differences
-from ups_store.ingest.pool import ReaderPool, Skipped
+from ups_store.ingest.pool import Batch, ReaderPool, Skipped
 from ups_store.ingest.reader_process import changed
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
@@ -261,16 +264,45 @@ def _commit_missing(
     skipped: list[Skipped] = []
     batches = read_batches(plan, missing, on_nan=on_nan, readers=readers, skipped=skipped)
     with closing(batches):  # whatever happens, no source stays open
-        for batch in clock.timed_each("read", batches):
-            with clock.timed("commit"):
-                writer.commit_many(batch.samples, batch.arrays)
-            statistics.add(batch.arrays, ranges=batch.ranges)
-            watcher.advance(len(batch.samples))
+        if plan.encoder is None:
+            _commit_fields(batches, writer, watcher, clock, statistics)
+        else:
+            _commit_latents(plan, plan.encoder, batches, writer, watcher, clock, statistics)
     for line in skipped_notes(skipped):
         watcher.note(line)
     if skipped:
         raise unread_error(plan, skipped)
     return statistics, len(missing)
+
+
+def _commit_fields(
+    batches: Iterable[Batch], writer: StoreWriter, watcher: Watcher, clock: Stopwatch, statistics: Statistics
+) -> None:
+    """Commit what is read; reader processes read on meanwhile."""
+    for batch in clock.timed_each("read", batches):
+        with clock.timed("commit"):
+            writer.commit_many(batch.samples, batch.arrays)
+        statistics.add(batch.arrays, ranges=batch.ranges)
+        watcher.advance(len(batch.samples))
+
+
+def _commit_latents(
+    plan: StorePlan,
+    encoder: Encoder,
+    batches: Iterable[Batch],
+    writer: StoreWriter,
+    watcher: Watcher,
+    clock: Stopwatch,
+    statistics: Statistics,
+) -> None:
+    """Encode what is read in this thread, and commit it in another one, while processes read on."""
+    with CommitThread(writer, committed=watcher.advance) as committing:
+        for samples, arrays, _ in clock.timed_each("read", batches):
+            with clock.timed("encode"):
+                encoded = encode_batch(arrays, encoder, samples=samples, specs=plan.arrays)
+                statistics.add(encoded)
+            with clock.timed("commit"):
+                committing.put(samples, encoded)
 
 
 def _add_committed(plan: StorePlan, statistics: Statistics, samples: npt.NDArray[np.int64]) -> None:

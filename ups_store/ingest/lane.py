@@ -194,8 +194,12 @@ class Lane:
         job, status, patience = self.queue[0], self.reader.status, self._patience
         if status.doing == "starting":
             return self.reader.started_s + patience.start_timeout_s, patience.start_timeout_s
-        is_begun = status.request_id == job.id
-        begun_s = status.progressed_s if is_begun else max(job.next_s, status.since_s)
+        if status.request_id != job.id:
+            begun_s = max(job.next_s, status.since_s)
+        elif status.doing == "idle":  # it has done it, and the answer is on the way
+            begun_s = status.since_s
+        else:
+            begun_s = status.progressed_s
         limit = begun_s + patience.timeout_s, patience.timeout_s
         if status.doing == "opening":
             return min(limit, (status.since_s + patience.open_timeout_s, patience.open_timeout_s))

@@ -231,6 +231,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
+    import ups_store.ingest.digest_request  # noqa: F401  # now, as later it would take time of the first one
+
     memory = SlotMemory(memory_fd, num_slots=num_slots, slot_nbytes=slot_nbytes)
     os.close(memory_fd)
     with socket.socket(fileno=channel_fd) as channel:

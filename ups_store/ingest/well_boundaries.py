@@ -42,13 +42,10 @@ def face_types(file: h5py.File, spatial: Mapping[str, str]) -> dict[str, str]:
     """
     faces = {axis: [_UNSAID, _UNSAID] for axis in spatial.values()}
     for boundary in _boundaries(file, spatial):
-        mask = _read(file, boundary.mask)
         everywhere = np.all if boundary.kind == "wall" else np.any
-        for axis in boundary.mask.axes:
-            if axis not in faces:
-                continue
-            for end, index in enumerate((0, -1)):
-                if everywhere(mask.take(index, axis=boundary.mask.axes.index(axis))):
+        for axis in faces.keys() & set(boundary.mask.axes):
+            for end in (0, 1):
+                if everywhere(_read_face(file, boundary.mask, axis, end)):
                     faces[axis][end] = boundary.kind
     return {axis: low if low == high else f"{low}_{high}" for axis, (low, high) in faces.items()}
 
@@ -84,7 +81,8 @@ def _boundaries(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Bounda
         yield _Boundary(name, kind, Part(f"{path}/mask", axes))
 
 
-def _read(file: h5py.File, part: Part) -> np.ndarray[Any, Any]:
+def _read_face(file: h5py.File, part: Part, axis: str, end: int) -> np.ndarray[Any, Any]:
+    """A mask at the first (0) or last (1) point along an axis; no more of it is read."""
     dataset = get_dataset(file, part.dataset)
     if dataset.ndim != len(part.axes) or not dataset.size:
         raise source_error(
@@ -95,6 +93,7 @@ def _read(file: h5py.File, part: Part) -> np.ndarray[Any, Any]:
             expected=f"{len(part.axes)} axes",
             found=f"shape {dataset.shape}",
         )
+    before = (slice(None),) * part.axes.index(axis)
     with translated("can't read", path=file.filename, dataset=part.dataset):
-        mask: np.ndarray[Any, Any] = dataset[...]
-    return mask
+        face: np.ndarray[Any, Any] = dataset[(*before, -end)]
+    return face

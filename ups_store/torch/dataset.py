@@ -15,7 +15,7 @@ from ups_store.errors import SampleIndexError, SpecError
 from ups_store.permutation import Items
 from ups_store.reader import Store, open_store
 from ups_store.torch.batch import Batch, Sample, one_or_all
-from ups_store.torch.memory import Allocate, new_tensor, shared_tensor
+from ups_store.torch.memory import Allocate, new_tensor, shared_copy
 from ups_store.torch.pool import BufferPool
 from ups_store.torch.source import Selection, StoreSource
 from ups_store.torch.windows import Window
@@ -120,8 +120,8 @@ class StoreDataset(Dataset[Sample]):
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
-        allocate = self._pool.empty if get_worker_info() is None else shared_tensor
-        return self._fetch(self._check(indices), allocate)
+        batch = self._fetch(self._check(indices), self._pool.empty)
+        return batch if get_worker_info() is None else batch.apply(shared_copy)
 
     def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> Batch:
         """A batch of one source.

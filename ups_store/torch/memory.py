@@ -11,6 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ups_store import files
+
+SMALL_BYTES = 64 << 10  # below, a write call costs more than the page faults
+
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
@@ -29,6 +33,23 @@ def shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Uninitialised memory that other processes can map: a worker's batch is not copied once more."""
     storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+
+
+def shared_copy(tensor: Tensor) -> Tensor:
+    """A copy in memory that other processes can map, made by a write call.
+
+    Filling new shared memory through a mapping faults once per page, which takes twice as long as this.
+    """
+    if tensor.nbytes < SMALL_BYTES:
+        shared = shared_tensor(tuple(tensor.shape), tensor.dtype)
+        return shared.copy_(tensor)
+    fd = files.create_anonymous("ups_store_batch")
+    try:
+        files.write_at(fd, 0, tensor.reshape(-1).view(torch.uint8).numpy().data)
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, tensor.nbytes)  # type: ignore[no-untyped-call]
+    finally:
+        files.close(fd)  # the storage has a descriptor of its own
+    return torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
 
 
 def as_tensor(array: npt.NDArray[Any]) -> Tensor:

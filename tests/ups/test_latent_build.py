@@ -1,0 +1,246 @@
+"""A build of latents: the stores hold what the encoder makes, and their identity says of what."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from test_encode_loop import make_checkpoint
+
+import ups_store
+from ups.encoder import LatentEncoder
+from ups.errors import UpsError
+from ups_store.build.config import BuildConfig, load_config
+from ups_store.build.digests import DigestCache
+from ups_store.build.plan import plan_store
+from ups_store.build.stores import BuildReport, build_all
+from ups_store.creation import identity_of
+from ups_store.identity import config_hash
+
+N, T, X = 20, 5, 32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Burgers file in PDEBench's layout, an encoder, and a run's configuration."""
+    (tmp_path / "data").mkdir()
+    with h5py.File(tmp_path / "data" / "1D_Burgers_Sols_Nu0.01.hdf5", "w") as file:
+        file["tensor"] = np.random.default_rng(0).standard_normal((N, T, X)).astype(np.float32)
+        file["x-coordinate"] = np.linspace(0, 1, X, dtype=np.float32)
+        file["t-coordinate"] = np.linspace(0, 2, T + 1, dtype=np.float32)
+        file.attrs["Nu"] = 0.01
+    make_checkpoint(tmp_path / "checkpoints")
+    (tmp_path / "run.yaml").write_text(
+        "data: {task: burgers1d, root: data}\n"
+        "latent: {dim: 4, tokens: 4}\n"
+        "training: {batch_size: 32, latent_cache_dir: latents, num_workers: 0}\n"
+        "stages: {autoencoder: {epochs: 1}}\n"
+        "operator: {pdet: {hidden_dim: 32}}\n"
+        "checkpoint: {dir: checkpoints}\n"
+        "seed: 0\n"
+    )
+    return tmp_path
+
+
+class Quiet:
+    """A watcher whom nobody asks."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def configure(folder: Path, *overrides: str, **flags: Any) -> BuildConfig:
+    return load_config(folder / "run.yaml", flags=flags, overrides=overrides)
+
+
+@pytest.fixture
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def build(folder: Path, *overrides: str) -> BuildReport:
+    return build_all(configure(folder, *overrides), watcher=Quiet())
+
+
+def hash_of(folder: Path, *overrides: str) -> str:
+    """Hash of the identity that the training split would get; nothing is built, torch isn't imported."""
+    config = configure(folder, *overrides)
+    planned = plan_store(config, "burgers1d", "train")
+    content = planned.identity(DigestCache(config.cache.dir), lambda nbytes: None)
+    document = identity_of(planned.arrays, constants=planned.constants, dims=planned.dims, identity=content)
+    return config_hash(document)
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ups_store.build", "--config", "run.yaml", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_build_stores_the_latents_of_the_encoder(inside: Path) -> None:
+    folder, report = inside, build(inside)
+    assert [store.num_samples for store in report.stores] == [16, 2, 2]
+    assert report.stores[0].seconds["encode"] > 0
+    assert not report.stores[0].reused
+    encoder = LatentEncoder.load(folder / "checkpoints" / "autoencoder.safetensors")
+    with ups_store.open(folder / "latents" / "burgers1d_test.zarr.zip") as store:
+        assert store.arrays["latent"].shape == (2, T, 4, 4)
+        assert store.dims["latent"] == ("sample", "time", "token", "latent_channel")
+        assert store.identity["content"]["kind"] == "latents"
+        with h5py.File(folder / "data" / "1D_Burgers_Sols_Nu0.01.hdf5") as file:
+            fields = file["tensor"][:2][..., None]
+        expected = encoder.encode({"fields": fields, "nu": np.full(2, 0.01)})["latent"]
+        np.testing.assert_allclose(store["latent"], expected, rtol=2e-3, atol=1e-3)
+        np.testing.assert_array_equal(store["nu"], [0.01, 0.01])
+        assert store.verify().ok
+
+
+def test_second_build_finds_the_stores_valid_without_torch(inside: Path) -> None:
+    build(inside)
+    code = (
+        "import sys\nfrom ups_store.build.__main__ import main\n"
+        "sys.argv = ['build', '--config', 'run.yaml', '--json']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert all(store["reused"] for store in json.loads(done.stdout)["stores"])
+
+
+def test_builds_in_batches_of_any_size_make_the_same_bytes(inside: Path) -> None:
+    stores = []
+    for name, size in {"a": 1, "b": 3, "c": 20}.items():
+        build(inside, f"cache.dir={name}", f"reading.batch_size={size}", "data.split=train")
+        stores.append((inside / name / "burgers1d_train.zarr.zip").read_bytes())
+    assert stores[0] == stores[1] == stores[2]
+
+
+def test_resumed_build_makes_the_bytes_of_an_undisturbed_one(inside: Path) -> None:
+    build(inside, "data.split=train")
+    whole, target = (inside / name / "burgers1d_train.zarr.zip" for name in ("latents", "resumed"))
+    target.parent.mkdir()
+    some = [0, 5, 6, 11]
+    with ups_store.open(whole) as store:
+        options = {
+            "constants": store.constants,
+            "dims": {name: store.dims[name] for name in store.constants},
+            "identity": store.identity["content"],
+            "attrs": store.attrs,
+        }
+        with ups_store.create(target, store.arrays, **options) as writer:
+            writer.commit_many(some, store.gather(some))
+    report = build(inside, "data.split=train", "cache.dir=resumed")
+    assert report.stores[0].num_committed == 12
+    assert target.read_bytes() == whole.read_bytes()
+
+
+def retrain(folder: Path) -> None:
+    path = make_checkpoint(folder / "checkpoints")
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1  # the last bit of a weight; the decoder's weights come first
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "override"),
+    [
+        (retrain, "seed=0"),
+        (None, "latent.micro_batch=8"),
+        (None, "latent.compute_dtype=bfloat16"),
+        (None, "training.latent_cache_dtype=float32"),
+        (None, "data.limit=7"),
+        (None, "data.reduce_time=2"),
+        (None, "data.split_fractions=[0.7,0.2,0.1]"),
+        (None, "data.source_digest=sampled"),
+    ],
+    ids=["weights", "micro-batch", "precision", "dtype", "limit", "reduction", "split", "digest"],
+)
+def test_whatever_decides_the_latents_changes_the_hash(
+    inside: Path, change: Callable[[Path], None] | None, override: str
+) -> None:
+    before = hash_of(inside)
+    if change:
+        change(inside)
+    assert hash_of(inside, override) != before
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("cache.dir=elsewhere",),
+        ("training.latent_cache_dir=elsewhere",),
+        ("reading.num_workers=1",),
+        ("reading.batch_size=3",),
+        ("latent.device=cuda",),
+        ("training.batch_size=8", "training.lr=0.1", "stages.autoencoder.epochs=9", "seed=3"),
+    ],
+    ids=["folder", "latent folder", "workers", "batch size", "device", "training"],
+)
+def test_what_does_not_decide_the_latents_leaves_the_hash(inside: Path, overrides: tuple[str, ...]) -> None:
+    assert hash_of(inside, *overrides) == hash_of(inside)
+
+
+def test_moved_data_and_checkpoint_leave_the_hash(inside: Path) -> None:
+    before = hash_of(inside)
+    (inside / "data").rename(inside / "moved")
+    (inside / "checkpoints").rename(inside / "weights")
+    assert hash_of(inside, "data.root=moved", "checkpoint.dir=weights") == before
+
+
+def test_build_of_fields_beside_latents(inside: Path) -> None:
+    build(inside, "latent.encoder=none", "data.split=train")
+    with ups_store.open(inside / "cache" / "burgers1d_train.zarr.zip") as store:
+        assert list(store.arrays) == ["fields", "nu"]
+
+
+def test_earlier_script_takes_the_same_flags(folder: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "precompute_latent_cache.py"
+    flags = ["--tasks", "burgers1d", "--splits", "test", "--root", "data", "--cache-dir", "latents"]
+    flags += ["--cache-dtype", "float32", "--latent-dim", "4", "--latent-len", "4", "--device", "cpu"]
+    flags += ["--batch-size", "2", "--num-workers", "0", "--no-parallel", "--manifest", "manifest.json"]
+    command = [sys.executable, str(script), "--config", "run.yaml", *flags]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with ups_store.open(folder / "latents" / "burgers1d_test.zarr.zip") as store:
+        assert store.arrays["latent"].dtype == "float32"
+    (store_json,) = json.loads((folder / "manifest.json").read_text())["stores"]
+    assert store_json["num_samples"] == 2
+    assert not store_json["reused"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "override", "message"),
+    [
+        (lambda path: path.unlink(), "seed=0", "autoencoder.safetensors"),
+        (lambda path: path.write_bytes(path.read_bytes()[:200]), "seed=0", "truncated"),
+        (None, "latent.dim=8", "4 x 4 in the checkpoint"),
+        (None, "latent.tokens=16", "4 x 4 in the checkpoint"),
+        (None, "data.reduce_space=2", "trained on"),
+        (None, "latent.device=abacus", "abacus"),
+        (None, "latent.encoder=nobody", "no such encoder"),
+    ],
+    ids=["missing", "truncated", "dim", "tokens", "grid", "device", "name"],
+)
+def test_build_with_an_encoder_that_does_not_fit_says_why(
+    inside: Path, spoil: Any, override: str, message: str
+) -> None:
+    if spoil:
+        spoil(inside / "checkpoints" / "autoencoder.safetensors")
+    with pytest.raises((UpsError, ups_store.StoreError)) as caught:
+        build(inside, override)
+    assert message in str(caught.value)
+
+
+def test_command_line_with_a_missing_encoder_is_no_traceback(folder: Path) -> None:
+    done = run(folder, "--checkpoint", "nowhere.safetensors")
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "nowhere.safetensors" in done.stderr
