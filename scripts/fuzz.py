@@ -44,7 +44,7 @@ from ups_store.testing.archive import (
 )
 from ups_store.testing.sample_store import NUM_SAMPLES
 
-MAX_SECONDS = 1.0
+MAX_SECONDS = 1.0  # of processor time: other work of the machine must not count
 MAX_MEMORY_BYTES = 1 << 30  # of address space beyond what a process has when it starts
 NUMBERS = (
     0,
@@ -323,7 +323,7 @@ class Fuzzer:
         content, what = make_input(self._seeds, self._seed, number)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, content, 0)
-        started = time.perf_counter()
+        started = time.process_time()
         try:
             self._read(number, what, is_changed=content not in self._seeds.finished)
         except ups_store.StoreError as error:
@@ -333,7 +333,7 @@ class Fuzzer:
             if isinstance(error, KeyboardInterrupt):
                 raise
             self.outcome.failures[number] = f"{what}: {type(error).__name__}: {error}"[:300]
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
         if seconds > MAX_SECONDS:
             self.outcome.failures[number] = f"{what}: took {seconds:.2f} s"
         self.outcome.max_seconds = max(self.outcome.max_seconds, seconds)

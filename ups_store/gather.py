@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SampleIndexError, SpecError
-from ups_store.indices import int64_of, largest_unsigned
+from ups_store.indices import int64_of, largest
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import ArrayMeta, dtype_of
 from ups_store.runs import Runs
@@ -66,7 +66,7 @@ def window_of(
     if TIME_DIM not in meta.dims or (start is None and length is None and stride == 1):
         return None
     axis = meta.dims.index(TIME_DIM) - 1
-    num_steps = meta.sample_shape[axis]
+    num_steps = meta.shape[axis + 1]
     first = int64_of(0 if start is None else start)
     if first is None or first.shape not in ((), (num,)):
         expected = f"an integer, or {num} of them"
@@ -76,8 +76,7 @@ def window_of(
         raise SpecError(
             "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
         )
-    latest = largest_unsigned(first) if first.size else 0
-    steps, last = _extent(num_steps, latest, length, stride)
+    steps, last = _extent(num_steps, largest(first), length, stride)
     if not steps or last >= num_steps:
         exact = [int(value) for value in np.asarray(first if start is None else start, object).reshape(-1)]
         _, last = _extent(num_steps, max(exact), length, stride)
@@ -104,11 +103,13 @@ def check_effect(
     """Refuse arguments of `gather` that would have no effect on any of the arrays: they are mistakes."""
     if is_window and not any(TIME_DIM in meta.dims for meta in arrays):
         raise SpecError("window", kind="window", path=path, expected="an array with dimension 'time'")
-    names = {meta.name for meta in arrays}
-    if out is not None and not (isinstance(out, Mapping) and out.keys() <= names):
-        found = sorted(out.keys() - names) if isinstance(out, Mapping) else type(out)
-        expected = f"arrays by name, of {', '.join(sorted(names))}"
-        raise SpecError("out", kind="out", path=path, expected=expected, found=found)
+    if out is None:
+        return
+    names = [meta.name for meta in arrays]
+    unknown = [name for name in out if name not in names] if isinstance(out, Mapping) else type(out)
+    if unknown:
+        expected = f"arrays by name, of {', '.join(names)}"
+        raise SpecError("out", kind="out", path=path, expected=expected, found=unknown)
 
 
 def _is_count(value: object) -> bool:

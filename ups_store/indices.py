@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from ups_store.errors import SampleIndexError, SpecError
 
+_INT64 = np.dtype(np.int64)
+
 Indices: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -26,7 +28,7 @@ def check_indices(indices: Indices, num_samples: int, *, path: Path) -> npt.NDAr
         given = np.asarray(indices)
         found = f"{given.dtype} {given.shape}"
         raise SpecError("indices", kind="index", expected="integers, shape (B,)", found=found)
-    if samples.size and largest_unsigned(samples) >= num_samples:
+    if largest(samples) >= num_samples:
         wrong = np.flatnonzero((samples < 0) | (samples >= num_samples))[0]
         expected, found = f"0 <= index < {num_samples}", np.asarray(indices, object)[wrong]
         raise SampleIndexError("no such sample", path=path, expected=expected, found=int(found))
@@ -36,7 +38,7 @@ def check_indices(indices: Indices, num_samples: int, *, path: Path) -> npt.NDAr
 def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
     """The values as int64, negative where they are too large for it; None if one is no integer."""
     raw = np.asarray(values)
-    if raw.dtype == np.int64:
+    if raw.dtype is _INT64:
         return raw
     if raw.dtype.kind in "iu" or not raw.size:
         return raw.astype(np.int64)
@@ -46,9 +48,12 @@ def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
     return np.where((exact >= 0) & (exact < 2**63), exact, -1).astype(np.int64)
 
 
-def largest_unsigned(values: npt.NDArray[np.int64]) -> int:
-    """The largest value, not of none; 2**63 and more if one is negative: one pass instead of two."""
-    return int(np.maximum.reduce(values.view(np.uint64), axis=None))
+def largest(values: npt.NDArray[np.int64]) -> int:
+    """The largest value, 0 of none; 2**63 and more if one is negative: one pass tells both."""
+    if not values.size:
+        return 0
+    unsigned = values.reshape(-1).view(np.uint64)
+    return int(unsigned[unsigned.argmax()])  # half the time of `max`, which for a batch is most of the call
 
 
 def _is_integer(value: object) -> bool:

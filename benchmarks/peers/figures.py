@@ -179,5 +179,3 @@ def merged(parts: list[Figures]) -> Figures:
         found = {name: value for name, value in vars(part).items() if value is not None and name != "notes"}
         together = replace(together, **found, notes=together.notes + part.notes)
     return together
-
-

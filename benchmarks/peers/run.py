@@ -33,11 +33,17 @@ def main(
     full: Annotated[bool, typer.Option("--full/--quick", help="eight times as many samples")] = False,
     only: Annotated[str | None, typer.Option(help="peers whose name contains this; docs stay")] = None,
     size: Annotated[str | None, typer.Option(help="4 KB, 100 KB or 13 MB; docs stay")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON [default: benchmarks/results/DATE-peers.json]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON [default: benchmarks/results/DATE-peers.json]")
+    ] = None,
 ) -> None:
     """Measure, print, write JSON and, when all was measured, the documentation's tables and chart."""
     hardware = machine.describe(Path(tempfile.gettempdir()))
-    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "mode": "full" if full else "quick", "machine": hardware}
+    about = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "mode": "full" if full else "quick",
+        "machine": hardware,
+    }
     names = [name for name, _, _ in PEERS if (only or "") in name]
     chosen = [samples for samples in sizes(full=full) if size in (None, samples.label)]
     results = [_measured(name, samples, full=full) for samples in chosen for name in names]
@@ -65,5 +71,7 @@ def _measured(name: str, samples: Samples, *, full: bool) -> PeerResult:
 
 
 if __name__ == "__main__":
-    assert importlib.util.find_spec("torch"), "run it with the Python of benchmarks/peers/env: make bench-peers"
+    assert importlib.util.find_spec("torch"), (
+        "run it with the Python of benchmarks/peers/env: make bench-peers"
+    )
     typer.run(main)

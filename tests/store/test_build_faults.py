@@ -181,9 +181,9 @@ def test_source_that_becomes_a_pipe_ends_at_the_deadline(
     expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
 
 
-@pytest.mark.parametrize(("compression", "last"), [(None, 17), ("gzip", 15)])  # 15: the end of a chunk
+@pytest.mark.parametrize("compression", [None, "gzip"])
 def test_read_that_hangs_ends_at_the_deadline_and_says_where(
-    source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float, compression: str | None, last: int
+    source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float, compression: str | None
 ) -> None:
     write_tensor(source, tensor={"compression": compression, "chunks": (4, 8, 256) if compression else None})
     disk.begin("hang")
@@ -191,7 +191,7 @@ def test_read_that_hangs_ends_at_the_deadline_and_says_where(
         build(reading(tmp_path, timeout_s=SHORT_S, retries=0))
     error = caught.value
     assert (error.exit_code, error.path, error.dataset, error.sample) == (4, str(source), "tensor", 2)
-    assert f"was late with samples 2..{last} (attempt 1 of 1): expected at most 0.8 s" in str(error)
+    assert "was late with samples 2..17 (attempt 1 of 1): expected at most 0.8 s" in str(error)
     assert "found reading dataset 'tensor' for " in str(error)
     assert "in read_samples" in error.__notes__[0]  # the reader's stack
     disk.end()
@@ -383,10 +383,10 @@ def test_damaged_chunk_ends_the_build_unless_it_is_skipped(source: Path, tmp_pat
 )
 @pytest.mark.usefixtures("sample_by_sample")
 def test_source_that_changes_while_it_is_read_ends_the_build(
-    source: Path, tmp_path: Path, change: Callable[[Path], object]
+    source: Path, tmp_path: Path, start_s: float, change: Callable[[Path], object]
 ) -> None:
     whole = source.read_bytes()
-    with ends_within(GRACE_S), pytest.raises(SourceError, match="source changed") as caught:
+    with ends_within(start_s), pytest.raises(SourceError, match="source changed") as caught:
         build(reading(tmp_path), at_sample(5, lambda watcher: change(source)))
     assert (caught.value.kind, caught.value.path, caught.value.exit_code) == (
         "source_changed",
@@ -436,14 +436,14 @@ def test_slow_commits_fill_the_queue_and_are_not_held_against_the_readers(
     commit_many = StoreWriter.commit_many
 
     def slow(self: StoreWriter, *batch: Any) -> np.ndarray:
-        time.sleep(1.2 * SHORT_S)
+        time.sleep(1.1 * LONGER_S)
         status = watcher.pool.status()
         waiting.append(status.num_ready + sum(reader.num_waiting for reader in status.readers))
         return commit_many(self, *batch)
 
     monkeypatch.setattr(StoreWriter, "commit_many", slow)
-    config = reading(tmp_path, timeout_s=SHORT_S, retries=0)
-    build(config.model_copy(update={"data": config.data.model_copy(update={"limit": 4})}), watcher)
+    config = reading(tmp_path, timeout_s=LONGER_S, retries=0)
+    build(config.model_copy(update={"data": config.data.model_copy(update={"limit": 3})}), watcher)
     assert max(waiting) == 2  # its slots
 
 

@@ -73,3 +73,22 @@ def test_readme_snippet_writes_and_gathers(tmp_path: Path, monkeypatch: pytest.M
     expected = np.random.default_rng(512).standard_normal((4, 8), "f4")
     np.testing.assert_array_equal(left["batch"]["u"][2], expected)
     assert len(ups_store.open("wave_train.zarr.zip")) == 600
+
+
+PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)", (ROOT / page).read_text())
+    for target, anchor in links:
+        there = (ROOT / page).parent / target if target else ROOT / page
+        assert there.exists(), target
+        if anchor:
+            assert anchor[1:] in headings(there), anchor
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors as GitHub makes them of headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

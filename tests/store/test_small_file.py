@@ -77,12 +77,16 @@ def test_preview_on_full_disk_is_one_line_that_names_it_and_leaves_nothing(
     assert [path.name for path in tiny_disk.iterdir()] == ["filler"]
 
 
-def test_log_on_full_disk_names_the_file(tiny_disk: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_log_on_full_disk_names_the_file_and_closes_it(is_begun: bool, tiny_disk: Path) -> None:  # noqa: F811
     log = EventLog(tiny_disk / "log.jsonl")
+    if is_begun:
+        log.__enter__()
     (tiny_disk / "filler").write_bytes(bytes(files.free_bytes(tiny_disk)))
     with pytest.raises(DiskFullError) as caught, log:
         log.note("x" * 10_000)
     assert caught.value.path == str(tiny_disk / "log.jsonl")
+    assert log._file.closed
 
 
 def test_log_on_full_disk_does_not_hide_the_error_that_ended_the_build(

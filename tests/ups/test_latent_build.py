@@ -220,7 +220,7 @@ def test_earlier_script_takes_the_same_flags(folder: Path) -> None:
     ("spoil", "override", "message"),
     [
         (lambda path: path.unlink(), "seed=0", "autoencoder.safetensors"),
-        (lambda path: path.write_bytes(path.read_bytes()[:200]), "seed=0", "truncated"),
+        (lambda path: path.write_bytes(path.read_bytes()[:200]), "seed=0", "as long as its header"),
         (None, "latent.dim=8", "4 x 4 in the checkpoint"),
         (None, "latent.tokens=16", "4 x 4 in the checkpoint"),
         (None, "data.reduce_space=2", "trained on"),

@@ -117,7 +117,7 @@ def spread_batches(
     """Frames for validation: at most `max_frames` of each array of each task, evenly spread, in order."""
     for stream in _streams(fields):
         num = min(max_frames, len(stream.samples))
-        items = np.linspace(0, len(stream.samples) - 1, num).round().astype(np.int64)
+        items = ((np.arange(num) + 0.5) * len(stream.samples) / num).astype(np.int64)
         for first in range(0, num, batch_size):
             generator = torch.Generator().manual_seed(first)
             yield _read(stream, items[first : first + batch_size], parameters, generator)

@@ -24,6 +24,8 @@ from ups.objectives.reconstruction import relative_square_error
 from ups.train.stage import Losses
 
 CHECKPOINT_NAME = "autoencoder.safetensors"
+# The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
+_FRAMES_TO_DRAW_FROM = 3
 
 
 def make_autoencoder_stage(config: RunConfig, *, device: torch.device) -> AutoencoderStage:
@@ -142,7 +144,10 @@ class AutoencoderStage:
         floor = self._measure(model)
         rounded = self._measure(model, latent_dtype=getattr(torch, latent_dtype))
         figure = write_figure(
-            self.path.with_suffix(".png"), model, self._val_batches(model, 1), queries=self._queries
+            self.path.with_suffix(".png"),
+            model,
+            self._val_batches(model, _FRAMES_TO_DRAW_FROM),
+            queries=self._queries,
         )
         return {
             "checkpoint": str(self.path),

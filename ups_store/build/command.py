@@ -174,9 +174,9 @@ def _first_line(settings: BuildConfig) -> str:
 
 
 def _num_workers(text: str | None, parallel: bool | None) -> int | str | None:
-    if parallel is not None and text is not None:
-        raise ConfigError("--num-workers", expected="no --parallel or --no-parallel beside it")
-    if parallel is not None:
+    if parallel is False and text not in (None, "0"):
+        raise ConfigError("--num-workers", expected="0 beside --no-parallel", found=text)
+    if text is None and parallel is not None:
         return "auto" if parallel else 0
     return int(text) if text and text.isdecimal() else text
 

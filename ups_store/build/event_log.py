@@ -90,7 +90,11 @@ class EventLog:
         self._waits_for = what
 
     def __enter__(self) -> Self:
-        self.tell("start")
+        try:
+            self.tell("start")
+        except BaseException:
+            self._file.close()  # nobody leaves what wasn't entered
+            raise
         return self
 
     def __exit__(

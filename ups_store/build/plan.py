@@ -20,7 +20,7 @@ from ups_store.ingest.read_request import DescribeRequest
 from ups_store.ingest.source import Selection, SourceInfo, check_same_grid
 from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
 from ups_store.metadata import dtype_of
-from ups_store.tasks import Task, get_task
+from ups_store.tasks import Task
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
 PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files
@@ -120,7 +120,7 @@ def plan_store(
     Raises:
         SourceError: If sources are missing, unreadable, or don't go together.
     """
-    data, task = config.data, get_task(task_name)
+    data, task = config.data, config.get_task(task_name)
     selection = Selection(data.reduce_space, data.reduce_time)
     sources = find_sources(data.root, task=task, split=split, files=data.files)
     signatures = [FileSignature.of(source.path) for source in sources]  # before anything is read
@@ -190,8 +190,12 @@ def _arrays(infos: Sequence[SourceInfo], num_samples: int, dtype: str) -> dict[s
     arrays = {}
     for name, array in infos[0].arrays.items():
         attrs = {"channels": list(infos[0].channels)} if name == "fields" else {}
+        is_in_space = not {"x", "y", "z"}.isdisjoint(array.dims)  # else it is a parameter, or the time
         arrays[name] = ArraySpec(
-            (num_samples, *array.shape), dtype, dims=("sample", *array.dims), attrs=attrs
+            (num_samples, *array.shape),
+            dtype if is_in_space else PARAMETER_DTYPE,
+            dims=("sample", *array.dims),
+            attrs=attrs,
         )
     for name in sorted(infos[0].parameters):
         arrays[name] = ArraySpec((num_samples,), PARAMETER_DTYPE, dims=("sample",))
@@ -211,6 +215,7 @@ def _attrs(info: SourceInfo, task: Task, split: str) -> dict[str, Any]:
         "channels": list(info.channels),
         "boundary": dict(info.boundary),
         "domain_lengths": lengths,
+        **info.attrs,
     }
 
 
@@ -225,7 +230,7 @@ def _content(
         "split_fractions": list(data.split_fractions) if is_shared else None,
         "reduce_space": data.reduce_space,
         "reduce_time": data.reduce_time,
-        "layout": {"name": info.layout, "version": info.layout_version},
+        "layout": {"name": info.layout, "version": info.layout_version, **task.declaration},
         "source_digest": data.source_digest,
     }
 

@@ -6,6 +6,7 @@ square grids hide it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ AXIS_NAMES = {
     "x": "x",
     "c": "channel",
     "k": "component",  # of a vector that isn't in `fields`: one dimension name has one length in a store
+    "d": "column",  # second axis of a tensor's components
 }
 
 
@@ -27,14 +29,14 @@ def fields_axes(ndim: int) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """One dataset: its HDF5 path, and its axes as letters in stored order, sample and time leading."""
+    """One dataset: its HDF5 path, from the root if it starts with "/", and its axes in stored order."""
 
     dataset: str
     axes: str
 
     def num_channels(self, shape: tuple[int, ...]) -> int:
         """How many channels, or components, the dataset contributes, given its shape."""
-        return shape[-1] if self.axes[-1] in "ck" else 1
+        return math.prod(length for axis, length in zip(self.axes, shape, strict=True) if axis in "ckd")
 
 
 @dataclass(frozen=True)
@@ -71,4 +73,6 @@ class Contents:
 
     def dataset_path(self, part: Part, *, sample: int = 0) -> str:
         """HDF5 path of a part, in the group of a sample where there are groups."""
+        if part.dataset.startswith("/"):
+            return part.dataset[1:] or "/"
         return f"{self.groups[sample]}/{part.dataset}" if self.groups else part.dataset

@@ -66,6 +66,8 @@ def raw_samples(
     is_whole = all(selection.step(axis) == 1 for axis in axes)
     if not (is_in_order and is_whole and out.flags.c_contiguous and out.dtype == dataset.dtype):
         return None
+    if out.size > (len(out) if "s" in axes else 1) * math.prod(dataset.shape[axes.startswith("s") :]):
+        return None  # the same values go to several places along an axis that the dataset lacks
     offset = _offset(dataset)
     if offset is None:
         return None

@@ -95,6 +95,7 @@ def describe(
         parameters=layout.parameters(file),
         channels=contents.channels,
         boundary=dict(layout.boundary(file, task)),
+        attrs=layout.attributes(file),
     )
     _expect_distinct_names(info)
     if task is not None:

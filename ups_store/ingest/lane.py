@@ -247,9 +247,14 @@ def replace_late(lanes: Sequence[Lane]) -> None:
     late = [lane for lane in lanes if lane.left_s() <= 0]
     if late:
         stacks = stacks_of([lane.reader for lane in late if lane.reader])
-        errors = [lane.late_error(stack) for lane, stack in zip(late, stacks, strict=True)]
-        stop_lanes(late)
-        for lane, error in zip(late, errors, strict=True):
+        # Some may have got on while their stacks were asked for.
+        errors = {
+            lane: lane.late_error(stack)
+            for lane, stack in zip(late, stacks, strict=True)
+            if lane.left_s() <= 0
+        }
+        stop_lanes(list(errors))
+        for lane, error in errors.items():
             lane.blame(error)
 
 

@@ -9,9 +9,11 @@ from ups_store.ingest.declared import Declared
 from ups_store.ingest.hdf5 import source_error, tree
 from ups_store.ingest.layout import Layout
 from ups_store.ingest.pdebench import CompressibleFlow, Darcy, IncompressibleFlow, SampleGroups, ScalarTensor
+from ups_store.ingest.well import TheWell
 from ups_store.tasks import Task
 
 LAYOUTS: tuple[Layout, ...] = (
+    TheWell(),
     Darcy(),
     ScalarTensor(),
     CompressibleFlow(),

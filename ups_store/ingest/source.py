@@ -19,6 +19,7 @@ from ups_store.ingest.grids import check_same_grid, difference
 from ups_store.ingest.hdf5 import get_dataset, open_hdf5, source_error, translated
 from ups_store.ingest.info import EVERYTHING, ArrayInfo, Selection, SourceInfo
 from ups_store.ingest.layouts import recognise
+from ups_store.ingest.parameters import NumberPart
 from ups_store.ingest.regions import chunk_length, read_samples
 from ups_store.tasks import Task
 
@@ -46,7 +47,7 @@ def open_source(
     file = open_hdf5(path)
     try:
         with translated("can't read the structure", path=path):
-            layout = recognise(file)
+            layout = recognise(file, task)
             contents = layout.describe(file, task)
             lengths = measure(file, contents)
             info = describe(
@@ -176,15 +177,22 @@ class Source:
         for part in array.parts:
             name = self._contents.dataset_path(part, sample=run.start)
             told(name)
+            if isinstance(part, NumberPart):
+                out[...] = part.read(self._file, name, sample=run.start)
+                continue
             dataset = self._dataset(part, run.start)
             end = channel + part.num_channels(dataset.shape)
-            is_all = end - channel == out.shape[-1] or array.axes[-1] not in "ck"
+            is_all = array.axes[-1] not in "ck" or end - channel == out.shape[-1]
+            target, to_axes = out if is_all else out[..., channel:end], array.axes
+            if "d" in part.axes and "d" not in to_axes:  # the components of a tensor are so many channels
+                target = target.reshape(*target.shape[:-1], *dataset.shape[-2:], copy=False)
+                to_axes += "d"
             with translated(_reading(run), path=self.info.path, dataset=dataset.name[1:], sample=run.start):
                 read_samples(
-                    out if is_all else out[..., channel:end],
+                    target,
                     dataset,
                     axes=part.axes,
-                    to_axes=array.axes,
+                    to_axes=to_axes,
                     first=run.start if "s" in part.axes else 0,
                     selection=self._selection,
                     got_on=functools.partial(told, name),
@@ -247,9 +255,9 @@ def _runs(indices: Sequence[int], *, longest: int) -> Iterator[tuple[int, range]
 
 def _samples_per_chunk(file: h5py.File, contents: Contents) -> int:
     """How many samples the longest chunks span; 1 with a group per sample."""
-    parts = [part for array in contents.arrays.values() for part in array.parts]
+    parts = [part for array in contents.arrays.values() for part in array.parts if "s" in part.axes]
     datasets = [(get_dataset(file, contents.dataset_path(part)), part.axes) for part in parts]
-    return max(chunk_length(dataset, axes, "s") for dataset, axes in datasets)
+    return max((chunk_length(dataset, axes, "s") for dataset, axes in datasets), default=1)
 
 
 def _reading(run: range) -> str:

@@ -46,7 +46,7 @@ def shared_copy(tensor: Tensor) -> Tensor:
     fd = files.create_anonymous("ups_store_batch")
     try:
         files.write_at(fd, 0, tensor.reshape(-1).view(torch.uint8).numpy().data)
-        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, tensor.nbytes)  # type: ignore[no-untyped-call]
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, tensor.nbytes)  # type: ignore[attr-defined]
     finally:
         files.close(fd)  # the storage has a descriptor of its own
     return torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
