@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +33,17 @@ class Autoencoder(nn.Module):
         self.spec = spec
         self.encoder, self.decoder, self.normalizer = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         for grid in {task.grid.name: task.grid for task in spec.tasks.values()}.values():
-            common = {
+            common: dict[str, Any] = {
                 "cut": spec.cut(grid),
                 "latent_dim": spec.latent_dim,
                 "num_tasks": len(spec.tasks_on(grid)),
                 "num_parameters": len(spec.parameters),
             }
-            self.encoder[grid.name] = GridEncoder(grid, **common, **spec.encoder)
-            self.decoder[grid.name] = AnyPointDecoder(grid, **common, **spec.decoder)
+            self.encoder[grid.name] = GridEncoder(grid, **{**common, **spec.encoder})
+            self.decoder[grid.name] = AnyPointDecoder(grid, **{**common, **spec.decoder})
         for name, task in spec.tasks.items():
-            self.normalizer[name] = nn.ModuleDict(
-                {array: Normalizer(**task.statistics[array]) for array in task.grid.arrays}
-            )
+            for array in task.grid.arrays:
+                self.normalizer[f"{name}/{array}"] = Normalizer(**task.statistics[array])
 
     def encode(self, values_BXC: Tensor, parameters: Tensor, *, task: str, array: str = "fields") -> Tensor:
         """Encode frames in physical units.
@@ -59,7 +58,7 @@ class Autoencoder(nn.Module):
             Latent tokens, shape (B, L, D).
         """
         grid = self.spec.tasks[task].grid
-        normalised = self.normalizer[task][array](values_BXC)
+        normalised = self.normalizer_of(task, array)(values_BXC)
         condition = self.condition(task, parameters)
         return self.encoder[grid.name](normalised, condition, array=array)
 
@@ -70,7 +69,7 @@ class Autoencoder(nn.Module):
         grid = self.spec.tasks[task].grid
         condition = self.condition(task, parameters)
         normalised = self.decoder[grid.name](tokens_BLD, query, condition, array=array)
-        return self.normalizer[task][array].inverse(normalised)
+        return self.normalizer_of(task, array).inverse(normalised)
 
     def forward(
         self, values_BXC: Tensor, query: Tensor, parameters: Tensor, *, task: str, array: str = "fields"
@@ -78,6 +77,10 @@ class Autoencoder(nn.Module):
         """Encode, and decode at points: (B, X..., C) to (B, P, C)."""
         tokens_BLD = self.encode(values_BXC, parameters, task=task, array=array)
         return self.decode(tokens_BLD, query, parameters, task=task, array=array)
+
+    def normalizer_of(self, task: str, array: str) -> Normalizer:
+        """Shift and scale of one array of one task."""
+        return cast(Normalizer, self.normalizer[f"{task}/{array}"])
 
     def condition(self, task: str, parameters: Tensor) -> Condition:
         """The condition of frames of a task."""
@@ -92,6 +95,9 @@ class Normalizer(nn.Module):
         mean: By channel.
         std: By channel, > 0.
     """
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
         super().__init__()

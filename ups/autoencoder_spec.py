@@ -122,7 +122,7 @@ def expect_task(spec: AutoencoderSpec, task: str | None, path: object) -> str:
     """
     if task is None and len(spec.tasks) == 1:
         return next(iter(spec.tasks))
-    if task not in spec.tasks:
+    if task is None or task not in spec.tasks:
         expected = " or ".join(sorted(spec.tasks))
         raise ConfigError(
             "the autoencoder wasn't trained for this task",

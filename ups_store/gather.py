@@ -76,7 +76,7 @@ def window_of(
         raise SpecError(
             "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
         )
-    steps, last = _extent(num_steps, largest(first), length, stride)
+    steps, last = _extent(num_steps, largest(np.atleast_1d(first)), length, stride)
     if not steps or last >= num_steps:
         exact = [int(value) for value in np.asarray(first if start is None else start, object).reshape(-1)]
         _, last = _extent(num_steps, max(exact), length, stride)

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.inputs import Memory, check
 from benchmarks.measure import compare, timed
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.sizes import Items, Samples
+from benchmarks.peers.sizes import Samples
 
 WINDOW = 2  # frames
 NUM_WINDOWS = 64

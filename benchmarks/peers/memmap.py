@@ -14,7 +14,7 @@ from benchmarks.peers.sizes import Items
 
 
 class Memmap(Peer):
-    """Batches by `index_select` into a reused tensor; the epoch without workers is a plain loop of indexing."""
+    """Batches by `index_select` into a reused tensor; without workers an epoch is a plain loop."""
 
     name = "np.memmap"
     package = "numpy"

@@ -42,8 +42,8 @@ class Peer(ABC):
     def open(self) -> None:
         """Make samples readable in this process."""
 
-    def close(self) -> None:
-        """Give back what `open` took, mappings included."""
+    def close(self) -> None:  # noqa: B027
+        """Give back what `open` took, mappings included; by default there is nothing."""
 
     def preload(self) -> None:
         """Bring all samples into memory; after `open`."""
@@ -58,7 +58,7 @@ class Peer(ABC):
         return torch.stack([self.sample(index) for index in indices.tolist()])
 
     def window(self, index: int, start: int, length: int) -> Tensor:
-        """Some frames of one sample, shape (length, width); whole samples are read where nothing else can be."""
+        """Some frames of one sample, shape (length, width); by default of a whole sample."""
         return self.sample(index)[start : start + length]
 
     def windows(self, indices: Items, starts: Items, length: int) -> Tensor:

@@ -14,7 +14,7 @@ from benchmarks.peers.peer import Peer
 
 
 class WebDataset(Peer):
-    """Shards of 64 MB, shuffled by shard and in a buffer of 1000 samples; single samples can't be asked for."""
+    """Shards of 64 MB, shuffled by shard and in a buffer of 1000; single samples can't be asked for."""
 
     name = "WebDataset"
     package = "webdataset"

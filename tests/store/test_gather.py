@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,26 @@ def test_gather_refuses_an_output_that_does_not_fit(store: Store, out: npt.NDArr
     error = caught.value
     assert (error.kind, error.array) == ("out", "u8")
     assert (error.expected, error.found) == ("writeable uint8 (2, 8)", found)
+
+
+@pytest.mark.parametrize(
+    ("out", "found"),
+    [
+        ({"u8": [[0] * 8]}, "list"),
+        ({"u9": np.zeros((1, 8), np.uint8)}, ["u9"]),
+        (np.zeros((1, 8), np.uint8), np.ndarray),
+    ],
+)
+def test_gather_refuses_an_output_that_is_none(store: Store, out: Any, found: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        store.gather([0], ["u8"], out=out)
+    assert (caught.value.kind, caught.value.found) == ("out", found)
+
+
+def test_gather_takes_outputs_from_any_mapping(store: Store) -> None:
+    out = MappingProxyType({"u8": np.empty((1, 8), np.uint8)})
+    assert store.gather([2], ["u8"], out=out)["u8"] is out["u8"]
+    assert out["u8"].tolist() == VALUES["u8"][[2]].tolist()
 
 
 def test_gather_of_every_kind_of_array(tmp_path: Path) -> None:

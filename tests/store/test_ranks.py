@@ -30,7 +30,7 @@ def test_ranks_of_one_machine_share_a_file_and_part_its_samples() -> None:
     missing = np.array([0, 1, 2, 5, 6, 9, 10, 11, 12])
     assert [place.is_builder for place in places] == [True, False, False, False]
     assert {place.path(Path("a.zarr.zip")) for place in places} == {Path("a.zarr.zip")}
-    np.testing.assert_array_equal(np.concatenate([place.share(missing) for place in places]), missing)
+    np.testing.assert_array_equal(np.concatenate([place.share(missing, 13) for place in places]), missing)
 
 
 def test_ranks_of_two_machines_write_two_parts() -> None:

@@ -34,6 +34,7 @@ from ups_store import (
     StoreClosedError,
     StoreNotFoundError,
     StoreReplacedError,
+    TruncatedError,
     files,
 )
 from ups_store.identity import config_hash
@@ -158,6 +159,25 @@ def test_store_created_from_a_store_is_the_same_file(store: Store, path: Path, t
         writer.commit_many(range(len(store)), {name: store[name] for name in store.arrays})
         writer.finish()
     assert copy.read_bytes() == path.read_bytes()
+
+
+def test_store_tells_how_it_is_read(path: Path) -> None:
+    with ups_store.open(path) as plain, ups_store.open(path, access="pread", verify="touch") as checked:
+        assert (plain.access, plain.verify_on_touch) == ("map", False)
+        assert (checked.access, checked.verify_on_touch) == ("pread", True)
+
+
+@pytest.mark.parametrize("access", ["map", "pread"])
+def test_cut_file_is_told_by_check_length(path: Path, access: Any) -> None:
+    with ups_store.open(path, access=access) as store:
+        store.check_length()
+        with path.open("r+b") as file:
+            file.truncate(store.nbytes - 1)
+        with pytest.raises(TruncatedError) as caught:
+            store.check_length()
+        assert (caught.value.kind, caught.value.found) == ("truncated_while_open", store.nbytes - 1)
+    with pytest.raises(StoreClosedError):
+        store.check_length()
 
 
 def test_residency_is_a_share_of_the_file(store: Store) -> None:

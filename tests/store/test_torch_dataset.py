@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -412,9 +413,13 @@ if __name__ == "__main__":
     next(batches)
     workers = [process.pid for process in multiprocessing.active_children()]
     print(*workers, flush=True)
-    os.kill(workers[0], signal.SIGKILL)
-    for batch in batches:
-        pass
+    try:
+        os.kill(workers[0], signal.SIGKILL)
+        for batch in batches:
+            pass
+    except RuntimeError as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where torch raises it once more
+        print(error)
 """
 
 
@@ -430,10 +435,10 @@ def test_worker_that_is_killed_is_named_and_nothing_stays_behind(
     ended = subprocess.run(
         [sys.executable, program, path, context], capture_output=True, text=True, timeout=120, env=environment
     )
-    workers = [int(pid) for pid in ended.stdout.split()]
+    pids, message = ended.stdout.splitlines()[:2]
+    workers = [int(pid) for pid in pids.split()]
     assert len(workers) == 2
-    assert ended.returncode == 1
-    assert f"DataLoader worker (pid {workers[0]}) is killed by signal: Killed" in ended.stderr
+    assert re.match(rf"DataLoader worker \(pid(\(s\))? {workers[0]}\)", message)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 

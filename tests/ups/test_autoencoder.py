@@ -81,7 +81,7 @@ def test_tasks_on_the_same_grid_share_weights_and_not_statistics() -> None:
     assert set(model.encoder) == {"16p_fields1", "8bx8b_fields1_coefficient1"}
     values, nothing = torch.full((1, 16, 1), 1.5), torch.full((1, 2), torch.nan)
     normalised = [
-        model.normalizer[task]["fields"](values).mean().item() for task in ("advection1d", "burgers1d")
+        model.normalizer_of(task, "fields")(values).mean().item() for task in ("advection1d", "burgers1d")
     ]
     assert normalised == [0.5, 0.0]
     tokens = [model.encode(values, nothing, task=task) for task in ("advection1d", "burgers1d")]
@@ -366,6 +366,8 @@ def test_command_ends_mistakes_with_a_sentence_and_its_code(
     assert says in done.stderr
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.multi_process
 def test_terminated_command_continues_where_it_was(root: Path, tmp_path: Path) -> None:
     overrides = ["data.task=advection1d", *overrides_of(root, tmp_path), "training.log_every=1"]
     command = [sys.executable, str(SCRIPT), "--json", *overrides]

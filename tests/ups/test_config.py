@@ -77,6 +77,12 @@ def test_stage_takes_what_it_leaves_open_from_training() -> None:
     assert config.stage("operator").grad_clip == config.training.grad_clip
 
 
+def test_task_that_the_configuration_declares_is_known() -> None:
+    declared = ["data.task=flow2d", "tasks.flow2d.boundary.x=periodic", "tasks.flow2d.boundary.y=neumann"]
+    assert load_config(overrides=declared).build.tasks.keys() == {"flow2d"}
+    assert error_of("data.task=flow2d").kind == "unknown_task"
+
+
 # --- mistakes ------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import ups_store
 from ups.data.augment import augment, shift_frames
-from ups.data.config import CacheConfig, DataConfig
+from ups.data.config import BuildConfig, CacheConfig, DataConfig
 from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
 from ups.data.frames import FrameBatch, FrameBatches, spread_batches
 from ups.data.normalize import measure_statistics
@@ -34,14 +34,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_split(root: Path, task: str = "burgers1d", split: str = "train", **options: Any) -> Fields:
     source = options.pop("source", "auto")
+    cache = options.pop("cache", root / "cache")
     data = DataConfig(task=(task,), root=root, **options)
-    return open_fields(data, task, split, cache=CacheConfig(dir=root / "cache"), source=source)
+    return open_fields(BuildConfig(data=data, cache=CacheConfig(dir=cache)), task, split, source=source)
 
 
 def make_batches(root: Path, **options: Any) -> FrameBatches:
     fields = {task: open_split(root, task) for task in ("burgers1d", "darcy2d")}
-    names = parameter_names(list(fields))
-    return FrameBatches(fields, batch_size=4, seed=3, parameters=names, **options)
+    return FrameBatches(fields, batch_size=4, seed=3, parameters=parameter_names(fields), **options)
 
 
 # --- where fields come from ----------------------------------------------------------------------------
@@ -69,10 +69,8 @@ def test_steady_task_has_its_coefficient_and_ends(root: Path) -> None:
 def test_store_and_hdf5_give_the_same_frames(root: Path, tmp_path: Path) -> None:
     flags = ["--tasks", "burgers1d", "--root", str(root), "--cache-dir", str(tmp_path), "--no-parallel"]
     assert CliRunner().invoke(build, flags).exit_code == 0
-    data = DataConfig(task=("burgers1d",), root=root)
-    cache = CacheConfig(dir=tmp_path)
-    stored = open_fields(data, "burgers1d", "train", cache=cache)
-    direct = open_fields(data, "burgers1d", "train", cache=cache, source="hdf5")
+    stored = open_split(root, cache=tmp_path)
+    direct = open_split(root, cache=tmp_path, source="hdf5")
     assert isinstance(stored, StoreFields)
     assert isinstance(direct, MemoryFields)
     assert stored.info == direct.info
@@ -82,10 +80,9 @@ def test_store_and_hdf5_give_the_same_frames(root: Path, tmp_path: Path) -> None
     np.testing.assert_array_equal(given, direct.read("fields", samples, steps))
     assert stored.parameters(samples)["nu"].tolist() == direct.parameters(samples)["nu"].tolist()
     # A store of another reduction isn't taken.
-    coarse = DataConfig(task=("burgers1d",), root=root, reduce_space=2)
-    assert isinstance(open_fields(coarse, "burgers1d", "train", cache=cache), MemoryFields)
+    assert isinstance(open_split(root, cache=tmp_path, reduce_space=2), MemoryFields)
     with pytest.raises(ConfigError, match="reduce_space is 1") as caught:
-        open_fields(coarse, "burgers1d", "train", cache=cache, source="store")
+        open_split(root, cache=tmp_path, reduce_space=2, source="store")
     assert caught.value.kind == "no_store"
 
 
@@ -242,7 +239,6 @@ def test_second_pass_has_another_order(root: Path) -> None:
 
 def test_parameters_come_in_the_order_asked_for(root: Path) -> None:
     batches = make_batches(root)
-    assert parameter_names(["burgers1d", "darcy2d"]) == ("beta", "nu")
     by_task = {batch.task: batch.parameters[0] for batch in map(batches.batch, range(14))}
     assert by_task["burgers1d"].isnan().tolist() == [True, False]
     assert by_task["burgers1d"][1].item() == pytest.approx(0.1)

@@ -42,7 +42,8 @@ def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequen
     if isinstance(data := named.setdefault("data", {}), dict) and data.get("root") is None:
         data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
     try:
-        return RunConfig.model_validate(take_out_old_names(named))
+        declared = tuple(map(str, named.get("tasks") or ()))
+        return RunConfig.model_validate(take_out_old_names(named), context={"tasks": declared})
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
         raise first_problem(error, model=RunConfig, path=path, outside=outside) from error

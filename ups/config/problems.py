@@ -76,12 +76,15 @@ def _near(key: str, known: list[str]) -> str:
         "<stage>" if i == 1 and key.startswith("stages.") else p for i, p in enumerate(key.split("."))
     )
     sections = {name.partition(".")[0] for name in known}
-    near = difflib.get_close_matches(asked, [*known, *sections], n=1) or _same_last_part(asked, known)
+    close = difflib.get_close_matches(asked, [*known, *sections], n=1)
+    same_name = _same_last_part(asked, known)
+    near = same_name or close if "." not in key else close or same_name
     return f"did you mean {near[0]}?" if near else "see docs/training.md for the known keys"
 
 
 def _same_last_part(key: str, known: list[str]) -> list[str]:
-    by_name = {name.rpartition(".")[2]: name for name in reversed(known)}
+    in_training_last = sorted(known, key=lambda name: name.startswith("training."))
+    by_name = {name.rpartition(".")[2]: name for name in in_training_last}
     return [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from ups.config.section import Count, CountOrZero, Section
 from ups.config.stage import StageConfig
 from ups.config.training import TrainingConfig
-from ups.data.config import CacheConfig, DataConfig, ReadingConfig
+from ups.data.config import BuildConfig, CacheConfig, DataConfig, ReadingConfig, TaskDeclaration
 
 STAGE_NAMES = ("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior")
 
@@ -102,6 +102,7 @@ class RunConfig(Section):
     """Everything that a run is told; written into every checkpoint."""
 
     data: DataConfig
+    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of the user's own, docs/layouts.md")
     cache: CacheConfig = CacheConfig()
     reading: ReadingConfig = ReadingConfig()
     latent: LatentConfig = LatentConfig()
@@ -127,7 +128,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        for name, part in {"encoder": self.encoder, "decoder": self.decoder}.items():
+        parts: dict[str, EncoderConfig | DecoderConfig] = {"encoder": self.encoder, "decoder": self.decoder}
+        for name, part in parts.items():
             if part.width % part.num_heads:
                 raise ValueError(
                     f"{name}.width = {part.width} isn't a multiple of num_heads = {part.num_heads}"
@@ -136,6 +138,11 @@ class RunConfig(Section):
         if pdet_dim not in (None, self.latent.dim):
             raise ValueError(f"operator.pdet.input_dim = {pdet_dim}, but latent.dim = {self.latent.dim}")
         return self
+
+    @property
+    def build(self) -> BuildConfig:
+        """The sections that say which fields there are, as the build of their stores takes them."""
+        return BuildConfig(data=self.data, tasks=self.tasks, cache=self.cache, reading=self.reading)
 
     def stage(self, name: str) -> StageConfig:
         """A stage's configuration, with what it leaves open taken from `training`."""

@@ -5,7 +5,7 @@ Letters: N samples, T time steps, X the axes of the grid, C channels, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,21 +15,24 @@ import numpy.typing as npt
 import psutil
 
 import ups_store
-from ups.data.config import CacheConfig, DataConfig
+from ups.data.config import BuildConfig, DataConfig
 from ups.errors import ConfigError
 from ups.grid import GridSpec
-from ups_store.build.config import BuildConfig
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.errors import SourceError
 from ups_store.ingest.source import open_source
-from ups_store.tasks import get_task
+from ups_store.partitions import PartitionedStore
 
 FIELDS = "fields"
 # Constant fields that belong to the input of a task.
 CONSTANT_FIELDS = ("coefficient", "force")
 _MEMORY_SHARE = 0.5  # of what is free, for one split that is read straight from HDF5
 
+# Per-sample numbers that aren't parameters of the equation.
+_NO_PARAMETERS = ("num_steps", "bc_")
+
 Array = npt.NDArray[Any]
+Store = ups_store.Store | PartitionedStore
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,14 @@ class StoreFields:
         limit: At most so many samples, the first ones.
     """
 
-    def __init__(self, store: ups_store.Store, *, limit: int | None = None) -> None:
+    def __init__(self, store: Store, *, limit: int | None = None) -> None:
         self._store = store
         self.info = _info_of(store)
         self.origin = str(store.path)
         num_samples = min(len(store), limit or len(store))
-        steps = store["num_steps"][:num_samples] if "num_steps" in store else store.arrays[FIELDS].shape[1]
-        self.num_steps = np.broadcast_to(np.asarray(steps, np.int64), (num_samples,))
+        self.num_steps = np.full(num_samples, store.arrays[FIELDS].shape[1], np.int64)
+        if "num_steps" in store:
+            self.num_steps[:] = store.gather(np.arange(num_samples), ["num_steps"])["num_steps"]
 
     def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
         """See `Fields.read`."""
@@ -102,7 +106,8 @@ class StoreFields:
 
     def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
         """See `Fields.parameters`."""
-        return {name: self._store[name][samples].astype(np.float64) for name in self.info.parameters}
+        values = self._store.gather(samples, self.info.parameters)
+        return {name: column.astype(np.float64) for name, column in values.items()}
 
 
 class MemoryFields:
@@ -132,34 +137,32 @@ class MemoryFields:
 
 
 def open_fields(
-    data: DataConfig,
+    config: BuildConfig,
     task: str,
     split: str,
     *,
-    cache: CacheConfig,
     source: Literal["auto", "store", "hdf5"] = "auto",
 ) -> Fields:
     """Open the fields of a task and split.
 
     Args:
-        data: Which samples of which files.
+        config: Which samples of which files, and where field stores lie.
         task: Name of the task.
         split: "train", "val" or "test".
-        cache: Where field stores lie.
         source: "store", "hdf5", or "auto": the store if there is one of this configuration.
 
     Raises:
         ConfigError: If there is no such store, the split has no samples, or it doesn't fit into memory.
         ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
-    path = cache.dir / f"{task}_{split}.zarr.zip"
-    problem = _problem_with_store(path, data) if source != "hdf5" else "not asked for"
+    path = config.cache.dir / f"{task}_{split}.zarr.zip"
+    problem = _problem_with_store(path, config.data) if source != "hdf5" else "not asked for"
     if problem is None:
-        return StoreFields(ups_store.open(path), limit=data.limit)
+        return StoreFields(ups_store.open(path), limit=config.data.limit)
     if source == "store":
         hint = "run `python -m ups_store.build`, or training.field_source=hdf5"
         raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
-    return _read_hdf5(data, task, split, cache)
+    return _read_hdf5(config, task, split)
 
 
 def _problem_with_store(path: Path, data: DataConfig) -> str | None:
@@ -170,7 +173,7 @@ def _problem_with_store(path: Path, data: DataConfig) -> str | None:
         if FIELDS not in store:
             return "it holds no fields"
         content = store.identity.get("content", {})
-        wanted = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
+        wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
         if content.get("split_fractions") is not None:
             wanted["split_fractions"] = list(data.split_fractions)
         differing = [
@@ -179,15 +182,14 @@ def _problem_with_store(path: Path, data: DataConfig) -> str | None:
     return ", ".join(differing) or None
 
 
-def _read_hdf5(data: DataConfig, task: str, split: str, cache: CacheConfig) -> MemoryFields:
-    plan = plan_store(
-        BuildConfig(data=data, cache=cache.model_copy(update={"dtype": "float32"})), task, split
-    )
+def _read_hdf5(config: BuildConfig, task: str, split: str) -> MemoryFields:
+    cache = config.cache.model_copy(update={"dtype": "float32"})
+    plan = plan_store(config.model_copy(update={"cache": cache}), task, split)
     if plan.num_samples == 0:
         raise ConfigError(
             f"{task} {split} would be empty",
             kind="empty_split",
-            path=data.root,
+            path=config.data.root,
             expected="at least 1 sample",
             hint="change data.split_fractions, or bring more samples",
         )
@@ -203,7 +205,7 @@ def _read_hdf5(data: DataConfig, task: str, split: str, cache: CacheConfig) -> M
                 arrays[name][rows] = values
         for name, value in info.parameters.items():
             arrays[name][rows] = value
-    if data.on_nan == "fail":
+    if config.data.on_nan == "fail":
         _expect_finite(plan, arrays)
     origin = ", ".join(dict.fromkeys(part.path.name for part in plan.parts))
     return MemoryFields(_info_of(plan), arrays, origin=origin)
@@ -235,28 +237,30 @@ def _expect_room(plan: StorePlan) -> None:
         )
 
 
-def _info_of(described: ups_store.Store | StorePlan) -> FieldsInfo:
+def _info_of(described: Store | StorePlan) -> FieldsInfo:
     """What a store holds, or will hold."""
-    attrs, task = described.attrs, get_task(str(described.attrs["task"]))
+    attrs = described.attrs
     arrays = {name: tuple(spec.shape) for name, spec in described.arrays.items()}
     ndim = len(arrays[FIELDS]) - 3
     axes = ("z", "y", "x")[-ndim:]
-    boundary = dict(attrs.get("boundary") or task.boundary)
+    boundary = dict(attrs.get("boundary") or {})
     constant = [name for name in CONSTANT_FIELDS if name in arrays]
     channels = [(FIELDS, arrays[FIELDS][-1])]
     channels += [(name, arrays[name][-1] if len(arrays[name]) == ndim + 2 else 1) for name in constant]
     return FieldsInfo(
-        task=task.name,
+        task=str(attrs["task"]),
         grid=GridSpec(
             points=arrays[FIELDS][2:-1],
             periodic=tuple(boundary.get(axis) == "periodic" for axis in axes),
             channels=tuple(channels),
         ),
-        channels=tuple(attrs.get("channels") or task.channels),
+        channels=tuple(attrs.get("channels") or ()),
         boundary=boundary,
         domain_lengths=dict(attrs.get("domain_lengths") or {}),
-        parameters=tuple(name for name in sorted(task.parameters) if name in arrays),
-        steady=task.steady,
+        parameters=tuple(
+            name for name in sorted(arrays) if len(arrays[name]) == 1 and not name.startswith(_NO_PARAMETERS)
+        ),
+        steady=arrays[FIELDS][1] == 1,
     )
 
 
@@ -265,6 +269,6 @@ def _with_channels(frames: Array, grid: GridSpec) -> Array:
     return frames[..., np.newaxis] if frames.ndim == grid.ndim + 1 else frames
 
 
-def parameter_names(tasks: Sequence[str]) -> tuple[str, ...]:
+def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted: the order in which models take them."""
-    return tuple(sorted({name for task in tasks for name in get_task(task).parameters}))
+    return tuple(sorted({name for some in fields.values() for name in some.info.parameters}))

@@ -74,7 +74,8 @@ class AnyPointDecoder(nn.Module):
         num_parameters: int = 0,
     ) -> None:
         super().__init__()
-        self.grid, self.cut, self.num_heads, self.radius = grid, cut, num_heads, radius
+        self.grid, self.cut, self.latent_dim = grid, cut, latent_dim
+        self.num_heads, self.radius = num_heads, radius
         self.condition = ConditionEmbedding(
             num_tasks=num_tasks, arrays=grid.arrays, num_parameters=num_parameters, width=width
         )
@@ -143,7 +144,7 @@ class AnyPointDecoder(nn.Module):
         return read_BPW
 
     def _expect_shapes(self, tokens_BLD: Tensor, query_QPN: Tensor) -> None:
-        expected = (math.prod(self.cut.tokens), self.tokens_in.in_channels)
+        expected = (math.prod(self.cut.tokens), self.latent_dim)
         if tuple(tokens_BLD.shape[1:]) != expected:
             shown = f"(B, {expected[0]}, {expected[1]})"
             raise ShapeError("latent tokens", expected=shown, found=tuple(tokens_BLD.shape))

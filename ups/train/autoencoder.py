@@ -54,7 +54,7 @@ def make_spec(config: RunConfig, train: Mapping[str, Fields]) -> AutoencoderSpec
     }
     return AutoencoderSpec(
         tasks=tasks,
-        parameters=parameter_names(list(train)),
+        parameters=parameter_names(train),
         latent_dim=config.latent.dim,
         num_tokens=config.latent.tokens,
         patch_size=config.encoder.patch_size,
@@ -122,7 +122,7 @@ class AutoencoderStage:
             prediction_BPC.float(),
             values_BXC.flatten(1, -2)[:, chosen_P],
             power_BC=values_BXC.flatten(1, -2).square().mean(1),
-            std_C=self.model.normalizer[batch.task][batch.array].std,
+            std_C=self.model.normalizer_of(batch.task, batch.array).std,
         )
         return {"reconstruction": loss}
 
@@ -180,6 +180,6 @@ class AutoencoderStage:
 
 def _open_all(config: RunConfig, split: str) -> dict[str, Fields]:
     return {
-        task: open_fields(config.data, task, split, cache=config.cache, source=config.training.field_source)
+        task: open_fields(config.build, task, split, source=config.training.field_source)
         for task in config.data.task
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ups_store import files
 from ups_store.build.outputs import make_folder
+from ups_store.build.rates import StageRates
 from ups_store.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class EventLog:
     """A watcher that appends events to a file, one JSON object a line.
 
     Every line has "time_s" (seconds since 1970) and "event": "start", "stage" (name, total, unit), "progress"
-    (name, done, total, waits_for, readers), "note" and "stalled" (message), "error" (kind, message), "end".
+    (name, done, total, waits_for, per_second by stage, readers, num_ready), "note" and "stalled" (message),
+    "error" (kind, message), "end".
 
     Args:
         path: The file, which is made or continued.
@@ -48,6 +50,7 @@ class EventLog:
         self._waits_for = ""
         self._pool: ReaderPool | None = None
         self._told_s = 0.0
+        self._rates = StageRates()
 
     def tell(self, event: str, **details: Any) -> None:
         """Write one event.
@@ -61,21 +64,30 @@ class EventLog:
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Tell of a stage."""
+        self._rates.begin()
         self._stage = {"name": name, "done": 0, "total": total}
         self.tell("stage", name=name, total=total, unit=unit)
 
     def advance(self, num: int) -> None:
         """Tell of progress, once a second and at the end of a stage."""
         self._stage["done"] += num
+        self._rates.advance(num)
         is_due = time.monotonic() - self._told_s >= _PROGRESS_S
         if is_due or self._stage["done"] == self._stage["total"]:
             self._told_s = time.monotonic()
-            self.tell("progress", **self._stage, waits_for=self._waits_for, readers=self._readers())
+            rates = {stage: round(rate, 3) for stage, rate in self._rates.per_second().items()}
+            details = {"waits_for": self._waits_for, "per_second": rates, **self._queue()}
+            self.tell("progress", **self._stage, **details)
 
-    def _readers(self) -> list[dict[str, Any]]:
-        now = time.monotonic()
-        readers = self._pool.status().readers if self._pool else ()
-        return [{"pid": r.pid, "doing": r.doing, "for_s": round(now - r.since_s, 3)} for r in readers]
+    def _queue(self) -> dict[str, Any]:
+        """What the readers do, and how many results wait for the build."""
+        now, status = time.monotonic(), self._pool.status() if self._pool else None
+        readers = status.readers if status else ()
+        shown = [
+            {"pid": r.pid, "doing": r.doing, "dataset": r.dataset, "for_s": round(now - r.since_s, 3)}
+            for r in readers
+        ]
+        return {"readers": shown, "num_ready": status.num_ready if status else 0}
 
     def note(self, message: str) -> None:
         """Tell of a note."""
@@ -87,6 +99,7 @@ class EventLog:
 
     def waits(self, what: str) -> None:
         """What is waited for, to be told with progress."""
+        self._rates.waits(what)
         self._waits_for = what
 
     def __enter__(self) -> Self:

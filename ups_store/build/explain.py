@@ -10,8 +10,8 @@ from ups_store import files
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
-from ups_store.build.run import Watcher
 from ups_store.build.stores import describe_plan, plan_all
+from ups_store.build.watcher import Watcher
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
 from ups_store.console import format_nbytes

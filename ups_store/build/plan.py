@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import numpy.typing as npt
 from ups_store.array_spec import ArraySpec
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache, FileSignature
+from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.encoder import Encoder, expect_size, load_encoder
 from ups_store.ingest.read_request import DescribeRequest
 from ups_store.ingest.source import Selection, SourceInfo, check_same_grid
 from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
 from ups_store.metadata import dtype_of
+from ups_store.partitions import PARTITION_KEY
 from ups_store.tasks import Task
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
@@ -34,7 +36,8 @@ class StorePlan:
         task: The task.
         split: "train", "val" or "test".
         path: Where the store goes.
-        parts: Samples of the sources, in the order of the store.
+        parts: Samples of the sources, in the order of the split.
+        selected: Samples of the split that the store holds: all, unless it is a partition.
         infos: What each part's file holds.
         signatures: Each part's file as it was found, to notice a change.
         selection: Reduction while reading.
@@ -51,6 +54,7 @@ class StorePlan:
     split: str
     path: Path
     parts: tuple[SourcePart, ...]
+    selected: range
     infos: tuple[SourceInfo, ...]
     signatures: tuple[FileSignature, ...]
     selection: Selection
@@ -65,7 +69,7 @@ class StorePlan:
     @property
     def num_samples(self) -> int:
         """N; 0 for a split that would be empty."""
-        return sum(len(part.indices) for part in self.parts)
+        return len(self.selected)
 
     @property
     def title(self) -> str:
@@ -140,6 +144,7 @@ def plan_store(
         split=split,
         path=config.cache.dir / f"{task.name}_{split}.zarr.zip",
         parts=tuple(parts[i] for i in used),
+        selected=range(num_samples),
         infos=tuple(infos[i] for i in used),
         signatures=tuple(signatures[i] for i in used),
         selection=selection,
@@ -151,6 +156,25 @@ def plan_store(
         content={**content, "kind": "latents", "encoder": dict(encoder.identity())} if encoder else content,
         batch_size=config.reading.batch_size,
     )
+
+
+def partition_of(plan: StorePlan, ranks: Ranks) -> StorePlan:
+    """The plan of this machine's partition of the split; the plan itself where one machine builds all."""
+    if not ranks.is_partitioned:
+        return plan
+    selected = ranks.samples(plan.num_samples)
+    return replace(
+        plan,
+        path=ranks.path(plan.path),
+        selected=selected,
+        arrays=_with_num_samples(plan.arrays, len(selected)),
+        source_arrays=_with_num_samples(plan.source_arrays, len(selected)),
+        content={**plan.content, PARTITION_KEY: [ranks.machine, ranks.num_machines]},
+    )
+
+
+def _with_num_samples(arrays: Mapping[str, ArraySpec], num_samples: int) -> dict[str, ArraySpec]:
+    return {name: replace(spec, shape=(num_samples, *spec.shape[1:])) for name, spec in arrays.items()}
 
 
 def _encoder(config: BuildConfig, task: Task) -> Encoder | None:

@@ -74,9 +74,13 @@ class Ranks:
         """Samples of the split that this machine's file holds."""
         return partition_range(num_samples, self.machine, self.num_machines)
 
-    def share(self, missing: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Which of its file's missing samples this process makes: consecutive ones."""
-        return np.array_split(missing, self.num_local)[self.local_rank]
+    def share(self, missing: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:
+        """Which of its file's missing samples this process makes: those of a stretch of the N samples."""
+        own = partition_range(num_samples, self.local_rank, self.num_local)
+        return missing[(missing >= own.start) & (missing < own.stop)]
+
+
+ALONE = Ranks()
 
 
 def _number(variables: Mapping[str, str], name: str, default: int | None) -> int:

@@ -145,7 +145,8 @@ def _is_of_samples(error: SourceError) -> bool:
 
 def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> list[ReadRequest]:
     """Requests for batches of samples, each of one file."""
-    requests, first = [], 0
+    # `first`: the part's first sample in the numbers of the store, which may hold a partition of the split
+    requests, first = [], -plan.selected.start
     for part, info in zip(plan.parts, plan.infos, strict=True):
         wanted = missing[(missing >= first) & (missing < first + len(part.indices))]
         if len(wanted):

@@ -35,9 +35,6 @@ _READER_DESCRIPTORS = 4
 _SPARE_DESCRIPTORS = 32  # for the store, its folder, and files of the system
 
 
-_TO_MEASURE = "to measure"
-
-
 @dataclass(frozen=True)
 class Choice:
     """How many readers, and why, for people."""
@@ -109,7 +106,7 @@ class Readers:
                 self.choice = Choice(0, why)
             return
         most = min(num_cores(), MAX_AUTO, len(requests))
-        self._choose(1, _TO_MEASURE)
+        self._choose(1, "to measure")
         self._fit()
         rate = _rate(self.pool, requests[0])
         self._is_rate_known = True
@@ -117,11 +114,10 @@ class Readers:
             self._choose(most, "the first batch can't be read")
             return
         self._choose(*chosen(nbytes, rate=rate, most=most))
+        self._note(f"readers: {self.choice.num_workers} ({self.choice.why})")
 
     def _choose(self, num_workers: int, why: str) -> None:
         self.choice = Choice(num_workers, why)
-        if why != _TO_MEASURE:
-            self._note(f"readers: {num_workers} ({why})")
         self.pool.resize(num_workers, slot_nbytes=self.pool.slot_nbytes, num_slots=NUM_SLOTS)
 
     def _fit(self) -> None:

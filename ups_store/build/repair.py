@@ -17,7 +17,8 @@ from ups_store.build.config import load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.read import read_batches
-from ups_store.build.run import Watcher, check_sources
+from ups_store.build.run import check_sources
+from ups_store.build.watcher import Watcher
 from ups_store.creation import identity_of
 from ups_store.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError

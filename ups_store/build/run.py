@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +13,17 @@ import numpy.typing as npt
 import ups_store
 from ups_store import files
 from ups_store.array_statistics import Statistics
-from ups_store.build.committing import CommitThread
 from ups_store.build.digests import DigestCache, FileSignature
-from ups_store.build.encode import encode_batch
+from ups_store.build.fill import Filling
+from ups_store.build.helping import join_builder, wait_for_store
 from ups_store.build.outputs import make_folder
 from ups_store.build.plan import StorePlan
-from ups_store.build.read import read_batches, split_batches, unread_error
+from ups_store.build.ranks import ALONE, Ranks
 from ups_store.build.readers import Readers
-from ups_store.build.skipped_notes import skipped_notes
+from ups_store.build.result import BuildResult
 from ups_store.build.stopwatch import Stopwatch
-from ups_store.console import format_age, format_nbytes
+from ups_store.build.watcher import Watcher
 from ups_store.creation import identity_of
-from ups_store.encoder import Encoder
 from ups_store.errors import (
     BuildInterruptedError,
     ConfigError,
@@ -35,72 +32,10 @@ from ups_store.errors import (
     StoreNotFoundError,
 )
 from ups_store.identity import config_hash, describe_differences, differences
-from ups_store.ingest.pool import Batch, ReaderPool, Skipped
 from ups_store.ingest.reader_process import changed
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
 from ups_store.writer import StoreWriter
-
-
-class Watcher(Protocol):
-    """Who is told how a build goes; the console's progress bar, or nobody."""
-
-    def stage(self, name: str, total: int, *, unit: str) -> None:
-        """A stage begins, which has so many "bytes" or "samples"."""
-
-    def advance(self, num: int) -> None:
-        """So much more of the stage is done."""
-
-    def note(self, message: str) -> None:
-        """Something that the user should know."""
-
-    def watch(self, pool: ReaderPool) -> None:
-        """Readers whose state may be of interest."""
-
-    def waits(self, what: str) -> None:
-        """What everything waits for from now on, such as "read" or "commit"."""
-
-
-@dataclass
-class BuildResult:
-    """What became of one store.
-
-    Attributes:
-        path: The store.
-        task: Its task.
-        split: Its split.
-        config_hash: Hash of its identity.
-        reused: Whether it was valid already.
-        num_samples: N.
-        num_committed: Samples committed by this run.
-        nbytes: Length of the file.
-        age_s: Seconds since it was written.
-        seconds: Time by stage: digest, read, commit, finish, total.
-        statistics: Range and non-finite counts of what was written, by array; empty where reused.
-    """
-
-    path: Path
-    task: str
-    split: str
-    config_hash: str
-    reused: bool
-    num_samples: int
-    num_committed: int
-    nbytes: int
-    age_s: float
-    seconds: dict[str, float] = field(default_factory=dict)
-    statistics: dict[str, Any] = field(default_factory=dict)
-
-    def summary(self) -> str:
-        """One line for people."""
-        what = f"{self.task} {self.split}: {self.num_samples} samples, {format_nbytes(self.nbytes)}"
-        took = f"built in {self.seconds['total']:.1f} s"
-        done = f"valid, made {format_age(self.age_s)}" if self.reused else took
-        return f"{what}, {done}, {self.config_hash[:12]}, {self.path}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The store's part of the manifest."""
-        return {**vars(self), "path": str(self.path)}
 
 
 def build_store(
@@ -111,6 +46,7 @@ def build_store(
     watcher: Watcher,
     overwrite: bool = False,
     on_nan: str = "fail",
+    ranks: Ranks = ALONE,
 ) -> BuildResult:
     """Build one store, continue it, or find that it is valid.
 
@@ -121,6 +57,7 @@ def build_store(
         watcher: Told about progress.
         overwrite: Whether to build anew whatever is there.
         on_nan: "fail" or "keep" NaN and Inf.
+        ranks: Place of this process among those of its machine that build the store together.
     Raises:
         SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
         UnreadSamplesError: If samples were skipped; the others are committed.
@@ -139,16 +76,65 @@ def build_store(
     if valid is not None:
         with valid:
             return _result(plan, valid, clock)
+    if not ranks.is_builder:
+        return _help(plan, content, readers=readers, watcher=watcher, clock=clock, on_nan=on_nan, ranks=ranks)
     with _writer(plan, content, overwrite=overwrite) as writer:
+        filling = Filling(plan, writer, readers, watcher=watcher, clock=clock, on_nan=on_nan)
         try:
-            statistics, num_committed = _commit_missing(plan, writer, readers, watcher, clock, on_nan)
+            _fill(filling, plan, writer.missing(), watcher, ranks)
         except KeyboardInterrupt as error:
             raise _interrupted(plan, overwrite) from error
         check_sources(plan)
+        statistics = filling.statistics()
         with clock.timed("finish"):
             writer.finish()
     with open_store(plan.path) as store:
-        return _result(plan, store, clock, num_committed=num_committed, statistics=statistics)
+        return _result(plan, store, clock, num_committed=filling.num_committed, statistics=statistics)
+
+
+def _help(
+    plan: StorePlan,
+    content: Mapping[str, Any],
+    *,
+    readers: Readers,
+    watcher: Watcher,
+    clock: Stopwatch,
+    on_nan: str,
+    ranks: Ranks,
+) -> BuildResult:
+    """Make this process's share of a store that another process of the machine builds, and wait for it."""
+    document = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
+    wanted = config_hash(document)
+    committer = join_builder(plan.path, content, wanted)
+    num_committed = 0
+    if committer is not None:
+        with committer:
+            filling = Filling(plan, committer, readers, watcher=watcher, clock=clock, on_nan=on_nan)
+            share = ranks.share(committer.missing(), plan.num_samples)
+            watcher.stage(f"{plan.title}: samples of rank {ranks.local_rank}", len(share), unit="samples")
+            try:
+                filling.fill(share)
+            except KeyboardInterrupt as error:
+                raise _interrupted(plan, False) from error
+            num_committed = filling.num_committed
+    with clock.timed("finish"):
+        store = wait_for_store(plan.path, wanted)
+    with store:
+        return _result(plan, store, clock, num_committed=num_committed, statistics=Statistics())
+
+
+def _fill(
+    filling: Filling, plan: StorePlan, missing: npt.NDArray[np.int64], watcher: Watcher, ranks: Ranks
+) -> None:
+    """Commit all that is missing: this process's share, and then what the others haven't come to."""
+    num_there = plan.num_samples - len(missing)
+    watcher.stage(f"{plan.title}: samples", plan.num_samples, unit="samples")
+    if num_there:
+        watcher.note(f"{plan.path}: {num_there} of {plan.num_samples} samples are there, continuing")
+    watcher.advance(num_there)
+    filling.fill(ranks.share(missing, plan.num_samples))
+    filling.fill_rest()
+    filling.check_complete()
 
 
 def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) -> ups_store.Store | None:
@@ -249,63 +235,3 @@ def _writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool) -> 
             if unfinished.committed.any():
                 raise
         return create("restart")
-
-
-def _commit_missing(
-    plan: StorePlan, writer: StoreWriter, readers: Readers, watcher: Watcher, clock: Stopwatch, on_nan: str
-) -> tuple[Statistics, int]:
-    missing = writer.missing()
-    watcher.stage(f"{plan.title}: samples", plan.num_samples, unit="samples")
-    statistics, num_there = Statistics(), plan.num_samples - len(missing)
-    if num_there:
-        watcher.note(f"{plan.path}: {num_there} of {plan.num_samples} samples are there, continuing")
-        _add_committed(plan, statistics, np.setdiff1d(np.arange(plan.num_samples), missing))
-    watcher.advance(num_there)
-    skipped: list[Skipped] = []
-    batches = read_batches(plan, missing, on_nan=on_nan, readers=readers, skipped=skipped)
-    with closing(batches):  # whatever happens, no source stays open
-        if plan.encoder is None:
-            _commit_fields(batches, writer, watcher, clock, statistics)
-        else:
-            _commit_latents(plan, plan.encoder, batches, writer, watcher, clock, statistics)
-    for line in skipped_notes(skipped):
-        watcher.note(line)
-    if skipped:
-        raise unread_error(plan, skipped)
-    return statistics, len(missing)
-
-
-def _commit_fields(
-    batches: Iterable[Batch], writer: StoreWriter, watcher: Watcher, clock: Stopwatch, statistics: Statistics
-) -> None:
-    """Commit what is read; reader processes read on meanwhile."""
-    for batch in clock.timed_each("read", batches):
-        with clock.timed("commit"):
-            writer.commit_many(batch.samples, batch.arrays)
-        statistics.add(batch.arrays, ranges=batch.ranges)
-        watcher.advance(len(batch.samples))
-
-
-def _commit_latents(
-    plan: StorePlan,
-    encoder: Encoder,
-    batches: Iterable[Batch],
-    writer: StoreWriter,
-    watcher: Watcher,
-    clock: Stopwatch,
-    statistics: Statistics,
-) -> None:
-    """Encode what is read in this thread, and commit it in another one, while processes read on."""
-    with CommitThread(writer, committed=watcher.advance) as committing:
-        for samples, arrays, _ in clock.timed_each("read", batches):
-            with clock.timed("encode"):
-                encoded = encode_batch(arrays, encoder, samples=samples, specs=plan.arrays)
-                statistics.add(encoded)
-            with clock.timed("commit"):
-                committing.put(samples, encoded)
-
-
-def _add_committed(plan: StorePlan, statistics: Statistics, samples: npt.NDArray[np.int64]) -> None:
-    with open_store(building_path(plan.path), partial=True) as store:
-        for batch in split_batches(samples, plan.sample_nbytes):
-            statistics.add(store.gather(batch))

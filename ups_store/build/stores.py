@@ -16,10 +16,13 @@ from ups_store import files
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.outputs import make_folder, replace_text
-from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.plan import StorePlan, partition_of, plan_store
+from ups_store.build.ranks import ALONE, Ranks
 from ups_store.build.read import UnreadSamplesError
 from ups_store.build.readers import Choice, Readers
-from ups_store.build.run import BuildResult, Watcher, build_store
+from ups_store.build.result import BuildResult
+from ups_store.build.run import build_store
+from ups_store.build.watcher import Watcher
 from ups_store.errors import ConfigError, SourceError
 from ups_store.recovery import building_path
 
@@ -59,9 +62,10 @@ def build_all(
         StoreError: As `build_store` says.
     """
     skipped: dict[str, str] = {}
+    ranks = Ranks.from_environment()
     with Readers(config.reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
-        plans = list(plan_all(config, skipped, watcher, readers=readers))
+        plans = list(plan_all(config, skipped, watcher, readers=readers, ranks=ranks))
         if not overwrite:
             _expect_room(plans)
         digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
@@ -76,6 +80,7 @@ def build_all(
                         watcher=watcher,
                         overwrite=overwrite,
                         on_nan=config.data.on_nan,
+                        ranks=ranks,
                     )
                 )
             except UnreadSamplesError as error:  # the other stores needn't wait for that one's sources
@@ -99,7 +104,12 @@ def _expect_room(plans: Sequence[StorePlan]) -> None:
 
 
 def plan_all(
-    config: BuildConfig, skipped: dict[str, str], watcher: Watcher, *, readers: Readers | None = None
+    config: BuildConfig,
+    skipped: dict[str, str],
+    watcher: Watcher,
+    *,
+    readers: Readers | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[StorePlan]:
     """Plan every store that has samples; the others go to `skipped` with the reason."""
     wanted = [(task, split) for task in config.data.task for split in config.data.split]
@@ -107,7 +117,7 @@ def plan_all(
         try:
             plan = plan_store(config, task, split, readers=readers)
             if plan.num_samples:
-                yield plan
+                yield partition_of(plan, ranks)
                 continue
             error = _empty(plan, config)
         except SourceError as found:

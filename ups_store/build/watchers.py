@@ -14,7 +14,7 @@ from ups_store.build.watch import ConsoleWatcher
 from ups_store.console import console, interruptible
 
 if TYPE_CHECKING:
-    from ups_store.build.run import Watcher  # h5py: not for --help
+    from ups_store.build.watcher import Watcher
     from ups_store.ingest.pool import ReaderPool
 
 

@@ -1,0 +1,133 @@
+"""Shuffled epochs in an empty loop: `make_loader`, and a `DataLoader` with workers, over np.memmap's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.inputs import NAME, Floats, Folder, check, make_store, values_of
+from benchmarks.measure import RATE, compare, timed, tracked
+from benchmarks.scale import MIB, SCALE
+from ups_store.torch import StoreDataset, make_loader
+
+BATCH = 64
+NUM_WORKERS = 2
+
+
+class _Epochs:
+    """The same samples as a store and as a `.npy` file."""
+
+    timeout = 600
+
+    def prepare(self, sample_bytes: int) -> None:
+        self.folder = Folder()
+        self.num_samples = SCALE.store_mib * MIB // sample_bytes
+        path = self.folder.path / "store.zarr.zip"
+        with make_store(path, num_samples=self.num_samples, sample_bytes=sample_bytes) as store:
+            np.save(self.folder.path / "samples.npy", store[NAME])
+        self.mapped = np.load(self.folder.path / "samples.npy", mmap_mode="c")
+        self.dataset = StoreDataset(path)
+        self.nbytes = self.num_samples // BATCH * BATCH * sample_bytes
+
+    def clean(self) -> None:
+        del self.mapped, self.dataset
+        self.folder.cleanup()
+
+    def check_batch(self, index: Tensor, values: Tensor) -> None:
+        check(values.numpy(), values_of(index.numpy(), values[0].nbytes))
+
+    def over_memmap(self, ours: Callable[[int], None], memmap: Callable[[int], None], *, pairs: int) -> float:
+        self.comparison = compare(timed(ours), timed(memmap), pairs=pairs, nbytes=self.nbytes)
+        return self.comparison.rate_ratio
+
+
+class Loop(_Epochs):
+    """Without workers: the reference is what people write, indexing a map with a shuffled batch."""
+
+    params = (102_400, 4096)
+    param_names = ("sample_bytes",)
+
+    def setup(self, sample_bytes: int) -> None:
+        self.prepare(sample_bytes)
+        self.loader = make_loader(self.dataset, batch_size=BATCH, drop_last=True)
+        batch = next(iter(self.loader))
+        self.check_batch(batch["index"], batch[NAME])
+
+    def teardown(self, sample_bytes: int) -> None:
+        self.loader.close()
+        del self.loader
+        self.clean()
+
+    def loaded(self, _: int) -> None:
+        _run(self.loader)
+
+    def indexed(self, i: int) -> None:
+        order = np.random.default_rng(i).permutation(self.num_samples)
+        _run(
+            torch.from_numpy(self.mapped[order[first : first + BATCH]])
+            for first in range(0, self.num_samples - BATCH + 1, BATCH)
+        )
+
+    @tracked("shuffled epoch of make_loader, over indexing np.memmap", RATE, at_least={102_400: 0.95})
+    def track_over_memmap(self, sample_bytes: int) -> float:
+        return self.over_memmap(self.loaded, self.indexed, pairs=SCALE.process_pairs)
+
+
+class Workers(_Epochs):
+    """With a DataLoader's worker processes, which were started before."""
+
+    params = (102_400, 4096)
+    param_names = ("sample_bytes",)
+
+    def setup(self, sample_bytes: int) -> None:
+        self.prepare(sample_bytes)
+        self.ours, self.memmap = _loader(self.dataset), _loader(_Mapped(self.mapped))
+        batch = next(iter(self.ours))
+        self.check_batch(batch["index"], batch[NAME])
+
+    def teardown(self, sample_bytes: int) -> None:
+        del self.ours, self.memmap
+        self.clean()
+
+    @tracked(
+        f"shuffled epoch of DataLoader(store, num_workers={NUM_WORKERS}), over np.memmap's",
+        RATE,
+        at_least={102_400: 1.0},
+    )
+    def track_over_memmap(self, sample_bytes: int) -> float:
+        ours, memmap = self.ours, self.memmap
+        return self.over_memmap(lambda _: _run(ours), lambda _: _run(memmap), pairs=SCALE.process_pairs)
+
+
+class _Mapped(Dataset[Tensor]):
+    """Samples of a map, as views, which default collate stacks in shared memory."""
+
+    def __init__(self, mapped: Floats) -> None:
+        self._mapped = torch.from_numpy(mapped)
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._mapped[index]
+
+
+def _loader(dataset: Dataset[object]) -> Iterable[object]:
+    return DataLoader(
+        dataset,
+        batch_size=BATCH,
+        shuffle=True,
+        drop_last=True,
+        num_workers=NUM_WORKERS,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+
+
+def _run(batches: Iterable[object]) -> None:
+    for _ in batches:
+        pass
