@@ -140,10 +140,17 @@ def _check_together(
 ) -> int:
     """Check what arrays must have in common; returns N."""
     twice, unknown = set(arrays) & set(constants), set(dims) - set(constants)
-    if twice or unknown or len(metas) > MAX_ARRAYS:
-        found = f"both: {sorted(twice)}, dims of no constant: {sorted(unknown)}, {len(metas)} arrays"
-        expected = f"names of arrays or constants, at most {MAX_ARRAYS}"
-        raise SpecError("array names", kind="arrays", expected=expected, found=found)
+    if len(metas) > MAX_ARRAYS:
+        raise SpecError(
+            "too many arrays",
+            kind="limits",
+            clause="9.1",
+            expected=f"at most {MAX_ARRAYS}",
+            found=len(metas),
+        )
+    if twice or unknown:
+        found = f"both: {sorted(twice)}, dims of no constant: {sorted(unknown)}"
+        raise SpecError("array names", kind="arrays", expected="names of arrays or constants", found=found)
     lengths: dict[str, tuple[int, str]] = {}
     for meta in metas:
         if len(set(meta.dims)) < len(meta.dims) or not all(isinstance(d, str) and d for d in meta.dims):

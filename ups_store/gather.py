@@ -19,6 +19,8 @@ from ups_store.runs import Runs
 
 TIME_DIM = "time"
 
+_INTEGERS = (int, np.integer)
+
 Samples = npt.NDArray[np.int64]
 
 
@@ -76,7 +78,7 @@ def window_of(
         raise SpecError(
             "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
         )
-    steps, last = _extent(num_steps, largest(np.atleast_1d(first)), length, stride)
+    steps, last = _extent(num_steps, largest(first if first.ndim else first.reshape(1)), length, stride)
     if not steps or last >= num_steps:
         exact = [int(value) for value in np.asarray(first if start is None else start, object).reshape(-1)]
         _, last = _extent(num_steps, max(exact), length, stride)
@@ -113,7 +115,7 @@ def check_effect(
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and int(value) >= 1
+    return isinstance(value, _INTEGERS) and int(value) >= 1
 
 
 def batch_shape(meta: ArrayMeta, num: int, window: Window | None) -> tuple[int, ...]:

@@ -75,8 +75,9 @@ class Store:
         self.network = self._file.network
         self._views: dict[str, npt.NDArray[Any]] = {}
         self._sampled: dict[str, SampledArray] = {}
-        self._per_sample = tuple(array.meta.name for array in catalog.layout.per_sample)
-        self._timed = {name for name in self._per_sample if TIME_DIM in self.dims[name]}
+        metas = [array.meta for array in catalog.layout.per_sample]
+        self._per_sample = tuple(meta.name for meta in metas)
+        self._timed = {meta.name for meta in metas if TIME_DIM in meta.dims}
         self.verify_on_touch = verify == "touch"
         self._checks = TouchChecks(self._file.read, path) if self.verify_on_touch else None
 
