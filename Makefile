@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 DATA ?=
 OUT ?= demo
 
-.PHONY: install demo test test-slow lint format interop bench docs clean
+.PHONY: install demo test test-slow lint format interop bench bench-peers docs clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,11 @@ interop: install
 bench: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m benchmarks.run --quick
+
+# The same samples through other formats and loaders, in an environment of their own; cold figures need root.
+bench-peers: install
+	$(BIN)/python -m benchmarks.peers.environment
+	benchmarks/peers/env/bin/python -m benchmarks.peers.run --quick
 
 docs: install
 	$(BIN)/python scripts/make_hexdump.py --write

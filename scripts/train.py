@@ -75,6 +75,9 @@ def _show(report: dict[str, Any]) -> None:
         ratio = f"{report['compression'][name]:.3g}x"
         table.add_row(name, size, ratio, f"{error:.3%}", f"{report[rounded][name]:.3%}")
     console.print(table)
+    for name, ratio in report["compression"].items():
+        if ratio <= 1:
+            console.print(f"warning: latents of {name} are no smaller than the fields ({ratio:.2g}x)")
     console.print(f"{report['checkpoint']}\n{report['figure']}", markup=False)
 
 

@@ -40,11 +40,11 @@ def new_output(array: ArrayLayout, shape: tuple[int, ...], *, is_whole: bool) ->
     return payloads
 
 
-def slots_of(out: npt.NDArray[Any]) -> npt.NDArray[np.void] | None:
-    """The slots behind `out`, shape (B,), if `new_output` made it with some, else None."""
+def slots_of(out: npt.NDArray[Any], slot: np.dtype[np.void]) -> npt.NDArray[np.void] | None:
+    """The slots behind `out`, shape (B,), if `new_output` made it with slots of this size, else None."""
     buffer = out.base
-    if isinstance(buffer, _SlotBuffer) and buffer.payloads() is out:
-        return np.ndarray(buffer.shape[:1], f"V{buffer.shape[1]}", buffer)
+    if isinstance(buffer, _SlotBuffer) and buffer.payloads() is out and buffer.shape[1] == slot.itemsize:
+        return np.ndarray(buffer.shape[:1], slot, buffer)
     return None
 
 

@@ -71,10 +71,13 @@ class SampledArray:
             path = self._file.path
             read_samples(self._file.fd, self.layout, samples, window, out, path=path, num_threads=num_reads)
         elif num_threads is None or num_threads == 1:
-            self._copy(samples, window, out, slots_of(out))
+            self._copy(samples, window, out, self._slots_of(out, window))
         else:
             self._copy_in_threads(samples, window, out, num_threads)
         return out
+
+    def _slots_of(self, out: npt.NDArray[Any], window: Window | None) -> npt.NDArray[np.void] | None:
+        return slots_of(out, self._slots.dtype) if window is None and self._slots is not None else None
 
     def _copy(
         self,
@@ -83,9 +86,8 @@ class SampledArray:
         out: npt.NDArray[Any],
         slots: npt.NDArray[np.void] | None,
     ) -> None:
-        mapped = self._slots if window is None else None
-        if slots is not None and mapped is not None and slots.dtype == mapped.dtype:
-            mapped.take(samples, out=slots, mode="clip")  # checked before
+        if slots is not None and self._slots is not None:
+            self._slots.take(samples, out=slots, mode="clip")  # checked before
         elif out.flags.c_contiguous:
             copy_runs(self._memory, self._dtype, runs_of(self.layout, samples, window), out)
         else:
@@ -103,7 +105,7 @@ class SampledArray:
     def _copy_in_threads(
         self, samples: Samples, window: Window | None, out: npt.NDArray[Any], num_threads: int
     ) -> None:
-        slots = slots_of(out)
+        slots = self._slots_of(out, window)
 
         def copy(rows: slice) -> None:
             part = None if window is None else window.of(rows)

@@ -24,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "performance.md"
 _CHART = _ROOT / "docs" / "images" / "peers.png"
 _RESULTS = _ROOT / "benchmarks" / "results"
-_FIGURE_S = {False: 20.0, True: 300.0}  # at most, per figure
+_FIGURE_S = {False: 60.0, True: 600.0}  # at most, per figure
 
 console = Console()
 

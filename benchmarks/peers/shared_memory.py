@@ -13,6 +13,7 @@ from benchmarks.peers.peer import Peer
 
 NUM_PROCESSES = 8
 _WAIT_S = 120
+_AT_ONCE = 8  # samples: a batch's own memory is every process's
 
 
 def pss_over_payload(peer: Peer) -> float:
@@ -41,9 +42,8 @@ def _read(peer: Peer, barrier: Barrier, found: Any) -> None:
         before = _pss_bytes()
         barrier.wait(_WAIT_S)  # nobody has read anything yet
         peer.open()
-        batch = peer.samples.batch
-        for first in range(0, peer.samples.num, batch):
-            peer.batch(np.arange(first, min(first + batch, peer.samples.num)))
+        for first in range(0, peer.samples.num, _AT_ONCE):
+            peer.batch(np.arange(first, min(first + _AT_ONCE, peer.samples.num)))
         barrier.wait(_WAIT_S)  # all hold everything
         added = _pss_bytes() - before
         barrier.wait(_WAIT_S)  # nobody has let go

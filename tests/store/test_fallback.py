@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,19 @@ def test_incomplete_store_that_is_open_already_is_encoded_on_demand_too(unfinish
     with ups_store.open(unfinished, partial=True) as store:
         opened = open_dataset(store, encode=lambda path: [path])  # type: ignore[arg-type, return-value]
         assert (opened.rung, opened.dataset[0]) == ("on-demand", store.path)
+
+
+def test_snippets_of_the_loader_page_run(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_store(VALUES)
+    (path.parent / "cache").mkdir()
+    path.rename(path.parent / "cache" / path.name)
+    monkeypatch.chdir(path.parent)
+    page = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(snippets) == 3
+    left: dict[str, Any] = {}
+    for snippet in snippets:
+        exec(compile(snippet.replace("num_workers=2", "num_workers=0"), "docs/loader.md", "exec"), left)
+    assert set(left["batch"]) >= {"z0", "z1", "params", "dt", "t", "index", "task"}
+    assert left["opened"].rung == "preloaded"
+    assert len(left["loader"]) == len(left["sampler"]) == 1

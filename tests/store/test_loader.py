@@ -536,6 +536,45 @@ def test_ahead_that_is_dropped_ends_its_threads() -> None:
     assert loader_threads() == []
 
 
+def test_ahead_that_is_closed_wakes_a_thread_that_waits_for_it() -> None:
+    may_end, caught = threading.Event(), []
+
+    def wait() -> None:
+        try:
+            next(ahead)
+        except StoreClosedError as error:
+            caught.append(error)
+
+    ahead = Ahead(iter([1]), lambda job: may_end.wait(30), depth=1, name=THREAD)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    timer = threading.Timer(0.05, may_end.set)
+    timer.start()
+    ahead.close()
+    waiting.join(30)
+    timer.join()
+    assert len(caught) == 1
+    with pytest.raises(StoreClosedError):
+        next(ahead)
+
+
+def test_ahead_that_one_of_its_own_threads_drops_ends_without_waiting_for_itself() -> None:
+    holder: list[Any] = []
+    go = threading.Event()
+
+    def drop(job: int) -> int:
+        go.wait(30)
+        holder.clear()
+        return job
+
+    holder.append(Ahead(itertools.count(), drop, depth=2, num_threads=2, name=THREAD))
+    threads = loader_threads()
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert loader_threads() == []
+
+
 def test_checked_store_feeds_a_loader(dataset: StoreDataset) -> None:
     path = dataset.sources[0].store.path
     checked = StoreDataset(ups_store.open(path, verify="touch"))

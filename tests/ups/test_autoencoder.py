@@ -385,3 +385,8 @@ def test_terminated_command_continues_where_it_was(root: Path, tmp_path: Path) -
     assert done.exit_code == 0, done.stderr
     assert "continuing after step" in done.stderr
     assert json.loads(done.stdout)["steps"] == 50
+    shown = run_command(*overrides)  # nothing is left to train
+    assert shown.exit_code == 0, shown.stderr
+    assert "8 x 2" in shown.stdout
+    assert "2x" in shown.stdout
+    assert str(tmp_path / "autoencoder.safetensors") in shown.stdout

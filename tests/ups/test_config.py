@@ -78,7 +78,7 @@ def test_stage_takes_what_it_leaves_open_from_training() -> None:
 
 
 def test_task_that_the_configuration_declares_is_known() -> None:
-    declared = ["data.task=flow2d", "tasks.flow2d.boundary.x=periodic", "tasks.flow2d.boundary.y=neumann"]
+    declared = ["data.task=flow2d", "tasks.flow2d.boundary.x=periodic", "tasks.flow2d.ndim=2"]
     assert load_config(overrides=declared).build.tasks.keys() == {"flow2d"}
     assert error_of("data.task=flow2d").kind == "unknown_task"
 
@@ -92,7 +92,7 @@ def test_task_that_the_configuration_declares_is_known() -> None:
         ("training.lrr=1", "training.lr"),
         ("trainig.batch_size=1", "training"),
         ("batch_size=4", "training.batch_size"),
-        ("stages.operator.epocs=1", "stages.<stage>.epochs"),
+        ("stages.operator.epocs=1", "stages.<name>.epochs"),
         ("data.taks=burgers1d", "data.task"),
         ("latent.tokns=1", "latent.tokens"),
     ],
@@ -115,6 +115,7 @@ def test_unknown_key_is_an_error_naming_the_nearest_one(override: str, near: str
         ("encoder.width=30", "encoder.width = 30 isn't a multiple of num_heads = 4"),
         ("operator.pdet.input_dim=7", "operator.pdet.input_dim = 7, but latent.dim = 4"),
         ("data.split=trian", "unknown split"),
+        ("tasks.flow2d.boundary.x=periodic", "tasks.flow2d: expected ndim or layout"),
         ("training", "override: expected key=value"),
         ("training.lr=[1", "overrides: expected YAML values"),
     ],

@@ -184,6 +184,14 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: P
     assert all(tensor.isfinite().all() for tensor in kept.stage.model.state_dict().values())
 
 
+def test_state_is_saved_at_intervals_within_an_epoch(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "checkpoint.interval=2")
+    with pytest.raises(DivergedError):
+        train(Regression(bad_batch=3), config)
+    assert Trainer(Regression(), config, device=CPU).step == 2
+    assert [record["step"] for record in records(tmp_path, "step")] == [2, 3]
+
+
 def test_meter_averages_and_names_the_first_loss_that_is_not_finite() -> None:
     meter = LossMeter()
     meter.add({"a": torch.tensor(1.0), "b": torch.tensor(4.0)}, step=1)

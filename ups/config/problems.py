@@ -45,7 +45,7 @@ def first_problem(
     if first["type"] == "missing" and key in known:
         return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=f"say {key}=...")
     if first["type"] == "value_error":
-        return _own_sentence(context["error"], where)
+        return _own_sentence(context["error"], key, where)
     template = _EXPECTED.get(first["type"])
     expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
     # pydantic adds the alternative of a union to the place of the error: `num_workers.int`.
@@ -55,7 +55,7 @@ def first_problem(
 
 
 def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted keys of a configuration, `stages.<stage>.` for those of every stage."""
+    """Dotted keys of a configuration, `stages.<name>.` for those of every stage."""
     keys: list[str] = []
     for name, field in model.model_fields.items():
         inner: Any = field.annotation
@@ -65,16 +65,17 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
             keys.append(f"{prefix}{name}")
             for value_type in getattr(inner, "__args__", ()):
                 if isinstance(value_type, type) and issubclass(value_type, BaseModel):
-                    keys += known_keys(value_type, f"{prefix}{name}.<stage>.")
+                    keys += known_keys(value_type, f"{prefix}{name}.<name>.")
     return keys
 
 
 def _near(key: str, known: list[str]) -> str:
     if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
         return "in YAML, indent what follows a dot below what precedes it"
-    asked = ".".join(
-        "<stage>" if i == 1 and key.startswith("stages.") else p for i, p in enumerate(key.split("."))
-    )
+    parts = key.split(".")
+    if parts[0] in ("stages", "tasks") and len(parts) > 1:
+        parts[1] = "<name>"
+    asked = ".".join(parts)
     sections = {name.partition(".")[0] for name in known}
     close = difflib.get_close_matches(asked, [*known, *sections], n=1)
     same_name = _same_last_part(asked, known)
@@ -88,7 +89,7 @@ def _same_last_part(key: str, known: list[str]) -> list[str]:
     return [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
 
 
-def _own_sentence(inner: Exception, where: Path | None) -> ConfigError:
+def _own_sentence(inner: Exception, key: str, where: Path | None) -> ConfigError:
     """A validator's own error, also that of the sections which the build shares."""
     facts = {name: getattr(inner, name, None) for name in ("kind", "expected", "found", "hint")}
-    return ConfigError(getattr(inner, "problem", str(inner)), path=where, **facts)
+    return ConfigError(getattr(inner, "problem", str(inner)) or key, path=where, **facts)

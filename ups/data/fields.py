@@ -124,6 +124,7 @@ class MemoryFields:
         self._arrays = arrays
         num_samples, num_steps = arrays[FIELDS].shape[:2]
         self.num_steps = np.full(num_samples, num_steps, np.int64)
+        self.num_steps[:] = arrays.get("num_steps", num_steps)
 
     def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
         """See `Fields.read`."""

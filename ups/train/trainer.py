@@ -132,17 +132,18 @@ class Trainer:
 
     def _run_epoch(self, log: RunLog, stop: StopRequest) -> None:
         """Steps to the end of the present epoch, then validation."""
-        began, interval = time.perf_counter(), self.config.checkpoint.interval
+        began, every = time.perf_counter(), self.config.training.log_every
+        interval = self.config.checkpoint.interval
         end = (self.epoch + 1) * self.steps_per_epoch
         while self.step < end:
             self.train_step()
             log.advance(self.step)
-            if self.step % self.config.training.log_every == 0 or self.step == end or stop.signal_name:
-                losses = self._log_losses(log)
+            is_save_due = interval is not None and self.step % interval == 0
+            if self.step % every == 0 or self.step == end or is_save_due or stop.signal_name:
+                losses = self._log_losses(log)  # raises if one isn't finite, so nothing bad is saved
             if stop.signal_name and self.step < end:
                 self._interrupted(log, stop.signal_name)
-            if interval and self.step % interval == 0 and self.step < end:
-                self.meter.read()  # never save what isn't finite
+            if is_save_due and self.step < end:
                 self.save()
         metrics = self._validate()
         seconds = time.perf_counter() - began

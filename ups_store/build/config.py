@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Literal, get_args
 
 from omegaconf import OmegaConf
@@ -291,12 +292,18 @@ def _near(key: str, beside: Sequence[str]) -> str:
 def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        inner = _section_of(field.annotation)
+        if inner is not None:
             keys += _known_keys(inner, f"{prefix}{name}.")
         else:
             keys.append(f"{prefix}{name}")
     return keys
+
+
+def _section_of(annotation: object) -> type[BaseModel] | None:
+    """The section that a key's annotation names, optional ones too."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _keys_beside(location: Sequence[int | str]) -> list[str]:

@@ -13,6 +13,9 @@ from typing import Any
 OF_OTHERS = frozenset(
     ("encoder", "decoder", "operator", "training", "stages", "checkpoint", "logging", "evaluation", "seed")
 )
+# Sections and keys of `data` that earlier configurations have and nobody reads (docs/migration.md).
+OLD_SECTIONS = frozenset(("diffusion", "ttc", "benchmark", "deterministic"))
+OLD_DATA_KEYS = frozenset(("patch_size", "shard_limit", "download", "task_sampling"))
 FIELDS_ENCODER = "none"  # `latent.encoder` of a build of fields
 _LATENT_DTYPE = "float16"
 _CHECKPOINT = "autoencoder.safetensors"
@@ -26,7 +29,9 @@ def take_build_keys(values: dict[str, Any]) -> dict[str, Any]:
     Returns:
         Sections of `BuildConfig`, and unknown ones, for it to refuse.
     """
-    kept = {key: value for key, value in values.items() if key not in OF_OTHERS}
+    kept = {key: value for key, value in values.items() if key not in OF_OTHERS | OLD_SECTIONS}
+    if isinstance(data := kept.get("data"), dict):
+        kept["data"] = {key: value for key, value in data.items() if key not in OLD_DATA_KEYS}
     training, checkpoint = _section(values, "training"), _section(values, "checkpoint")
     kept["reading"] = _reading(training) | _section(values, "reading")
     if not kept["reading"]:

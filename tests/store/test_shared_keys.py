@@ -1,0 +1,76 @@
+"""A run's configuration, read by a build: what concerns it, under the names that training has for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ups_store import ConfigError
+from ups_store.build.config import BuildConfig, load_config
+from ups_store.build.shared_keys import take_build_keys
+
+OLD = Path(__file__).resolve().parents[1] / "ups" / "configs"
+DATA = {"data": {"task": "burgers1d"}}
+
+
+def configure(*overrides: str, **flags: Any) -> BuildConfig:
+    return load_config(flags={"data.task": "burgers1d", **flags}, overrides=overrides)
+
+
+def test_build_without_latent_section_is_of_fields() -> None:
+    assert configure("training.latent_cache_dir=latents", "stages.operator.epochs=3").latent is None
+
+
+def test_latent_section_puts_latents_where_training_says() -> None:
+    config = configure("latent.dim=4", "training.latent_cache_dir=latents", "checkpoint.dir=runs")
+    assert config.latent is not None
+    assert config.latent.checkpoint == Path("runs/autoencoder.safetensors")
+    assert (config.cache.dir, config.cache.dtype) == (Path("latents"), "float16")
+    assert configure("latent.dim=4", "training.latent_cache_dtype=float32").cache.dtype == "float32"
+
+
+def test_cache_flags_and_overrides_win_over_those_of_training() -> None:
+    keys = ("latent.dim=4", "training.latent_cache_dir=latents", "training.latent_cache_dtype=float32")
+    config = configure(*keys, "cache.dtype=bfloat16", **{"cache.dir": "${elsewhere"})
+    assert (config.cache.dir, config.cache.dtype) == (Path("${elsewhere"), "bfloat16")
+
+
+def test_latent_encoder_none_is_a_build_of_fields() -> None:
+    config = configure("latent.dim=4", "latent.encoder=none", "training.latent_cache_dir=latents")
+    assert config.latent is None
+    assert (config.cache.dir, config.cache.dtype) == (Path("cache"), "float32")
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_workers"),
+    [
+        (("training.num_workers=3",), 3),
+        (("training.num_workers=3", "training.use_parallel_encoding=false"), 0),
+        (("training.num_workers=3", "reading.num_workers=1"), 1),
+        ((), "auto"),
+    ],
+)
+def test_readers_are_named_by_training_too(keys: tuple[str, ...], num_workers: object) -> None:
+    assert configure(*keys).reading.num_workers == num_workers
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "dtype"),
+    [("old_burgers_32dim.yaml", 32, "float32"), ("old_two_tasks.yaml", 128, "float16")],
+)
+def test_earlier_configurations_build(name: str, dim: int, dtype: str) -> None:
+    config = load_config(OLD / name)
+    assert config.latent is not None
+    assert (config.latent.dim, config.cache.dtype) == (dim, dtype)
+
+
+def test_unknown_sections_are_left_for_the_build_to_refuse() -> None:
+    assert take_build_keys({**DATA, "cahce": {}, "latent": 3})["cahce"] == {}
+    with pytest.raises(ConfigError, match="unknown key: found 'cahce'"):
+        configure("cahce.dir=x")
+    with pytest.raises(ConfigError, match="latent"):
+        configure("latent=3")
+    with pytest.raises(ConfigError, match=r"did you mean latent\.micro_batch"):
+        configure("latent.microbatch=3")
