@@ -158,8 +158,13 @@ def exit_code_of(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError.exit_code
-    is_known = isinstance(error, StoreError) or _is_usage_error(error)
+    is_known = _is_own(error) or _is_usage_error(error)
     return int(getattr(error, "exit_code", 1)) if is_known else 1
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether it was raised on purpose, here or by an encoder: then it has a sentence and an exit code."""
+    return isinstance(error, StoreError) or (hasattr(error, "problem") and hasattr(error, "exit_code"))
 
 
 def _is_usage_error(error: BaseException) -> bool:
@@ -168,7 +173,7 @@ def _is_usage_error(error: BaseException) -> bool:
 
 
 def _message_of(error: BaseException) -> str:
-    if isinstance(error, StoreError):
+    if _is_own(error):
         return str(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted"

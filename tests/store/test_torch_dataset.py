@@ -403,7 +403,7 @@ def test_worker_gathers_into_shared_memory_before_the_batch_is_sent(trajectory_s
 
 
 KILLS_A_WORKER = """
-import multiprocessing, os, signal, sys
+import multiprocessing, signal, sys
 from torch.utils.data import DataLoader
 from ups_store.torch import StoreDataset
 
@@ -411,10 +411,11 @@ if __name__ == "__main__":
     dataset = StoreDataset(sys.argv[1])
     batches = iter(DataLoader(dataset, 2, num_workers=2, multiprocessing_context=sys.argv[2]))
     next(batches)
-    workers = [process.pid for process in multiprocessing.active_children()]
-    print(*workers, flush=True)
+    workers = multiprocessing.active_children()
+    print(*[worker.pid for worker in workers])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises too, at any later moment
-    os.kill(workers[0], signal.SIGKILL)
+    workers[0].kill()
+    workers[0].join()  # as long as it is ending, torch takes a lost connection for an error of its own
     try:
         for batch in batches:
             pass
