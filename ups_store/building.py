@@ -123,9 +123,9 @@ class BuildingFile:
 
     def close(self) -> None:
         """Close the descriptor, which releases its locks."""
-        if self.fd >= 0:
-            files.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # first: an interrupt must not have the number closed twice
+        if fd >= 0:
+            files.close(fd)
 
 
 @contextlib.contextmanager
