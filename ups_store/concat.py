@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.array_spec import ArraySpec
-from ups_store.creation import create
-from ups_store.errors import SpecError
-from ups_store.reader import Store
+from ups_store.convert.output import check_not_source, check_target
+from ups_store.creation import create, identity_of
+from ups_store.errors import SpecError, StoreError
+from ups_store.reader import Store, open_store
 from ups_store.sound import require_sound
 from ups_store.writer import StoreWriter
 
@@ -56,6 +57,7 @@ def concat_stores(
     stores: Sequence[Store],
     target: str | os.PathLike[str],
     *,
+    force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
 ) -> Path:
@@ -67,21 +69,26 @@ def concat_stores(
     Args:
         stores: Finished stores with the same arrays (dtypes, shapes of a sample, dimensions) and constants.
         target: The store to make.
+        force: Whether to replace what is there: a finished store, and an unfinished one of something else.
         verify: Whether to check every byte of the sources first.
         progress: Called with the number of payload bytes that were copied since the last call.
     Raises:
-        SpecError: If they differ, kind "concat_mismatch"; names the array and the difference.
+        SpecError: If they differ, kind "concat_mismatch"; names the array and the difference. If the target
+            exists, kind "exists", or is one of them, forced or not, kind "same_file".
         CorruptChunkError: If one of them is damaged.
     """
     if not stores:
         raise SpecError("nothing to concatenate", kind="concat", expected="one store or more", found="none")
+    path = Path(target).absolute()
+    check_not_source(path, [store.path for store in stores])
+    check_target(path, force=force)
     for other in stores[1:]:
         _check_alike(stores[0], other)
     parts = [Part(store, 0, len(store)) for store in stores]
     if verify:
         for store in stores:
             require_sound(store)
-    return _write(parts, Path(target), kind="concat", progress=progress)
+    return _write(parts, Path(target), kind="concat", force=force, progress=progress)
 
 
 def split_store(
@@ -89,19 +96,24 @@ def split_store(
     targets: Paths,
     *,
     samples: Sequence[tuple[int, int]],
+    force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Make stores of ranges of a store's samples.
 
+    An interrupted run is continued: targets that it finished, by their identities, stay as they are.
+
     Args:
         store: A finished store.
         targets: The stores to make.
         samples: `(first, past_last)` sample of each; see `ranges_of_fractions`.
+        force: Whether to replace what is there: finished stores, and unfinished ones of something else.
         verify: Whether to check every byte of the source first.
         progress: Called with the number of payload bytes that were copied since the last call.
     Raises:
-        SpecError: For a range outside the store, or another number of ranges than targets.
+        SpecError: For a range outside the store, or another number of ranges than targets. If a target is
+            something else that exists, kind "exists", or the store, forced or not, kind "same_file".
         CorruptChunkError: If the store is damaged.
     """
     names = [Path(target).absolute() for target in targets]
@@ -114,12 +126,28 @@ def split_store(
             raise SpecError(
                 "sample range", kind="split", path=store.path, expected=expected, found=f"{first}:{end}"
             )
+    parts = {name: Part(store, *edges) for name, edges in zip(names, samples, strict=True)}
+    done = set() if force else {name for name, part in parts.items() if _is_made(name, part)}
+    for name in parts.keys() - done:
+        check_not_source(name, [store.path])
+        check_target(name, force=force)
     if verify:
         require_sound(store)
-    return [
-        _write([Part(store, first, end)], target, kind="split", progress=progress)
-        for target, (first, end) in zip(names, samples, strict=True)
-    ]
+    for name in names:
+        if name not in done:
+            _write([parts[name]], name, kind="split", force=force, progress=progress)
+    return names
+
+
+def _is_made(target: Path, part: Part) -> bool:
+    """Whether an earlier run of the same split finished this target."""
+    arguments = _create_arguments([part], "split")
+    arguments.pop("attrs")
+    try:
+        with open_store(target) as found:
+            return bool(found.identity == identity_of(**arguments))
+    except (StoreError, OSError):
+        return False
 
 
 def ranges_of_fractions(num_samples: int, fractions: Sequence[float]) -> list[tuple[int, int]]:
@@ -174,19 +202,23 @@ def _mismatch(model: Store, other: Store, name: str, expected: str, found: str) 
     )
 
 
-def _write(parts: list[Part], target: Path, *, kind: str, progress: Progress | None) -> Path:
-    model = parts[0].store
-    num_samples = sum(map(len, parts))
-    with create(
-        target,
-        {name: _spec(name, num_samples, parts) for name in model.arrays},
-        constants=model.constants,
-        dims={name: model.dims[name] for name in model.constants},
-        identity={"kind": kind, "parents": [part.to_json() for part in parts]},
-        attrs=_common([part.store.attrs for part in parts]),
-    ) as writer:
+def _write(parts: list[Part], target: Path, *, kind: str, force: bool, progress: Progress | None) -> Path:
+    arguments = _create_arguments(parts, kind)
+    with create(target, **arguments, on_mismatch="restart" if force else "raise") as writer:
         _copy(writer, parts, progress or (lambda nbytes: None))
         return writer.finish()
+
+
+def _create_arguments(parts: list[Part], kind: str) -> dict[str, Any]:
+    model = parts[0].store
+    num_samples = sum(map(len, parts))
+    return {
+        "arrays": {name: _spec(name, num_samples, parts) for name in model.arrays},
+        "constants": model.constants,
+        "dims": {name: model.dims[name] for name in model.constants},
+        "identity": {"kind": kind, "parents": [part.to_json() for part in parts]},
+        "attrs": _common([part.store.attrs for part in parts]),
+    }
 
 
 def _spec(name: str, num_samples: int, parts: list[Part]) -> ArraySpec:

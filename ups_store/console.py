@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ups_store.early_interrupt import INTERRUPTED
+from ups_store.early_interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -91,8 +91,9 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     _verbosity = verbosity
     _open_standard_streams()
     try:
-        code = _exit_code_of_main(main)
-        sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
+        with _terminable():
+            code = _exit_code_of_main(main)
+            sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
     sys.exit(code or 0)
@@ -118,12 +119,21 @@ def _open_standard_streams() -> None:
 
 
 @contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, unless it is ignored or handled by somebody else."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
 def interruptible(hint: str = "run the same command again to continue") -> Iterator[None]:
     """Treat SIGTERM like Ctrl-C, and both as `BuildInterruptedError`: whoever works says what is kept."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
@@ -176,7 +186,7 @@ def _message_of(error: BaseException) -> str:
     if _is_own(error):
         return str(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return "interrupted"
+        return INTERRUPTED_LINE
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
         hint = _HINTS.get(error.errno or 0, "")

@@ -40,7 +40,17 @@ def export(
         open_store(path) as store,
         progress_bar(f"writing {out.name}", total=store.nbytes) as bar,
     ):
-        print(export_store(store, out, to=to, force=force, verify=not no_verify, progress=bar))
+        done = export_store(store, out, to=to, force=force, verify=not no_verify, progress=bar)
+        num_samples = len(store)
+    _tell_written(done, num_samples)
+
+
+def _tell_written(path: Path, num_samples: int) -> None:
+    """The path to stdout, for programs; counts and size to stderr."""
+    written = [path, *path.rglob("*")] if path.is_dir() else [path]
+    nbytes = sum(file.stat().st_size for file in written if file.is_file())
+    print(path)
+    log(f"{path}: wrote {num_samples:,} samples, {format_nbytes(nbytes)}")
 
 
 def import_pt(
@@ -50,6 +60,7 @@ def import_pt(
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="files that can't be used: fail, or leave them out")
     ] = "fail",
+    force: Force = False,
     as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -61,7 +72,7 @@ def import_pt(
 
     nbytes = 2 * sum(file.stat().st_size for file in folder.glob("sample_*.pt"))
     with interruptible(), progress_bar(f"reading {folder.name}", total=nbytes, quiet=as_json) as bar:
-        done = run_import(folder, out, on_error=on_error, progress=bar)
+        done = run_import(folder, out, on_error=on_error, force=force, progress=bar)
     shown = None if is_verbose() else MAX_LEFT_OUT
     for name, reason in itertools.islice(done.skipped.items(), shown):
         log(f"{folder / name}: left out: {reason}", label="WARNING", style="yellow")
@@ -78,6 +89,7 @@ def concat(
         list[Path], typer.Argument(help="finished stores, then the one to write", metavar="FILE... OUT")
     ],
     *,
+    force: Force = False,
     no_verify: NoVerify = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -91,7 +103,9 @@ def concat(
         stores = [opened.enter_context(open_store(path)) for path in paths[:-1]]
         total = sum(store.nbytes for store in stores)
         bar = opened.enter_context(progress_bar(f"writing {paths[-1].name}", total=total))
-        print(concat_stores(stores, paths[-1], verify=not no_verify, progress=bar))
+        done = concat_stores(stores, paths[-1], force=force, verify=not no_verify, progress=bar)
+        num_samples = sum(map(len, stores))
+    _tell_written(done, num_samples)
 
 
 def split(
@@ -102,6 +116,7 @@ def split(
     samples: Annotated[
         str | None, typer.Option(help="such as 0:80,80:100: FIRST:PAST_LAST, one per OUT")
     ] = None,
+    force: Force = False,
     no_verify: NoVerify = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -116,8 +131,9 @@ def split(
         progress_bar(f"splitting {path.name}", total=store.nbytes) as bar,
     ):
         ranges = _ranges(len(store), fractions, samples)
-        for target in split_store(store, outs, samples=ranges, verify=not no_verify, progress=bar):
-            print(target)
+        done = split_store(store, outs, samples=ranges, force=force, verify=not no_verify, progress=bar)
+    for target, (first, end) in zip(done, ranges, strict=True):
+        _tell_written(target, end - first)
 
 
 def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> list[tuple[int, int]]:
@@ -180,7 +196,9 @@ def unpack(
         open_packed(path) as packed,
         progress_bar(f"unpacking {path.name}", total=packed.catalog.layout.file_nbytes) as bar,
     ):
-        print(unpack_store(packed, out, force=force, progress=bar))
+        done = unpack_store(packed, out, force=force, progress=bar)
+        num_samples = len(packed)
+    _tell_written(done, num_samples)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -31,11 +31,13 @@ from ups_store.errors import (
 from ups_store.identity import describe_differences, differences, identity_document
 from ups_store.memory_file import IN_MEMORY, is_in_memory, keeping, refuse_name
 from ups_store.new_building import create_building, create_building_in_memory
-from ups_store.recovery import Building, State, building_path, read_building_file
+from ups_store.path_argument import path_of
+from ups_store.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.writer import Committer, StoreWriter
 from ups_store.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
 
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
+_SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)
 _OVERTAKEN = (FileExistsError, FileNotFoundError)
 
 
@@ -86,9 +88,9 @@ def create(
         raise SpecError("argument", expected="durable or lazy; raise or restart", found=found)
     blueprint = blueprint_of(arrays, constants or {}, dims or {}, identity, attrs or {})
     is_lazy, restart = durability == "lazy", on_mismatch == "restart"
+    target = path_of(path, suffix_nbytes=_SUFFIX_BYTES)  # the process may change its folder meanwhile
     if os.fspath(path) == IN_MEMORY:
         return _create_in_memory(blueprint, is_lazy)
-    target = Path(path).absolute()  # the process may change its folder before it finishes
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
     _check_replaceable(target, force=restart)
@@ -111,8 +113,8 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         StoreNotFoundError: If nothing is being built there.
         IdentityMismatchError: If it is made from something else.
     """
+    store_path = keeping(path_of(path))
     refuse_name(path)
-    store_path = keeping(Path(path).absolute())
     target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
     try:

@@ -23,6 +23,7 @@ from ups_store.layout import PAGE_BYTES, ArrayLayout
 from ups_store.metadata import dtype_of
 from ups_store.pread import read_constant
 from ups_store.recovery import BUILDING_SUFFIX
+from ups_store.rootless import is_identity_lost, read_without_root
 from ups_store.verify import verify_file
 
 ORIGINAL_SAMPLE = "original_sample"
@@ -35,6 +36,8 @@ class Status(Enum):
 
     COMPLETE = "complete"
     DAMAGED = "damaged"
+    IDENTITY_LOST = "identity_lost"
+    METADATA_DAMAGED = "metadata_damaged"
     RESUMABLE = "resumable"
     FINISHED_NOT_RENAMED = "finished_not_renamed"
     TORN_TAIL = "torn_tail"
@@ -42,18 +45,28 @@ class Status(Enum):
     FOREIGN = "foreign"
     TOO_NEW = "too_new"
     PACKED = "packed"
+    PACKED_DAMAGED = "packed_damaged"
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every byte of the file is as it should be."""
+        return self in (Status.COMPLETE, Status.PACKED)
 
 
 ADVICE = {
     Status.COMPLETE: "nothing to do",
     Status.DAMAGED: "`verify --repair CONFIG` rebuilds the damage, or `doctor --salvage OUT` copies the rest",
+    Status.IDENTITY_LOST: "`doctor --salvage OUT` copies the samples; what they were made from is lost",
+    Status.METADATA_DAMAGED: "copy it again, or build it again; while its ZIP directory is whole, any ZIP "
+    "tool extracts its arrays, which aren't compressed",
     Status.RESUMABLE: "run the build again to continue, or `doctor --salvage OUT` copies what is committed",
     Status.FINISHED_NOT_RENAMED: "run the build again, or rename it yourself",
     Status.TORN_TAIL: "`doctor --salvage OUT` copies what verifies; build the rest with --overwrite",
     Status.TRUNCATED: "copy it again from where it came, or `doctor --salvage OUT` copies what verifies",
     Status.FOREIGN: "check the path: it isn't a store",
     Status.TOO_NEW: "upgrade ups-store, or read it with any Zarr v3 reader",
-    Status.PACKED: "`verify` checks it, `unpack` makes the mapped store of it",
+    Status.PACKED: "`unpack` makes the mapped store of it",
+    Status.PACKED_DAMAGED: "copy it again from where it came, or pack its store again",
 }
 
 
@@ -124,7 +137,7 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
             return Diagnosis(path, Status.TOO_NEW, (str(error),))
         except FormatError as error:
             if error.kind == "packed":
-                return Diagnosis(path, Status.PACKED, (str(error),))
+                return _examine_packed(path, progress)
             return _examine_from_start(fd, path, str(error))
     finally:
         files.close(fd)
@@ -138,6 +151,20 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
     return Diagnosis(path, status if report.ok else Status.DAMAGED, problems, catalog, intact)
 
 
+def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
+    from ups_store.packed_store import open_packed
+    from ups_store.packed_verify import verify_packed
+
+    try:
+        with open_packed(path) as store:
+            problems = tuple(map(str, verify_packed(store, progress=progress).problems))
+    except VersionTooNewError as error:
+        return Diagnosis(path, Status.TOO_NEW, (str(error),))
+    except FormatError as error:
+        problems = (str(error),)
+    return Diagnosis(path, Status.PACKED_DAMAGED if problems else Status.PACKED, problems)
+
+
 def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
     """A file that isn't a finished store, by its metadata entries alone (spec 6.5)."""
     try:
@@ -145,8 +172,9 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
     except VersionTooNewError as error:
         return Diagnosis(path, Status.TOO_NEW, (str(error),))
     except FormatError as error:
-        is_ours = error.kind != "not_a_file" and _has_mark(fd)
-        return Diagnosis(path, Status.DAMAGED if is_ours else Status.FOREIGN, (problem, str(error)))
+        if error.kind == "not_a_file":
+            return Diagnosis(path, Status.FOREIGN, (problem,))
+        return _examine_without_root(fd, path, tuple(dict.fromkeys((problem, str(error)))))
     layout, nbytes = catalog.layout, files.size(fd)
     if layout.num_samples > nbytes:  # spec 11.1: no memory in proportion to what a file claims
         return Diagnosis(path, Status.TRUNCATED, (problem,))
@@ -161,6 +189,15 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
     return Diagnosis(path, status, (problem,), catalog, intact_by_chunks(fd, catalog))
 
 
+def _examine_without_root(fd: int, path: Path, problems: tuple[str, ...]) -> Diagnosis:
+    """A file whose metadata can't all be read: what is wrong may be the root's alone."""
+    try:
+        catalog = read_without_root(fd, path)
+    except FormatError:
+        return Diagnosis(path, Status.METADATA_DAMAGED if _has_mark(fd) else Status.FOREIGN, problems)
+    return Diagnosis(path, Status.IDENTITY_LOST, problems, catalog, intact_by_chunks(fd, catalog))
+
+
 def _has_mark(fd: int) -> bool:
     first, last = 0, max(0, files.size(fd) - _MARK_BYTES)
     return any(mark in files.read_at(fd, at, _MARK_BYTES) for at in (first, last) for mark in _MARKS)
@@ -170,7 +207,7 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
     """Copy what verifies into a new store; the examined file stays as it is.
 
     The new store has an int64 array `original_sample` with the old sample numbers, and its identity says what
-    it was salvaged from.
+    it was salvaged from, or `"identity": "lost"`.
 
     Args:
         diagnosis: Of the file.
@@ -190,6 +227,7 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
             kind="nothing_to_salvage",
             expected="at least 1 sample that verifies",
             found=diagnosis.status.value,
+            hint=None if intact else ADVICE[diagnosis.status],
         )
     if files.exists(out):
         raise FileExistsError(f"{out}: there is something already; give the new store another name")
@@ -224,10 +262,14 @@ def spans(samples: Samples) -> list[list[int]]:
 
 
 def _identity(diagnosis: Diagnosis, catalog: Catalog) -> dict[str, Any]:
+    if is_identity_lost(catalog):
+        source: dict[str, Any] = {"identity": "lost"}
+    else:
+        identity = catalog.root.identity
+        source = {"source_config_hash": catalog.root.config_hash, "source_content": identity.get("content")}
     return {
         "kind": "salvaged",
-        "source_config_hash": catalog.root.config_hash,
-        "source_content": catalog.root.identity.get("content"),
+        **source,
         "samples": spans(diagnosis.savable),
         "lost_arrays": list(diagnosis.lost_arrays),
     }

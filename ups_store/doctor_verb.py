@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ups_store.doctor import Diagnosis
 
 MAX_PROBLEMS = 10  # shown for people; --json and -v show all
-NOT_COMPLETE = 1
+NOT_SOUND = 1
 
 
 def doctor(
@@ -25,11 +25,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
     verbose: Verbose = 0,
 ) -> int:
-    """Say what is the matter with a file and what can be saved; exit code 0 only for a complete store.
+    """Say what is the matter with a file and what can be saved; exit code 0 only for a sound one.
 
     The file itself is never changed.
     """
-    from ups_store.doctor import Status, examine, salvage
+    from ups_store.doctor import examine, salvage
 
     with progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=as_json) as bar:
         found = examine(path, progress=bar)
@@ -41,14 +41,15 @@ def doctor(
         print_json({**found.to_json(), "salvaged": saved})
     else:
         _show(found, saved)
-    return 0 if found.status is Status.COMPLETE else NOT_COMPLETE
+    return 0 if found.status.is_sound else NOT_SOUND
 
 
 def _show(found: Diagnosis, saved: Path | None) -> None:
-    from ups_store.doctor import ADVICE
+    from ups_store.doctor import ADVICE, Status
 
     savable = len(found.savable)
-    print(f"{found.path}: {found.status.value.replace('_', ' ')}")
+    sound = ", sound" if found.status is Status.PACKED else ""
+    print(f"{found.path}: {found.status.value.replace('_', ' ')}{sound}")
     shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS]
     for problem in shown:
         print(f"  {problem}")

@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported: one line and exit code 5, where Python would show a traceback.
+"""Ctrl-C and SIGTERM while modules are imported: one line and exit code 5.
 
 An interrupt inside of an import may come out as another error, or be printed and swallowed by a callback of
 the import system. Nothing is at stake before a program begins, so the process ends at once. What this module
@@ -14,26 +14,32 @@ from collections.abc import Iterator
 from types import FrameType
 
 INTERRUPTED = 5
+INTERRUPTED_LINE = "interrupted; run the same command again"
 _STDERR = 2
+
+
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """Handler that makes of SIGTERM what Python makes of Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+_REPLACED = {signal.SIGINT: (signal.default_int_handler,), signal.SIGTERM: (signal.SIG_DFL, interrupt)}
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """End the process at Ctrl-C for the duration of a block that only imports.
+    """End the process at Ctrl-C and SIGTERM for the duration of a block that only imports.
 
-    Where Ctrl-C is ignored or handled by somebody else, that stays so.
+    Where one of them is ignored or handled by somebody else, that stays so.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    with contextlib.ExitStack() as stack:
+        for signum, handlers in _REPLACED.items():
+            if signal.getsignal(signum) in handlers:
+                stack.callback(signal.signal, signum, signal.signal(signum, _end))
         yield
-        return
-    signal.signal(signal.SIGINT, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):  # stderr may be closed
-        os.write(_STDERR, b"error: interrupted\n")
+        os.write(_STDERR, f"error: {INTERRUPTED_LINE}\n".encode())
     os._exit(INTERRUPTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,16 @@ from ups_store.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.reader import open_store
 from ups_store.recovery import BUILDING_SUFFIX
+from ups_store.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
 
 _TEMPORARY = re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}")
+_BUILDING = re.compile(rf".+\.zarr\.zip(\.unpacking)?{re.escape(BUILDING_SUFFIX)}")
+_HDF5_START = b"\x89HDF\r\n\x1a\n"
+_SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
+_END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never
 
-Kind = Literal["temporary", "unfinished", "damaged"]
+Kind = Literal["temporary", "unfinished", "damaged", "finished", "foreign"]
+REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged"))
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Garbage:
     Attributes:
         path: The file.
         kind: "temporary": a builder died before anybody could see it, it holds nothing; "unfinished": a store
-            that `create` would continue; "damaged": a building file that can't be continued.
+            that `create` would continue; "damaged": a building file that can't be continued; "finished": all
+            of a store under a name of these, "foreign": not ours by name or content. The last two stay.
         nbytes: Its length.
         num_committed: Committed samples; 0 unless unfinished.
         num_samples: N; 0 unless unfinished.
@@ -52,7 +60,12 @@ def find_garbage(folder: Path) -> list[Garbage]:
 
 
 def remove_garbage(garbage: Garbage) -> bool:
-    """Remove one such file, unless a process took it up meanwhile; returns whether it is gone."""
+    """Remove one such file, unless a process took it up meanwhile; returns whether it is gone.
+
+    What is finished or foreign is never removed.
+    """
+    if garbage.kind not in REMOVABLE:
+        return False
     try:
         fd = files.open_existing(garbage.path, writable=True)
     except StoreNotFoundError:
@@ -68,19 +81,17 @@ def remove_garbage(garbage: Garbage) -> bool:
 
 
 def _examine(path: Path) -> Garbage | None:
-    is_temporary = _TEMPORARY.fullmatch(path.name) is not None
-    if not is_temporary and not path.name.endswith(BUILDING_SUFFIX):
+    if not (_TEMPORARY.fullmatch(path.name) or path.name.endswith(BUILDING_SUFFIX)):
         return None
     fd = files.open_existing(path)
     try:
-        if files.is_locked(fd, BUILDER_LOCK):
+        if not stat.S_ISREG(files.mode(fd)) or files.is_locked(fd, BUILDER_LOCK):
             return None
-        nbytes = files.size(fd)
+        nbytes, kind = files.size(fd), _kind_of(path, fd)
     finally:
         files.close(fd)
-    kind: Kind = "temporary" if is_temporary else "unfinished"
     num_committed = num_samples = 0
-    if not is_temporary:
+    if kind == "unfinished":
         try:
             with open_store(path, partial=True) as store:
                 num_committed, num_samples = int(store.committed.sum()), len(store)
@@ -88,3 +99,21 @@ def _examine(path: Path) -> Garbage | None:
             kind = "damaged"
     age_s = max(0.0, time.time() - files.modified_s(path))
     return Garbage(path, kind, nbytes, num_committed, num_samples, age_s)
+
+
+def _kind_of(path: Path, fd: int) -> Kind:
+    """What a file is by its name, its first and its last bytes; "unfinished" may be damaged."""
+    start = files.read_at(fd, 0, MAX_LOCAL_HEADER_BYTES)
+    end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
+    if _END_RECORD_START in end:
+        return "finished" if may_be_store(start, end) else "foreign"
+    is_begun = may_be_store(start, end)
+    if _TEMPORARY.fullmatch(path.name):
+        return "temporary" if is_begun or _is_begun_export(start) else "foreign"
+    return "unfinished" if is_begun and _BUILDING.fullmatch(path.name) else "foreign"
+
+
+def _is_begun_export(start: bytes) -> bool:
+    """Whether a temporary file starts as ours do: with nothing yet, or as one of the formats."""
+    is_blank = not any(start)  # allocated, or a hole before the first header is written
+    return is_blank or start.startswith(_HDF5_START) or start[8:].startswith(_SAFETENSORS_START)

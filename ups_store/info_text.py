@@ -15,6 +15,7 @@ from rich.text import Text
 from ups_store.array_statistics import ArrayStatistics
 from ups_store.console import format_age, format_nbytes
 from ups_store.info import ArrayInfo, BuildInfo, StoreInfo
+from ups_store.packed_info import PackedInfo
 
 _SHORT_HASH = 12
 
@@ -62,8 +63,13 @@ def several_stores(infos: Sequence[StoreInfo]) -> Table:
 def _state(info: StoreInfo) -> str:
     age = format_age(time.time() - info.modified_s)
     if info.build is None:
-        return f"written {age} · {info.resident_share:.0%} in RAM"
+        packed = _packing(info) if isinstance(info, PackedInfo) else ""
+        return f"{packed}written {age} · {info.resident_share:.0%} in RAM"
     return f"{_build(info.build, info.num_samples)} · last written {age}"
+
+
+def _packing(info: PackedInfo) -> str:
+    return f"packed by {info.codec}, level {info.level}, {format_nbytes(info.mapped_nbytes)} unpacked · "
 
 
 def _build(build: BuildInfo, num_samples: int) -> str:

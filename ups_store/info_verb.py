@@ -10,10 +10,12 @@ import typer
 
 import ups_store
 from ups_store.console import Verbose, is_verbose, log, print_json, progress_bar, results
+from ups_store.errors import ConfigError, FormatError
 from ups_store.reader import open_store
 
 if TYPE_CHECKING:
     from ups_store.info import StoreInfo
+    from ups_store.packed_store import PackedStore
 
 
 def info(
@@ -25,17 +27,10 @@ def info(
 ) -> None:
     """Say what stores hold; warn if they share samples.
 
-    Unfinished stores are described too, but not compared.
+    Unfinished and packed stores are described too, but not compared.
     """
-    from ups_store.info import describe
-
-    stores = [open_store(path, partial=True) for path in paths]
-    infos = []
-    for store in stores:
-        with progress_bar(
-            f"reading {store.path.name}", total=store.nbytes, quiet=as_json or not stats
-        ) as bar:
-            infos.append(describe(store, statistics=stats, progress=bar))
+    stores = [_open(path) for path in paths]
+    infos = [_describe(store, stats, quiet=as_json) for store in stores]
     shared = _shared(stores, infos)
     if as_json:
         for i, described in enumerate(infos):
@@ -48,15 +43,44 @@ def info(
             log(pair, label="WARNING", style="yellow")
 
 
-def _shared(stores: list[ups_store.Store], infos: list[StoreInfo]) -> list[dict[str, int]]:
-    """For each store how many of its samples are in which other one; unfinished stores are left out."""
+def _open(path: Path) -> ups_store.Store | PackedStore:
+    try:
+        return open_store(path, partial=True)
+    except FormatError as error:
+        if error.kind != "packed":
+            raise
+    from ups_store.packed_store import open_packed
+
+    return open_packed(path)
+
+
+def _describe(store: ups_store.Store | PackedStore, stats: bool, *, quiet: bool) -> StoreInfo:
+    from ups_store.info import describe
+
+    if isinstance(store, ups_store.Store):
+        with progress_bar(f"reading {store.path.name}", total=store.nbytes, quiet=quiet or not stats) as bar:
+            return describe(store, statistics=stats, progress=bar)
+    from ups_store.packed_info import describe_packed
+
+    if stats:
+        hint = "unpack it with `ups-store unpack`, or leave --stats out"
+        raise ConfigError("--stats of a packed store", path=store.path, hint=hint)
+    return describe_packed(store)
+
+
+def _shared(stores: list[ups_store.Store | PackedStore], infos: list[StoreInfo]) -> list[dict[str, int]]:
+    """For each store how many of its samples are in which other one; of finished mapped stores."""
     from ups_store.info import shared_samples
 
     found: list[dict[str, int]] = [{} for _ in stores]
-    finished = [i for i, described in enumerate(infos) if described.build is None]
-    for i in finished:
-        for j in finished:
-            if i != j and (num := len(shared_samples(stores[i], stores[j]))):
+    finished = {
+        i: store
+        for i, store in enumerate(stores)
+        if isinstance(store, ups_store.Store) and infos[i].build is None
+    }
+    for i, left in finished.items():
+        for j, right in finished.items():
+            if i != j and (num := len(shared_samples(left, right))):
                 found[i][str(infos[j].path)] = num
     return found
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 from ups_store import files
 from ups_store.partitions import PartitionedStore, find_partitions
+from ups_store.path_argument import path_of
 from ups_store.reader import open_store
 from ups_store.store import Store, Verify
 from ups_store.store_file import Access
@@ -28,7 +28,7 @@ def open_any(
         StoreNotFoundError: Also if partitions are missing.
         FormatError: Also if the partitions were not made from the same.
     """
-    pattern = Path(path).absolute()
+    pattern = path_of(path)
     if "*" not in pattern.name or files.exists(pattern):
         return open_store(path, partial=partial, access=access, verify=verify)
     with contextlib.ExitStack() as stack:

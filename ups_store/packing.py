@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import struct
@@ -19,9 +20,9 @@ from ups_store import files
 from ups_store.canonical import canonical_json
 from ups_store.catalog import fingerprint_of, read_finished
 from ups_store.checksum import crc32, crc32c
-from ups_store.convert.output import check_target, new_file, publish_file
+from ups_store.convert.output import check_not_source, check_target, new_file, publish_file
 from ups_store.creation import create, identity_of
-from ups_store.errors import CorruptChunkError, FormatError, SpecError
+from ups_store.errors import CorruptChunkError, DiskFullError, FormatError, SpecError
 from ups_store.layout import FORMAT_VERSION
 from ups_store.metadata import ArrayMeta, RootMeta
 from ups_store.packed_catalog import check_chunk_size
@@ -75,12 +76,14 @@ def pack_store(
         num_threads: Threads that encode; one per processor by default.
         progress: Called with the number of payload bytes that were packed since the last call.
     Raises:
-        SpecError: For an unknown codec or level, if the target exists, or the package pcodec is missing.
+        SpecError: For an unknown codec or level, if the target exists or is the store (kind "same_file"),
+            or the package pcodec is missing.
         CorruptChunkError: If the store is damaged.
         DiskFullError: If there is no room; nothing is left then.
     """
     effort = check_level(codec, level)
     path = Path(target).absolute()
+    check_not_source(path, [store.path])
     check_target(path, force=force)
     metas = _metas(store)
     packing = Packing(codec, effort, store.fingerprint)
@@ -203,15 +206,16 @@ def unpack_store(
         force: Whether to replace what is there.
         progress: Called with the number of payload bytes that were unpacked since the last call.
     Raises:
-        SpecError: If the target exists.
+        SpecError: If the target exists, or is the packed store (kind "same_file", forced or not).
         CorruptChunkError: If a chunk is damaged, or the result isn't what was packed.
         DiskFullError: If there is no room for the whole store.
     """
     path = Path(target).absolute()
+    check_not_source(path, [packed.path])
     check_target(path, force=force)
     unfinished = path.with_name(path.name + UNPACKING_SUFFIX)
     options = _create_options(packed)
-    with create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
+    with _named(path), create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
         for block in _blocks(packed, writer.missing().tolist()):
             batch = packed.gather(block)
             writer.commit_many(block, batch)
@@ -225,6 +229,16 @@ def unpack_store(
     finally:
         files.remove(unfinished)
     return path
+
+
+@contextlib.contextmanager
+def _named(target: Path) -> Iterator[None]:
+    """Have a full disk's message name what the user asked for, not the name it is built under."""
+    try:
+        yield
+    except DiskFullError as error:
+        error.path = str(target)
+        raise
 
 
 def _create_options(packed: PackedStore) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ups_store import files
 from ups_store.catalog import read_finished
 from ups_store.errors import SpecError, StoreNotFoundError, StoreReplacedError
 from ups_store.memory_file import is_in_memory, keeping, refuse_name
+from ups_store.path_argument import path_of
 from ups_store.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
 from ups_store.store import Store, Verify
 from ups_store.store_file import Access
@@ -40,13 +41,13 @@ def open_store(
     Raises:
         StoreNotFoundError: If there is no file; also a FileNotFoundError.
         FormatError: If it isn't a store, is damaged in its structure, or is newer than this program.
-        SpecError: For another `access` or `verify`.
+        SpecError: For another `access` or `verify`, or what can't be a path (kind "path").
     """
     if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
         found = f"access={access!r}, verify={verify!r}"
         raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
+    target = path_of(path)
     refuse_name(path)
-    target = Path(path).absolute()
     if is_in_memory(target):
         return _open_in_memory(keeping(target), partial, access, verify)
     if partial and target.name.endswith(BUILDING_SUFFIX):

@@ -281,7 +281,12 @@ class Store:
         return report
 
     def residency(self) -> float:
-        """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1."""
+        """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1.
+
+        Raises:
+            TruncatedError: If another program cut the file.
+        """
+        self.check_length()
         return files.resident_nbytes(self._map(), self.nbytes) / self.nbytes
 
     def verify(

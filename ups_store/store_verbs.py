@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.console import Verbose, format_age, format_nbytes, print_json
+from ups_store.console import Verbose, format_age, format_nbytes, log, print_json
 from ups_store.early_interrupt import importing
 from ups_store.errors import ConfigError, StoreNotFoundError
 from ups_store.identity import differences
@@ -17,7 +17,7 @@ from ups_store.reader import open_store
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]
 
-DIFFERENT = 7
+DIFFERENT = 1  # as of diff(1)
 
 
 def preview(
@@ -62,7 +62,7 @@ def diff(
 ) -> int:
     """Compare what two stores were made from.
 
-    Exit code 0 if their identities are the same, 7 if they differ.
+    Exit code 0 if their identities are the same, 1 if they differ.
     """
     with open_store(a, partial=True) as left, open_store(b, partial=True) as right:
         differing = differences(dict(left.identity), dict(right.identity))
@@ -87,7 +87,8 @@ def diff(
 def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
     headings = {"identity": differing, "attributes, which are no part of it": attrs}
     for heading, found in headings.items():
-        print(f"{heading}: {len(found)} differences" if found else f"{heading}: the same")
+        noun = "difference" if len(found) == 1 else "differences"
+        print(f"{heading}: {len(found)} {noun}" if found else f"{heading}: the same")
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")
@@ -112,13 +113,20 @@ def gc(
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder)
     kinds = {"temporary", "damaged", "unfinished"} if unfinished else {"temporary", "damaged"}
-    for garbage in find_garbage(folder):
+    found = find_garbage(folder)
+    if not found:
+        log(f"{folder}: nothing that a dead builder left")
+    for garbage in found:
         is_removed = delete and garbage.kind in kinds and remove_garbage(garbage)
         if as_json:
             print_json({**asdict(garbage), "removed": is_removed})
             continue
         committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
-        what = f"{garbage.kind}{committed if garbage.kind == 'unfinished' else ''}"
+        what = {
+            "unfinished": f"unfinished{committed}",
+            "finished": "finished store, left alone",
+            "foreign": "foreign file, left alone",
+        }.get(garbage.kind, garbage.kind)
         size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
         print(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
 

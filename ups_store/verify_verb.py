@@ -60,12 +60,28 @@ def _repair(words: list[Path], config: Path) -> None:
     path, overrides = words[0], [str(word) for word in words[1:]]
     if not all("=" in word for word in overrides):
         raise ConfigError("--repair", expected="one store, then KEY=VALUE overrides", found=overrides)
+    _check_config(path, config, overrides)
     with interruptible(), ConsoleWatcher(console) as watcher:
         done = repair_store(path, config, overrides=overrides, watcher=watcher)
     if done.is_needed:
         log(f"{path}: {done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied")
     else:
         log(f"{path}: nothing to repair")
+
+
+def _check_config(path: Path, config: Path, overrides: list[str]) -> None:
+    """Read the configuration before the store is checked: it must be one, also if nothing is damaged."""
+    from ups_store.build.config import load_config
+
+    try:
+        with open_store(path) as store:
+            content = store.identity.get("content")
+    except (StoreError, OSError):
+        return  # the repair says what it is
+    flags = {}
+    if isinstance(content, dict) and content.get("kind") == "fields":
+        flags = {"data.task": content["task"], "data.split": content["split"]}
+    load_config(config, flags=flags, overrides=overrides)
 
 
 def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:

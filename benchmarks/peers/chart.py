@@ -48,7 +48,7 @@ def _bars(axes: Axes, results: Sequence[PeerResult], name: str, text: str) -> No
         if not value:
             axes.text(0.01, place, "–", transform=axes.get_yaxis_transform(), va="center", color=_TEXT)
     axes.set_yticks(places, [result.name for result in results], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(results) - 0.4, -0.6)
     axes.tick_params(axis="y", left=False, colors=_TEXT)
     axes.tick_params(axis="x", labelsize=8, colors=_TEXT)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -10,6 +10,7 @@ import pytest
 
 import ups_store
 from ups_store import ArraySpec, FormatError, SpecError
+from ups_store.reader import open_store
 
 GOOD: dict[str, Any] = {"arrays": {"u": ArraySpec((3, 4), "float32")}, "identity": {}}
 
@@ -90,3 +91,46 @@ def test_gather_refuses_arguments_without_effect_or_of_a_wrong_type(
     with pytest.raises(SpecError) as caught:
         store.gather([0, 1], **arguments)
     assert caught.value.kind == kind
+
+
+LONGEST = 255 - len(".building.0123456789abcdef")  # such names does a building file have first
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        (b"a.zarr.zip", "path: expected a str or os.PathLike[str], found bytes; give text"),
+        (None, "path: expected a str or os.PathLike[str], found NoneType"),
+        ("a\0b", "path holds a NUL character; check"),
+        ("a" * 300, "file name too long: expected at most"),
+        (
+            "a" * 300 + "/b",
+            "folder name too long: expected at most 255 bytes, found 300; choose",
+        ),
+        ("a/" * 2500 + "b", "path too long: expected at most"),
+    ],
+)
+def test_what_can_not_be_a_path_is_said(path: Any, problem: str) -> None:
+    for attempt in (
+        lambda: ups_store.create(path, **GOOD),
+        lambda: open_store(path),
+        lambda: ups_store.join(path, identity={}),
+    ):
+        with pytest.raises(SpecError) as caught:
+            attempt()
+        assert caught.value.kind == "path"
+        assert problem in str(caught.value)
+
+
+def test_create_takes_names_that_leave_room_for_its_building_file(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        ups_store.create(tmp_path / ("a" * (LONGEST + 1)), **GOOD)
+    assert (caught.value.expected, caught.value.found) == (f"at most {LONGEST} bytes", LONGEST + 1)
+    with ups_store.create(tmp_path / ("a" * LONGEST), **GOOD) as writer:
+        writer.commit_many(range(3), {"u": np.zeros((3, 4), np.float32)})
+        path = writer.finish()
+    longest = path.rename(tmp_path / ("b" * 255))
+    with ups_store.open(longest) as store:
+        assert len(store) == 3
+    with pytest.raises(ups_store.StoreNotFoundError):
+        ups_store.open(tmp_path / ("c" * 255))

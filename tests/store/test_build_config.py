@@ -270,3 +270,35 @@ def test_file_that_can_not_be_read_is_named(name: str, reason: str, tmp_path: Pa
         load_config(tmp_path / name)
     assert caught.value.path == str(tmp_path / name)
     assert caught.value.hint == "check --config"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 100_000])
+def test_file_that_nests_too_deep_is_refused(text: str, tmp_path: Path) -> None:
+    error = error_of(yaml=text, folder=tmp_path)
+    assert (error.kind, error.path) == ("too_deep", str(tmp_path / "build.yaml"))
+
+
+@pytest.mark.parametrize(
+    "override", ["data.files=" + "[" * 60_000, "a." * 60_000 + "a=1"], ids=["value", "key"]
+)
+def test_override_that_nests_too_deep_is_refused(override: str) -> None:
+    assert error_of(override).kind == "too_deep"
+
+
+def test_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    assert error_of(yaml=b"# no end\n" * 150_000, folder=tmp_path).kind == "too_long"
+
+
+@pytest.mark.parametrize(
+    ("yaml", "hint"),
+    [
+        ("data: {task: burgers1d", "check the indentation, brackets and quotes"),
+        ("a: 1\na: 2\n", "keep one of them"),
+        ("a: !path b\n", "write plain values"),
+        ("a: *b\n", "quote values that start with"),
+        (b"a: \xff\n", "save it as UTF-8"),
+        ("a: 1\n---\nb: 2\n", "keep one document"),
+    ],
+)
+def test_hint_fits_what_is_wrong_with_a_file(yaml: str | bytes, hint: str, tmp_path: Path) -> None:
+    assert hint in str(error_of(yaml=yaml, folder=tmp_path).hint)

@@ -77,7 +77,10 @@ def test_split_that_would_be_empty_is_skipped_with_a_note_beside_others(tmp_path
         "skipped burgers1d val",
         "skipped burgers1d test",
     ]
-    assert "files with 5 samples" in report.skipped["burgers1d val"]
+    assert (
+        "5 samples in 1 file, shared out 0.8, 0.1, 0.1: 5 to train, 0 to val, 0 to test"
+        in report.skipped["burgers1d val"]
+    )
     assert not (tmp_path / "cache" / "burgers1d_val.zarr.zip").exists()
 
 

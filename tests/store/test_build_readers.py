@@ -346,3 +346,20 @@ def test_event_log_is_lines_of_json_and_is_continued(tmp_path: Path) -> None:
 def test_event_log_that_can_not_be_written_is_a_wrong_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="check --log-json"):
         EventLog(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04", b"{}\n", b"[" * 5000, b"data: 3\n", b"\xff\xfe\n"])
+def test_event_log_is_never_appended_to_another_file(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "burgers1d_train.zarr.zip"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="nothing is appended"):
+        EventLog(path)
+    assert path.read_bytes() == content
+
+
+def test_event_log_begins_in_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.touch()
+    with EventLog(path):
+        pass
+    assert json.loads(path.read_text().splitlines()[0])["event"] == "start"

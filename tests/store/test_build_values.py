@@ -247,7 +247,9 @@ def nan_file(folder: Path) -> Path:
 
 def test_nan_in_the_source_fails_and_names_file_array_and_sample(tmp_path: Path) -> None:
     path = nan_file(tmp_path)
-    with pytest.raises(SourceError, match=rf"3 of {T * X} values are not finite; .*--on-nan keep") as caught:
+    others = "the first of 2 such samples among the 16 read together, numbered as in the file"
+    message = f"3 of {T * X} values are not finite, {others}; .*--on-nan keep"
+    with pytest.raises(SourceError, match=message) as caught:
         build(settings(tmp_path, split="train"))
     error = caught.value
     assert (error.kind, error.exit_code) == ("not_finite", 3)
@@ -266,7 +268,9 @@ def test_nan_outside_the_split_or_the_selection_is_no_error(tmp_path: Path) -> N
 
 def test_nan_that_is_kept_is_stored_and_counted(tmp_path: Path) -> None:
     path = nan_file(tmp_path)
-    (result,) = build(settings(tmp_path, split="train", on_nan="keep")).stores
+    watcher = Recorder()
+    (result,) = build(settings(tmp_path, split="train", on_nan="keep"), watcher).stores
+    assert f"{result.path}: array 'fields' holds 2 NaN and 2 Inf" in watcher.notes
     assert result.statistics["fields"]["num_nan"] == 2
     assert result.statistics["fields"]["num_inf"] == 2
     tensor = plain(path, lambda file: {"fields": file["tensor"][...][..., None]})

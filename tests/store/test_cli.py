@@ -283,14 +283,14 @@ def test_diff_of_same_identity_is_0(make_store: MakeStore, invoke: Invoke) -> No
     )
 
 
-def test_diff_shows_both_values_and_returns_7(make_store: MakeStore, invoke: Invoke) -> None:
+def test_diff_shows_both_values_and_returns_1(make_store: MakeStore, invoke: Invoke) -> None:
     a = make_store(name="a.zarr.zip", identity={"task": "x", "n": 1}, attrs={"split": "train"})
     b = make_store(name="b.zarr.zip", identity={"task": "x", "n": [2]})
     result = invoke("diff", a, b)
-    assert result.code == 7
+    assert result.code == 1
     assert result.out == (
-        "identity: 1 differences\n  content.n: 1 -> [2]\n"
-        'attributes, which are no part of it: 1 differences\n  split: "train" -> null\n'
+        "identity: 1 difference\n  content.n: 1 -> [2]\n"
+        'attributes, which are no part of it: 1 difference\n  split: "train" -> null\n'
         "checksums recorded in the files: different (`verify` reads the bytes)\n"
     )
     (document,) = invoke("diff", a, b, "--json").json
@@ -362,8 +362,9 @@ def test_traceback_is_shown_for_vv_only(invoke: Invoke, tmp_path: Path, args: li
 @pytest.mark.parametrize("verb", ["info", "verify", "preview", "doctor"])
 def test_name_that_is_too_long_is_one_line(invoke: Invoke, verb: str) -> None:
     result = invoke(verb, "x" * 300)
-    assert (result.code, result.out) == (1, "")
-    assert result.err.endswith(f"{'x' * 300}: file name too long; choose a shorter name\n")
+    assert (result.code, result.out) == (1 if verb == "doctor" else 2, "")
+    assert f"{'x' * 300}: file name too long" in result.err
+    assert "; choose a shorter " in result.err
     assert result.err.count("\n") == 1
 
 
@@ -398,7 +399,7 @@ def failing(error: BaseException) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (KeyboardInterrupt(), 5, "error: interrupted\n"),
+        (KeyboardInterrupt(), 5, "error: interrupted; run the same command again\n"),
         (MemoryError(), 1, "error: out of memory\n"),
         (ZeroDivisionError("oh"), 1, "error: unexpected ZeroDivisionError: oh; "),
         (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: permission denied\n"),

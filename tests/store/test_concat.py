@@ -180,6 +180,88 @@ def test_concat_never_mixes_contents_of_one_identity(
         concat_stores([new], tmp_path / "out")
 
 
+def test_concat_with_a_forgotten_target_keeps_the_last_store(make_store: MakeStore) -> None:
+    a, b = make_store(name="a"), make_store(mixed_values(2), name="b")
+    before = b.read_bytes()
+    with ups_store.open(a) as store:
+        with pytest.raises(SpecError) as caught:
+            concat_stores([store], b)
+        assert (caught.value.kind, b.read_bytes() == before) == ("exists", True)
+        assert len(ups_store.open(concat_stores([store], b, force=True))) == 4
+
+
+def test_forced_concat_replaces_what_an_interrupted_other_one_left(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    a, b = (ups_store.open(make_store(mixed_values(2, seed=i), name=f"{i}")) for i in range(2))
+
+    def stop(nbytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        concat_stores([a], tmp_path / "out", progress=stop)
+    assert_same_bits(all_arrays(concat_stores([b], tmp_path / "out", force=True)), mixed_values(2, seed=1))
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_source_is_no_target_by_any_name(make_store: MakeStore, tmp_path: Path, force: bool) -> None:
+    path = make_store()
+    before, alias = path.read_bytes(), tmp_path / "alias"
+    alias.hardlink_to(path)
+    with ups_store.open(path) as store:
+        for target in (path, alias):
+            calls = (
+                lambda target=target: concat_stores([store], target, force=force),
+                lambda target=target: split_store(store, [target], samples=[(0, 1)], force=force),
+            )
+            for call in calls:
+                with pytest.raises(SpecError) as caught:
+                    call()
+                assert caught.value.kind == "same_file"
+    assert path.read_bytes() == before
+
+
+def test_split_keeps_an_existing_target_unless_forced(make_store: MakeStore, tmp_path: Path) -> None:
+    path, other = make_store(name="a"), make_store(mixed_values(3), name="b")
+    before = other.read_bytes()
+    with ups_store.open(path) as store:
+        with pytest.raises(SpecError) as caught:
+            split_store(store, [tmp_path / "out", other], samples=[(0, 2), (2, 4)])
+        assert (caught.value.kind, other.read_bytes() == before) == ("exists", True)
+        assert names_in(tmp_path) == ["a", "b"]
+        split_store(store, [tmp_path / "out", other], samples=[(0, 2), (2, 4)], force=True)
+    assert len(ups_store.open(other)) == 2
+
+
+def test_interrupted_split_continues_after_the_targets_it_finished(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    store = ups_store.open(make_store())
+    outs, samples = [tmp_path / "out0", tmp_path / "out1"], [(0, 2), (2, 4)]
+    calls: list[int] = []
+
+    def stop(nbytes: int) -> None:
+        calls.append(nbytes)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        split_store(store, outs, samples=samples, progress=stop)
+    first = outs[0].stat()
+    split_store(store, outs, samples=samples)
+    assert outs[0].stat().st_ino == first.st_ino
+    assert_same_bits(all_arrays(outs[1]), samples_of(mixed_values(), [2, 3]))
+
+
+def test_concat_into_memory_writes_no_file(make_store: MakeStore, tmp_path: Path) -> None:
+    path = make_store()
+    with ups_store.open(path) as store:
+        target = concat_stores([store, store], ":memory:")
+    assert_same_bits(all_arrays(target), joined(mixed_values(), mixed_values()))
+    assert names_in(tmp_path) == [path.name]
+    assert not Path(":memory:").exists()
+
+
 def test_concat_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError):
         concat_stores([], tmp_path / "out")
@@ -234,8 +316,13 @@ def test_commands_split_and_concat(
 ) -> None:
     path, a, b, out = make_store(), tmp_path / "a", tmp_path / "b", tmp_path / "out"
     assert run(monkeypatch, "split", path, a, b, "--fractions", "0.75,0.25") == 0
-    assert capsys.readouterr().out.split() == [str(a), str(b)]
+    told = capsys.readouterr()
+    assert told.out.split() == [str(a), str(b)]
+    assert [line.split(": wrote ")[1][:10] for line in told.err.splitlines()] == ["3 samples,", "1 samples,"]
     assert run(monkeypatch, "concat", a, b, out) == 0
+    assert capsys.readouterr().err.startswith(f"{out}: wrote 4 samples, ")
+    assert run(monkeypatch, "concat", a, out) == 2, "the target was forgotten"
+    assert run(monkeypatch, "concat", a, b, out, "--force") == 0
     assert_same_bits(all_arrays(out), mixed_values())
     assert run(monkeypatch, "split", path, tmp_path / "c", "--samples", "1:3") == 0
     assert_same_bits(all_arrays(tmp_path / "c"), samples_of(mixed_values(), [1, 2]))

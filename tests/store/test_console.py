@@ -94,7 +94,7 @@ def test_every_error_has_its_exit_code_and_one_message(
             "error: /a: too many open files; raise the limit with `ulimit -n`\n",
         ),
         (MemoryError(), "error: out of memory\n"),
-        (KeyboardInterrupt(), "error: interrupted\n"),
+        (KeyboardInterrupt(), "error: interrupted; run the same command again\n"),
         (
             KeyError("u"),
             "error: unexpected KeyError: 'u'; run it with -vv and report what it prints\n",

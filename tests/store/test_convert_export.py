@@ -248,6 +248,45 @@ def test_export_never_replaces_a_folder_of_other_things(
     assert names_in(tmp_path / "home") == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("alias", ["same", "symlink", "hard_link"])
+def test_export_onto_its_source_is_refused_by_any_name(
+    make_store: MakeStore, tmp_path: Path, to: str, alias: str
+) -> None:
+    path = make_store()
+    before, target = path.read_bytes(), tmp_path / alias
+    if alias == "symlink":
+        target.symlink_to(path)
+    elif alias == "hard_link":
+        target.hardlink_to(path)
+    else:
+        target = path
+    with ups_store.open(path) as store, pytest.raises(SpecError) as caught:
+        export_store(store, target, to=to, force=True)
+    assert caught.value.kind == "same_file"
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("to", "marker"), [("zarr", "zarr.json"), ("pt", "store.json")])
+def test_export_never_replaces_the_folder_of_its_source(tmp_path: Path, to: str, marker: str) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / marker).write_text("{}")
+    path = build(folder / "a.zarr.zip", mixed_values())
+    with ups_store.open(path) as store, pytest.raises(SpecError) as caught:
+        export_store(store, folder, to=to, force=True)
+    assert caught.value.kind == "same_file"
+    assert names_in(folder) == sorted(["a.zarr.zip", marker])
+
+
+def test_error_of_a_library_on_a_disk_with_room_stays_itself(make_store: MakeStore, tmp_path: Path) -> None:
+    def fail(nbytes: int) -> None:
+        raise RuntimeError("not of the disk")
+
+    with ups_store.open(make_store()) as store, pytest.raises(RuntimeError, match="not of the disk"):
+        export_store(store, tmp_path / "out", to="pt", progress=fail)
+    assert names_in(tmp_path) == ["burgers1d_train.zarr.zip"]
+
+
 def test_export_that_fails_midway_leaves_nothing(
     make_store: MakeStore, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +296,8 @@ def test_export_that_fails_midway_leaves_nothing(
     with ups_store.open(make_store()) as store, pytest.raises(DiskFullError) as caught:
         export_store(store, tmp_path / "out", to=to, progress=full)
     assert caught.value.exit_code == 6
+    assert caught.value.path == str(tmp_path / "out")
+    assert "commit" not in str(caught.value)
     assert names_in(tmp_path) == ["burgers1d_train.zarr.zip"]
 
 
@@ -325,5 +366,5 @@ def test_temporary_file_of_a_living_export_is_no_garbage(make_store: MakeStore, 
     with output_module.new_file(tmp_path / "out") as file:
         assert [g.path for g in find_garbage(tmp_path)] == []
         assert file.path.exists()
-    (tmp_path / f"dead.building.{'0' * 16}").write_bytes(b"half")
+    (tmp_path / f"dead.building.{'0' * 16}").write_bytes(b"\x89HDF\r\n\x1a\nhalf")
     assert [g.kind for g in find_garbage(tmp_path)] == ["temporary"]

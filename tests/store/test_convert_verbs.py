@@ -13,6 +13,7 @@ from small_stores import MakeStore
 
 import ups_store
 from ups_store import cli
+from ups_store.console import format_nbytes
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -38,6 +39,30 @@ def test_export_prints_the_target_and_refuses_to_overwrite(
     code, _, err = invoke("export", path, "--to", "hdf5", target)
     assert (code, "--force" in err) == (2, True)
     assert invoke("export", path, "--to", "hdf5", target, "--force", "--no-verify")[0] == 0
+
+
+def test_export_tells_counts_and_size_beside_its_result(
+    make_store: MakeStore, tmp_path: Path, invoke: Invoke
+) -> None:
+    path, target = make_store(), tmp_path / "out.h5"
+    err = invoke("export", path, "--to", "hdf5", target)[2]
+    assert err == f"{target}: wrote 4 samples, {format_nbytes(target.stat().st_size)}\n"
+    folder = tmp_path / "out"
+    nbytes = invoke("export", path, "--to", "pt", folder)[2].removeprefix(f"{folder}: wrote 4 samples, ")
+    assert nbytes == format_nbytes(sum(file.stat().st_size for file in folder.iterdir())) + "\n"
+
+
+def test_import_pt_keeps_an_existing_target_unless_forced(
+    make_store: MakeStore, tmp_path: Path, invoke: Invoke
+) -> None:
+    torch.save({"latent": torch.zeros(2, 2)}, tmp_path / "sample_0.pt")
+    path = make_store()
+    before = path.read_bytes()
+    code, _, err = invoke("import-pt", tmp_path, path)
+    assert (code, "--force" in err, path.read_bytes() == before) == (2, True, True)
+    assert invoke("import-pt", tmp_path, tmp_path / "sample_0.pt", "--force")[0] == 2
+    assert invoke("import-pt", tmp_path, path, "--force")[0] == 0
+    assert len(ups_store.open(path)) == 1
 
 
 def test_export_to_an_unknown_format_is_a_usage_error(
@@ -66,4 +91,4 @@ def test_import_pt_folds_a_long_list_of_files_left_out(tmp_path: Path, invoke: I
     code, _, err = invoke(*words)
     assert (code, err.count("\n"), err.count(".pt: left out: ")) == (0, 11, 10)
     assert err.endswith(f"WARNING: {tmp_path}: 4 more files left out; -v shows all\n")
-    assert invoke(*words, "-v")[2].count(".pt: left out: ") == 14
+    assert invoke(*words, "-v", "--force")[2].count(".pt: left out: ") == 14

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,10 +29,13 @@ from ups_store import CorruptChunkError, FormatError
 from ups_store.checksum import crc32c
 from ups_store.doctor import ORIGINAL_SAMPLE, Status, examine, salvage, spans
 from ups_store.layout import Layout
+from ups_store.packed_store import open_packed
+from ups_store.packing import pack_store
 from ups_store.recovery import building_path
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
 
 VALUES = mixed_values(6)
+BROKEN = {Status.DAMAGED, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
 
 
 @pytest.fixture
@@ -150,12 +154,44 @@ def test_damaged_directory_loses_nothing(path: Path) -> None:
     assert_salvaged(path, list(range(6)))
 
 
-def test_damaged_metadata_leaves_nothing(path: Path) -> None:
-    flip(path, 100)
+@pytest.mark.parametrize("offset", [100, 4000])  # in the identity, in the spaces behind it
+def test_damaged_root_loses_the_identity_and_no_sample(path: Path, offset: int) -> None:
+    flip(path, offset)
     found = examine(path)
-    assert (found.status, found.num_samples) == (Status.DAMAGED, 0)
-    with pytest.raises(FormatError, match="nothing to save"):
+    assert (found.status, found.lost_arrays, len(found.problems)) == (Status.IDENTITY_LOST, (), 1)
+    assert_salvaged(path, list(range(6)))
+    with ups_store.open(path.with_name("saved.zarr.zip")) as saved:
+        assert_same_bits(saved.constants, mixed_constants())
+        content = saved.identity["content"]
+    assert content == {"kind": "salvaged", "identity": "lost", "samples": [[0, 6]], "lost_arrays": []}
+
+
+def test_damaged_root_and_chunks_leave_what_verifies(path: Path) -> None:
+    arrays = layout_of(path).arrays
+    for offset in (100, arrays["fields"].slot(2)[0] + 99, arrays["x"].offset):
+        flip(path, offset)
+    found = examine(path)
+    assert (found.status, found.lost_arrays) == (Status.IDENTITY_LOST, ("x",))
+    assert_salvaged(path, [0, 1, 3, 4, 5])
+
+
+def test_damaged_root_and_geometry_that_does_not_fit_leave_nothing(path: Path) -> None:
+    layout = layout_of(path)
+    flip(path, 100)
+    flip(path, layout.directory_offset + 50 + len("zarr.json"))
+    assert examine(path).status is Status.METADATA_DAMAGED
+
+
+def test_damaged_metadata_of_an_array_leaves_nothing_and_says_what_to_do(path: Path) -> None:
+    layout = layout_of(path)
+    flip(path, layout.metadata[1].data_offset + 5)
+    found = examine(path)
+    assert (found.status, found.num_samples, len(found.problems)) == (Status.METADATA_DAMAGED, 0, 1)
+    with pytest.raises(FormatError, match=r"nothing to save: .* any ZIP"):
         salvage(found, path.with_name("saved.zarr.zip"))
+    assert "--repair" not in run(path).stdout
+    with zipfile.ZipFile(path) as archive:  # as the advice says
+        assert VALUES["fields"][5].tobytes() in archive.read(layout.arrays["fields"].meta.chunk_key)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\5\6" + bytes(18), bytes(5000)])
@@ -180,7 +216,25 @@ def test_packed_store_is_named_so(path: Path, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "ups_store", "pack", str(path), str(packed)], check=True, timeout=60
     )
-    assert examine(packed).status is Status.PACKED
+    found = examine(packed)
+    assert (found.status, found.problems) == (Status.PACKED, ())
+    done = run(packed)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{packed}: packed, sound")
+
+
+@pytest.mark.parametrize("where", ["array metadata", "chunk"])
+def test_damaged_packed_store_is_named_so(path: Path, tmp_path: Path, where: str) -> None:
+    packed = tmp_path / "a.packed.zarr.zip"
+    with ups_store.open(path) as store:
+        pack_store(store, packed)
+    with open_packed(packed) as packed_store:
+        catalog = packed_store.catalog
+    entry = catalog.metadata[1] if where == "array metadata" else catalog.arrays["fields"].entry
+    assert entry is not None
+    flip(packed, entry.data_offset + 9)
+    found = examine(packed)
+    assert (found.status, len(found.problems)) == (Status.PACKED_DAMAGED, 1)
+    assert run(packed).returncode == 1
 
 
 def test_missing_file_is_not_found(tmp_path: Path) -> None:
@@ -202,7 +256,7 @@ def test_every_malformed_file_gets_a_diagnosis(tmp_path: Path) -> None:
         found = examine(path)
         statuses[name] = found.status
         assert found.to_json()["status"] == found.status.value
-    assert {statuses[name] for name in DAMAGED} == {Status.DAMAGED}
+    assert {statuses[name] for name in DAMAGED} <= BROKEN
     assert statuses["zip_of_another_program"] is Status.FOREIGN
 
 
@@ -214,7 +268,7 @@ def test_every_flipped_byte_is_diagnosed_and_nothing_wrong_is_saved(tmp_path: Pa
         copy.write_bytes(content)
         flip(copy, offset)
         found = examine(copy)
-        assert found.status is Status.DAMAGED, offset
+        assert found.status in BROKEN, offset
         if len(found.savable) and offset % 5 == 0:
             with ups_store.open(salvage(found, out)) as store:
                 for name in store.arrays.keys() & values.keys():

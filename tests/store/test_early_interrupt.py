@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ups_store
+from ups_store.console import run
 from ups_store.early_interrupt import importing
 
 # Presses Ctrl-C when a module begins to be imported, then runs the command as `python -m` would.
@@ -20,21 +22,25 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == wanted:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), getattr(signal, signal_name))
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-wanted, module = sys.argv[1:3]
+wanted, module, signal_name = sys.argv[1:4]
 sys.meta_path.insert(0, Finder())
-sys.argv = [module, *sys.argv[3:]]
+sys.argv = [module, *sys.argv[4:]]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
+LINE = "error: interrupted; run the same command again\n"
 FIRST_OF_BUILD = ("typer", "numpy", "pydantic", "omegaconf.nodes", "rich.console", "ups_store.build.config")
 BUILD_AFTER_FLAGS = ("h5py", "ups_store.build.stores", "ups_store.ingest.pool", "ups_store.build.explain")
 
 
-def press(module: str, *command: str) -> subprocess.CompletedProcess[str]:
+def press(module: str, *command: str, signal_name: str = "SIGINT") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PRESS, module, *command], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PRESS, module, command[0], signal_name, *command[1:]],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -42,7 +48,7 @@ def press(module: str, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("module", FIRST_OF_BUILD)
 def test_ctrl_c_while_the_build_is_imported_is_one_line_and_5(module: str) -> None:
     done = press(module, "ups_store.build", "--help")
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", "error: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
 
 
 @pytest.mark.multi_process
@@ -51,7 +57,7 @@ def test_ctrl_c_while_the_build_imports_hdf5_is_one_line_and_5(module: str) -> N
     done = press(module, "ups_store.build", "--tasks", "burgers1d", "--root", "nowhere")
     begun, _, message = done.stderr.partition("\n")
     assert begun.startswith("building burgers1d")
-    assert (done.returncode, done.stdout, message) == (5, "", "error: interrupted\n")
+    assert (done.returncode, done.stdout, message) == (5, "", LINE)
 
 
 @pytest.mark.multi_process
@@ -60,13 +66,13 @@ def test_ctrl_c_while_the_build_imports_hdf5_is_one_line_and_5(module: str) -> N
 )
 def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> None:
     done = press(module, "ups_store", "--help")
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", "error: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
 
 
 @pytest.mark.multi_process
 def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5() -> None:
     done = press("matplotlib.figure", "ups_store", "preview", "none.zarr.zip")
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", "error: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
 
 
 def test_little_is_imported_before_the_handler_is_there() -> None:
@@ -91,3 +97,36 @@ def test_ignored_interrupts_stay_ignored() -> None:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("module", ["numpy", "pydantic"])
+def test_sigterm_while_the_build_is_imported_is_one_line_and_5(module: str) -> None:
+    done = press(module, "ups_store.build", "--help", signal_name="SIGTERM")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
+
+
+@pytest.mark.multi_process
+def test_sigterm_after_the_first_line_is_one_line_and_5() -> None:
+    command = ("ups_store.build", "--tasks", "burgers1d", "--root", "nowhere")
+    done = press("h5py", *command, signal_name="SIGTERM")
+    begun, _, message = done.stderr.partition("\n")
+    assert begun.startswith("building burgers1d")
+    assert (done.returncode, done.stdout, message) == (5, "", LINE)
+
+
+def test_sigterm_while_a_program_runs_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert (ended.value.code, capsys.readouterr().err) == (5, LINE)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_ignored_sigterm_stays_ignored_while_a_program_runs() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,74 @@ def test_gc_lets_others_publish_or_remove_what_it_lists(
 
     monkeypatch.setattr(module, name, overtaken)
     assert find_garbage(tmp_path) == []
+
+
+def _write_foreign(folder: Path, kind: str) -> Path:
+    """A file under a name that only looks like a builder's."""
+    path = folder / "precious.building"
+    if kind == "text":
+        path.write_text("notes")
+    elif kind == "text_of_a_store":
+        path = folder / "a.zarr.zip.building"
+        path.write_text("notes")
+    elif kind == "text_of_a_temporary":
+        path = folder / f"a.building.{'0123456789abcdef'}"
+        path.write_text("notes")
+    elif kind == "other_zip":
+        path = folder / "a.zarr.zip.building"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.txt", "notes")
+    else:
+        _leave(folder, "unfinished").rename(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind", ["text", "text_of_a_store", "text_of_a_temporary", "other_zip", "unfinished"]
+)
+def test_gc_lists_a_foreign_file_and_never_deletes_it(tmp_path: Path, kind: str) -> None:
+    path = _write_foreign(tmp_path, kind)
+    before = path.read_bytes()
+    told = CliRunner().invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished"])
+    assert f"{path}: foreign file, left alone" in told.stdout
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["precious.building", "a.zarr.zip.building", "a.zarr.zip.building.0123456789abcdef"]
+)
+def test_gc_never_deletes_a_finished_store(tmp_path: Path, name: str) -> None:
+    with ups_store.create(tmp_path / "a", ARRAYS, identity={}) as writer:
+        writer.commit_many(range(3), {"u": np.zeros((3, 4), "float32")})
+        path = writer.finish().rename(tmp_path / name)
+    told = CliRunner().invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished"])
+    assert f"{path}: finished store, left alone" in told.stdout
+    assert "removed" not in told.stdout
+    assert ups_store.open(path).verify().ok
+
+
+@pytest.mark.parametrize(
+    "start", [b"", bytes(8192), b"\x89HDF\r\n\x1a\n", bytes(8) + b'{"__metadata__":{}}'], ids=range(4)
+)
+def test_gc_removes_what_a_killed_export_began(tmp_path: Path, start: bytes) -> None:
+    path = tmp_path / "out.h5.building.0123456789abcdef"
+    path.write_bytes(start)
+    (found,) = find_garbage(tmp_path)
+    assert found.kind == "temporary"
+    assert remove_garbage(found)
+    assert not path.exists()
+
+
+def test_gc_passes_over_folders(tmp_path: Path) -> None:
+    (tmp_path / "a.zarr.zip.building").mkdir()
+    assert find_garbage(tmp_path) == []
+
+
+def test_gc_command_that_finds_nothing_says_so_on_stderr(tmp_path: Path) -> None:
+    code = ["-m", "ups_store", "gc", str(tmp_path)]
+    told = subprocess.run([sys.executable, *code], capture_output=True, text=True, check=True)
+    assert told.stdout == ""
+    assert told.stderr == f"{tmp_path}: nothing that a dead builder left\n"
 
 
 def test_gc_command_deletes_unfinished_only_on_demand(tmp_path: Path) -> None:

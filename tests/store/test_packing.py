@@ -208,6 +208,21 @@ def test_existing_target_is_replaced_with_force_only(
     assert change(source, tmp_path / "out", force=True).stat().st_size > 1000
 
 
+@pytest.mark.parametrize("change", [packed_at, unpacked_at])
+def test_source_is_no_target_even_with_force(
+    make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
+) -> None:
+    path = make_store()
+    source = path if change is packed_at else packed_at(path, tmp_path / "p")
+    before = source.read_bytes()
+    (tmp_path / "alias").hardlink_to(source)
+    for target in (source, tmp_path / "alias"):
+        with pytest.raises(SpecError) as caught:
+            change(source, target, force=True)
+        assert caught.value.kind == "same_file"
+    assert source.read_bytes() == before
+
+
 def test_pack_without_room_leaves_nothing(make_store: MakeStore, tmp_path: Path) -> None:
     path = make_store()
 
@@ -466,11 +481,35 @@ def test_commands_pack_verify_and_unpack(
     assert "times smaller" in capsys.readouterr().out
     assert run(monkeypatch, "verify", packed) == 0
     assert "ok" in capsys.readouterr().out
-    assert run(monkeypatch, "info", packed) == 1
-    assert "ups-store unpack" in capsys.readouterr().err
     assert run(monkeypatch, "unpack", packed, out) == 0
     assert out.read_bytes() == path.read_bytes()
+    told = capsys.readouterr()
+    assert told.out == f"{out}\n"
+    assert told.err.startswith(f"{out}: wrote 4 samples, ")
     assert run(monkeypatch, "unpack", path, tmp_path / "c") == 1
+
+
+def test_command_info_tells_what_a_packed_store_holds(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_store()
+    packed = packed_at(path, tmp_path / "p", codec="zstd", level=3)
+    assert run(monkeypatch, "info", path, packed, "--json") == 0
+    mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (told["codec"], told["level"], told["reads"]) == ("zstd", 3, "decode")
+    assert (told["nbytes"], told["mapped_nbytes"]) == (packed.stat().st_size, path.stat().st_size)
+    for key in ("num_samples", "config_hash", "fingerprint", "identity", "attrs", "format_version"):
+        assert told[key] == mapped[key], key
+    for name, array in mapped["arrays"].items():
+        assert told["arrays"][name] == {**array, "slot_nbytes": None}
+    assert told["constants"] == mapped["constants"]
+    assert told["shared_samples"] == {}
+    assert run(monkeypatch, "info", packed) == 0
+    out = capsys.readouterr().out
+    assert "packed by zstd, level 3" in out
+    assert told["config_hash"] in out
+    assert run(monkeypatch, "info", packed, "--stats") == 2
+    assert "unpack" in capsys.readouterr().err
 
 
 def test_command_verify_finds_damage_in_a_packed_store(

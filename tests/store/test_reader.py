@@ -185,6 +185,17 @@ def test_residency_is_a_share_of_the_file(store: Store) -> None:
     assert 0 < store.residency() <= 1
 
 
+@pytest.mark.parametrize("access", ["map", "pread"])
+def test_residency_of_a_file_that_was_cut_is_an_error(make_store: MakeStore, access: Any) -> None:
+    path = make_store(VALUES)
+    with ups_store.open(path, access=access) as store:
+        os.truncate(path, 5000)
+        with pytest.raises(TruncatedError) as caught:
+            store.residency()
+        assert (caught.value.path, caught.value.found) == (str(path), 5000)
+        assert caught.value.hint
+
+
 # --- what is refused ----------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import ups_store
 from ups_store import ConfigError, FormatError, IdentityMismatchError
 from ups_store.build import repair
 from ups_store.build.repair import repair_store
-from ups_store.doctor import examine
+from ups_store.doctor import Status, examine
 from ups_store.layout import Layout
 
 NAME = "burgers1d_train.zarr.zip"
@@ -123,7 +123,7 @@ def test_every_flipped_byte_is_repaired_or_refused(path: Path, config: Path) -> 
     for offset in range(0, len(good), len(good) // 40):
         path.write_bytes(good)
         flip(path, offset)
-        if offset < end_of_metadata and examine(path).catalog is None:
+        if offset < end_of_metadata and examine(path).status is not Status.DAMAGED:
             with pytest.raises(FormatError, match="can't be repaired"):
                 repair_store(path, config, watcher=Recorder())
         else:
@@ -216,3 +216,33 @@ def test_verify_repair_of_another_identity_exits_with_7(path: Path, config: Path
 
 def test_verify_repair_takes_one_store(path: Path, config: Path) -> None:
     assert run(path, path, "--repair", config).returncode == 2
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_verify_repair_complains_about_a_bad_configuration(path: Path, config: Path, damaged: bool) -> None:
+    if damaged:
+        flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    missing = config.with_name("missing.yaml")
+    done = run(path, "--repair", missing)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert str(missing) in done.stderr
+    done = run(path, "data.no_such_key=1", "--repair", config)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no_such_key" in done.stderr
+
+
+def test_verify_repair_of_a_sound_store_verifies_it(path: Path, config: Path) -> None:
+    done = run(path, "--repair", config)
+    assert done.returncode == 0
+    assert "nothing to repair" in done.stderr
+    assert ": ok" in done.stdout
+
+
+@pytest.mark.parametrize("damage", ["root", "array metadata"])
+def test_repair_of_damaged_metadata_says_what_helps(path: Path, config: Path, damage: str) -> None:
+    entry = layout_of(path).metadata[damage == "array metadata"]
+    flip(path, entry.data_offset + 20)
+    with pytest.raises(FormatError, match="can't be repaired") as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert "--repair" not in str(caught.value)
+    assert caught.value.hint

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from scripts.make_hexdump import SPEC, blocks, split_page
+import ups_store
+from scripts.make_hexdump import SPEC, array_document, blocks, split_page
+from ups_store.errors import FormatError
+from ups_store.metadata import ArrayMeta
+from ups_store.parse_metadata import parse_array
+from ups_store.zip_records import Entry, align
 
 CODE = Path(__file__).parents[2] / "ups_store"
 
@@ -16,6 +23,69 @@ CODE = Path(__file__).parents[2] / "ups_store"
 def test_dump_on_spec_page_is_what_the_code_writes(name: str, tmp_path: Path) -> None:
     """Spec 12."""
     assert split_page(SPEC.read_text(), name)[1] == blocks(tmp_path)[name]
+
+
+def test_plain_document_on_spec_page_is_what_the_code_writes(tmp_path: Path) -> None:
+    """Spec 4.4, 12."""
+    arrays = {"nu": ups_store.ArraySpec((5,), "float32")}
+    with ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer:
+        writer.commit_many(range(5), {"nu": np.zeros(5, np.float32)})
+        path = writer.finish()
+    block = split_page(SPEC.read_text(), "plain document")[1]
+    assert block == f"```json\n{array_document(path)}\n```\n"
+
+
+META = ArrayMeta("nu", (1,), "float32", ("sample",), {"a": 1})
+TEXT = META.to_json().decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(json.loads(TEXT), indent=1),
+        TEXT.replace('"a":1', '"a":7,"a":1'),
+        TEXT.replace('"fill_value":0', '"fill_value":-0'),
+        TEXT.replace('"a":1', '"a":1.0'),
+        TEXT.replace('"float32"', '"\\u0066loat32"'),
+    ],
+)
+def test_other_texts_of_the_same_values_are_read(text: str) -> None:
+    """Spec 4.1."""
+    assert parse_array("nu", text.encode(), path="x") == META
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT.replace('"shape":[1]', '"shape":[1.0]'),
+        TEXT.replace('"shape":[1]', '"shape":[1e0]'),
+        TEXT.replace('"shape":[1]', '"shape":[true]'),
+        TEXT.replace('"fill_value":0', '"fill_value":0.0'),
+        TEXT.replace('"zarr_format":3', '"zarr_format":3.0'),
+        TEXT.replace('"a":1', '"a":NaN'),
+        TEXT.replace('"a":1', '"a":Infinity'),
+        "\ufeff" + TEXT,
+        TEXT.replace('"a":1', '"a":"\xe9"').encode("latin-1"),
+    ],
+)
+def test_texts_of_other_values_are_refused(text: str | bytes) -> None:
+    """Spec 4.1."""
+    raw = text if isinstance(text, bytes) else text.encode()
+    assert raw != TEXT.encode()
+    with pytest.raises(FormatError):
+        parse_array("nu", raw, path="x")
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4088, 4090, 4096])
+@pytest.mark.parametrize("alignment", [64, 4096])
+def test_padding_is_that_of_the_formula(offset: int, alignment: int) -> None:
+    """Spec 3.4."""
+    name = "u/c/0"
+    plain = offset + 50 + len(name) + 6
+    z = align(plain, alignment) - plain
+    entry = Entry(name, offset, 1, alignment)
+    assert entry.data_offset == plain + z
+    assert len(entry.padding) == 6 + z
 
 
 def test_clauses_that_the_code_cites_exist() -> None:

@@ -148,7 +148,7 @@ def build(
             return
         report = stores.build_all(settings, watcher=watcher, overwrite=overwrite, rehash=rehash)
     if is_verbose():
-        log(f"readers: {report.readers.num_workers} ({report.readers.why})")
+        log(f"{_readers(report.readers.num_workers)} ({report.readers.why})")
     if manifest:
         stores.write_manifest(manifest, report)
     if as_json:
@@ -156,6 +156,12 @@ def build(
     else:
         for result in report.stores:
             print(result.summary())
+
+
+def _readers(num: int) -> str:
+    if not num:
+        return "sources were read by the build itself, without reader processes"
+    return f"sources were read by {num} reader process" + ("es" if num > 1 else "")
 
 
 def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:

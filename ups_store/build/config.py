@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from ups_store.build.shared_keys import take_build_keys
-from ups_store.build.yaml_file import read_yaml
+from ups_store.build.yaml_file import MAX_DEPTH, expect_shallow, read_yaml
 from ups_store.declaration import Section, TaskDeclaration
 from ups_store.errors import ConfigError
 from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
@@ -230,6 +230,11 @@ def _from_dotted(overrides: Sequence[str]) -> Any:
             raise ConfigError(
                 "override", expected="key=value", found=repr(override), hint="flags start with --"
             )
+        key, _, value = override.partition("=")
+        if key.count(".") + key.count("[") > MAX_DEPTH:
+            expected = f"a key of at most {MAX_DEPTH} parts"
+            raise ConfigError("override", kind="too_deep", expected=expected, found="more")
+        expect_shallow(value, subject=f"override {key}")
     try:
         return OmegaConf.from_dotlist(list(overrides))
     except OmegaConfBaseException:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ups_store.ingest.pool import ReaderPool  # h5py: not for --help
 
 _PROGRESS_S = 1.0  # the most often that progress is told
+_FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB
 
 
 class EventLog:
@@ -32,12 +33,13 @@ class EventLog:
         path: The file, which is made or continued.
 
     Raises:
-        ConfigError: If it can't be written.
+        ConfigError: If it can't be written, or a file is there that is neither empty nor an event log.
     """
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent, hint="check --log-json")
         try:
+            _expect_event_log(path)
             self._file = path.open(
                 "ab", buffering=0
             )  # a line that finds no room isn't written at the end again
@@ -127,3 +129,22 @@ class EventLog:
         with contextlib.suppress(OSError):  # the first error is the one to report
             self.tell("error", kind=named, message=str(error))
             self.tell("end", is_done=False)
+
+
+def _expect_event_log(path: Path) -> None:
+    if not path.is_file():  # a pipe or terminal takes anything; a folder is refused by `open`
+        return
+    with path.open("rb") as file:
+        first = file.readline(_FIRST_BYTES)
+    if first and not _is_start(first):
+        raise ConfigError(
+            "it isn't an event log, so nothing is appended", path=path, hint="give --log-json another name"
+        )
+
+
+def _is_start(line: bytes) -> bool:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # other text, other bytes, a thousand brackets
+        return False
+    return isinstance(event, dict) and event.get("event") == "start" and "time_s" in event

@@ -24,6 +24,7 @@ from ups_store.build.result import BuildResult
 from ups_store.build.run import build_store
 from ups_store.build.watcher import Watcher
 from ups_store.errors import ConfigError, SourceError
+from ups_store.ingest.splits import SPLITS, split_range
 from ups_store.recovery import building_path
 
 
@@ -72,23 +73,32 @@ def build_all(
         results, unread = [], []
         for plan in plans:
             try:
-                results.append(
-                    build_store(
-                        plan,
-                        digests=digests,
-                        readers=readers,
-                        watcher=watcher,
-                        overwrite=overwrite,
-                        on_nan=config.data.on_nan,
-                        ranks=ranks,
-                    )
+                result = build_store(
+                    plan,
+                    digests=digests,
+                    readers=readers,
+                    watcher=watcher,
+                    overwrite=overwrite,
+                    on_nan=config.data.on_nan,
+                    ranks=ranks,
                 )
+                results.append(result)
+                for line in _kept(result):
+                    watcher.note(line)
             except UnreadSamplesError as error:  # the other stores needn't wait for that one's sources
                 unread.append(error)
                 watcher.note(str(error))
         if unread:
             raise unread[0]
     return BuildReport(tuple(results), skipped, readers.choice)
+
+
+def _kept(result: BuildResult) -> Iterator[str]:
+    """A line for each array that was written with values that aren't finite."""
+    for name, found in result.statistics.items():
+        if found["num_nan"] or found["num_inf"]:
+            counts = f"{found['num_nan']:,} NaN and {found['num_inf']:,} Inf"
+            yield f"{result.path}: array {name!r} holds {counts}"
 
 
 def _expect_room(plans: Sequence[StorePlan]) -> None:
@@ -135,11 +145,31 @@ def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
         f"{plan.task.name} {plan.split} would be empty",
         kind="empty_split",
         path=config.data.root,
-        expected="at least 1 sample",
-        found=f"files with {', '.join(str(info.num_samples) for info in plan.infos)} samples, "
-        f"split {config.data.split_fractions}",
-        hint="change --split-fractions, or give the split a file of its own",
+        found=_shares(plan, config),
+        hint="change --split-fractions, or give the split a file of its own: "
+        f"{plan.task.name}_{plan.split}.h5",
     )
+
+
+def _shares(plan: StorePlan, config: BuildConfig) -> str:
+    """What the fractions made of the sources, in samples."""
+    counts = [info.num_samples for info in plan.infos]
+    shares = ", ".join(
+        f"{sum(len(_share(count, split, plan, config)) for count in counts)} to {split}" for split in SPLITS
+    )
+    fractions = ", ".join(map(str, config.data.split_fractions))
+    are = f"{_counted(sum(counts), 'sample')} in {_counted(len(counts), 'file')}"
+    if not any(counts):
+        return are
+    return f"{are}, shared out {fractions}: {shares} (test and val rounded down in each file)"
+
+
+def _counted(num: int, noun: str) -> str:
+    return f"{num:,} {noun}" + ("" if num == 1 else "s")
+
+
+def _share(count: int, split: str, plan: StorePlan, config: BuildConfig) -> range:
+    return split_range(count, split=split, fractions=config.data.fractions, test_part=plan.task.test_part)
 
 
 def describe_plan(plan: StorePlan) -> dict[str, Any]:

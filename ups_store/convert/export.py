@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from ups_store.convert.output import check_not_source
 from ups_store.errors import SpecError
 from ups_store.reader import Store
 from ups_store.sound import require_sound
@@ -44,7 +45,8 @@ def export_store(
     Returns:
         Absolute path of the target.
     Raises:
-        SpecError: For an unknown format, or if the target exists (kind "exists").
+        SpecError: For an unknown format; if the target exists (kind "exists"), or is the store itself or a
+            folder that holds it (kind "same_file", forced or not).
         CorruptChunkError: If the store is damaged.
         DiskFullError: If there is no room; nothing is left then.
     """
@@ -54,6 +56,7 @@ def export_store(
         hint = "finish its build first"
         raise SpecError("the store is unfinished", kind="unfinished", path=store.path, hint=hint)
     path = Path(target).absolute()
+    check_not_source(path, [store.path])
     writer = import_module(FORMATS[to])
     writer.check_target(path, force=force)  # before a long check of the store
     if verify:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ups_store.array_spec import ArraySpec
+from ups_store.convert.output import check_not_source, check_target
 from ups_store.creation import create
 from ups_store.errors import SourceError, SpecError
 from ups_store.writer import StoreWriter
@@ -70,6 +71,7 @@ def import_pt(
     target: str | os.PathLike[str],
     *,
     on_error: Literal["fail", "skip"] = "fail",
+    force: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
     """Make a store of the files `sample_*.pt` of a folder, in order of their numbers.
@@ -83,8 +85,10 @@ def import_pt(
         folder: Where the files are.
         target: The store to make. An interrupted import of the same files is continued.
         on_error: What to do about files that can't be used: fail and list them, or leave them out.
+        force: Whether to replace what is there: a finished store, and an unfinished one of other files.
         progress: Called with the number of file bytes that were read since the last call.
     Raises:
+        SpecError: If the target exists (kind "exists"), or is one of the files (kind "same_file").
         SourceError: If files can't be used, or change meanwhile; names them with reasons.
         IdentityMismatchError: If an unfinished store of other files is at the target.
     """
@@ -92,10 +96,14 @@ def import_pt(
         raise SpecError("on_error", expected="fail or skip", found=on_error)
     read: Read = import_module(READER).read_sample
     report = progress or (lambda nbytes: None)
-    good, specs, skipped = _examine(_files_in(Path(folder)), read, report)
+    paths = _files_in(Path(folder))
+    check_not_source(Path(target).absolute(), paths)
+    check_target(Path(target).absolute(), force=force)  # before a long look at the files
+    good, specs, skipped = _examine(paths, read, report)
     if skipped and (on_error == "fail" or not good):
         raise _unusable(Path(folder), skipped)
-    with create(target, specs, identity=_identity(good), attrs={"source": PATTERN}) as writer:
+    options: dict[str, Any] = {"identity": _identity(good), "attrs": {"source": PATTERN}}
+    with create(target, specs, **options, on_mismatch="restart" if force else "raise") as writer:
         missing = writer.missing().tolist()
         _write(writer, missing, good, read, report)
         return ImportReport(writer.finish(), len(good), len(missing), skipped)

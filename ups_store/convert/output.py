@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store import files
 from ups_store.build_tail import BUILDER_LOCK
-from ups_store.errors import SpecError, StoreNotFoundError
+from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
 from ups_store.recovery import BUILDING_SUFFIX
+
+_PROBE_BYTES = 1 << 20
 
 
 @dataclass
@@ -47,7 +49,7 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
     fd = files.create_new(temporary)
     try:
         files.try_lock(fd, BUILDER_LOCK)
-        with files.disk_full_named(temporary, needed_bytes):
+        with _disk_full_named(target, needed_bytes):
             yield NewFile(temporary, fd)
             files.sync(fd)
         publish_file(temporary, target, force)
@@ -88,13 +90,42 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
     temporary = target.with_name(f".{target.name}.exporting.{files.build_id()[:8].hex()}")
     os.mkdir(temporary)
     try:
-        with files.disk_full_named(temporary, needed_bytes):
+        with _disk_full_named(target, needed_bytes):
             yield temporary
             _sync_tree(temporary)
         _publish_folder(temporary, target)
         files.sync_folder(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _disk_full_named(target: Path, needed_bytes: int) -> Iterator[None]:
+    """As `files.disk_full_named`, where nothing stays: free bytes are those of before the block."""
+    free = files.free_bytes(target.parent)
+    try:
+        with files.disk_full_named(target, needed_bytes), _room_asked_for(target):
+            yield
+    except DiskFullError as error:
+        error.free_bytes, error.found = free, f"{free:,} free when it began"
+        error.hint = "free some space and run again: nothing was written"
+        raise
+
+
+@contextlib.contextmanager
+def _room_asked_for(target: Path) -> Iterator[None]:
+    """Fail as the file system does if a library fails without its reason, as torch and HDF5 may."""
+    try:
+        yield
+    except RuntimeError:
+        probe = target.with_name(f".{target.name}.exporting.{files.build_id()[:8].hex()}.room")
+        fd = files.create_new(probe)
+        try:
+            files.allocate(fd, _PROBE_BYTES)
+        finally:
+            files.close(fd)
+            files.remove(probe)
+        raise
 
 
 def _publish_folder(temporary: Path, target: Path) -> None:
@@ -128,6 +159,30 @@ def check_target(target: Path, *, force: bool = False) -> None:
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
     if files.exists(target) and not force:
         raise _exists(target)
+
+
+def check_not_source(target: Path, sources: Iterable[str | os.PathLike[str]]) -> None:
+    """Refuse a target that is one of the files it is made from, or a folder that holds one; forced or not.
+
+    Raises:
+        SpecError: Kind "same_file".
+    """
+    for source in map(Path, sources):
+        if _is_in(source, target):
+            found = str(source)
+            hint = "choose another name for what is written"
+            raise SpecError(
+                "it would replace its source", kind="same_file", path=target, found=found, hint=hint
+            )
+
+
+def _is_in(source: Path, target: Path) -> bool:
+    if source.resolve().is_relative_to(target.resolve()):
+        return True
+    try:
+        return os.path.samefile(source, target)
+    except OSError:  # one of them isn't there
+        return False
 
 
 def _exists(target: Path) -> SpecError:

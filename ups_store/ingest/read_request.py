@@ -135,16 +135,27 @@ class ReadRequest:
         return ranges
 
     def _not_finite(self, name: str, cast: npt.NDArray[Any], source: Source) -> SourceError:
+        """The error about the first sample of the batch that isn't finite, by its number in the file."""
         bad = ~np.isfinite(cast).reshape(len(cast), -1)
         row = int(np.flatnonzero(bad.any(axis=1))[0])
         stored = source.read([int(self.indices[row])])[name]
         overflowed = bool(np.isfinite(stored).all())
         return SourceError(
             f"{int(bad[row].sum())} of {bad.shape[1]} values are not finite"
-            + (f" as {cast.dtype}" if overflowed else ""),
+            + (f" as {cast.dtype}" if overflowed else "")
+            + _others(int(bad.any(axis=1).sum()), len(bad)),
             kind="not_finite",
             path=self.path,
             array=name,
             sample=int(self.indices[row]),
             hint="choose a wider --cache-dtype" if overflowed else "mend the source, or --on-nan keep",
         )
+
+
+def _others(num_bad: int, num_read: int) -> str:
+    """How much more of what was read together is concerned; samples are numbered as in the file."""
+    if num_read == 1:
+        return ", sample numbered as in the file"
+    return (
+        f", the first of {num_bad} such samples among the {num_read} read together, numbered as in the file"
+    )

@@ -1,0 +1,68 @@
+"""Exports and packing on a file system that is really full: a tmpfs of 1 MiB, where mounting is allowed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_stores import build, names_in
+
+import ups_store
+from ups_store.convert import FORMATS, export_store
+from ups_store.errors import DiskFullError
+from ups_store.packed_store import open_packed
+from ups_store.packing import pack_store, unpack_store
+
+DISK_BYTES = 1 << 20
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs isn't allowed here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A store of 4 MiB of noise, that no codec makes smaller."""
+    noise = np.random.default_rng(0).integers(0, 1 << 32, (64, 16384), np.uint32)
+    return build(tmp_path / "large.zarr.zip", {"u": noise}, dims={})
+
+
+def assert_told(error: DiskFullError, target: Path) -> None:
+    """It names the target, the room before the operation took any, and no commits; nothing is left."""
+    assert (error.exit_code, error.path) == (6, str(target))
+    assert error.needed_bytes > DISK_BYTES >= error.free_bytes > DISK_BYTES // 2
+    assert "nothing was written" in str(error)
+    assert names_in(target.parent) == []
+
+
+@pytest.mark.parametrize("to", sorted(FORMATS))
+def test_export_to_a_full_disk_names_the_target_and_the_room(tiny_disk: Path, large: Path, to: str) -> None:
+    with ups_store.open(large) as store, pytest.raises(DiskFullError) as caught:
+        export_store(store, tiny_disk / "out", to=to)
+    assert_told(caught.value, tiny_disk / "out")
+
+
+def test_pack_to_a_full_disk_names_the_target_and_the_room(tiny_disk: Path, large: Path) -> None:
+    with ups_store.open(large) as store, pytest.raises(DiskFullError) as caught:
+        pack_store(store, tiny_disk / "out")
+    assert_told(caught.value, tiny_disk / "out")
+
+
+def test_unpack_to_a_full_disk_names_the_target(tiny_disk: Path, large: Path) -> None:
+    with ups_store.open(large) as store:
+        packed = pack_store(store, large.with_name("packed.zarr.zip")).path
+    with open_packed(packed) as opened, pytest.raises(DiskFullError) as caught:
+        unpack_store(opened, tiny_disk / "out")
+    assert caught.value.path == str(tiny_disk / "out")
+    assert names_in(tiny_disk) == []
