@@ -81,8 +81,22 @@ def _no_such_numbers(meta: ArrayMeta, found: object) -> SpecError:
     return SpecError("wrong values", kind="dtype", array=meta.name, expected=expected, found=found)
 
 
+class Scratch:
+    """Memory for slots that a committer reuses: touching new pages costs as much as copying into them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def slots(self, array: ArrayLayout, num: int) -> npt.NDArray[np.uint8]:
+        """Room for `num` slots whose padding is zero, shape (num, stride)."""
+        buffer = self._buffers.get(array.meta.name)
+        if buffer is None or len(buffer) < num:
+            buffer = self._buffers[array.meta.name] = np.zeros((num, array.stride), np.uint8)
+        return buffer[:num]
+
+
 def encode_pieces(
-    layout: Layout, samples: Samples, rows: Samples, values: Values, *, piece_bytes: int
+    layout: Layout, samples: Samples, rows: Samples, values: Values, *, piece_bytes: int, scratch: Scratch
 ) -> Iterator[Piece]:
     """Copy samples into slots and take their checksums, about `piece_bytes` at a time.
 
@@ -92,12 +106,13 @@ def encode_pieces(
         rows: Where each of them lies in `values`, shape (M,).
         values: Every per-sample array as `as_payload` returns it.
         piece_bytes: Room for at least one sample is taken.
+        scratch: Of this layout; nobody else uses it meanwhile.
     Yields:
         Pieces in the order of `samples`; one is valid until the next is asked for, which reuses its memory.
     """
     per_piece = max(1, piece_bytes // max(1, sum(array.stride for array in layout.per_sample)))
     num = min(per_piece, len(samples))
-    buffers = [np.zeros((num, array.stride), np.uint8) for array in layout.per_sample]
+    buffers = [scratch.slots(array, num) for array in layout.per_sample]
     for first in range(0, len(samples), per_piece):
         chosen = rows[first : first + per_piece]
         slots = tuple(buffer[: len(chosen)] for buffer in buffers)

@@ -18,6 +18,7 @@ from ups_store.encode import (
     DURABLE_PIECE_BYTES,
     LAZY_PIECE_BYTES,
     Arrays,
+    Scratch,
     Values,
     as_payload,
     encode_pieces,
@@ -40,6 +41,7 @@ class Committer:
         self.building = building
         self._mutex = threading.Lock()  # record locks belong to the open file, so they don't part threads
         self._failed = False
+        self._scratch = Scratch()
         files.close_on_fork(building)
 
     @property
@@ -102,7 +104,9 @@ class Committer:
         building = self.building
         piece_bytes = LAZY_PIECE_BYTES if building.is_lazy else DURABLE_PIECE_BYTES
         try:
-            pieces = encode_pieces(building.layout, samples, rows, values, piece_bytes=piece_bytes)
+            pieces = encode_pieces(
+                building.layout, samples, rows, values, piece_bytes=piece_bytes, scratch=self._scratch
+            )
             commit_pieces(building, samples, pieces)
         except BaseException:
             self._failed = True  # a second sync could report success for pages that the first one dropped
