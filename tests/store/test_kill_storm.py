@@ -20,7 +20,16 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kill_storm.py"
 
 def storm(folder: Path, *, num_kills: int, num_committers: int) -> dict[str, Any]:
     """What the script found, which also ends with 0 only if nothing was lost or wrong."""
-    arguments = ["--kills", num_kills, "--committers", num_committers, "--seed", num_kills, "--folder", folder]
+    arguments = [
+        "--kills",
+        num_kills,
+        "--committers",
+        num_committers,
+        "--seed",
+        num_kills,
+        "--folder",
+        folder,
+    ]
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
