@@ -115,13 +115,13 @@ def markdown(results: Sequence[Result], about: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_docs(page: Path, text: str) -> None:
-    """Replace what stands between the markers of the page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{page}: expected the lines {BEGIN.strip()!r} and {END!r}")
-    page.write_text(before + BEGIN + text + END + after)
+def write_docs(page: Path, text: str, *, begin: str = BEGIN, end: str = END) -> None:
+    """Replace what stands between two markers of the page."""
+    before, _, rest = page.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"{page}: expected the lines {begin.strip()!r} and {end!r}")
+    page.write_text(before + begin + text + end + after)
 
 
 def write_json(path: Path, results: Sequence[Result], about: Mapping[str, Any]) -> None:

@@ -163,7 +163,7 @@ class DiskFullError(StoreError, OSError):
 
     Attributes:
         needed_bytes: Room that the operation needs.
-        free_bytes: Room that the file system had when it failed.
+        free_bytes: Room that the file system had: when a write failed, or before a copy began.
     """
 
     kind = "disk_full"

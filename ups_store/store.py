@@ -344,12 +344,6 @@ class Store:
         """
         self._file.check_length()
 
-    _check_length = check_length  # of ups_store.torch, until it uses the public names
-
-    @property
-    def _verify(self) -> Verify | None:
-        return "touch" if self.verify_on_touch else None
-
     def _map(self) -> mmap.mmap:
         return self._file.mapping()
 

@@ -52,7 +52,7 @@ def main(
     if only is None and size is None:
         from benchmarks.peers import chart
 
-        table.write_docs(_PAGE, table.markdown(results, about))
+        table.update_page(_PAGE, table.markdown(results, about))
         chart.draw(_CHART, results)
 
 

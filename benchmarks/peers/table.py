@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.measure import PeerResult
+from benchmarks.report import write_docs
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/run.py -->\n", "<!-- end of peers -->"
 
@@ -43,13 +44,9 @@ def markdown(results: Sequence[PeerResult], about: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_docs(page: Path, text: str) -> None:
-    """Replace what stands between the markers of the page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{page}: expected the lines {BEGIN.strip()!r} and {END!r}")
-    page.write_text(before + BEGIN + text + END + after)
+def update_page(page: Path, text: str) -> None:
+    """Replace the peers' tables of the page."""
+    write_docs(page, text, begin=BEGIN, end=END)
 
 
 def write_json(path: Path, results: Sequence[PeerResult], about: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ups.config import RunConfig, dump_config, load_config
 from ups.errors import ConfigError, ConfigWarning
+from ups_store.build.config import load_config as load_build_config
 
 OLD = Path(__file__).parent / "configs"
 TASK = "data.task=burgers1d"
@@ -157,6 +158,35 @@ def test_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> 
 
 
 # --- old names -----------------------------------------------------------------------------------------
+
+
+def test_file_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.yaml"
+    path.write_text("[" * 100_000)
+    assert error_of(path=path).kind == "too_deep"  # a parser's recursion would end the process
+
+
+def test_override_nested_too_deep_is_refused() -> None:
+    assert error_of(f"training.lr={'[' * 100_000}").kind == "too_deep"
+
+
+def test_keys_of_the_build_about_encoding_are_known() -> None:
+    keys = (
+        "latent.device=cpu",
+        "latent.compute_dtype=bfloat16",
+        "latent.micro_batch=64",
+        "latent.encoder=ups",
+    )
+    latent = load_config(overrides=[TASK, *keys, "latent.checkpoint=weights.safetensors"]).latent
+    assert (latent.device, latent.micro_batch, latent.checkpoint) == ("cpu", 64, Path("weights.safetensors"))
+
+
+def test_dumped_configuration_is_one_of_the_build_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(load_config(overrides=[TASK, "latent.micro_batch=64"])))
+    latent = load_build_config(path).latent
+    assert latent is not None
+    assert (latent.micro_batch, latent.checkpoint) == (64, Path("checkpoints/autoencoder.safetensors"))
 
 
 def test_old_file_parses_once_what_is_missing_is_off() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -13,8 +12,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from ups.config.old_names import take_out_old_names
-from ups.config.problems import first_problem
+from ups.config.problems import as_own, first_problem
 from ups.config.run import RunConfig
+from ups.data.config import SharedConfigError, parse_overrides, read_yaml
 from ups.errors import ConfigError
 
 
@@ -33,8 +33,10 @@ def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequen
     """
     path = None if path is None else Path(path)
     try:
-        merged = OmegaConf.merge({} if path is None else _read(path), _from_dotted(overrides))
+        merged = OmegaConf.merge({} if path is None else read_yaml(path), parse_overrides(overrides))
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except SharedConfigError as error:
+        raise as_own(error) from error
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
     assert isinstance(values, dict)
@@ -52,45 +54,3 @@ def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequen
 def dump_config(config: RunConfig) -> str:
     """Write a configuration as YAML that `load_config` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-
-
-def _read(path: Path, including: tuple[Path, ...] = ()) -> Any:
-    """A file's values over those of the files that it includes."""
-    real = path.resolve()
-    if real in including:
-        chain = " -> ".join(file.name for file in (*including, real))
-        raise ConfigError("files include each other in a circle", path=path, found=chain)
-    own = _read_yaml(path, included_by=including[-1] if including else None)
-    includes = own.pop("include", None) or []
-    names = [includes] if isinstance(includes, str) else list(includes)
-    parts = [_read(path.parent / str(name), (*including, real)) for name in names]
-    return OmegaConf.merge(*parts, own)
-
-
-def _read_yaml(path: Path, *, included_by: Path | None) -> Any:
-    hint = "check --config" if included_by is None else f"check `include` in {included_by.name}"
-    try:
-        loaded = OmegaConf.load(path)
-    except OSError as error:
-        reason = error.strerror or "a single value instead of keys"
-        raise ConfigError(f"can't be read ({reason})", path=path, hint=hint) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"is not YAML ({reason})", path=path, hint="check the indentation") from error
-    if not OmegaConf.is_dict(loaded):
-        raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
-    return loaded
-
-
-def _from_dotted(overrides: Sequence[str]) -> Any:
-    for override in overrides:
-        if "=" not in override:
-            hint = "flags start with --"
-            raise ConfigError("override", expected="key=value", found=repr(override), hint=hint)
-    try:
-        return OmegaConf.from_dotlist(list(overrides))
-    except OmegaConfBaseException:
-        raise
-    except Exception as error:  # the YAML parser's own tree of errors
-        found, hint = repr(" ".join(overrides)), "check brackets and quotes"
-        raise ConfigError("overrides", expected="YAML values", found=found, hint=hint) from error

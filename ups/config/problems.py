@@ -9,18 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ups.data.config import EXPECTED
 from ups.errors import ConfigError
-
-# What pydantic says in terms of Python, by its type of error; {} are its own numbers.
-_EXPECTED = {
-    "model_type": "keys and values",
-    "dict_type": "keys and values",
-    "tuple_type": "a list",
-    "path_type": "a path",
-    "missing": "one more value",
-    "too_short": "{min_length} or more values",
-    "too_long": "at most {max_length} values",
-}
 
 
 def first_problem(
@@ -45,8 +35,8 @@ def first_problem(
     if first["type"] == "missing" and key in known:
         return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=f"say {key}=...")
     if first["type"] == "value_error":
-        return _own_sentence(context["error"], key, where)
-    template = _EXPECTED.get(first["type"])
+        return as_own(context["error"], key=key, path=where)
+    template = EXPECTED.get(first["type"])
     expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
     # pydantic adds the alternative of a union to the place of the error: `num_workers.int`.
     is_alternative = parts[-1].startswith(("int", "constrained-", "literal["))
@@ -89,7 +79,14 @@ def _same_last_part(key: str, known: list[str]) -> list[str]:
     return [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
 
 
-def _own_sentence(inner: Exception, key: str, where: Path | None) -> ConfigError:
-    """A validator's own error, also that of the sections which the build shares."""
-    facts = {name: getattr(inner, name, None) for name in ("kind", "expected", "found", "hint")}
-    return ConfigError(getattr(inner, "problem", str(inner)) or key, path=where, **facts)
+def as_own(error: Exception, *, key: str = "", path: Path | None = None) -> ConfigError:
+    """An error of the sections that the build shares, or of a validator, as one of the training stack.
+
+    Args:
+        error: What was raised.
+        key: What it is about, where it doesn't say so itself.
+        path: File that it is about, where it doesn't say so itself.
+    """
+    facts = {name: getattr(error, name, None) for name in ("kind", "expected", "found", "hint")}
+    where = getattr(error, "path", None) or path
+    return ConfigError(getattr(error, "problem", str(error)) or key, path=where, **facts)

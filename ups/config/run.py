@@ -11,16 +11,26 @@ from pydantic import Field, field_validator, model_validator
 from ups.config.section import Count, CountOrZero, Section
 from ups.config.stage import StageConfig
 from ups.config.training import TrainingConfig
-from ups.data.config import BuildConfig, CacheConfig, DataConfig, ReadingConfig, TaskDeclaration
+from ups.data.config import (
+    BuildConfig,
+    CacheConfig,
+    DataConfig,
+    EncodingConfig,
+    ReadingConfig,
+    TaskDeclaration,
+)
 
 STAGE_NAMES = ("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior")
 
 
-class LatentConfig(Section):
-    """Size of the latent state of one frame: `tokens` x `dim` numbers."""
+class LatentConfig(EncodingConfig):
+    """Size of the latent state of one frame, `tokens` x `dim` numbers; and how the build encodes."""
 
     dim: Count = Field(4, description="channels D of a latent token")
     tokens: Count = Field(32, description="number of latent tokens L")
+    checkpoint: Path | None = Field(
+        None, description="encoder's weights; by default <checkpoint.dir>/autoencoder.safetensors"
+    )
 
 
 class EncoderConfig(Section):

@@ -1,6 +1,21 @@
-"""Configuration of the data: the sections that a run shares with the build of its stores."""
+"""Configuration of the data: what a run shares with the build of its stores."""
 
-from ups_store.build.config import BuildConfig, CacheConfig, DataConfig, ReadingConfig
+from ups_store.build.config import BuildConfig, CacheConfig, DataConfig, EncodingConfig, ReadingConfig
+from ups_store.build.overrides import parse_overrides
+from ups_store.build.problems import EXPECTED
+from ups_store.build.yaml_file import read_yaml
 from ups_store.declaration import TaskDeclaration
+from ups_store.errors import ConfigError as SharedConfigError
 
-__all__ = ["BuildConfig", "CacheConfig", "DataConfig", "ReadingConfig", "TaskDeclaration"]
+__all__ = [
+    "EXPECTED",
+    "BuildConfig",
+    "CacheConfig",
+    "DataConfig",
+    "EncodingConfig",
+    "ReadingConfig",
+    "SharedConfigError",
+    "TaskDeclaration",
+    "parse_overrides",
+    "read_yaml",
+]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
+from ups_store.build.overrides import parse_overrides
+from ups_store.build.problems import first_problem
 from ups_store.build.shared_keys import take_build_keys
-from ups_store.build.yaml_file import MAX_DEPTH, expect_shallow, read_yaml
+from ups_store.build.yaml_file import read_yaml
 from ups_store.declaration import Section, TaskDeclaration
 from ups_store.errors import ConfigError
 from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
@@ -83,16 +83,21 @@ class CacheConfig(Section):
     dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
 
 
-class LatentConfig(Section):
-    """What encodes, where stores hold latents instead of fields."""
+class EncodingConfig(Section):
+    """How a build encodes."""
 
     encoder: str = Field("ups", description="entry point or module:callable; none: store the fields")
-    checkpoint: Path = Field(description="weights; by default <checkpoint.dir>/autoencoder.safetensors")
-    dim: Count | None = Field(None, description="channels of a latent token, as the checkpoint has them")
-    tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     compute_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of encoding")
     micro_batch: Count = Field(256, description="frames that are encoded together; decides the last bits")
+
+
+class LatentConfig(EncodingConfig):
+    """What encodes, where stores hold latents instead of fields."""
+
+    checkpoint: Path = Field(description="weights; by default <checkpoint.dir>/autoencoder.safetensors")
+    dim: Count | None = Field(None, description="channels of a latent token, as the checkpoint has them")
+    tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
 
 
 class ReadingConfig(Section):
@@ -190,13 +195,13 @@ def load_config(
         return BuildConfig.model_validate(values, context={"tasks": _declared_names(values)})
     except ValidationError as error:
         outside = {*given, *(override.partition("=")[0] for override in overrides)}
-        raise _first_problem(error, path, outside) from error
+        raise first_problem(error, model=BuildConfig, path=path, outside=outside) from error
 
 
 def _merged(path: Path | None, given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Values of all sources; what flags and overrides say of `cache` wins over what a run's latents say."""
     file = OmegaConf.create({}) if path is None else read_yaml(path)
-    merged = OmegaConf.merge(file, _nested(given), _from_dotted(overrides))
+    merged = OmegaConf.merge(file, _nested(given), parse_overrides(overrides))
     whole = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     assert isinstance(whole, dict)
     values = take_build_keys({str(key): value for key, value in whole.items()})
@@ -222,108 +227,3 @@ def _nested(flags: Mapping[str, Any]) -> Any:
 def _literal(text: str) -> str:
     """The text escaped: a flag is meant as it is written, only YAML and overrides refer to other values."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
-
-
-def _from_dotted(overrides: Sequence[str]) -> Any:
-    for override in overrides:
-        if "=" not in override:
-            raise ConfigError(
-                "override", expected="key=value", found=repr(override), hint="flags start with --"
-            )
-        key, _, value = override.partition("=")
-        if key.count(".") + key.count("[") > MAX_DEPTH:
-            expected = f"a key of at most {MAX_DEPTH} parts"
-            raise ConfigError("override", kind="too_deep", expected=expected, found="more")
-        expect_shallow(value, subject=f"override {key}")
-    try:
-        return OmegaConf.from_dotlist(list(overrides))
-    except OmegaConfBaseException:
-        raise
-    except Exception as error:  # the YAML parser's own tree of errors
-        raise ConfigError(
-            "overrides",
-            expected="YAML values",
-            found=repr(" ".join(overrides)),
-            hint="check brackets and quotes",
-        ) from error
-
-
-# What pydantic says in terms of Python, by its type of error; {} are its own numbers.
-_EXPECTED = {
-    "model_type": "keys and values",
-    "dict_type": "keys and values",
-    "tuple_type": "a list",
-    "path_type": "a path",
-    "invalid_key": "a name",
-    "missing": "one more value",
-    "too_short": "{min_length} or more values",
-    "too_long": "at most {max_length} values",
-}
-
-
-def _first_problem(error: ValidationError, path: Path | None, outside: Collection[str]) -> ConfigError:
-    """One sentence for one thing that pydantic found; `outside`: keys that the file didn't decide."""
-    problems = error.errors()
-    # A misspelled key explains why another is missing.
-    first = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
-    parts = [str(part) for part in first["loc"]]
-    key, context = ".".join(parts), first.get("ctx", {})
-    where = None if ".".join(parts[:2]) in outside else path
-    inner = context.get("error")
-    if isinstance(inner, ConfigError):
-        inner.path = str(where) if where else None
-        inner.problem = inner.problem or key  # a validator below doesn't know where it is
-        return inner
-    if first["type"] == "extra_forbidden":
-        near = _near(key, _keys_beside(first["loc"]))
-        return ConfigError("unknown key", kind="unknown_key", path=where, found=repr(key), hint=near)
-    if first["type"] == "missing" and isinstance(first["input"], dict):
-        hint = f"say {key}=... or give its flag" if key in _known_keys(BuildConfig) else None
-        return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=hint)
-    template = _EXPECTED.get(first["type"])
-    expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
-    return ConfigError(key, path=where, expected=expected, found=repr(first["input"]))
-
-
-def _near(key: str, beside: Sequence[str]) -> str:
-    known = _known_keys(BuildConfig)
-    if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
-        return "in YAML, indent what follows a dot below what precedes it"
-    known = [*beside, *known] if key.startswith("tasks.") else known
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known keys: {', '.join(beside or known)}"
-
-
-def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, field in model.model_fields.items():
-        inner = _section_of(field.annotation)
-        if inner is not None:
-            keys += _known_keys(inner, f"{prefix}{name}.")
-        else:
-            keys.append(f"{prefix}{name}")
-    return keys
-
-
-def _section_of(annotation: object) -> type[BaseModel] | None:
-    """The section that a key's annotation names, optional ones too."""
-    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def _keys_beside(location: Sequence[int | str]) -> list[str]:
-    """The keys that a task's declaration may have where it has an unknown one."""
-    model: type[BaseModel] = BuildConfig
-    for part in location[:-1]:
-        if part in model.model_fields:  # other parts are names and numbers of a collection's items
-            model = _model_within(model.model_fields[str(part)].annotation) or model
-    parent = ".".join(map(str, location[:-1]))
-    return [f"{parent}.{name}" for name in model.model_fields] if parent.startswith("tasks.") else []
-
-
-def _model_within(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation such as `dict[str, Model] | None` is about."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_within(inner) for inner in get_args(annotation))
-    return next((model for model in found if model is not None), None)

@@ -43,7 +43,8 @@ def take_build_keys(values: dict[str, Any]) -> dict[str, Any]:
         del kept["latent"]
         return kept
     folder = Path(str(checkpoint.get("dir") or "checkpoints"))
-    kept["latent"] = {"checkpoint": str(folder / _CHECKPOINT)} | latent
+    said = {name: value for name, value in latent.items() if value is not None}
+    kept["latent"] = {"checkpoint": str(folder / _CHECKPOINT)} | said
     kept["cache"] = _section(values, "cache") | _latent_cache(training)
     return kept
 

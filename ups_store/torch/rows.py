@@ -43,7 +43,7 @@ def make_rows(store: Store, name: str, *, length: int | None = None, stride: int
 
     Only a mapped store whose checksums nobody asked for is copied from directly.
     """
-    if store.access == "map" and store._verify is None:
+    if store.access == "map" and not store.verify_on_touch:
         return MappedRows(store[name], length=length, stride=stride)
     return ReadRows(store, name, length=length, stride=stride)
 
