@@ -26,8 +26,9 @@ def canonical_json(document: Any, *, what: str) -> bytes:
         SpecError: For a value that JSON can't hold exactly; names its key path.
     """
     try:
-        plain = plain_json(document, what=what)
-        return _SIMPLE_JSON.encode(plain).encode() if _is_simple(plain) else rfc8785.dumps(plain)
+        if _is_simple(document):
+            return _SIMPLE_JSON.encode(document).encode()
+        return rfc8785.dumps(plain_json(document, what=what))
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
         raise _refused(what, "valid Unicode, nested less than a thousand deep", error) from error
 
@@ -42,11 +43,18 @@ def plain_json(document: Any, *, what: str) -> Any:
 
 def _is_simple(value: Any) -> bool:
     """Whether `json`, five times as fast, writes what RFC 8785 wants: no fractions, only ASCII keys."""
-    if isinstance(value, dict):
-        return all(map(str.isascii, value)) and all(map(_is_simple, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_simple, value))
-    return not isinstance(value, float)
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return bool(abs(value) <= _MAX_EXACT_INTEGER)
+    if kind is dict:
+        return all(map(_is_simple_key, value)) and all(map(_is_simple, value.values()))
+    return (kind is list or kind is tuple) and all(map(_is_simple, value))
+
+
+def _is_simple_key(key: Any) -> bool:
+    return type(key) is str and key.isascii()
 
 
 def _plain(value: Any, where: str) -> Any:

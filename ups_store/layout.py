@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class ArrayLayout:
     entry: Entry | None
     stride: int
 
-    @property
+    @cached_property
     def offset(self) -> int:
         """First byte of the first sample; 0 where there is no data entry."""
         return self.entry.data_offset if self.entry else 0
@@ -82,38 +83,38 @@ class Layout:
     directory_offset: int
     directory_nbytes: int
 
-    @property
+    @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """All entries in file order."""
         data = (array.entry for array in self.arrays.values())
         return (*self.metadata, *(entry for entry in data if entry))
 
-    @property
+    @cached_property
     def file_nbytes(self) -> int:
         """F, the length of the finished file."""
         return self.directory_offset + self.directory_nbytes + END_BYTES
 
-    @property
+    @cached_property
     def per_sample(self) -> tuple[ArrayLayout, ...]:
         """The arrays with a sample axis, in file order."""
         return tuple(array for array in self.arrays.values() if not array.meta.is_constant)
 
-    @property
+    @cached_property
     def record_nbytes(self) -> int:
         """Bytes of one commit record: marker, one CRC-32 an array, checksum (spec 6.4)."""
         return 4 * (len(self.per_sample) + 2)
 
-    @property
+    @cached_property
     def tail_offset(self) -> int:
         """First byte of the build tail (spec 6.2)."""
         return align(self.file_nbytes, PAGE_BYTES)
 
-    @property
+    @cached_property
     def table_offset(self) -> int:
         """First byte of the commit table."""
         return self.tail_offset + PAGE_BYTES
 
-    @property
+    @cached_property
     def building_nbytes(self) -> int:
         """Length of the building file."""
         return align(self.table_offset + self.num_samples * self.record_nbytes, PAGE_BYTES)

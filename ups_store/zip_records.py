@@ -64,7 +64,7 @@ class Entry:
     @property
     def header_nbytes(self) -> int:
         """Bytes of the local header with its extra fields."""
-        plain = _LOCAL_HEADER.size + len(self.name) + _LOCAL_ZIP64.size
+        plain = _plain_header_nbytes(self.name)
         if self.alignment == 1:
             return plain
         return align(self.offset + plain + _PADDING.size, self.alignment) - self.offset
@@ -80,17 +80,20 @@ class Entry:
         return self.data_offset + self.nbytes
 
     @property
+    def padding_nbytes(self) -> int:
+        """Bytes of extra field 0xD935; 0 without it (spec 3.4)."""
+        return self.header_nbytes - _plain_header_nbytes(self.name)
+
+    @property
     def padding(self) -> bytes:
         """Extra field 0xD935, the same in the local header and the central record (spec 3.4)."""
-        if self.alignment == 1:
-            return b""
-        nbytes = self.header_nbytes - _LOCAL_HEADER.size - len(self.name) - _LOCAL_ZIP64.size
-        return _PADDING.pack(0xD935, nbytes - 4, self.alignment).ljust(nbytes, b"\0")
+        nbytes = self.padding_nbytes
+        return _PADDING.pack(0xD935, nbytes - 4, self.alignment).ljust(nbytes, b"\0") if nbytes else b""
 
     @property
     def central_nbytes(self) -> int:
         """Bytes of the central directory record."""
-        return _CENTRAL_RECORD.size + len(self.name) + _CENTRAL_ZIP64.size + len(self.padding)
+        return _CENTRAL_RECORD.size + len(self.name) + _CENTRAL_ZIP64.size + self.padding_nbytes
 
     def pack_local_header(self, crc: int) -> bytes:
         """The local header for data with CRC-32 `crc` (spec 3.3)."""
@@ -110,6 +113,11 @@ class Entry:
         )  # fmt: skip
         zip64 = _CENTRAL_ZIP64.pack(1, 24, self.nbytes, self.nbytes, self.offset)
         return fixed + name + zip64 + padding
+
+
+def _plain_header_nbytes(name: str) -> int:
+    """Bytes of a local header without padding."""
+    return _LOCAL_HEADER.size + len(name) + _LOCAL_ZIP64.size
 
 
 def pack_directory(entries: Sequence[Entry], crcs: Sequence[int]) -> bytes:
@@ -197,7 +205,7 @@ class CentralRecord:
     @property
     def data_offset(self) -> int:
         """First byte of the data, for an entry without padding, as all metadata entries are."""
-        return Entry(self.name, self.offset, self.nbytes).data_offset
+        return self.offset + _plain_header_nbytes(self.name)
 
     @property
     def end(self) -> int:
