@@ -146,6 +146,8 @@ def is_committed(
     """Which records check, and so are commits, shape (M,) (spec 6.4)."""
     committed: npt.NDArray[np.bool_] = records[:, 0] == COMMIT_MARKER
     marked = np.flatnonzero(committed)
+    if not len(marked):
+        return committed
     checks = records[marked, -1] == _record_checksums(header, samples[marked], records[marked])
     committed[marked] = checks
     return committed
@@ -154,6 +156,7 @@ def is_committed(
 def _record_checksums(
     header: TailHeader, samples: npt.NDArray[np.int64], records: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint32]:
-    numbers = samples.astype("<u8").view(np.uint8).reshape(-1, 8)
-    body = np.ascontiguousarray(records[:, :-1]).view(np.uint8)
-    return crc32c_rows(np.hstack([numbers, body]), crc32c(header.build_id))
+    words = np.empty((len(samples), records.shape[1] + 1), "<u4")
+    words[:, :2] = samples.astype("<u8").view("<u4").reshape(-1, 2)
+    words[:, 2:] = records[:, :-1]
+    return crc32c_rows(words.view(np.uint8), crc32c(header.build_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class BuildingFile:
     metadata_crcs: tuple[int, ...]
     is_lazy: bool
 
-    @property
+    @functools.cached_property
     def building_path(self) -> Path:
         """The file's own name."""
         return building_path(self.path)
@@ -156,7 +157,7 @@ def runs(samples: Samples) -> list[tuple[int, int]]:
     """Consecutive stretches of sorted sample numbers, at least one, as `(first, num)`."""
     if samples[-1] - samples[0] == len(samples) - 1:
         return [(int(samples[0]), len(samples))]
-    breaks = np.flatnonzero(np.diff(samples) != 1) + 1
+    breaks = np.flatnonzero(samples[1:] - samples[:-1] != 1) + 1
     return [(int(part[0]), len(part)) for part in np.split(samples, breaks)]
 
 

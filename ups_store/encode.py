@@ -127,7 +127,7 @@ def _fill(
 ) -> list[int]:
     """Copy rows of `value` into slots, whose padding is zero, and seal them; returns the CRC-32 of each."""
     nbytes, num = array.meta.sample_nbytes, len(rows)
-    is_run = rows[-1] - rows[0] == num - 1 and bool((np.diff(rows) == 1).all())
+    is_run = rows[-1] - rows[0] == num - 1 and bool((rows[1:] - rows[:-1] == 1).all())
     payload = value[rows[0] : rows[0] + num] if is_run else value[rows]
     slots[:, :nbytes] = payload.reshape(num, -1).view(np.uint8).reshape(num, nbytes)
     if array.meta.is_sharded:

@@ -115,14 +115,14 @@ class Committer:
     def _check_indices(self, indices: Sequence[int] | Samples) -> Samples:
         raw = np.asarray(indices)
         is_valid = raw.ndim == 1 and (raw.dtype.kind in "iu" or not raw.size)
-        if not is_valid or len(np.unique(raw)) != len(raw):
+        ordered = np.sort(raw) if is_valid else raw
+        if not is_valid or (ordered[1:] == ordered[:-1]).any():
             raise SpecError("indices", kind="index", expected="distinct integers, shape (M,)", found=indices)
-        samples = raw.astype(np.int64)
-        outside = samples[(samples < 0) | (samples >= self.num_samples)]
-        if len(outside):
+        if len(raw) and (ordered[0] < 0 or ordered[-1] >= self.num_samples):
             expected = f"0 <= index < {self.num_samples}"
-            raise SpecError("no such sample", kind="index", expected=expected, found=int(outside[0]))
-        return samples
+            found = int(raw[(raw < 0) | (raw >= self.num_samples)][0])
+            raise SpecError("no such sample", kind="index", expected=expected, found=found)
+        return raw.astype(np.int64)
 
     def _check_arrays(self, arrays: Arrays, num: int) -> dict[str, npt.NDArray[Any]]:
         metas = {array.meta.name: array.meta for array in self.building.layout.per_sample}

@@ -184,7 +184,7 @@ def test_commit_refuses_a_sample_without_one_of_its_arrays(path: Path) -> None:
     [
         ([0, 4], 4),
         ([-1, 0], -1),
-        (np.array([0, 2**63], np.uint64), -(2**63)),
+        (np.array([0, 2**63], np.uint64), 2**63),
         ([0, 0], [0, 0]),
         ([0.0, 1.0], [0.0, 1.0]),
         ([[0, 1]], [[0, 1]]),
