@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from ups_store.layout import FORMAT_VERSION
     from ups_store.opening import open_any as open
-    from ups_store.partitions import PartitionedStore
+    from ups_store.partitioned_store import PartitionedStore
     from ups_store.reader import Store
     from ups_store.writer import Committer, StoreWriter
 
@@ -84,7 +84,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "create": ("creation", "create"),
     "join": ("creation", "join"),
     "open": ("opening", "open_any"),
-    "PartitionedStore": ("partitions", "PartitionedStore"),
+    "PartitionedStore": ("partitioned_store", "PartitionedStore"),
 }
 
 

@@ -6,7 +6,8 @@ import contextlib
 import os
 
 from ups_store import files
-from ups_store.partitions import PartitionedStore, find_partitions
+from ups_store.partitioned_store import PartitionedStore
+from ups_store.partitions import find_partitions
 from ups_store.path_argument import path_of
 from ups_store.reader import open_store
 from ups_store.store import Store, Verify

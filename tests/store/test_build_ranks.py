@@ -16,7 +16,7 @@ import pytest
 from build_helpers import BURGERS, write_burgers
 
 import ups_store
-from ups_store.partitions import PartitionedStore
+from ups_store.partitioned_store import PartitionedStore
 from ups_store.recovery import building_path
 
 pytestmark = pytest.mark.multi_process

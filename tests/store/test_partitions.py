@@ -90,6 +90,46 @@ def test_parts_gather_windows_and_into_given_memory(partitions: PartitionedStore
         np.testing.assert_array_equal(out["fields"][row], expected)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"start": [0, 2, 1, 3]},  # to the end of the shortest
+        {"start": 1, "stride": 2},
+        {"length": 3},
+        {"out": {"fields": np.empty((4, T, X), np.float64)}},
+        {"out": {"fields": np.empty((4, T, X), np.int32)}},
+        {"out": {"fields": np.empty((3, T, X), np.float32)}},
+        {"out": {"other": np.empty(4)}},
+        {"start": [0, 1]},
+        {"start": [0, 1, 2, T]},
+        {"names": ["nu"], "length": 2},
+        {"names": ["x"]},
+        {"names": ["other"]},
+        {"num_threads": 2},
+    ],
+)
+def test_parts_gather_and_refuse_what_one_file_does(
+    partitions: PartitionedStore, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    with ups_store.open(write(tmp_path / "whole.zarr.zip", range(N))) as whole:
+        expected, found = (_outcome(store, arguments) for store in (whole, partitions))
+    assert found == expected
+
+
+def _outcome(store: Store | PartitionedStore, arguments: dict[str, Any]) -> Any:
+    try:
+        batch = store.gather([9, 0, 4, 2], **arguments)
+    except ups_store.StoreError as error:
+        return type(error), error.kind
+    return {name: values.tolist() for name, values in batch.items()}
+
+
+def test_parts_preload_each(partitions: PartitionedStore) -> None:
+    reports = partitions.preload("copy")
+    assert [report.mode for report in reports] == ["copy"] * len(partitions.partitions)
+    np.testing.assert_array_equal(partitions.gather([7, 0])["nu"], VALUES["nu"][[7, 0]])
+
+
 def test_parts_sample_is_that_of_its_file(partitions: PartitionedStore) -> None:
     for index in (0, 6, N - 1):
         sample = partitions.sample(index)
@@ -123,6 +163,18 @@ def test_parts_verify_and_pickle_and_close(partitions: PartitionedStore) -> None
     assert partitions.nbytes == sum(partition.path.stat().st_size for partition in partitions.partitions)
     assert partitions.attrs == {}
     partitions.close()
+
+
+def test_dataset_of_parts_has_all_their_samples(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from ups_store.torch import StoreDataset
+
+    pattern = write_parts(tmp_path, 3)
+    for given in (pattern, ups_store.open(pattern)):
+        dataset = StoreDataset(given)
+        assert len(dataset) == N
+        found = [dataset[index]["fields"].numpy() for index in range(N)]
+        np.testing.assert_array_equal(found, VALUES["fields"])
 
 
 def test_open_of_parts_that_are_missing_names_them(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ups.grid import GridSpec
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.errors import SourceError
 from ups_store.ingest.source import open_source
-from ups_store.partitions import PartitionedStore
+from ups_store.partitioned_store import PartitionedStore
 
 FIELDS = "fields"
 # Constant fields that belong to the input of a task.

@@ -12,15 +12,17 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from ups_store.errors import SampleIndexError, SpecError
+from ups_store.opening import open_any
+from ups_store.partitioned_store import PartitionedStore
 from ups_store.permutation import Items
-from ups_store.reader import Store, open_store
+from ups_store.store import Store
 from ups_store.torch.batch import Batch, Sample, one_or_all
 from ups_store.torch.memory import Allocate, new_tensor, shared_copy
 from ups_store.torch.pool import BufferPool
 from ups_store.torch.source import Selection, StoreSource
 from ups_store.torch.windows import Window
 
-StoreLike = Store | str | os.PathLike[str]
+StoreLike = Store | PartitionedStore | str | os.PathLike[str]
 
 
 class StoreDataset(Dataset[Sample]):
@@ -30,7 +32,7 @@ class StoreDataset(Dataset[Sample]):
     straight into memory that is shared with the main process. Picklable; workers may be forked or spawned.
 
     Args:
-        stores: A store, its path, or several of them.
+        stores: A store, its path, or several of them; of a store in partitions the pattern of their names.
         names: Arrays to take; by default all, with windows the state and what doesn't vary in time.
         window: What an item spans; None for whole samples. Windows stay inside `num_steps` where a store has
             that array; trajectories that are too short have no item.
@@ -60,15 +62,15 @@ class StoreDataset(Dataset[Sample]):
         dtype: torch.dtype | None = None,
         views: bool = False,
     ) -> None:
-        single = isinstance(stores, Store | str | os.PathLike)
-        found: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
-        if not found:
+        single = isinstance(stores, Store | PartitionedStore | str | os.PathLike)
+        given: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
+        if not given:
             raise SpecError("no store given", kind="stores", expected="at least one", found=0)
         _check_dtype(dtype, views=views)
         self._selection = Selection(None if names is None else tuple(names), state, window, dtype)
         self._views = views
         self.epoch = 0
-        self._open([store if isinstance(store, Store) else open_store(store) for store in found])
+        self._open([store for each in given for store in _opened(each)])
 
     def _open(self, stores: Iterable[Store]) -> None:
         self.sources = tuple(StoreSource(store, self._selection) for store in stores)
@@ -190,6 +192,12 @@ class StoreDataset(Dataset[Sample]):
         stores = state.pop("stores")
         vars(self).update(state)
         self._open(stores)
+
+
+def _opened(store: StoreLike) -> tuple[Store, ...]:
+    """The store, or its partitions: each is a source of the dataset."""
+    found = store if isinstance(store, Store | PartitionedStore) else open_any(store)
+    return found.partitions if isinstance(found, PartitionedStore) else (found,)
 
 
 def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 
 from ups_store.errors import NotCommittedError, StoreNotFoundError
 from ups_store.reader import Store, open_store
-from ups_store.torch.dataset import StoreDataset, StoreLike
+from ups_store.torch.dataset import StoreDataset
 
 Rung = Literal["preloaded", "mapped", "on-demand"]
 Encode = Callable[[Path], Dataset[Any]]
@@ -36,7 +37,9 @@ class OpenedDataset:
     reason: str
 
 
-def open_dataset(store: StoreLike, *, encode: Encode | None = None, **options: Any) -> OpenedDataset:
+def open_dataset(
+    store: Store | str | os.PathLike[str], *, encode: Encode | None = None, **options: Any
+) -> OpenedDataset:
     """Open a store as a dataset: preloaded if it fits into memory, else mapped; the choice is logged.
 
     Args:
