@@ -285,6 +285,11 @@ def test_override_that_nests_too_deep_is_refused(override: str) -> None:
     assert error_of(override).kind == "too_deep"
 
 
+def test_file_of_references_alone_is_refused(tmp_path: Path) -> None:
+    error = error_of(yaml="a: " + "${" * 60_000, folder=tmp_path)  # OmegaConf takes half a minute for it
+    assert (error.kind, error.found) == ("too_long", 60_000)
+
+
 def test_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
     assert error_of(yaml=b"# no end\n" * 150_000, folder=tmp_path).kind == "too_long"
 

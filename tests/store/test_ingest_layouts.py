@@ -97,6 +97,18 @@ def test_read_returns_values_of_the_file_in_store_order(
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("selection", "key"), [(Selection(1 << 12), "reduce_space"), (Selection(1, 1 << 12), "reduce_time")]
+)
+def test_selection_of_one_point_or_step_of_many_is_refused(
+    selection: Selection, key: str, tmp_path: Path
+) -> None:
+    path = write_scalar_1d(tmp_path / "a.h5")
+    with pytest.raises(ConfigError, match=f"data.{key}") as caught:
+        open_source(path, selection=selection)
+    assert (caught.value.kind, caught.value.path) == ("bad_reduction", str(path))
+
+
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
 @pytest.mark.parametrize("selection", SELECTIONS[:2], ids=["all", "space3_time2"])
 def test_read_of_file_by_pdebench_returns_its_values(path: Path, selection: Selection) -> None:

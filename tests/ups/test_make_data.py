@@ -318,8 +318,10 @@ def test_command_hides_no_bug(tmp_path, monkeypatch):
     assert str(result.exception) == "a bug"
 
 
-def test_full_disk_is_one_line_and_leaves_nothing(small_disk):
-    command = [sys.executable, str(SCRIPT), "burgers1d", "--out", str(small_disk), "--samples", "40"]
+@pytest.mark.parametrize("task", ["burgers1d", "diffreact2d"])
+def test_full_disk_is_one_line_and_leaves_nothing(small_disk, task):
+    command = [sys.executable, str(SCRIPT), task, "--out", str(small_disk), "--samples", "40"]
+    command += ["--points", "32", "--frames", "101"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (6, "")
     reason = "no space left on device; free some space, or give --out another folder"

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from ups_store.errors import ConfigError
 
 MAX_DEPTH = 32  # lists and mappings within each other; parsers recurse, some on the C stack
+MAX_REFERENCES = 1000  # ${...}; each takes a while to resolve
 MAX_BYTES = 1 << 20  # of a file: a configuration has a few kB
 
 # What to do about texts that aren't a configuration, by a part of what the parser says.
@@ -52,8 +53,11 @@ def expect_shallow(text: str, *, subject: str, path: Path | None = None) -> None
     """Refuse YAML that nests deeper than `MAX_DEPTH`, without recursion; errors of syntax are left to others.
 
     Raises:
-        ConfigError: Kind "too_deep".
+        ConfigError: Kind "too_deep"; kind "too_long" for more than `MAX_REFERENCES` to other values.
     """
+    if (found := text.count("${")) > MAX_REFERENCES:
+        expected = f"at most {MAX_REFERENCES} references ${{...}}"
+        raise ConfigError(subject, kind="too_long", path=path, expected=expected, found=found)
     depth = 0
     try:
         for event in yaml.parse(text, Loader=_LOADER):

@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from ups_store.errors import ConfigError
 from ups_store.ingest.contents import AXIS_NAMES, Contents, Part, StoredArray
 from ups_store.ingest.hdf5 import get_dataset, source_error, translated
 from ups_store.ingest.info import ArrayInfo, Selection, SourceInfo
@@ -77,8 +78,10 @@ def describe(
     Raises:
         SourceError: Kind "wrong_rank", "wrong_dtype", "wrong_length", "grids_differ", "not_finite",
             "name_clash" or "task_mismatch", or as `Layout.parameters` says.
+        ConfigError: Kind "bad_reduction" if the selection leaves one point of many.
     """
     path = Path(file.filename)
+    _expect_some_left(path, lengths, selection)
     info = SourceInfo(
         path=path,
         layout=layout.name,
@@ -101,6 +104,19 @@ def describe(
     if task is not None:
         _expect_task(info, task, ndim=contents.ndim, num_times=lengths["t"])
     return info
+
+
+def _expect_some_left(path: Path, lengths: Mapping[str, int], selection: Selection) -> None:
+    """Refuse a reduction that leaves one point, or one time step, of many."""
+    for axis, length in lengths.items():
+        if 1 < length <= selection.step(axis):
+            raise ConfigError(
+                "data.reduce_time" if axis == "t" else "data.reduce_space",
+                kind="bad_reduction",
+                path=path,
+                expected=f"less than {length}, the length of axis {AXIS_NAMES[axis]!r}",
+                found=selection.step(axis),
+            )
 
 
 def read_coordinates(

@@ -10,7 +10,7 @@ from typing import Any
 
 import h5py
 
-from ups_store.errors import SourceError
+from ups_store.errors import SourceError, StoreError
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TREE_LINES = 12
@@ -37,6 +37,8 @@ def translated(
     """
     try:
         yield
+    except StoreError:
+        raise
     except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # all that h5py knows
         raise source_error(
             doing if dataset is None else f"{doing} of dataset {dataset!r}",

@@ -6,7 +6,9 @@ Letters: N samples, T time steps, X and Y cells, C channels.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from ups_store.errors import ConfigError
 _FLOAT32 = np.dtype("<f4")
 # Steady Darcy flow has no times, yet its files hold this many values in `t-coordinate`.
 _DARCY_TIMES = 0.25 * np.arange(10)
+_METADATA_BYTES = 1 << 20  # room for what libhdf5 holds back until it closes
 _MAX_GROUPS = 10_000  # names have four digits and readers sort them as text
 
 
@@ -103,6 +106,7 @@ def write_diffreact2d(
     with h5py.File(path, "w") as file:
         for batch in batches:
             for data_TYXC in batch.fields:
+                _expect_room(path, data_TYXC.size * _FLOAT32.itemsize)
                 group = file.create_group(f"{index:04d}")
                 arrays = {"data": data_TYXC, "grid/x": batch.x, "grid/y": batch.y, "grid/t": batch.t}
                 for name, values in arrays.items():
@@ -110,6 +114,12 @@ def write_diffreact2d(
                 sim = {**settings, "n": 1, "seed": index}
                 group.attrs["config"] = OmegaConf.to_yaml({"name": "2d_diff-react", "sim": sim})
                 index += 1
+
+
+def _expect_room(path: Path, nbytes: int) -> None:
+    """Fail before libhdf5 does: closing a file of groups on a full disk ends the process with a SIGSEGV."""
+    if shutil.disk_usage(path.parent).free < nbytes + _METADATA_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
 
 
 def _scalar1d_arrays(batch: Trajectories) -> dict[str, Array]:
