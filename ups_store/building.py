@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.build_tail import (
     BUILDER_LOCK,
     GATE_LOCK,
@@ -114,13 +114,13 @@ class BuildingFile:
     @contextlib.contextmanager
     def _locked(self, offset: int, length: int, *, exclusive: bool) -> Iterator[None]:
         where = self.building_path
-        files.lock(self.fd, offset, length, exclusive=exclusive, timeout_s=LOCK_TIMEOUT_S, path=where)
+        locks.lock(self.fd, offset, length, exclusive=exclusive, timeout_s=LOCK_TIMEOUT_S, path=where)
         try:
             self.check_current()
             yield
         finally:
             if self.fd >= 0:
-                files.unlock(self.fd, offset, length)
+                locks.unlock(self.fd, offset, length)
 
     def close(self) -> None:
         """Close the descriptor, which releases its locks."""
@@ -163,7 +163,7 @@ def runs(samples: Samples) -> list[tuple[int, int]]:
 
 def take_builder_lock(fd: int, path: Path) -> None:
     """Become the builder, or fail with `BuildLockedError` that names the one there is (spec 6.3)."""
-    if files.try_lock(fd, BUILDER_LOCK):
+    if locks.try_lock(fd, BUILDER_LOCK):
         return
     owner = read_owner(fd, path)
     is_me = owner == Owner(os.getpid(), socket.gethostname())

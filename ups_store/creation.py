@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.array_spec import ArraySpec
 from ups_store.blueprint import Blueprint, blueprint_of
 from ups_store.build_tail import GATE_LOCK, Owner, TailHeader
@@ -193,7 +193,7 @@ def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, restart: 
         return StoreWriter(_create(path, blueprint, is_lazy, replace=False))
     try:
         take_builder_lock(fd, target)
-        files.lock(fd, GATE_LOCK, timeout_s=LOCK_TIMEOUT_S, path=target)
+        locks.lock(fd, GATE_LOCK, timeout_s=LOCK_TIMEOUT_S, path=target)
         if not files.is_file_at(fd, target):
             raise StoreReplacedError("replaced while waiting for it", path=target)
         try:
@@ -226,7 +226,7 @@ def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool) -> StoreWr
     found = read_building_file(fd, target)
     _check_same(found.catalog.root.identity, blueprint.root.identity, target)
     files.sync_data(fd)  # a record in the page cache only must not count before it is durable
-    files.unlock(fd, GATE_LOCK)
+    locks.unlock(fd, GATE_LOCK)
     building = _building_file(path, fd, found, is_lazy=is_lazy)
     return StoreWriter(building, is_finished=found.state is State.FINISHED)
 

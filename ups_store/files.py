@@ -1,4 +1,6 @@
-"""The only `os`, `fcntl` and `mmap` calls of the package; tests replace these functions to make files fail.
+"""The only calls of the package that change or read files; tests replace them to make files fail.
+
+Locks are in `ups_store.locks`, mapped files and memory in `ups_store.mappings`.
 
 Offsets and lengths are bytes. Short reads and writes are continued here; `EINTR` is retried by Python itself.
 """
@@ -10,31 +12,16 @@ import ctypes
 import errno
 import fcntl
 import functools
-import mmap
 import os
-import resource
-import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
 
-import numpy as np
+from ups_store.errors import DiskFullError, StoreNotFoundError
 
-from ups_store.errors import BuildLockedError, DiskFullError, StoreNotFoundError
-
-_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: struct flock on 64-bit Linux
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LOCK_POLL_S = 0.01
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _WRITE_ONLY = 2  # SYNC_FILE_RANGE_WRITE: begin, wait for nothing
 _PIECE_BYTES = 64 << 20  # of memory at a time: a signal makes the kernel begin a piece again
 _STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
-_MADV_POPULATE_READ = 22  # Linux 5.14
-_MLOCK_ONFAULT = 1
-
-_Mapping = TypeVar("_Mapping", bound=mmap.mmap)
 
 # statfs(2) and linux/magic.h. FUSE and 9p may be local, but nobody can tell from here.
 NETWORK_FILE_SYSTEMS = {
@@ -175,7 +162,7 @@ def start_writeback(fd: int, offset: int, nbytes: int) -> None:
 
     A hint: nothing is promised, and no failure is reported here or lost to the sync (sync_file_range).
     """
-    call = getattr(_libc(), "sync_file_range", None)  # Linux has it
+    call = getattr(libc(), "sync_file_range", None)  # Linux has it
     if call:
         call(ctypes.c_int(fd), ctypes.c_int64(offset), ctypes.c_int64(nbytes), ctypes.c_uint(_WRITE_ONLY))
 
@@ -235,36 +222,16 @@ def is_file_at(fd: int, path: Path) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
-def map_private(fd: int, nbytes: int) -> mmap.mmap:
-    """Map a file copy-on-write: whoever changes the memory never reaches the file (spec 7.4)."""
-    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-    return mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-def mapped_file_nbytes(mapping: mmap.mmap) -> int:
-    """Length of the mapped file now: `mmap` keeps a descriptor of it."""
-    return mapping.size()
-
-
-def resident_nbytes(mapping: mmap.mmap, nbytes: int) -> int:
-    """Bytes of a mapped file that lie in the page cache, in whole pages (mincore).
-
-    The kernel tells only those who could write the file; to others every page looks resident.
-    """
-    pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
-    _memory_call("mincore", mapping, 0, nbytes, ctypes.c_void_p(pages.ctypes.data))
-    return min(nbytes, int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE)
-
-
 @functools.cache
-def _libc() -> ctypes.CDLL:
+def libc() -> ctypes.CDLL:
+    """The C library, for calls that Python lacks; they leave their error in `ctypes.get_errno`."""
     return ctypes.CDLL(None, use_errno=True)
 
 
 def network_file_system(fd: int) -> str | None:
     """Name of the network file system that the open file lies on; None for local ones (fstatfs)."""
     status = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc().fstatfs(ctypes.c_int(fd), status):
+    if libc().fstatfs(ctypes.c_int(fd), status):
         return None  # then it isn't known to be one
     magic = int.from_bytes(status.raw[:8], "little") & 0xFFFFFFFF
     return NETWORK_FILE_SYSTEMS.get(magic)
@@ -305,67 +272,6 @@ def disk_full_named(path: Path, needed_bytes: int) -> Iterator[None]:
         raise full from error
 
 
-def try_lock(fd: int, offset: int, length: int = 1, *, exclusive: bool = True) -> bool:
-    """Try to lock bytes for this open file; they may lie past its end (Linux OFD locks)."""
-    kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, length, 0))
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else holds it
-        return False
-    return True
-
-
-def lock(
-    fd: int, offset: int, length: int = 1, *, exclusive: bool = True, timeout_s: float, path: Path
-) -> None:
-    """Lock bytes, waiting at most `timeout_s`; then `BuildLockedError`."""
-    deadline = time.monotonic() + timeout_s
-    while not try_lock(fd, offset, length, exclusive=exclusive):
-        if time.monotonic() >= deadline:
-            raise BuildLockedError(
-                f"another process has held a lock for {timeout_s:g} s",
-                path=path,
-                hint="it may be stopped: look for it with `ups-store info`, end it, and run again",
-            )
-        time.sleep(_LOCK_POLL_S)
-
-
-def is_locked(fd: int, offset: int, length: int = 1) -> bool:
-    """Whether another open file holds a lock on any of the bytes; takes none itself."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, length, 0)
-    kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
-    return bool(kind != fcntl.F_UNLCK)
-
-
-def unlock(fd: int, offset: int, length: int = 1) -> None:
-    """Release bytes that `lock` or `try_lock` took."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, length, 0))
-
-
-class HoldsDescriptor(Protocol):
-    """Whoever owns an open descriptor; -1 once it is closed."""
-
-    fd: int
-
-
-_closed_on_fork: WeakSet[HoldsDescriptor] = WeakSet()
-
-
-def close_on_fork(holder: HoldsDescriptor) -> None:
-    """Have forked children close `holder.fd`: an inherited descriptor would keep a dead builder's locks."""
-    _closed_on_fork.add(holder)
-
-
-def _close_in_child() -> None:
-    for holder in list(_closed_on_fork):
-        if holder.fd >= 0:
-            os.close(holder.fd)
-            holder.fd = -1
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
 def system_text(path: Path) -> str | None:
     """Text of one of the kernel's own small files; None where it doesn't have it."""
     try:
@@ -385,93 +291,9 @@ def build_id() -> bytes:
     return os.urandom(16)
 
 
-def _memory_call(name: str, mapping: mmap.mmap, first: int, nbytes: int, *arguments: Any) -> None:
-    """A system call on part of a mapping; unlike a method of `mmap` it lets go of the GIL meanwhile."""
-    where = ctypes.c_void_p(address(mapping) + first)
-    if getattr(_libc(), name)(where, ctypes.c_size_t(nbytes), *arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def address(mapping: mmap.mmap) -> int:
-    """Where the mapping begins in this process's memory."""
-    return int(np.frombuffer(mapping, np.uint8).ctypes.data)
-
-
 def expect_whole(fd: int) -> None:
     """Say that all of the open file will be read, more or less in order: the kernel reads further ahead."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-
-
-def populate(mapping: mmap.mmap, first: int, nbytes: int) -> bool:
-    """Read pages of a mapping in and enter them in the page table, no page copied; False before Linux 5.14.
-
-    Args:
-        mapping: The mapping; OSError (EFAULT) if its file was cut.
-        first: A multiple of the page size.
-        nbytes: Length.
-    """
-    try:
-        _memory_call("madvise", mapping, first, nbytes, ctypes.c_int(_MADV_POPULATE_READ))
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return False
-        raise
-    return True
-
-
-def lock_on_fault(mapping: mmap.mmap) -> None:
-    """Have the pages of a mapping stay in RAM from when they are used first (mlock2, MLOCK_ONFAULT).
-
-    Raises:
-        OSError: ENOMEM, EPERM or EAGAIN where RLIMIT_MEMLOCK is lower.
-    """
-    _memory_call("mlock2", mapping, 0, len(mapping), ctypes.c_uint(_MLOCK_ONFAULT))
-
-
-def memory_lock_limit() -> int:
-    """RLIMIT_MEMLOCK in bytes; -1 for none."""
-    return resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-
-
-def address_space_left() -> int | None:
-    """What RLIMIT_AS (`ulimit -v`) leaves this process, in bytes; None for no limit."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return None
-    pages = int((system_text(Path("/proc/self/statm")) or "0").split()[0])
-    return max(0, limit - pages * mmap.PAGESIZE)
-
-
-def new_memory(nbytes: int, *, shared: bool = False, kind: type[_Mapping]) -> _Mapping:
-    """Zeroed memory with huge pages where the system has them.
-
-    Args:
-        nbytes: Length, > 0.
-        shared: Whether forked children share it; else each has its own copy of what is changed.
-        kind: `mmap.mmap` or a subclass.
-    """
-    flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE)
-    mapping = kind(-1, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    _prefer_huge_pages(mapping)
-    return mapping
-
-
-def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    with contextlib.suppress(OSError):  # a kernel without them
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-
-
-def map_to_fill(fd: int, nbytes: int) -> mmap.mmap:
-    """Map a file in memory so that what is written to the mapping is in the file."""
-    mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    _prefer_huge_pages(mapping)
-    return mapping
-
-
-def map_read_only(fd: int, nbytes: int) -> mmap.mmap:
-    """Map a file for reading only: locking a private mapping that may be written would copy every page."""
-    return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
 
 def open_sealed(path: Path) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.reader import open_store
@@ -71,7 +71,7 @@ def remove_garbage(garbage: Garbage) -> bool:
     except StoreNotFoundError:
         return True
     try:
-        if not (files.try_lock(fd, BUILDER_LOCK) and files.try_lock(fd, GATE_LOCK)):
+        if not (locks.try_lock(fd, BUILDER_LOCK) and locks.try_lock(fd, GATE_LOCK)):
             return False
         if files.is_file_at(fd, garbage.path):  # not published or replaced since it was found
             files.remove(garbage.path)
@@ -85,7 +85,7 @@ def _examine(path: Path) -> Garbage | None:
         return None
     fd = files.open_existing(path)
     try:
-        if not stat.S_ISREG(files.mode(fd)) or files.is_locked(fd, BUILDER_LOCK):
+        if not stat.S_ISREG(files.mode(fd)) or locks.is_locked(fd, BUILDER_LOCK):
             return None
         nbytes, kind = files.size(fd), _kind_of(path, fd)
     finally:

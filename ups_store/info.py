@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.array_spec import ArraySpec
 from ups_store.array_statistics import ArrayStatistics, Statistics
 from ups_store.build_tail import BUILDER_LOCK
@@ -166,7 +166,7 @@ def _build_info(path: Path, store: Store) -> BuildInfo:
     try:
         header = read_building_file(fd, path).header
         owner = read_owner(fd, path) if header else None
-        is_running = files.is_locked(fd, BUILDER_LOCK)
+        is_running = locks.is_locked(fd, BUILDER_LOCK)
     finally:
         files.close(fd)
     return BuildInfo(

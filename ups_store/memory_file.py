@@ -8,7 +8,7 @@ import re
 from pathlib import Path, PosixPath
 from weakref import WeakValueDictionary
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.errors import DiskFullError, StoreError, StoreNotFoundError
 from ups_store.memory import available_bytes
 
@@ -27,7 +27,7 @@ class MemoryFile:
     def __init__(self, nbytes: int) -> None:
         self.fd = -1
         self.fd = _create(nbytes)
-        files.close_on_fork(self)
+        locks.close_on_fork(self)
 
     def __del__(self) -> None:
         if self.fd >= 0:

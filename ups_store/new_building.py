@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.build_tail import BUILDER_LOCK, TailHeader
 from ups_store.building import BuildingFile
 from ups_store.checksum import crc32, crc32c
@@ -43,7 +43,7 @@ def create_building(
         path, files.create_new(temporary), layout, header, tuple(map(crc32, documents)), is_lazy
     )
     try:
-        files.try_lock(building.fd, BUILDER_LOCK)
+        locks.try_lock(building.fd, BUILDER_LOCK)
         files.allocate(building.fd, layout.building_nbytes)  # 1
         _write_skeleton(building, documents, constants)  # 2
         files.sync(building.fd)  # 3
@@ -72,7 +72,7 @@ def create_building_in_memory(
     fd = files.open_existing(path, writable=True)
     building = BuildingFile(path, fd, layout, header, tuple(map(crc32, documents)), is_lazy)
     try:
-        files.try_lock(fd, BUILDER_LOCK)
+        locks.try_lock(fd, BUILDER_LOCK)
         _write_skeleton(building, documents, constants)
     except BaseException:
         building.close()

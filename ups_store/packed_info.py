@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ups_store import files
+from ups_store import files, mappings
 from ups_store.info import ArrayInfo, StoreInfo
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def describe_packed(store: PackedStore) -> PackedInfo:
     fd = files.open_existing(store.path)
     try:
         nbytes, network = files.size(fd), files.network_file_system(fd)
-        resident = files.resident_nbytes(files.map_private(fd, nbytes), nbytes)
+        resident = mappings.resident_nbytes(mappings.map_private(fd, nbytes), nbytes)
     finally:
         files.close(fd)
     return PackedInfo(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
+from ups_store import files, mappings
 from ups_store.array_spec import ArraySpec
 from ups_store.catalog import Catalog, fingerprint_of
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
@@ -287,7 +287,7 @@ class Store:
             TruncatedError: If another program cut the file.
         """
         self.check_length()
-        return files.resident_nbytes(self._map(), self.nbytes) / self.nbytes
+        return mappings.resident_nbytes(self._map(), self.nbytes) / self.nbytes
 
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
+from ups_store import files, mappings
 from ups_store.checksum import Bytes
 from ups_store.errors import StoreClosedError
 from ups_store.layout import ArrayLayout
@@ -44,7 +44,7 @@ class StoreFile:
         self._kept: mmap.mmap | None = None
         # A mapping needs no descriptor of ours; commit tables and samples that are read do.
         keeps_fd = keeps_fd or self.access == "pread"
-        self._mapping = None if self.access == "pread" else files.map_private(fd, nbytes)
+        self._mapping = None if self.access == "pread" else mappings.map_private(fd, nbytes)
         self._fd = files.duplicate(fd) if keeps_fd else -1
         self._closing = weakref.finalize(self, files.close, self._fd) if keeps_fd else None
 
@@ -63,7 +63,7 @@ class StoreFile:
         """The mapped file; a file that is read is mapped when this is first called."""
         self.check_open()
         if self._mapping is None:
-            self._mapping = files.map_private(self._fd, self.nbytes)
+            self._mapping = mappings.map_private(self._fd, self.nbytes)
         return self._mapping
 
     @property
@@ -93,7 +93,7 @@ class StoreFile:
             self.check_open()  # nobody can cut a copy
             return
         mapping = self._mapping
-        nbytes = files.size(self.fd) if mapping is None else files.mapped_file_nbytes(mapping)
+        nbytes = files.size(self.fd) if mapping is None else mappings.mapped_file_nbytes(mapping)
         if nbytes < self.nbytes:
             raise cut(self.path, self.nbytes, nbytes)
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
+from ups_store import locks
 from ups_store.building import BuildingFile, Samples
 from ups_store.commit import commit_pieces, committed_among, finish, publish
 from ups_store.encode import (
@@ -42,7 +42,7 @@ class Committer:
         self._mutex = threading.Lock()  # record locks belong to the open file, so they don't part threads
         self._failed = False
         self._scratch = Scratch()
-        files.close_on_fork(building)
+        locks.close_on_fork(building)
 
     @property
     def num_samples(self) -> int:

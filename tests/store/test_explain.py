@@ -14,7 +14,7 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
 
 import ups_store
-from ups_store import files
+from ups_store import files, locks
 from ups_store.build import read
 from ups_store.build.config import BuildConfig
 from ups_store.build.explain import Explanation, explain_all
@@ -164,7 +164,7 @@ def test_overwrite_of_a_store_that_is_being_built_is_refused(config: BuildConfig
     assert explain(config, overwrite=True).action == "rebuild"
     fd = files.open_existing(building_path(config.cache.dir / NAME), writable=True)
     try:
-        assert files.try_lock(fd, BUILDER_LOCK)
+        assert locks.try_lock(fd, BUILDER_LOCK)
         found = explain(config, overwrite=True)
     finally:
         files.close(fd)

@@ -36,6 +36,7 @@ from ups_store import (
     StoreReplacedError,
     TruncatedError,
     files,
+    mappings,
 )
 from ups_store import writer as writer_module
 
@@ -536,8 +537,8 @@ def test_boot_that_the_system_does_not_tell_is_zeros(monkeypatch: pytest.MonkeyP
 def test_residency_that_the_system_does_not_tell_is_an_error(path: Path) -> None:
     build(path, mixed_values())
     fd = files.open_existing(path)
-    mapping = files.map_private(fd, 4096)
+    mapping = mappings.map_private(fd, 4096)
     files.close(fd)
     with pytest.raises(OSError, match="mincore") as caught:
-        files.resident_nbytes(mapping, 1 << 36)  # no process has so much mapped in one piece here
+        mappings.resident_nbytes(mapping, 1 << 36)  # no process has so much mapped in one piece here
     assert caught.value.errno == errno.ENOMEM

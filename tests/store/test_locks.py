@@ -37,6 +37,7 @@ from ups_store import (
     commit,
     creation,
     files,
+    locks,
 )
 from ups_store import building as building_module
 
@@ -207,9 +208,9 @@ class Holder:
 def test_fork_closes_what_is_open_and_leaves_what_is_closed(tmp_path: Path) -> None:
     here, gone = Holder(files.create_new(tmp_path / "here")), Holder(-1)
     opened = here.fd
-    files.close_on_fork(here)
-    files.close_on_fork(gone)
-    files._close_in_child()
+    locks.close_on_fork(here)
+    locks.close_on_fork(gone)
+    locks._close_in_child()
     assert (here.fd, gone.fd) == (-1, -1)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened)

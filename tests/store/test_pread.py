@@ -23,7 +23,7 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import SpecError, StoreClosedError, TruncatedError, files, pread
+from ups_store import SpecError, StoreClosedError, TruncatedError, files, mappings, pread
 from ups_store.info import describe
 from ups_store.recovery import building_path
 
@@ -171,8 +171,8 @@ def test_pread_store_maps_nothing_until_a_whole_array_is_asked_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapped: list[int] = []
-    map_private = files.map_private
-    monkeypatch.setattr(files, "map_private", lambda fd, n: mapped.append(n) or map_private(fd, n))
+    map_private = mappings.map_private
+    monkeypatch.setattr(mappings, "map_private", lambda fd, n: mapped.append(n) or map_private(fd, n))
     with ups_store.open(path, access="pread") as store:
         store.gather([0, 1])
         store.sample(2)
@@ -236,7 +236,7 @@ def test_unknown_access_is_refused(path: Path) -> None:
 def pretend_network(monkeypatch: pytest.MonkeyPatch, magic: int) -> None:
     """Have `fstatfs` report a file system."""
 
-    libc = files._libc()
+    libc = files.libc()
 
     class Libc:
         mincore = libc.mincore
@@ -246,7 +246,7 @@ def pretend_network(monkeypatch: pytest.MonkeyPatch, magic: int) -> None:
             status[:8] = magic.to_bytes(8, "little")
             return 0
 
-    monkeypatch.setattr(files, "_libc", Libc)
+    monkeypatch.setattr(files, "libc", Libc)
 
 
 @pytest.mark.parametrize(("magic", "name"), [(0x6969, "nfs"), (0xFE534D42, "smb2"), (0x0BD00BD0, "lustre")])

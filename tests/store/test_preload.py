@@ -25,6 +25,7 @@ from ups_store import (
     StoreReplacedError,
     TruncatedError,
     files,
+    mappings,
 )
 from ups_store.preload import budget, page_cache, reading
 
@@ -104,7 +105,7 @@ def test_page_cache_needs_no_room_for_what_is_there(store: Store, monkeypatch: p
 def test_page_cache_touches_pages_where_the_kernel_cannot_populate(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "populate", lambda *arguments: False)
+    monkeypatch.setattr(mappings, "populate", lambda *arguments: False)
     store.preload("page-cache")
     assert mapped_bytes(store.path.name, "Rss") >= store.nbytes
 
@@ -113,13 +114,13 @@ def test_populate_tells_a_kernel_without_it_from_a_failure(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with path.open("rb") as file:
-        mapping = files.map_private(file.fileno(), path.stat().st_size)
-    assert files.populate(mapping, 0, mmap.PAGESIZE)
+        mapping = mappings.map_private(file.fileno(), path.stat().st_size)
+    assert mappings.populate(mapping, 0, mmap.PAGESIZE)
     os.truncate(path, 8192)
     with pytest.raises(OSError, match="madvise"):
-        files.populate(mapping, 0, len(mapping))
-    monkeypatch.setattr(files, "_MADV_POPULATE_READ", 9999)
-    assert not files.populate(mapping, 0, mmap.PAGESIZE)
+        mappings.populate(mapping, 0, len(mapping))
+    monkeypatch.setattr(mappings, "_MADV_POPULATE_READ", 9999)
+    assert not mappings.populate(mapping, 0, mmap.PAGESIZE)
 
 
 def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> None:
@@ -212,7 +213,7 @@ def test_store_larger_than_the_memory_is_refused(
     path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evict(path)
-    monkeypatch.setattr(files, "resident_nbytes", lambda *arguments: 0)
+    monkeypatch.setattr(mappings, "resident_nbytes", lambda *arguments: 0)
     with ups_store.open(path) as store:
         available = int(store.nbytes / 0.9) - 10  # the margin is missing
         monkeypatch.setattr(budget, "available_bytes", lambda: available)
@@ -237,7 +238,7 @@ def test_auto_takes_a_copy_only_if_it_may_be_shared_and_fits(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.preload()
-    monkeypatch.setattr(files, "address_space_left", lambda: 1000)
+    monkeypatch.setattr(mappings, "address_space_left", lambda: 1000)
     report = store.preload(shared=True)
     assert report.mode == "page-cache"
     assert report.why.startswith("copy refused (the store doesn't fit into RAM")
@@ -247,7 +248,7 @@ def test_auto_takes_a_copy_only_if_it_may_be_shared_and_fits(
 
 
 def test_auto_leaves_a_store_mapped_that_fits_nowhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "resident_nbytes", lambda *arguments: 0)
+    monkeypatch.setattr(mappings, "resident_nbytes", lambda *arguments: 0)
     monkeypatch.setattr(budget, "available_bytes", lambda: 4096)
     report = store.preload()
     assert (report.mode, report.nbytes) == ("mapped", 0)
@@ -319,7 +320,7 @@ def test_failure_of_the_system_is_passed_on(store: Store, monkeypatch: pytest.Mo
     def fail(*arguments: Any) -> bool:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(files, "populate", fail)
+    monkeypatch.setattr(mappings, "populate", fail)
     with pytest.raises(OSError, match="Input/output"):
         store.preload("page-cache")
     monkeypatch.setattr(files, "read_into", fail)

@@ -26,7 +26,7 @@ from ups_store import (
     SampleIndexError,
     SpecError,
     Store,
-    files,
+    mappings,
 )
 from ups_store.preload import budget, reading
 from ups_store.torch import DeviceStore, pinned, staging
@@ -215,7 +215,7 @@ def test_page_locked_store_gathers_the_same(
     report = store.preload("pinned")
     expected = ups_store.open(store.path).gather(CHOSEN, **window)
     assert_same(report.on_device.gather(CHOSEN, **window), expected)
-    assert fake_cuda.registered == {files.address(store._file.mapping()): store.nbytes}
+    assert fake_cuda.registered == {mappings.address(store._file.mapping()): store.nbytes}
     for name, values in store.gather(CHOSEN, **window).items():
         assert values.tobytes() == expected[name].tobytes()
 
@@ -245,8 +245,8 @@ def test_refused_page_lock_is_an_error_and_auto_goes_on(
 
 
 def test_view_that_would_be_a_copy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = files.new_memory(4096, kind=pinned.PageLocked)
-    memory.address = files.address(memory)
+    memory = mappings.new_memory(4096, kind=pinned.PageLocked)
+    memory.address = mappings.address(memory)
     interface = pinned._DeviceView(memory).__cuda_array_interface__
     assert (interface["shape"], interface["data"]) == ((4096,), (memory.address, False))
     monkeypatch.setattr(torch, "as_tensor", lambda view, device: torch.zeros(4096, dtype=torch.uint8))

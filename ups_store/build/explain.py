@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
@@ -140,7 +140,7 @@ def _builder(plan: StorePlan) -> str:
     where = building_path(plan.path)
     fd = files.open_existing(where)
     try:
-        if not files.is_locked(fd, BUILDER_LOCK):
+        if not locks.is_locked(fd, BUILDER_LOCK):
             return ""
         owner = read_owner(fd, where)
         return f"pid {owner.pid} on {owner.host}" if owner else "an unknown process"

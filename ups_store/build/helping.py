@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.creation import join
 from ups_store.errors import IdentityMismatchError, StoreError, StoreNotFoundError, StoreReplacedError
@@ -74,7 +74,7 @@ def _is_being_built(path: Path) -> bool:
     except StoreNotFoundError:
         return False
     try:
-        return files.is_locked(fd, BUILDER_LOCK)
+        return locks.is_locked(fd, BUILDER_LOCK)
     finally:
         files.close(fd)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
 from ups_store.recovery import BUILDING_SUFFIX
@@ -48,7 +48,7 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
     temporary = target.with_name(f"{target.name}{BUILDING_SUFFIX}.{files.build_id()[:8].hex()}")
     fd = files.create_new(temporary)
     try:
-        files.try_lock(fd, BUILDER_LOCK)
+        locks.try_lock(fd, BUILDER_LOCK)
         with _disk_full_named(target, needed_bytes):
             yield NewFile(temporary, fd)
             files.sync(fd)

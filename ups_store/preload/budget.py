@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store import files
+from ups_store import files, mappings
 from ups_store.errors import MemoryLimitError
 from ups_store.memory import available_bytes
 
@@ -50,7 +50,7 @@ class Budget:
 
 def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
     """Budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
-    left = files.address_space_left() if is_new and needed_bytes else None
+    left = mappings.address_space_left() if is_new and needed_bytes else None
     available = available_bytes()
     return Budget(needed_bytes, available if left is None else min(available, left))
 

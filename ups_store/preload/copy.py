@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from ups_store import files
+from ups_store import files, mappings
 from ups_store.errors import MemoryLimitError
 from ups_store.preload.budget import Budget, ram_budget
 from ups_store.preload.locking import lock
@@ -57,7 +57,7 @@ def refusal_named(job: Job) -> Iterator[None]:
 
 
 def _load_private(job: Job) -> None:
-    memory = files.new_memory(job.file.nbytes, kind=mmap.mmap)
+    memory = mappings.new_memory(job.file.nbytes, kind=mmap.mmap)
     if job.request.lock:
         lock(memory, path=job.file.path)
     fill(memory, job)
@@ -72,13 +72,13 @@ def _load_shared(job: Job) -> None:
         files.truncate(fd, nbytes)
         locked = None
         if job.request.lock:
-            locked = files.map_read_only(fd, nbytes)
+            locked = mappings.map_read_only(fd, nbytes)
             lock(locked, path=file.path)
-        memory = files.map_to_fill(fd, nbytes)
+        memory = mappings.map_to_fill(fd, nbytes)
         fill(memory, job)
         memory.close()  # nothing is sealed while somebody could write
         files.seal(fd)
-        mapping = files.map_private(fd, nbytes)
+        mapping = mappings.map_private(fd, nbytes)
         for there in [mapping] if locked is None else [mapping, locked]:
             for first in range(0, nbytes, STEP_BYTES):
                 populate(there, first, min(STEP_BYTES, nbytes - first), job=job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from ups_store import files
+from ups_store import mappings
 from ups_store.errors import MemoryLimitError
 
 
@@ -16,9 +16,9 @@ def lock(mapping: mmap.mmap, *, path: Path) -> None:
         MemoryLimitError: With kind "memlock", if RLIMIT_MEMLOCK is lower.
     """
     try:
-        files.lock_on_fault(mapping)
+        mappings.lock_on_fault(mapping)
     except OSError as refused:
-        limit = files.memory_lock_limit()
+        limit = mappings.memory_lock_limit()
         error = MemoryLimitError(
             "the system refuses to lock so much memory (RLIMIT_MEMLOCK)",
             kind="memlock",

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import numpy as np
 
-from ups_store import files
+from ups_store import files, mappings
 from ups_store.pread import cut
 from ups_store.preload.budget import Budget, locked_bytes, ram_budget
 from ups_store.preload.locking import lock
@@ -23,7 +23,7 @@ def budget(job: Job) -> Budget:
     needs no room, and what this one will lock does.
     """
     nbytes = job.file.nbytes
-    is_resident = files.resident_nbytes(job.file.mapping(), nbytes) == nbytes
+    is_resident = mappings.resident_nbytes(job.file.mapping(), nbytes) == nbytes
     stays = is_resident and (not job.request.lock or locked_bytes() >= nbytes)
     return ram_budget(0 if stays else nbytes, is_new=False)
 
@@ -31,17 +31,17 @@ def budget(job: Job) -> Budget:
 def load(job: Job) -> None:
     """Read the file, and enter its pages in this process's page table."""
     file, nbytes = job.file, job.file.nbytes
-    mappings = [file.mapping()] if file.access == "map" else []
+    mapped = [file.mapping()] if file.access == "map" else []
     locked = None
     if job.request.lock:
-        locked = files.map_read_only(job.fd, nbytes)
+        locked = mappings.map_read_only(job.fd, nbytes)
         lock(locked, path=file.path)
-        mappings.append(locked)
+        mapped.append(locked)
     first = 0
     with closing(read_steps(job.fd, nbytes, num_threads=job.num_threads, path=file.path)) as steps:
         for length in steps:
             file.check_length()
-            for mapping in mappings:
+            for mapping in mapped:
                 populate(mapping, first, length, job=job)
             first += length
             job.progress(length)
@@ -56,7 +56,7 @@ def populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: Job) -> None:
         TruncatedError: If the file was cut.
     """
     try:
-        if not files.populate(mapping, first, nbytes):
+        if not mappings.populate(mapping, first, nbytes):
             np.frombuffer(mapping, np.uint8)[first : first + nbytes : mmap.PAGESIZE].max()
     except OSError as error:
         if error.errno != errno.EFAULT:

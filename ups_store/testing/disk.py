@@ -1,8 +1,8 @@
 """A disk in memory that tells written from durable bytes, and what may be left of it after a power loss.
 
-`installed` puts it in the place of `ups_store.files`. What a file system may do to unsynced writes is what
-this disk does: drop any of them, keep any of them, in any order, whole, in part, or sector by sector. Names
-appear and vanish in order, as a journal does it. Everything that was synced stays.
+`installed` puts it in the place of `ups_store.files` and `ups_store.locks`. What a file system may do to
+unsynced writes is what this disk does: drop any of them, keep any of them, in any order, whole, in part, or
+sector by sector. Names appear and vanish in order, as a journal does it. Everything that was synced stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from ups_store import files
+from ups_store import files, locks
 from ups_store.errors import StoreNotFoundError
 
 SECTOR_BYTES = 512
@@ -235,7 +235,7 @@ class Disk:
         return 1 << 40
 
     def try_lock(self, fd: int, offset: int, length: int = 1, *, exclusive: bool = True) -> bool:
-        """Stands in for `files.try_lock`."""
+        """Stands in for `locks.try_lock`."""
         inode = self._open[fd]
         for holder, other, first, num, is_exclusive in self._locks:
             overlaps = first < offset + length and offset < first + num
@@ -245,7 +245,7 @@ class Disk:
         return True
 
     def unlock(self, fd: int, offset: int, length: int = 1) -> None:
-        """Stands in for `files.unlock`."""
+        """Stands in for `locks.unlock`."""
         self._locks = [lock for lock in self._locks if (lock[0], lock[2], lock[3]) != (fd, offset, length)]
 
     def _new_fd(self, inode: _Inode) -> int:
@@ -325,9 +325,8 @@ _REPLACED = [
     "exists",
     "is_file_at",
     "free_bytes",
-    "try_lock",
-    "unlock",
 ]
+_REPLACED_LOCKS = ["try_lock", "unlock"]
 
 
 @contextlib.contextmanager
@@ -336,4 +335,6 @@ def installed(disk: Disk) -> Iterator[Disk]:
     with contextlib.ExitStack() as stack:
         for name in _REPLACED:
             stack.enter_context(mock.patch.object(files, name, getattr(disk, name)))
+        for name in _REPLACED_LOCKS:
+            stack.enter_context(mock.patch.object(locks, name, getattr(disk, name)))
         yield disk

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups_store import files
+from ups_store import mappings
 from ups_store.errors import DeviceError
 from ups_store.preload.budget import Budget, ram_budget
 from ups_store.preload.copy import fill, refusal_named
@@ -39,7 +39,7 @@ class PageLocked(mmap.mmap):
         Raises:
             DeviceError: With kind "pin", if it is refused.
         """
-        self.address, self.device = files.address(self), device
+        self.address, self.device = mappings.address(self), device
         with torch.cuda.device(device):
             code = int(_runtime().cudaHostRegister(self.address, len(self), _FLAGS))
             if code == 0:
@@ -108,7 +108,7 @@ def load(job: Job) -> DeviceStore:
     """Copy the store to page-locked memory; the store gathers from there too."""
     device, path = find_device(job), job.file.path
     with refusal_named(job):
-        memory = files.new_memory(job.file.nbytes, shared=True, kind=PageLocked)
+        memory = mappings.new_memory(job.file.nbytes, shared=True, kind=PageLocked)
     fill(memory, job)
     memory.register(device, path=path)
     view = device_view(memory, device, path=path)

@@ -1,0 +1,77 @@
+"""Locks on bytes of open files, held as long as the file is open, and never by forked children (spec 6.3)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
+
+from ups_store.errors import BuildLockedError
+
+_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: struct flock on 64-bit Linux
+_LOCK_POLL_S = 0.01
+
+
+def try_lock(fd: int, offset: int, length: int = 1, *, exclusive: bool = True) -> bool:
+    """Try to lock bytes for this open file; they may lie past its end (Linux OFD locks)."""
+    kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, length, 0))
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else holds it
+        return False
+    return True
+
+
+def lock(
+    fd: int, offset: int, length: int = 1, *, exclusive: bool = True, timeout_s: float, path: Path
+) -> None:
+    """Lock bytes, waiting at most `timeout_s`; then `BuildLockedError`."""
+    deadline = time.monotonic() + timeout_s
+    while not try_lock(fd, offset, length, exclusive=exclusive):
+        if time.monotonic() >= deadline:
+            raise BuildLockedError(
+                f"another process has held a lock for {timeout_s:g} s",
+                path=path,
+                hint="it may be stopped: look for it with `ups-store info`, end it, and run again",
+            )
+        time.sleep(_LOCK_POLL_S)
+
+
+def is_locked(fd: int, offset: int, length: int = 1) -> bool:
+    """Whether another open file holds a lock on any of the bytes; takes none itself."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, length, 0)
+    kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def unlock(fd: int, offset: int, length: int = 1) -> None:
+    """Release bytes that `lock` or `try_lock` took."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, length, 0))
+
+
+class HoldsDescriptor(Protocol):
+    """Whoever owns an open descriptor; -1 once it is closed."""
+
+    fd: int
+
+
+_closed_on_fork: WeakSet[HoldsDescriptor] = WeakSet()
+
+
+def close_on_fork(holder: HoldsDescriptor) -> None:
+    """Have forked children close `holder.fd`: an inherited descriptor would keep a dead builder's locks."""
+    _closed_on_fork.add(holder)
+
+
+def _close_in_child() -> None:
+    for holder in list(_closed_on_fork):
+        if holder.fd >= 0:
+            os.close(holder.fd)
+            holder.fd = -1
+
+
+os.register_at_fork(after_in_child=_close_in_child)
