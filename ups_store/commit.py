@@ -20,7 +20,7 @@ from ups_store.encode import CrcTable, Piece
 from ups_store.errors import CorruptChunkError, NotCommittedError
 from ups_store.layout import ArrayLayout
 from ups_store.memory_file import is_in_memory
-from ups_store.recovery import commits_among, read_commits, read_records
+from ups_store.recovery import read_commits, read_committed
 from ups_store.zip_records import pack_directory
 
 _COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is made
@@ -28,14 +28,7 @@ _COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is 
 
 def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.bool_]:
     """Which of the samples are committed, shape (M,); samples sorted, at least one."""
-    fd, layout = building.fd, building.layout
-    if samples[-1] - samples[0] >= 4 * len(samples):  # sparse: a record at a time
-        parts = [read_records(fd, layout, samples[i : i + 1]) for i in range(len(samples))]
-        records = np.concatenate(parts)
-    else:
-        span = np.arange(samples[0], samples[-1] + 1)
-        records = read_records(fd, layout, span)[samples - samples[0]]
-    return commits_among(fd, layout, building.header, samples, records)
+    return read_committed(building.fd, building.layout, building.header, samples)
 
 
 def commit_pieces(building: BuildingFile, samples: Samples, pieces: Iterable[Piece]) -> None:

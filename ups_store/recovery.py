@@ -96,12 +96,25 @@ def read_commits(
     for first in range(0, layout.num_samples, step):
         samples = np.arange(first, min(first + step, layout.num_samples))
         records = read_records(fd, layout, samples)
-        committed[samples] = commits_among(fd, layout, header, samples, records)
+        committed[samples] = _commits_among(fd, layout, header, samples, records)
         crcs[samples] = records[:, 1:-1]
     return committed, crcs
 
 
-def commits_among(
+def read_committed(
+    fd: int, layout: Layout, header: TailHeader, samples: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Which of some samples are committed, shape (M,); samples sorted, at least one."""
+    if samples[-1] - samples[0] >= 4 * len(samples):  # sparse: a record at a time
+        parts = [read_records(fd, layout, samples[i : i + 1]) for i in range(len(samples))]
+        records = np.concatenate(parts)
+    else:
+        span = np.arange(samples[0], samples[-1] + 1)
+        records = read_records(fd, layout, span)[samples - samples[0]]
+    return _commits_among(fd, layout, header, samples, records)
+
+
+def _commits_among(
     fd: int,
     layout: Layout,
     header: TailHeader,

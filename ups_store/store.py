@@ -19,7 +19,7 @@ from ups_store.gather import TIME_DIM, check_effect, window_of
 from ups_store.indices import Indices, check_indices
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
-from ups_store.recovery import Building, read_commits
+from ups_store.recovery import Building, read_commits, read_committed
 from ups_store.sampled_array import SampledArray
 from ups_store.store_file import Access, StoreFile
 from ups_store.touch import TouchChecks
@@ -382,10 +382,13 @@ class Store:
         return array
 
     def _require(self, samples: npt.NDArray[np.int64]) -> None:
-        if self._building is None:
+        if self._building is None or self._building.header is None or not len(samples):
             return
-        missing = samples[~self.committed[samples]]
-        if len(missing):
+        fd = self._file.fd
+        asked, places = np.unique(samples, return_inverse=True)
+        committed = read_committed(fd, self._catalog.layout, self._building.header, asked)
+        missing = samples[~committed[places]]
+        if len(missing) and files.size(fd) != self.nbytes:  # else finished meanwhile, as for `committed`
             raise NotCommittedError(
                 f"{len(missing)} of the samples are not committed yet, the first of them",
                 path=self.path,
