@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 
 import torch
 
 from ups.errors import ConfigError
 
 
-def choose_device(name: str, *, note: Callable[[str], None]) -> torch.device:
+def choose_device(name: str, *, note: Callable[[str], None], key: str = "training.device") -> torch.device:
     """The device of a name; "auto" is a GPU where there is one.
 
     Args:
         name: "auto", "cpu", "cuda", "cuda:1", ...
         note: Told if a GPU was asked for and there is none: then it is the CPU.
+        key: Where the name comes from, for messages.
 
     Raises:
         ConfigError: If it isn't the name of a device.
@@ -24,9 +26,21 @@ def choose_device(name: str, *, note: Callable[[str], None]) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        expected = "auto, cpu, cuda or cuda:N"
-        raise ConfigError("training.device", expected=expected, found=repr(name)) from error
+        raise _unknown(name, key) from error
+    if device.type not in ("cpu", "cuda"):
+        raise _unknown(name, key)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         note(f"there is no {name}; the CPU is used instead")
         return torch.device("cpu")
     return device
+
+
+def device_of_rank(device: torch.device, *, variables: Mapping[str, str] = os.environ) -> torch.device:
+    """The GPU of this process, where `torchrun` started several on a machine and none of them was named."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", int(variables.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+def _unknown(name: str, key: str) -> ConfigError:
+    return ConfigError(key, expected="auto, cpu, cuda or cuda:N", found=repr(name))

@@ -2,14 +2,19 @@
 
 The encoder always sees a micro-batch of one shape, and a sample always lies at the same place of its
 micro-batch, chosen by its number in the store; what isn't there is zeros. So a sample's latents don't depend
-on the size of the batch that it came in, nor on how often a build was interrupted. The entry point `ups` of
+on the size of the batch that it came in, on how many micro-batches are encoded side by side, nor on how often
+a build was interrupted. The entry point `ups` of
 `ups_store.encoders` is `make_encoder`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ups.encoder import ComputeDtype, LatentEncoder
-from ups.errors import ConfigError
+from ups.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ups.encode_lanes import Lanes  # torch, which a second run doesn't need
+
 MICRO_BATCH = 256  # frames, at most
+MICRO_BATCH_BYTES = 64 << 20  # of frames, at most; with what a forward makes of them some 2 GB
 _FIELDS = "fields"
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -63,20 +71,31 @@ class MicroBatches:
 
 
 class BatchEncoder:
-    """A trained encoder as `ups_store.encoder.Encoder` wants it.
+    """A trained encoder as `ups_store.encoder.Encoder` wants it, and `ups_store.build.encode` can overlap it.
 
     Args:
         encoder: One task's encoder.
-        micro_batch: Frames of a micro-batch, at most; part of the identity.
+        micro_batch: Frames of a micro-batch, at most; fewer where these exceed `MICRO_BATCH_BYTES`.
         note: Told what the user should know.
+        num_lanes: Micro-batches that are encoded side by side; by default what the device is good for.
+        pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
     """
 
     def __init__(
-        self, encoder: LatentEncoder, *, micro_batch: int = MICRO_BATCH, note: Note = log.warning
+        self,
+        encoder: LatentEncoder,
+        *,
+        micro_batch: int = MICRO_BATCH,
+        note: Note = log.warning,
+        num_lanes: int | None = None,
+        pin_memory: bool = True,
     ) -> None:
         self.encoder = encoder
-        self.micro_batch = micro_batch
         self.note = note
+        self._frame_nbytes = 4 * math.prod(encoder.grid.points) * dict(encoder.grid.channels)[_FIELDS]
+        self.micro_batch = max(1, min(micro_batch, MICRO_BATCH_BYTES // self._frame_nbytes))
+        self._num_lanes, self._pin_memory = num_lanes, pin_memory
+        self._lanes: Lanes | None = None  # once the first batch comes
 
     @property
     def latent_shape(self) -> tuple[int, int]:
@@ -99,6 +118,11 @@ class BatchEncoder:
             )
         return specs
 
+    def group_size(self, arrays: Mapping[str, Any]) -> int:
+        """Samples that share a micro-batch; batches that hold whole groups leave no place of one empty."""
+        num_frames = arrays[_FIELDS].shape[1]
+        return MicroBatches(num_frames, largest=self.micro_batch).num_samples
+
     def encode(self, batch: Arrays, *, samples: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Encode a batch of samples.
 
@@ -109,42 +133,80 @@ class BatchEncoder:
             `latent` (B, T, L, D) and `latent_input` (B, L, D) in the store's dtype, new arrays; what isn't
             encoded as it is.
         """
-        self._choose_device()
+        return self.begin(batch, samples=samples)()
+
+    def begin(
+        self, batch: Arrays, *, samples: npt.NDArray[np.int64]
+    ) -> Callable[[], dict[str, npt.NDArray[Any]]]:
+        """Begin to encode a batch: the next one may begin while the last micro-batches of this are at work.
+
+        Args:
+            batch: As for `encode`; what is encoded needn't stay as it is after this returns.
+            samples: Their numbers in the store, shape (B,).
+        Returns:
+            A function that waits and returns what `encode` does, or raises what went wrong.
+        """
+        self.prepare()
         arrays = self.encoder.grid.arrays
         encoded = {name: values for name, values in batch.items() if name not in arrays}
+        jobs: list[Future[None]] = []
         for array in arrays:
             name = "latent" if array == _FIELDS else "latent_input"
-            encoded[name] = self._encode_array(array, batch, samples)
-        return encoded
+            encoded[name] = self._begin_array(array, batch, samples, jobs)
 
-    def _choose_device(self) -> None:
-        from ups.device import choose_device
+        def finish() -> dict[str, npt.NDArray[Any]]:
+            for job in jobs:
+                job.result()
+            return encoded
 
-        self.encoder.device = str(choose_device(self.encoder.device, note=self.note))
+        return finish
 
-    def _encode_array(self, array: str, batch: Arrays, samples: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def prepare(self) -> None:
+        """Choose the device and load the weights, the first time."""
+        if self._lanes is not None:
+            return
+        from ups.device import choose_device, device_of_rank
+        from ups.encode_lanes import Lanes, num_lanes
+
+        device = device_of_rank(choose_device(self.encoder.device, key="latent.device", note=self.note))
+        self.encoder.device = str(device)
+        self.encoder.load_model()
+        nbytes = self.micro_batch * self._frame_nbytes
+        num = self._num_lanes or num_lanes(device, micro_batch_nbytes=nbytes)
+        self._lanes = Lanes(num, device=device, micro_batch=self.micro_batch, note=self.note)
+
+    def _begin_array(
+        self, array: str, batch: Arrays, samples: npt.NDArray[np.int64], jobs: list[Future[None]]
+    ) -> npt.NDArray[Any]:
+        """Begin the micro-batches of one array, and return where the latents will be."""
         values = batch[array] if array == _FIELDS else batch[array][:, None]
         cut = MicroBatches(values.shape[1], largest=self.micro_batch)
         out = np.empty((*values.shape[:2], *self.encoder.latent_shape), self._dtype)
         parameters = {name: batch[name] for name in self.encoder.spec.parameters if name in batch}
+        assert self._lanes is not None
         for rows, places in cut.places(samples):
             given = _laid_out(parameters, rows, places, cut.num_samples)
             for frames in cut.pieces():
-                micro = np.zeros((cut.num_samples, cut.piece, *values.shape[2:]), np.float32)
+                micro = self._host_tensor((cut.num_samples, cut.piece, *values.shape[2:]))
                 num = frames.stop - frames.start
-                micro[places, :num] = values[rows, frames]
-                tokens = self._forward(array, {**given, array: micro})
-                out[rows, frames] = tokens[places, :num]
+                if len(places) < cut.num_samples or num < cut.piece:
+                    micro.zero_()
+                micro.numpy()[places, :num] = values[rows, frames]
+                into = _Place(out, rows, places, frames)
+                jobs.append(self._lanes.submit(partial(self._forward, array, {**given, array: micro}, into)))
         return out if array == _FIELDS else out[:, 0]
 
-    def _forward(self, array: str, micro: Arrays) -> npt.NDArray[Any]:
-        """Latents of one micro-batch, shape (S, frames, L, D)."""
+    def _forward(self, array: str, micro: Mapping[str, Any], into: _Place) -> None:
+        """Encode one micro-batch, shape (S, frames, X..., C), and put its latents in their place."""
         given = micro if array == _FIELDS else {**micro, array: micro[array][:, 0]}
-        try:
-            tokens = self.encoder.encode_on_device(given, array=array)
-        except RuntimeError as error:
-            raise _as_memory_error(error, self.micro_batch) from error
-        return _to_numpy(tokens if array == _FIELDS else tokens.unsqueeze(1), self._dtype)
+        tokens = self.encoder.encode_on_device(given, array=array)
+        into.put(_to_host(tokens if array == _FIELDS else tokens.unsqueeze(1)))
+
+    def _host_tensor(self, shape: tuple[int, ...]) -> Tensor:
+        """Memory for a micro-batch, from which a CUDA device copies while others compute."""
+        import torch
+
+        return torch.empty(shape, pin_memory=self._pin_memory and self.encoder.device.startswith("cuda"))
 
     @property
     def _dtype(self) -> np.dtype[Any]:
@@ -163,6 +225,7 @@ def make_encoder(
     compute_dtype: ComputeDtype = "float32",
     latent_dtype: str = "float16",
     micro_batch: int = MICRO_BATCH,
+    pin_memory: bool = True,
     note: Note = log.warning,
 ) -> BatchEncoder:
     """Open a checkpoint for a build; reads its header only.
@@ -174,15 +237,20 @@ def make_encoder(
         compute_dtype: What to compute in.
         latent_dtype: What the store holds.
         micro_batch: Frames of a micro-batch, at most.
+        pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
         note: Told what the user should know.
     Raises:
         CheckpointError: Missing, truncated, or not an autoencoder's.
         ConfigError: It isn't of the task.
     """
-    encoder = LatentEncoder.load(
-        checkpoint, task=task, device=device, dtype=compute_dtype, latent_dtype=latent_dtype
-    )
-    return BatchEncoder(encoder, micro_batch=micro_batch, note=note)
+    try:
+        encoder = LatentEncoder.load(
+            checkpoint, task=task, device=device, dtype=compute_dtype, latent_dtype=latent_dtype
+        )
+    except CheckpointError as error:
+        error.hint = error.hint or "run scripts/train.py --stage autoencoder, or check --checkpoint"
+        raise
+    return BatchEncoder(encoder, micro_batch=micro_batch, pin_memory=pin_memory, note=note)
 
 
 def _laid_out(
@@ -195,19 +263,27 @@ def _laid_out(
     return out
 
 
-def _to_numpy(tokens: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return tokens.float().cpu().numpy().astype(dtype)
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where a micro-batch's latents go: other micro-batches have other rows or frames of the same array."""
+
+    out: npt.NDArray[Any]
+    rows: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    frames: slice
+
+    def put(self, tokens: npt.NDArray[np.float32]) -> None:
+        num = self.frames.stop - self.frames.start
+        self.out[self.rows, self.frames] = tokens[self.places, :num]
 
 
-def _as_memory_error(error: RuntimeError, micro_batch: int) -> Exception:
+def _to_host(tokens: Tensor) -> npt.NDArray[np.float32]:
+    """The values of a float32 tensor, once the current stream has computed them."""
     import torch
 
-    if not isinstance(error, torch.OutOfMemoryError):
-        return error
-    return ConfigError(
-        "the device has too little memory for one micro-batch",
-        kind="no_memory",
-        expected=f"room for {micro_batch} frames",
-        found=str(error).splitlines()[0],
-        hint="choose a smaller latent.micro_batch; it is part of the store's identity",
-    )
+    if not tokens.is_cuda:
+        return tokens.numpy()
+    host = torch.empty(tokens.shape, pin_memory=True)
+    host.copy_(tokens, non_blocking=True)
+    torch.cuda.current_stream(tokens.device).synchronize()  # of this lane; the others compute on
+    return host.numpy()

@@ -146,7 +146,8 @@ class LatentEncoder:
         expected = (*spec.shape[:leading], *self.grid.points, num_channels)
         may_lack_channels = array != _FIELDS and num_channels == 1
         if tuple(spec.shape) not in (expected, expected[:-1] if may_lack_channels else expected):
-            raise ShapeError(trained, path=self.path, expected=expected, found=tuple(spec.shape))
+            hint = "train on these fields, or reduce them as for training (data.reduce_space)"
+            raise ShapeError(trained, path=self.path, expected=expected, found=tuple(spec.shape), hint=hint)
 
     def encode(self, batch: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float32]]:
         """Encode a batch of samples in one go; the caller decides how many fit.
@@ -171,7 +172,7 @@ class LatentEncoder:
         """
         import torch
 
-        model = self.model
+        model = self.load_model()
         values = torch.as_tensor(batch[array]).to(self.device, torch.float32, non_blocking=True)
         frames = values.flatten(0, 1) if array == _FIELDS else values
         num_frames = len(frames) // max(1, len(values))
@@ -179,20 +180,27 @@ class LatentEncoder:
             frames = frames.unsqueeze(-1)
         parameters = self._parameters(batch, len(values)).repeat_interleave(num_frames, dim=0)
         autocast = torch.autocast(
-            torch.device(self.device).type, getattr(torch, self.dtype), enabled=self.dtype != "float32"
+            torch.device(self.device).type,
+            getattr(torch, self.dtype),
+            enabled=self.dtype != "float32",
+            cache_enabled=False,  # all streams would share it, also weights that one is still casting
         )
         with torch.inference_mode(), autocast:
-            tokens = model.encode(frames, parameters.to(self.device), task=self.task, array=array)
+            on_device = parameters.to(self.device, non_blocking=True)
+            tokens = model.encode(frames, on_device, task=self.task, array=array)
         tokens = tokens.float()
         return tokens.unflatten(0, values.shape[:2]) if array == _FIELDS else tokens
 
-    @property
-    def model(self) -> Autoencoder:
-        """The autoencoder, loaded to the device when it is first asked for."""
+    def load_model(self) -> Autoencoder:
+        """The autoencoder, loaded to the device the first time, and then there for any stream and thread."""
         if self._model is None:
+            import torch
+
             from ups.autoencoder import load_autoencoder
 
             self._model = load_autoencoder(self.path, device=self.device)
+            if self.device.startswith("cuda"):
+                torch.cuda.synchronize(self.device)  # weights come on the current stream, others use them
         return self._model
 
     def __getstate__(self) -> dict[str, Any]:

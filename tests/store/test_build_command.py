@@ -19,7 +19,7 @@ from pdebench_files import write_advection
 import ups_store
 from ups_store import files
 from ups_store.build import command, stores
-from ups_store.build.command import repeat_lists
+from ups_store.build.words import repeat_lists
 from ups_store.console import run
 from ups_store.errors import ConfigError
 from ups_store.ingest import digest_request as digests
@@ -132,7 +132,8 @@ def test_help_names_every_flag(invoke: Invoke) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     flags = (
         "config tasks splits root cache-dir cache-dtype split-fractions limit on-nan source-digest rehash "
-        "num-workers parallel timeout open-timeout retries on-error stall-warning log-json "
+        "num-workers parallel batch-size pin-memory device timeout open-timeout retries on-error "
+        "stall-warning log-json "
     )
     for flag in f"{flags} overwrite manifest json dry-run verbose".split():
         assert f"--{flag}" in re.split(r"[\s,]+", outcome.out)

@@ -13,9 +13,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from build_helpers import BURGERS, write_burgers
+from build_helpers import BURGERS, build, plan, settings, write_burgers
 
 import ups_store
+from ups_store.build.fill import Filling
 from ups_store.partitioned_store import PartitionedStore
 from ups_store.recovery import building_path
 
@@ -63,8 +64,9 @@ def alone(folder: Path) -> Path:
     return folder / "alone" / "burgers1d_train.zarr.zip"
 
 
-def test_ranks_of_one_machine_make_the_bytes_of_one_process(folder: Path) -> None:
-    results = finish(*(start(folder, rank, 2, per_machine=2) for rank in range(2)))
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_of_one_machine_make_the_bytes_of_one_process(folder: Path, size: int) -> None:
+    results = finish(*(start(folder, rank, size, per_machine=size) for rank in range(size)))
     path = folder / "cache" / "burgers1d_train.zarr.zip"
     assert path.read_bytes() == alone(folder).read_bytes()
     assert {result["config_hash"] for result in results} == {ups_store.open(path).config_hash}
@@ -94,24 +96,74 @@ def test_partitions_of_two_machines_are_the_split(folder: Path) -> None:
         assert all(len(row) == 1 for row in rows)
 
 
-def test_builder_takes_up_what_a_killed_rank_leaves(folder: Path) -> None:
-    builder, helper = (start(folder, rank, 2, per_machine=2) for rank in range(2))
+def test_two_machines_of_two_ranks_make_the_split_in_a_shared_folder(folder: Path) -> None:
+    finish(*(start(folder, rank, 4, per_machine=2) for rank in range(4)))
+    names = sorted(path.name for path in (folder / "cache").glob("*.zip"))
+    assert names == [f"burgers1d_train-0000{i}-of-00002.zarr.zip" for i in range(2)]
+    with (
+        ups_store.open(folder / "cache" / "burgers1d_train-*-of-00002.zarr.zip") as store,
+        ups_store.open(alone(folder)) as whole,
+    ):
+        np.testing.assert_array_equal(store.gather(list(range(len(whole))))["fields"], whole["fields"])
+
+
+def test_machine_that_is_lost_is_made_up_by_the_next_run_and_the_others_part_is_reused(folder: Path) -> None:
+    (kept,) = finish(start(folder, 0, 2, per_machine=1))
+    assert not kept["reused"]
+    kept, made = finish(*(start(folder, rank, 2, per_machine=1) for rank in range(2)))
+    assert (kept["reused"], made["reused"]) == (True, False)
+    with ups_store.open(folder / "cache" / "burgers1d_train-*-of-00002.zarr.zip") as store:
+        assert len(store) == 52
+
+
+def wait_for_building(folder: Path, builder: subprocess.Popen[str]) -> None:
     building = building_path(folder / "cache" / "burgers1d_train.zarr.zip")
     deadline = time.monotonic() + 60
     while not building.exists() and builder.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    helper.send_signal(signal.SIGKILL)
-    helper.communicate(timeout=30)
-    finish(builder)
+
+
+def test_rank_whose_share_the_builder_has_made_and_published_meanwhile_ends_well(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(folder, split="train")
+    plain = Filling.fill
+
+    def overtaken(self: Filling, samples: np.ndarray) -> None:
+        monkeypatch.setattr(Filling, "fill", plain)
+        writer.commit_many(writer.missing(), whole.gather(writer.missing()))
+        writer.finish()
+        self.fill(samples)
+
+    path = alone(folder)
+    planned = plan(config)
+    with ups_store.open(path) as whole:
+        options = {"constants": planned.constants, "dims": planned.dims, "attrs": planned.attrs}
+        config.cache.dir.mkdir()
+        writer = ups_store.create(planned.path, planned.arrays, identity=whole.identity["content"], **options)
+        monkeypatch.setattr(Filling, "fill", overtaken)
+        for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        with writer:
+            (result,) = build(config).stores
+    assert (result.num_committed, result.num_samples) == (0, 52)
+    assert planned.path.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_builder_takes_up_what_a_killed_rank_leaves(folder: Path, size: int) -> None:
+    ranks = [start(folder, rank, size, per_machine=size) for rank in range(size)]
+    wait_for_building(folder, ranks[0])
+    killed = ranks.pop()
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=30)
+    finish(*ranks)
     assert (folder / "cache" / "burgers1d_train.zarr.zip").read_bytes() == alone(folder).read_bytes()
 
 
 def test_next_run_takes_up_what_killed_ranks_leave(folder: Path) -> None:
     ranks = [start(folder, rank, 2, per_machine=2) for rank in range(2)]
-    building = building_path(folder / "cache" / "burgers1d_train.zarr.zip")
-    deadline = time.monotonic() + 60
-    while not building.exists() and ranks[0].poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_building(folder, ranks[0])
     for process in ranks:
         process.kill()
         process.communicate(timeout=30)

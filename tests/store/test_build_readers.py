@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build_helpers import BURGERS, Recorder, build, hash_of, settings, write_burgers
+from build_helpers import BURGERS, Recorder, build, hash_of, plan, settings, write_burgers
 from rich.console import Console
 
 from ups_store import files
@@ -133,7 +133,8 @@ def test_large_build_measures_a_reader_and_gives_the_same_bytes(
     report = build(settings(tmp_path, split="train"), watcher, overwrite=True)
     assert report.readers.num_workers == 1  # another would take longer to start than all of it to read
     assert "by one reader" in report.readers.why
-    assert f"readers: 1 ({report.readers.why})" in watcher.notes
+    assert report.readers.sentence() in watcher.notes
+    assert "reading with 1 reader process, chosen automatically (" in report.readers.sentence()
     assert report.stores[0].path.read_bytes() == expected
 
 
@@ -249,7 +250,7 @@ def test_file_that_is_lost_is_asked_for_nothing_more(tmp_path: Path) -> None:
 def test_stages_tell_what_everything_waits_for(source: Path, tmp_path: Path) -> None:
     watcher = Recorder()
     build(settings(tmp_path, split="train"), watcher)
-    assert watcher.waited_for == ["digest", "read", "commit", "read", "finish"]
+    assert watcher.waited_for == ["digest", "open", "open", "read", "commit", "read", "finish"]
 
 
 def test_rate_of_a_stage_is_what_was_done_while_it_was_waited_for() -> None:
@@ -363,3 +364,16 @@ def test_event_log_begins_in_an_empty_file(tmp_path: Path) -> None:
     with EventLog(path):
         pass
     assert json.loads(path.read_text().splitlines()[0])["event"] == "start"
+
+
+@pytest.mark.multi_process
+def test_reduced_source_is_weighed_by_what_it_takes_in_its_file(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path, split="train", reduce_space=4)
+    planned = plan(config)
+    assert planned.stored_sample_nbytes > 2 * planned.source_sample_nbytes
+    nbytes = 16 * planned.source_sample_nbytes
+    monkeypatch.setattr(readers, "TINY_NBYTES", nbytes)
+    report = build(config)
+    assert (report.readers.num_workers, "by one reader" in report.readers.why) == (1, True)

@@ -100,7 +100,7 @@ def test_first_build_tells_what_it_did(config: BuildConfig) -> None:
     assert (result.reused, result.num_samples, result.num_committed) == (False, 16, 16)
     assert result.nbytes == result.path.stat().st_size
     assert 0 <= result.age_s < 60
-    assert set(result.seconds) == {"digest", "read", "commit", "finish", "total"}
+    assert set(result.seconds) == {"digest", "open", "read", "commit", "finish", "total"}
     assert result.seconds["total"] >= sum(result.seconds.values()) - result.seconds["total"]
     assert {path.name for path in config.cache.dir.iterdir()} == {NAME, ".source_digests.json"}
 
@@ -455,7 +455,7 @@ def test_manifest_holds_every_store_and_what_was_skipped(tmp_path: Path) -> None
     path = tmp_path / "manifest.json"
     write_manifest(path, report)
     manifest = json.loads(path.read_text())
-    assert set(manifest) == {"stores", "skipped", "readers"}
+    assert set(manifest) == {"stores", "skipped", "readers", "startup"}
     assert manifest["readers"]["num_workers"] == 0
     assert set(manifest["skipped"]) == {"burgers1d val", "burgers1d test"}
     (store,) = manifest["stores"]
@@ -467,10 +467,14 @@ def test_manifest_holds_every_store_and_what_was_skipped(tmp_path: Path) -> None
         "reused",
         "num_samples",
         "num_committed",
+        "source_sample_nbytes",
+        "samples_per_s",
+        "mb_per_s",
         "nbytes",
         "age_s",
         "seconds",
         "statistics",
+        "tuning",
     }
     assert store["path"] == str(tmp_path / "cache" / NAME)
     assert store["statistics"]["nu"] == {"min": 0.01, "max": 0.01, "num_nan": 0, "num_inf": 0}
@@ -592,6 +596,7 @@ def result_of(**changes: object) -> BuildResult:
         "reused": False,
         "num_samples": 16,
         "num_committed": 16,
+        "source_sample_nbytes": 500_000,
         "nbytes": 12_100,
         "age_s": 0.0,
         "seconds": {"total": 2.345},

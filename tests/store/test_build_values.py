@@ -169,8 +169,14 @@ def test_domain_length_does_not_depend_on_a_reduction_that_divides_the_grid(tmp_
 
 
 def test_axis_of_one_point_has_no_domain_length(tmp_path: Path) -> None:
-    write_burgers(tmp_path / "source" / BURGERS)
-    build(settings(tmp_path, split="train", reduce_space=X))
+    (tmp_path / "source").mkdir()
+    datasets = {
+        "tensor": values("data", (20, T, 1)),
+        "x-coordinate": coordinate(1),
+        "t-coordinate": coordinate(T + 1),
+    }
+    write(tmp_path / "source" / BURGERS, datasets)
+    build(settings(tmp_path, split="train"))
     with ups_store.open(tmp_path / "cache/burgers1d_train.zarr.zip") as store:
         assert store.attrs["domain_lengths"] == {}
         assert store["fields"].shape == (16, T, 1, 1)

@@ -178,6 +178,26 @@ def test_valid_and_missing_stores_are_told_apart(config: BuildConfig) -> None:
     assert found == [("train", "reuse"), ("val", "build")]
 
 
+def test_size_that_is_told_is_that_of_the_file(config: BuildConfig) -> None:
+    found = explain(config)
+    (built,) = build(config).stores
+    assert found.plan["nbytes"] == built.nbytes == built.path.stat().st_size
+
+
+def test_ranks_of_several_machines_are_told_of_their_partitions(
+    config: BuildConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    found = explain(config)
+    assert Path(found.plan["path"]).name == "burgers1d_train-00001-of-00002.zarr.zip"
+    assert found.plan["num_samples"] == 8
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert explain_all(config, watcher=Recorder()) == []  # local rank 0 tells
+
+
 @pytest.mark.parametrize("flag", ["--dry-run", "--explain"])
 def test_flag_prints_a_line_or_json(flag: str, config: BuildConfig) -> None:
     root = Path(config.data.root)
@@ -185,7 +205,7 @@ def test_flag_prints_a_line_or_json(flag: str, config: BuildConfig) -> None:
     command += ["--root", str(root), "--cache-dir", str(config.cache.dir), flag]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     where = config.cache.dir / NAME
-    assert done.stdout == f"burgers1d train: build: there is none yet, 16 samples, 4.6 kB, {where}\n"
+    assert done.stdout == f"burgers1d train: build: there is none yet, 16 samples, 12.1 kB, {where}\n"
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
     (document,) = json.loads(done.stdout)
     assert (document["action"], document["num_samples"], document["path"]) == ("build", 16, str(where))

@@ -193,9 +193,7 @@ def test_batches_hold_whole_chunks(
     missing: list[int], per_chunk: int, sample_nbytes: int, lengths: list[int]
 ) -> None:
     in_file = np.array(missing, np.int64)
-    batches = list(
-        read._batches_of_chunks(in_file, per_chunk, sample_nbytes, read._batch_size(sample_nbytes))
-    )
+    batches = list(read._batches_of_units(in_file, per_chunk, sample_nbytes, read._batch_size(sample_nbytes)))
     assert [batch.stop - batch.start for batch in batches] == lengths
     assert np.concatenate([in_file[batch] for batch in batches] or [in_file]).tolist() == list(missing)
 

@@ -17,12 +17,18 @@ from test_encode_loop import make_checkpoint
 import ups_store
 from ups.encoder import LatentEncoder
 from ups.errors import UpsError
+from ups_store import files
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
+from ups_store.build.encode import EncodeError
 from ups_store.build.plan import plan_store
+from ups_store.build.read import batch_size_of, read_batches
+from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.stores import BuildReport, build_all
 from ups_store.creation import identity_of
+from ups_store.errors import BuildInterruptedError
 from ups_store.identity import config_hash
+from ups_store.writer import Committer
 
 N, T, X = 20, 5, 32
 
@@ -118,7 +124,8 @@ def test_second_build_finds_the_stores_valid_without_torch(inside: Path) -> None
 def test_builds_in_batches_of_any_size_make_the_same_bytes(inside: Path) -> None:
     stores = []
     for name, size in {"a": 1, "b": 3, "c": 20}.items():
-        build(inside, f"cache.dir={name}", f"reading.batch_size={size}", "data.split=train")
+        sizes = f"reading.batch_size={size}", "latent.micro_batch=10"  # of two samples
+        build(inside, f"cache.dir={name}", *sizes, "data.split=train")
         stores.append((inside / name / "burgers1d_train.zarr.zip").read_bytes())
     assert stores[0] == stores[1] == stores[2]
 
@@ -201,6 +208,22 @@ def test_build_of_fields_beside_latents(inside: Path) -> None:
         assert list(store.arrays) == ["fields", "nu"]
 
 
+def test_latents_do_not_take_the_place_of_fields(inside: Path) -> None:
+    build(inside, "latent.encoder=none", "data.split=train")
+    before = (inside / "cache" / "burgers1d_train.zarr.zip").read_bytes()
+    done = run(inside, "cache.dir=cache", "data.split=train")
+    assert (done.returncode, "a store of fields is there, and latents would replace it" in done.stderr) == (
+        2,
+        True,
+    )
+    assert (inside / "cache" / "burgers1d_train.zarr.zip").read_bytes() == before
+    asked = run(inside, "cache.dir=cache", "data.split=train", "--dry-run")
+    assert "refuse: a store of fields is there" in asked.stdout
+    assert run(inside, "cache.dir=cache", "data.split=train", "--overwrite").returncode == 0
+    with ups_store.open(inside / "cache" / "burgers1d_train.zarr.zip") as store:
+        assert "latent" in store
+
+
 def test_earlier_script_takes_the_same_flags(folder: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "scripts" / "precompute_latent_cache.py"
     flags = ["--tasks", "burgers1d", "--splits", "test", "--root", "data", "--cache-dir", "latents"]
@@ -225,9 +248,10 @@ def test_earlier_script_takes_the_same_flags(folder: Path) -> None:
         (None, "latent.tokens=16", "4 x 4 in the checkpoint"),
         (None, "data.reduce_space=2", "trained on"),
         (None, "latent.device=abacus", "abacus"),
+        (None, "latent.device=mps", "auto, cpu, cuda or cuda:N"),
         (None, "latent.encoder=nobody", "no such encoder"),
     ],
-    ids=["missing", "truncated", "dim", "tokens", "grid", "device", "name"],
+    ids=["missing", "truncated", "dim", "tokens", "grid", "device", "other device", "name"],
 )
 def test_build_with_an_encoder_that_does_not_fit_says_why(
     inside: Path, spoil: Any, override: str, message: str
@@ -239,8 +263,121 @@ def test_build_with_an_encoder_that_does_not_fit_says_why(
     assert message in str(caught.value)
 
 
+def spoil_source(folder: Path, value: float) -> None:
+    with h5py.File(folder / "data" / "1D_Burgers_Sols_Nu0.01.hdf5", "r+") as file:
+        file["tensor"][7, 2, 8] = value
+
+
+def test_nan_in_a_source_that_is_kept_stops_the_build_and_names_store_sample_and_field(inside: Path) -> None:
+    spoil_source(inside, np.nan)
+    with pytest.raises(EncodeError, match="from NaN or Inf in 'fields'") as caught:
+        build(inside, "data.on_nan=keep", "data.split=train")
+    assert (caught.value.array, caught.value.sample) == ("latent", 5)  # the first two are of test
+    assert caught.value.path == "latents/burgers1d_train.zarr.zip"
+
+
+def test_batches_hold_whole_micro_batches(inside: Path) -> None:
+    config = configure(inside, "latent.micro_batch=15", "reading.batch_size=4", "data.split=train")
+    plan = plan_store(config, "burgers1d", "train")
+    assert plan.group_size == 3
+    batches = [batch.samples.tolist() for batch in read_batches(plan, np.arange(1, 16), on_nan="fail")]
+    assert batches == [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14], [15]]
+
+
+def test_small_store_is_cut_into_batches_for_the_stages_to_overlap(inside: Path) -> None:
+    plan = plan_store(configure(inside, "latent.micro_batch=5", "data.split=train"), "burgers1d", "train")
+    assert batch_size_of(plan) == 4  # of 16 samples, a group of one each
+    fields = plan_store(configure(inside, "latent.encoder=none"), "burgers1d", "train")
+    assert batch_size_of(fields) > 16
+
+
+@pytest.mark.parametrize("stage", ["load", "encode", "commit", "finish"])
+def test_build_that_is_interrupted_in_any_stage_continues_to_the_same_bytes(
+    inside: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ["latent.micro_batch=5", "reading.batch_size=2", "data.split=train"]
+    build(inside, "cache.dir=whole", *sizes)
+    plain, num = Stopwatch.timed, 0
+
+    def timed(self: Stopwatch, name: str) -> Any:
+        nonlocal num
+        num += name == stage
+        if num == (3 if stage in ("encode", "commit") else 1):
+            num += 1
+            raise KeyboardInterrupt
+        return plain(self, name)
+
+    monkeypatch.setattr(Stopwatch, "timed", timed)
+    with pytest.raises((BuildInterruptedError, KeyboardInterrupt)):
+        build(inside, *sizes)
+    build(inside, *sizes)
+    name = "burgers1d_train.zarr.zip"
+    assert (inside / "latents" / name).read_bytes() == (inside / "whole" / name).read_bytes()
+
+
+def test_full_disk_at_the_start_of_latents_leaves_nothing(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 0)
+    (inside / "latents").mkdir()
+    with pytest.raises(ups_store.DiskFullError) as caught:
+        build(inside)
+    assert caught.value.exit_code == 6
+    assert list((inside / "latents").iterdir()) == []
+
+
+def test_disk_that_fills_up_while_latents_are_committed_is_continued_to_the_same_bytes(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ["latent.micro_batch=5", "reading.batch_size=2", "data.split=train"]
+    build(inside, "cache.dir=whole", *sizes)
+    plain, num = Committer.commit_many, 0
+
+    def commit_many(self: Committer, *args: Any) -> Any:
+        nonlocal num
+        num += 1
+        if num == 3:
+            raise ups_store.DiskFullError("no room", path=self.path)
+        return plain(self, *args)
+
+    monkeypatch.setattr(Committer, "commit_many", commit_many)
+    with pytest.raises(ups_store.DiskFullError):
+        build(inside, *sizes)
+    (store,) = build(inside, *sizes).stores
+    assert store.num_committed == 16 - 4
+    whole = inside / "whole" / store.path.name
+    assert store.path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.gpu
+def test_builds_on_a_gpu_make_the_same_bytes_in_batches_of_any_size(inside: Path) -> None:
+    stores = []
+    for name, size in {"a": 1, "b": 3, "c": 20}.items():
+        sizes = f"reading.batch_size={size}", "latent.micro_batch=10"
+        (store,) = build(inside, f"cache.dir={name}", "latent.device=cuda", *sizes, "data.split=train").stores
+        stores.append(store.path.read_bytes())
+    assert stores[0] == stores[1] == stores[2]
+
+
+def test_pin_memory_reaches_the_encoder_and_not_the_identity(inside: Path) -> None:
+    config = configure(inside, "training.pin_memory=false")
+    assert config.latent is not None
+    assert not config.latent.pin_memory
+    assert hash_of(inside, "training.pin_memory=false") == hash_of(inside)
+    assert not plan_store(config, "burgers1d", "train").encoder._pin_memory  # type: ignore[union-attr]
+
+
+def test_missing_gpu_is_told_and_the_cpu_makes_the_same_store(folder: Path) -> None:
+    done = run(folder, "--device", "cuda:7", "--splits", "test", "--json")
+    assert done.returncode == 0
+    assert "there is no cuda:7; the CPU is used instead" in done.stderr
+    (store,) = json.loads(done.stdout)["stores"]
+    assert json.loads(run(folder, "--splits", "test", "--json").stdout)["stores"][0]["reused"]
+    assert store["seconds"]["load"] > 0
+
+
 def test_command_line_with_a_missing_encoder_is_no_traceback(folder: Path) -> None:
     done = run(folder, "--checkpoint", "nowhere.safetensors")
     assert done.returncode == 1
-    assert "\nerror: nowhere.safetensors: no such checkpoint" in done.stderr
+    assert "\nerror: nowhere.safetensors: no such checkpoint; run scripts/train.py" in done.stderr
     assert "unexpected" not in done.stderr

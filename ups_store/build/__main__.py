@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import time
+
 from ups_store.early_interrupt import importing
 
+TYPE_CHECKING = False  # as in `typing`, which isn't imported before Ctrl-C is handled
+if TYPE_CHECKING:
+    from ups_store.build.command import Begin
 
-def main() -> None:
-    """Build what the command line says, and end the process with its exit code."""
+
+def main(begin: Begin | None = None) -> None:
+    """Build what the command line says, and end the process with its exit code.
+
+    Args:
+        begin: Called before the work, for whoever wants to hear of what was built; see `command.Begin`.
+    """
+    started_s = time.perf_counter()
     with importing():
         from ups_store.build.command import main as command
+        from ups_store.build.stopwatch import Stopwatch
         from ups_store.console import run
-    run(command)
+    clock = Stopwatch(started_s=started_s)
+    clock.add("imports", time.perf_counter() - started_s)
+    run(lambda: command(clock=clock, begin=begin))
 
 
 if __name__ == "__main__":

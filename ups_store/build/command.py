@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,16 +13,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups_store.build.config import BuildConfig, load_config
+from ups_store.build.ranks import Ranks
+from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watchers import watching
+from ups_store.build.words import count_of, num_workers_of, numbers_of, repeat_lists, words_of
 from ups_store.console import Verbose, is_verbose, log, print_json
 from ups_store.early_interrupt import importing
-from ups_store.errors import ConfigError
 
 if TYPE_CHECKING:
     from ups_store.build.explain import Explanation
+    from ups_store.build.stores import BuildReport
+
+# Given the configuration's file and the overrides; returns who is told of the report, or None.
+Begin = Callable[[Path | None, Sequence[str]], "Callable[[BuildReport], None] | None"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-_LISTS = ("--tasks", "--splits")  # take several words: --tasks burgers1d advection1d
 
 
 class OnNan(StrEnum):
@@ -45,8 +51,22 @@ class SourceDigest(StrEnum):
     sampled = "sampled"
 
 
+@dataclass(frozen=True)
+class Run:
+    """What a process gives to the command besides its arguments.
+
+    Attributes:
+        clock: Counts since the process's main function began.
+        begin: See `Begin`.
+    """
+
+    clock: Stopwatch
+    begin: Begin | None = None
+
+
 @app.command()
 def build(
+    context: typer.Context,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="dotted overrides, such as data.reduce_space=4", metavar="[KEY=VALUE]..."),
@@ -73,13 +93,20 @@ def build(
     latent_len: Annotated[int | None, typer.Option(help="latent tokens of a frame, to be sure")] = None,
     device: Annotated[str | None, typer.Option(help="encode on cpu, cuda or cuda:N [default: auto]")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="samples that are read and encoded at a time [default: about 16 MiB]")
+        str | None,
+        typer.Option(help="samples that are read and encoded at a time, or auto [default: about 32 MiB]"),
     ] = None,
     num_workers: Annotated[
         str | None, typer.Option(help="reader processes, or auto; 0: read in this one [default: auto]")
     ] = None,
     parallel: Annotated[
         bool | None, typer.Option("--parallel/--no-parallel", help="as --num-workers auto, or 0")
+    ] = None,
+    pin_memory: Annotated[
+        bool | None,
+        typer.Option(
+            "--pin-memory/--no-pin-memory", help="copy to a CUDA device from page-locked memory [default: do]"
+        ),
     ] = None,
     timeout: Annotated[
         float | None, typer.Option(help="seconds for reading a batch, or without progress [default: 300]")
@@ -109,12 +136,12 @@ def build(
 ) -> None:
     """Build a store per task and split; continue unfinished ones, keep valid ones, replace stale ones."""
     flags = {
-        "data.task": tasks and _words(tasks),
-        "data.split": splits and _words(splits),
+        "data.task": tasks and words_of(tasks),
+        "data.split": splits and words_of(splits),
         "data.root": root and str(root),
         "cache.dir": cache_dir and str(cache_dir),
         "cache.dtype": cache_dtype,
-        "data.split_fractions": split_fractions and _numbers(split_fractions),
+        "data.split_fractions": split_fractions and numbers_of(split_fractions),
         "data.limit": limit,
         "data.on_nan": on_nan and on_nan.value,
         "data.source_digest": source_digest and source_digest.value,
@@ -122,8 +149,9 @@ def build(
         "latent.dim": latent_dim,
         "latent.tokens": latent_len,
         "latent.device": device,
-        "reading.batch_size": batch_size,
-        "reading.num_workers": _num_workers(num_workers, parallel),
+        "training.pin_memory": pin_memory,
+        "reading.batch_size": count_of(batch_size),
+        "reading.num_workers": num_workers_of(num_workers, parallel),
         "reading.timeout_s": timeout,
         "reading.open_timeout_s": open_timeout,
         "reading.retries": retries,
@@ -133,10 +161,13 @@ def build(
     settings = load_config(config, flags=flags, overrides=overrides or [])
     with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
         log(_first_line(settings))
-    with importing():  # h5py: not for --help
+    run = context.obj or Run(Stopwatch())
+    with run.clock.timed("imports"), importing():  # h5py: not for --help
         from ups_store.build import stores
         from ups_store.build.explain import explain_all
 
+    ranks = Ranks.from_environment()
+    manifest = manifest and ranks.own_file(manifest)
     if dry_run and manifest:
         log("--manifest has no effect: --dry-run writes nothing", label="warning", style="yellow")
     elif manifest:
@@ -146,16 +177,21 @@ def build(
             explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
             _show_explained(explained, as_json=as_json)
             return
-        report = stores.build_all(settings, watcher=watcher, overwrite=overwrite, rehash=rehash)
+        tell = run.begin(config, overrides or []) if run.begin and ranks.is_builder else None
+        report = stores.build_all(
+            settings, watcher=watcher, overwrite=overwrite, rehash=rehash, clock=run.clock
+        )
     if is_verbose():
         log(f"{_readers(report.readers.num_workers)} ({report.readers.why})")
-    if manifest:
+    if manifest and ranks.is_builder:  # the others' statistics are of their share
         stores.write_manifest(manifest, report)
     if as_json:
         print_json(report.to_json())
     else:
         for result in report.stores:
             print(result.summary())
+    if tell:
+        tell(report)
 
 
 def _readers(num: int) -> str:
@@ -179,50 +215,13 @@ def _first_line(settings: BuildConfig) -> str:
     return f"building {what}: sources in {data.root}, stores in {settings.cache.dir}"
 
 
-def _num_workers(text: str | None, parallel: bool | None) -> int | str | None:
-    if parallel is False and text not in (None, "0"):
-        raise ConfigError("--num-workers", expected="0 beside --no-parallel", found=text)
-    if text is None and parallel is not None:
-        return "auto" if parallel else 0
-    return int(text) if text and text.isdecimal() else text
+def main(*, clock: Stopwatch | None = None, begin: Begin | None = None) -> None:
+    """Parse the command line and build; exits by itself on success and wrong usage.
 
-
-def repeat_lists(arguments: Sequence[str]) -> list[str]:
-    """Repeat --tasks and --splits before each of their words: `--tasks a b` as `--tasks a --tasks b`."""
-    repeated: list[str] = []
-    flag = ""
-    for argument in arguments:
-        is_word = not argument.startswith("-") and "=" not in argument
-        if is_word and flag and repeated[-1] != flag:
-            repeated.append(flag)
-        if not is_word:
-            _expect_words(flag, repeated)
-            flag = argument.partition("=")[0]
-            flag = flag if flag in _LISTS else ""
-        repeated.append(argument)
-    _expect_words(flag, repeated)
-    return repeated
-
-
-def _expect_words(flag: str, repeated: Sequence[str]) -> None:
-    if flag and repeated[-1] == flag:
-        raise ConfigError(flag, expected="at least one name", found="none")
-
-
-def _words(lists: Sequence[str]) -> list[str]:
-    return [word for words in lists for word in words.split(",")]
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(
-            "--split-fractions", expected="three numbers, such as 0.8,0.1,0.1", found=text
-        ) from error
-
-
-def main() -> None:
-    """Parse the command line and build; exits by itself on success and wrong usage."""
+    Args:
+        clock: Has counted imports since the process began.
+        begin: Called before the work; see `Begin`.
+    """
     command = typer.main.get_command(app)
-    command(repeat_lists(sys.argv[1:]), prog_name="python -m ups_store.build")
+    run = Run(clock or Stopwatch(), begin)
+    command(repeat_lists(sys.argv[1:]), prog_name="python -m ups_store.build", obj=run)

@@ -90,6 +90,7 @@ class EncodingConfig(Section):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     compute_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of encoding")
     micro_batch: Count = Field(256, description="frames that are encoded together; decides the last bits")
+    pin_memory: bool = Field(True, description="copy to a CUDA device from page-locked memory")
 
 
 class LatentConfig(EncodingConfig):
@@ -106,8 +107,8 @@ class ReadingConfig(Section):
     num_workers: int | Literal["auto"] = Field(
         "auto", description="reader processes; 0: read in the build's own, without deadlines"
     )
-    batch_size: Count | None = Field(
-        None, description="samples that are read, encoded and committed at a time; by default about 16 MiB"
+    batch_size: Count | Literal["auto"] | None = Field(
+        None, description="samples that are read, encoded and committed at a time; by default about 32 MiB"
     )
     timeout_s: Seconds = Field(300.0, description="for one batch of samples, or without progress")
     open_timeout_s: Seconds = Field(60.0, description="for opening a file")
@@ -120,6 +121,14 @@ class ReadingConfig(Section):
     stall_warning_s: Seconds = Field(
         60.0, description="time without progress after which a diagnosis is shown"
     )
+
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _size_or_auto(cls, value: object) -> object:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if is_count or value in ("auto", None):
+            return value
+        raise ConfigError("reading.batch_size", expected="auto, or a whole number >= 1", found=repr(value))
 
     @field_validator("num_workers", mode="before")
     @classmethod

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ups_store.build.outputs import replace_text
 from ups_store.build.readers import Readers, inline_pool
@@ -16,11 +16,19 @@ from ups_store.errors import SourceError
 from ups_store.ingest.digest_request import DigestKind, DigestRequest
 from ups_store.ingest.reader_process import changed
 
-__all__ = ["DigestCache", "DigestKind", "FileSignature"]
+__all__ = ["DIGEST_CHARACTERS", "DigestCache", "DigestKind", "Digests", "FileSignature"]
 
 Progress = Callable[[int], None]
 
+DIGEST_CHARACTERS = 64  # of blake3 in hexadecimal digits
 _CACHE_NAME = ".source_digests.json"
+
+
+class Digests(Protocol):
+    """Who knows the digests of sources."""
+
+    def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
+        """The digest of a source; see `DigestCache.digest`."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,10 @@ import numpy.typing as npt
 from ups_store.array_spec import ArraySpec
 from ups_store.encoder import Encoder, check_output
 from ups_store.errors import StoreError
+from ups_store.ingest.value_range import ValueRange
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Ranges = Mapping[str, ValueRange]
 
 
 class EncodeError(StoreError):
@@ -21,44 +25,107 @@ class EncodeError(StoreError):
     kind = "encode_failed"
 
 
-def encode_batch(
-    arrays: Arrays, encoder: Encoder, *, samples: npt.NDArray[np.int64], specs: Mapping[str, ArraySpec]
-) -> dict[str, npt.NDArray[Any]]:
-    """Encode a batch and check what comes.
+@runtime_checkable
+class OverlappingEncoder(Encoder, Protocol):
+    """An encoder that can begin a batch while it still works on the one before; nobody has to be one."""
+
+    def prepare(self) -> None:
+        """Do once what the first batch would wait for, such as loading the weights."""
+
+    def begin(
+        self, batch: Arrays, *, samples: npt.NDArray[np.int64]
+    ) -> Callable[[], dict[str, npt.NDArray[Any]]]:
+        """As `encode`, but returns a function that waits for the arrays, as soon as `batch` isn't needed."""
+
+    def group_size(self, arrays: Mapping[str, ArraySpec]) -> int:
+        """How many samples, from a multiple of this number on, are encoded together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What became of a batch.
+
+    Attributes:
+        arrays: The store's arrays, in memory of their own.
+        ranges: Ranges of those that were encoded.
+    """
+
+    arrays: dict[str, npt.NDArray[Any]]
+    ranges: dict[str, ValueRange]
+
+
+def begin_batch(
+    arrays: Arrays,
+    encoder: Encoder,
+    *,
+    samples: npt.NDArray[np.int64],
+    specs: Mapping[str, ArraySpec],
+    ranges: Ranges | None = None,
+) -> Callable[[], Encoded]:
+    """Begin to encode a batch, at once as a whole if the encoder can't overlap.
 
     Args:
-        arrays: Arrays of the sources, shape (B, ...); needed no longer afterwards.
+        arrays: Arrays of the sources, shape (B, ...); needed no longer when this returns.
         encoder: Who encodes.
         samples: Sample numbers, shape (B,).
         specs: What `encoder.output_spec` announced.
+        ranges: Ranges of those sources for which a reader has found them.
+    Returns:
+        A function that waits for the rest, checks what comes, and raises as `encode_batch`.
+    """
+    # What passes through unchanged lies in the reader's memory.
+    given = {**arrays, **{name: np.array(arrays[name]) for name in specs if name in arrays}}
+    spoilt = _spoilt(arrays, ranges or {})
+    if isinstance(encoder, OverlappingEncoder):
+        wait = encoder.begin(given, samples=samples)
+    else:
+        wait = partial(_same, encoder.encode(given, samples=samples))
+
+    def finish() -> Encoded:
+        done = wait()
+        check_output(done, specs, len(samples))
+        made = {name: ValueRange.of(done[name]) for name in specs if name not in arrays}
+        for name, found in made.items():
+            if not found.is_finite:
+                raise _not_finite(name, done[name], samples, spoilt)
+        return Encoded({name: done[name] for name in specs}, made)
+
+    return finish
+
+
+def _same(encoded: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return encoded
+
+
+def encode_batch(
+    arrays: Arrays, encoder: Encoder, *, samples: npt.NDArray[np.int64], specs: Mapping[str, ArraySpec]
+) -> dict[str, npt.NDArray[Any]]:
+    """Encode a batch and check what comes; arguments as those of `begin_batch`.
+
     Returns:
         The store's arrays, in memory of their own.
     Raises:
         EncodeError: For NaN or Inf in what was encoded; names sample and array.
         ConfigError: If the output isn't what was announced.
     """
-    encoded = encoder.encode(arrays, samples=samples)
-    check_output(encoded, specs, len(samples))
-    for name in specs:
-        if name in arrays:  # passes through: the memory is the reader's
-            encoded[name] = np.array(encoded[name])
-        else:
-            _expect_finite(name, encoded[name], samples, arrays)
-    return encoded
+    return begin_batch(arrays, encoder, samples=samples, specs=specs)().arrays
 
 
-def _expect_finite(
+def _spoilt(arrays: Arrays, ranges: Ranges) -> dict[str, npt.NDArray[np.bool_]]:
+    """By array of the sources that holds NaN or Inf, which samples do, shape (B,)."""
+    unknown = (name for name in arrays if name not in ranges or not ranges[name].is_finite)
+    return {name: mask for name in unknown if (mask := ~_is_finite(arrays[name])).any()}
+
+
+def _not_finite(
     name: str,
     encoded: npt.NDArray[Any],
     samples: npt.NDArray[np.int64],
-    arrays: Arrays,
-) -> None:
+    spoilt: Mapping[str, npt.NDArray[np.bool_]],
+) -> EncodeError:
     bad = np.flatnonzero(~_is_finite(encoded))
-    if not len(bad):
-        return
-    row = slice(bad[0], bad[0] + 1)
-    sources = [source for source, values in arrays.items() if not _is_finite(values[row])[0]]
-    raise EncodeError(
+    sources = [source for source, mask in spoilt.items() if mask[bad[0]]]
+    return EncodeError(
         f"NaN or Inf in {name!r}" + (f", from NaN or Inf in {sources[0]!r}" if sources else ""),
         array=name,
         sample=int(samples[bad[0]]),

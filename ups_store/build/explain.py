@@ -10,13 +10,14 @@ from ups_store import files, locks
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
+from ups_store.build.ranks import Ranks
+from ups_store.build.run import expect_kind
 from ups_store.build.stores import describe_plan, plan_all
 from ups_store.build.watcher import Watcher
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
 from ups_store.console import format_nbytes
-from ups_store.creation import identity_of
-from ups_store.errors import StoreError, StoreNotFoundError
+from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.identity import describe_differences, differences
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
@@ -35,7 +36,8 @@ class Explanation:
         split: Its split.
         action: "reuse", "build", "continue", "rebuild", or "refuse": the build would stop with an error.
         reason: Why, for people.
-        plan: The store as JSON values: path, num_samples, nbytes, arrays, constants, sources.
+        plan: The store as JSON values: path, num_samples, nbytes (length of the file), arrays, constants,
+            sources.
         differences: Keys of the identity that differ from what is there, with `(found, wanted)`.
     """
 
@@ -62,7 +64,7 @@ class Explanation:
 def explain_all(
     config: BuildConfig, *, watcher: Watcher, rehash: bool = False, overwrite: bool = False
 ) -> list[Explanation]:
-    """Explain every store of a configuration.
+    """Explain every store that this machine would build; of its ranks the first one does.
 
     Where something is there to compare with, sources whose digests aren't known are read.
 
@@ -74,8 +76,10 @@ def explain_all(
     Raises:
         SourceError: As `build_all` says.
     """
+    ranks = Ranks.from_environment()
     digests = DigestCache(config.cache.dir, rehash=rehash, save=False)
-    return [_explain(plan, digests, watcher, overwrite) for plan in plan_all(config, {}, watcher)]
+    plans = plan_all(config, {}, watcher, ranks=ranks) if ranks.is_builder else ()
+    return [_explain(plan, digests, watcher, overwrite) for plan in plans]
 
 
 def _explain(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> Explanation:
@@ -94,7 +98,7 @@ def _verdict(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite:
         return ("refuse", f"being built by {owner}", {}) if owner else ("rebuild", "--overwrite", {})
     watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
     content = plan.identity(digests, watcher.advance)
-    wanted = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
+    wanted = plan.document(content)
     action, reason, differing = _published(plan, wanted)
     if is_begun and action in ("build", "rebuild"):
         return _unfinished(plan, wanted, action)
@@ -106,8 +110,12 @@ def _published(plan: StorePlan, wanted: Document) -> _Verdict:
     try:
         with open_store(plan.path) as store:
             differing = differences(store.identity, wanted)
+            if differing:
+                expect_kind(plan, store)
     except StoreNotFoundError:
         return "build", "there is none yet", {}
+    except ConfigError as error:
+        return "refuse", f"{error.problem}; {error.hint}", differing
     except StoreError as error:
         return "refuse", f"damaged or no store ({error.problem}), --overwrite replaces it", {}
     if differing:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.array_statistics import Statistics
 from ups_store.build.committing import CommitThread
-from ups_store.build.encode import encode_batch
+from ups_store.build.encode import Encoded, EncodeError, OverlappingEncoder, begin_batch
 from ups_store.build.plan import StorePlan
-from ups_store.build.read import read_batches, split_batches, unread_error
+from ups_store.build.read import batch_size_of, read_batches, split_batches, unread_error
 from ups_store.build.readers import Readers
 from ups_store.build.skipped_notes import skipped_notes
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watcher import Watcher
 from ups_store.encoder import Encoder
+from ups_store.errors import BuildInterruptedError
 from ups_store.ingest.pool import Batch, Skipped
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
 from ups_store.writer import Committer
 
+BATCHES_OF_REST = 4  # made at a time of what others may make as well
+
 Samples = npt.NDArray[np.int64]
+Begun = tuple[Samples, Callable[[], Encoded]]
 
 
 class Filling:
@@ -38,6 +44,9 @@ class Filling:
         on_nan: "fail" or "keep" NaN and Inf.
 
     Attributes:
+        plan: What the store holds.
+        batch_size: Samples that are read, encoded and committed at a time; None: chosen by their size.
+        progress: Of every commit when, in seconds of `time.perf_counter`, and how many samples.
         num_committed: Samples that this process has committed, or found committed by another meanwhile.
     """
 
@@ -51,21 +60,31 @@ class Filling:
         clock: Stopwatch,
         on_nan: str,
     ) -> None:
-        self._plan, self._committer, self._readers = plan, committer, readers
+        self.plan, self.batch_size = plan, plan.batch_size
+        self.progress: list[tuple[float, int]] = []
+        self._committer, self._readers = committer, readers
         self._watcher, self._clock, self._on_nan = watcher, clock, on_nan
         self._statistics = Statistics()
         self._is_mine = np.zeros(plan.num_samples, bool)
         self._skipped: list[Skipped] = []
+        self._is_prepared = False
 
     @property
     def num_committed(self) -> int:
         """Samples that this process has committed, or found committed by another meanwhile."""
         return int(self._is_mine.sum())
 
-    def fill(self, samples: Samples) -> None:
-        """Commit samples; those that can't be read are left out where the readers skip them."""
-        plan, skipped = self._plan, list[Skipped]()
-        batches = read_batches(plan, samples, on_nan=self._on_nan, readers=self._readers, skipped=skipped)
+    def fill(self, samples: Samples, *, for_s: float | None = None) -> None:
+        """Commit samples; those that can't be read are left out where the readers skip them.
+
+        Args:
+            samples: Numbers in the store, sorted.
+            for_s: Ask for no more once so many seconds have passed since the first batch came.
+        """
+        plan, skipped = replace(self.plan, batch_size=self.batch_size), list[Skipped]()
+        batches = read_batches(
+            plan, samples, on_nan=self._on_nan, readers=self._readers, skipped=skipped, for_s=for_s
+        )
         with closing(batches):  # whatever happens, no source stays open
             if plan.encoder is None:
                 self._commit_fields(batches)
@@ -73,13 +92,18 @@ class Filling:
                 self._commit_latents(batches, plan.encoder)
         self._skipped += skipped
 
+    def left_of(self, samples: Samples) -> Samples:
+        """Which of the samples are neither committed nor skipped."""
+        return np.setdiff1d(np.intersect1d(samples, self._committer.missing()), self._unread())
+
     def fill_rest(self) -> None:
         """Commit what is still missing, from the end: another process may be on its way there.
 
         Both may make the samples where they meet; the second commit of a sample changes nothing.
         """
+        size = BATCHES_OF_REST * batch_size_of(self.plan)
         while len(missing := np.setdiff1d(self._committer.missing(), self._unread())):
-            self.fill(split_batches(missing, self._plan.source_sample_nbytes)[-1])
+            self.fill(missing[-size:])
 
     def check_complete(self) -> None:
         """Tell which samples were skipped, and fail if there are any.
@@ -90,14 +114,29 @@ class Filling:
         for line in skipped_notes(self._skipped):
             self._watcher.note(line)
         if self._skipped:
-            raise unread_error(self._plan, self._skipped)
+            raise unread_error(self.plan, self._skipped)
+
+    def interruption(self, *, overwrite: bool = False) -> BuildInterruptedError:
+        """The error of a build that is stopped here.
+
+        Args:
+            overwrite: Whether it was told to build anew, which continuing isn't.
+        """
+        where = building_path(self.plan.path)
+        with open_store(where, partial=True) as unfinished:
+            num_committed = int(unfinished.committed.sum())
+        return BuildInterruptedError(
+            f"interrupted: {num_committed} of {self.plan.num_samples} samples are committed",
+            path=where,
+            hint="run the same command again to continue" + (", without --overwrite" if overwrite else ""),
+        )
 
     def statistics(self) -> Statistics:
         """Statistics of all samples; those that others committed are read back."""
         others = np.flatnonzero(~self._is_mine)
         if len(others):
-            with open_store(building_path(self._plan.path), partial=True) as store:
-                for batch in split_batches(others, self._plan.sample_nbytes):
+            with open_store(building_path(self.plan.path), partial=True) as store:
+                for batch in split_batches(others, self.plan.sample_nbytes):
                     self._statistics.add(store.gather(batch))
         return self._statistics
 
@@ -111,16 +150,50 @@ class Filling:
                 self._committer.commit_many(batch.samples, batch.arrays)
             self._statistics.add(batch.arrays, ranges=batch.ranges)
             self._is_mine[batch.samples] = True
-            self._watcher.advance(len(batch.samples))
+            self._told(len(batch.samples))
+
+    def _told(self, num: int) -> None:
+        """So many samples are durable; called by the thread that commits."""
+        self.progress.append((time.perf_counter(), num))
+        self._watcher.advance(num)
 
     def _commit_latents(self, batches: Iterable[Batch], encoder: Encoder) -> None:
-        """Encode what is read in this thread, and commit it in another one, while processes read on."""
-        first = self._plan.selected.start
-        with CommitThread(self._committer, committed=self._watcher.advance) as committing:
-            for samples, arrays, _ in self._clock.timed_each("read", batches):
+        """Encode what is read, and commit it in another thread, while processes read on.
+
+        A batch is begun before the one in front of it is waited for, so that the encoder never runs dry.
+        """
+        first, specs = self.plan.selected.start, self.plan.arrays
+        begun: Begun | None = None
+        with CommitThread(self._committer, committed=self._told) as committing:
+            for samples, arrays, ranges in self._clock.timed_each("read", batches):
+                self._prepare(encoder)
                 with self._clock.timed("encode"):
-                    encoded = encode_batch(arrays, encoder, samples=samples + first, specs=self._plan.arrays)
-                    self._statistics.add(encoded)
-                with self._clock.timed("commit"):
-                    committing.put(samples, encoded)
-                self._is_mine[samples] = True
+                    following = begin_batch(
+                        arrays, encoder, samples=samples + first, specs=specs, ranges=ranges
+                    )
+                self._hand_on(begun, committing)
+                begun = samples, following
+            self._hand_on(begun, committing)
+
+    def _prepare(self, encoder: Encoder) -> None:
+        """Load what encodes, once there is something to encode: readers read on meanwhile."""
+        if not self._is_prepared and isinstance(encoder, OverlappingEncoder):
+            with self._clock.timed("load"):
+                encoder.prepare()
+        self._is_prepared = True
+
+    def _hand_on(self, begun: Begun | None, committing: CommitThread) -> None:
+        """Wait for the latents of a batch, and have them committed."""
+        if begun is None:
+            return
+        samples, finish = begun
+        with self._clock.timed("encode"):
+            try:
+                encoded = finish()
+            except EncodeError as error:
+                error.path = str(self.plan.path)
+                raise
+        self._statistics.add(encoded.arrays, ranges=encoded.ranges)
+        with self._clock.timed("commit"):
+            committing.put(samples, encoded.arrays)
+        self._is_mine[samples] = True

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ups_store import files, locks
+from ups_store.build.fill import Filling
+from ups_store.build.ranks import Ranks
+from ups_store.build.watcher import Watcher
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.creation import join
 from ups_store.errors import IdentityMismatchError, StoreError, StoreNotFoundError, StoreReplacedError
@@ -40,6 +44,28 @@ def join_builder(path: Path, content: Mapping[str, Any], config_hash: str) -> Co
             if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
+
+
+def help_builder(
+    committer: Committer, filling_of: Callable[[Committer], Filling], ranks: Ranks, watcher: Watcher
+) -> int:
+    """Make this process's share of the samples; returns how many it committed.
+
+    Raises:
+        BuildInterruptedError: On Ctrl-C; what is committed stays.
+        StoreError: As `Filling.fill`.
+    """
+    with committer:
+        filling = filling_of(committer)
+        try:
+            with contextlib.suppress(StoreReplacedError):  # the builder has made the rest, and published
+                plan = filling.plan
+                share = ranks.share(committer.missing(), plan.num_samples)
+                watcher.stage(f"{plan.title}: samples of rank {ranks.local_rank}", len(share), unit="samples")
+                filling.fill(share)
+        except KeyboardInterrupt as error:
+            raise filling.interruption() from error
+        return filling.num_committed
 
 
 def wait_for_store(path: Path, config_hash: str) -> Store:

@@ -8,24 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ups_store.array_spec import ArraySpec
+from ups_store.blueprint import blueprint_of
 from ups_store.build.config import BuildConfig
-from ups_store.build.digests import DigestCache, FileSignature
+from ups_store.build.contents import arrays_of, attrs_of, payload_nbytes
+from ups_store.build.digests import DIGEST_CHARACTERS, DigestKind, Digests, FileSignature
+from ups_store.build.encode import OverlappingEncoder
 from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers, inline_pool
+from ups_store.creation import identity_of
 from ups_store.encoder import Encoder, expect_size, load_encoder
 from ups_store.ingest.read_request import DescribeRequest
 from ups_store.ingest.source import Selection, SourceInfo, check_same_grid
 from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
-from ups_store.metadata import dtype_of
 from ups_store.partitions import PARTITION_KEY
 from ups_store.tasks import Task
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
-PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +88,29 @@ class StorePlan:
         return sum(signature.size for signature in self.signatures)
 
     @property
+    def group_size(self) -> int:
+        """Samples that the encoder encodes together, counted from the first of the split; 1 if it doesn't."""
+        if not isinstance(self.encoder, OverlappingEncoder):
+            return 1
+        return self.encoder.group_size(self.source_arrays)
+
+    @property
     def sample_nbytes(self) -> int:
         """Payload of one sample in the store."""
-        return _payload(self.arrays)
+        return payload_nbytes(self.arrays)
 
     @property
     def source_sample_nbytes(self) -> int:
         """Payload of one sample as the sources give it."""
-        return _payload(self.source_arrays)
+        return payload_nbytes(self.source_arrays)
 
-    def identity(self, digests: DigestCache, progress: Callable[[int], None]) -> dict[str, Any]:
+    @property
+    def stored_sample_nbytes(self) -> int:
+        """Bytes that a sample takes in its file: of a reduced one more is read than it has."""
+        num_samples = sum(info.num_samples for info in self.infos)
+        return self.source_nbytes // max(1, num_samples)
+
+    def identity(self, digests: Digests, progress: Callable[[int], None]) -> dict[str, Any]:
         """The identity's content, with the digests of the sources; reads those that aren't known."""
         kind = self.content["source_digest"]
         sources = [
@@ -109,6 +123,24 @@ class StorePlan:
             for part, signature in zip(self.parts, self.signatures, strict=True)
         ]
         return {**self.content, "sources": sources}
+
+    def document(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole identity document of the store, with what `identity` gave."""
+        return identity_of(self.arrays, constants=self.constants, dims=self.dims, identity=content)
+
+    @property
+    def file_nbytes(self) -> int:
+        """Length of the finished file; all digests are as long, so the sources needn't be read for it."""
+        content = self.identity(_AnyDigest(), lambda nbytes: None)
+        blueprint = blueprint_of(self.arrays, self.constants, self.dims, content, self.attrs)
+        return blueprint.layout.file_nbytes
+
+
+class _AnyDigest:
+    """Stands for digests that aren't known."""
+
+    def digest(self, path: Path, kind: DigestKind, progress: Callable[[int], None]) -> str:
+        return "0" * DIGEST_CHARACTERS
 
 
 def plan_store(
@@ -137,7 +169,7 @@ def plan_store(
     used = [i for i, part in enumerate(parts) if len(part.indices)] or range(len(parts))
     num_samples = sum(len(part.indices) for part in parts)
     encoder = _encoder(config, task)
-    source_arrays = _arrays(infos, num_samples, ENCODED_DTYPE if encoder else config.cache.dtype)
+    source_arrays = arrays_of(infos, num_samples, ENCODED_DTYPE if encoder else config.cache.dtype)
     content = _content(config, task, split, infos[0], any(not source.whole for source in sources))
     return StorePlan(
         task=task,
@@ -152,9 +184,9 @@ def plan_store(
         source_arrays=source_arrays,
         encoder=encoder,
         constants=dict(infos[0].constants),
-        attrs=_attrs(infos[0], task, split),
+        attrs=attrs_of(infos[0], task, split),
         content={**content, "kind": "latents", "encoder": dict(encoder.identity())} if encoder else content,
-        batch_size=config.reading.batch_size,
+        batch_size=None if config.reading.batch_size == "auto" else config.reading.batch_size,
     )
 
 
@@ -189,6 +221,7 @@ def _encoder(config: BuildConfig, task: Task) -> Encoder | None:
         compute_dtype=latent.compute_dtype,
         latent_dtype=config.cache.dtype,
         micro_batch=latent.micro_batch,
+        **({} if latent.pin_memory else {"pin_memory": False}),  # not every encoder has heard of it
     )
     expect_size(encoder, dim=latent.dim, tokens=latent.tokens, checkpoint=latent.checkpoint)
     return encoder
@@ -210,39 +243,6 @@ def _parts(
     return parts
 
 
-def _arrays(infos: Sequence[SourceInfo], num_samples: int, dtype: str) -> dict[str, ArraySpec]:
-    arrays = {}
-    for name, array in infos[0].arrays.items():
-        attrs = {"channels": list(infos[0].channels)} if name == "fields" else {}
-        is_in_space = not {"x", "y", "z"}.isdisjoint(array.dims)  # else it is a parameter, or the time
-        arrays[name] = ArraySpec(
-            (num_samples, *array.shape),
-            dtype if is_in_space else PARAMETER_DTYPE,
-            dims=("sample", *array.dims),
-            attrs=attrs,
-        )
-    for name in sorted(infos[0].parameters):
-        arrays[name] = ArraySpec((num_samples,), PARAMETER_DTYPE, dims=("sample",))
-    return arrays
-
-
-def _attrs(info: SourceInfo, task: Task, split: str) -> dict[str, Any]:
-    axes = {axis: points for axis, points in info.constants.items() if axis != "t" and len(points) > 1}
-    # Coordinates are cell centres: n cells of the grid's spacing make the domain.
-    lengths = {
-        axis: round(float(len(points) * (points[-1] - points[0]) / (len(points) - 1)), 6)
-        for axis, points in axes.items()
-    }
-    return {
-        "task": task.name,
-        "split": split,
-        "channels": list(info.channels),
-        "boundary": dict(info.boundary),
-        "domain_lengths": lengths,
-        **info.attrs,
-    }
-
-
 def _content(
     config: BuildConfig, task: Task, split: str, info: SourceInfo, is_shared: bool
 ) -> dict[str, Any]:
@@ -262,11 +262,3 @@ def _content(
 def _as_text(file_name: str) -> str:
     """A file name as valid Unicode, whatever bytes it is made of."""
     return os.fsencode(file_name).decode(errors="backslashreplace")
-
-
-def _payload(arrays: Mapping[str, ArraySpec]) -> int:
-    """Bytes of one sample of all arrays."""
-    return sum(
-        int(np.prod(spec.shape[1:], dtype=np.int64)) * dtype_of(spec.dtype).itemsize
-        for spec in arrays.values()
-    )

@@ -70,6 +70,12 @@ class Ranks:
         """Where this machine's file goes, for a store at `path`."""
         return partition_path(path, self.machine, self.num_machines) if self.is_partitioned else path
 
+    def own_file(self, path: Path) -> Path:
+        """Where this machine's own version of an output goes, such as a manifest in a shared folder."""
+        if not self.is_partitioned:
+            return path
+        return path.with_name(f"{path.stem}-{self.machine:05d}-of-{self.num_machines:05d}{path.suffix}")
+
     def samples(self, num_samples: int) -> range:
         """Samples of the split that this machine's file holds."""
         return partition_range(num_samples, self.machine, self.num_machines)

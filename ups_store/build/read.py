@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from ups_store.build.plan import StorePlan
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
-from ups_store.ingest.pool import Batch, Skipped
+from ups_store.ingest.pool import Batch, ReaderPool, Skipped
 from ups_store.ingest.read_request import MAX_SAMPLES, ReadRequest
 from ups_store.ingest.slots import ALIGN
 from ups_store.ingest.source import SourceInfo
@@ -23,6 +24,8 @@ from ups_store.recovery import building_path
 
 BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little
 MAX_CHUNKED_BYTES = 64 << 20  # of a batch that is larger in order to hold whole chunks
+ENCODED_BATCHES = 32  # of a store of latents, at least: reading, encoding and committing overlap but for one
+GROUPS_OF_BATCH = 4  # of samples that are encoded together, at least: commits are worth their syncs
 _SHOWN = 8  # unread samples that an error names
 # The errors that concern samples, of which another one of the same file may be sound.
 _OF_SAMPLES = frozenset(
@@ -51,6 +54,17 @@ def _batch_size(sample_nbytes: int) -> int:
     return min(MAX_SAMPLES, max(1, BATCH_BYTES // max(1, sample_nbytes)))
 
 
+def batch_size_of(plan: StorePlan) -> int:
+    """Samples of a batch where chunks have no say: whole groups of what is encoded together.
+
+    With an encoder batches are smaller where the store is: the first one to be encoded is waited for.
+    """
+    size = plan.batch_size or _batch_size(plan.source_sample_nbytes)
+    if plan.encoder and not plan.batch_size:
+        size = min(size, max(plan.num_samples // ENCODED_BATCHES, GROUPS_OF_BATCH * plan.group_size))
+    return min(MAX_SAMPLES, max(plan.group_size, size - size % plan.group_size))
+
+
 def read_batches(
     plan: StorePlan,
     missing: npt.NDArray[np.int64],
@@ -58,6 +72,7 @@ def read_batches(
     on_nan: str,
     readers: Readers | None = None,
     skipped: list[Skipped] | None = None,
+    for_s: float | None = None,
 ) -> Generator[Batch]:
     """Read missing samples with all their arrays, in the order of the store.
 
@@ -70,6 +85,7 @@ def read_batches(
         on_nan: "fail" or "keep" NaN and Inf.
         readers: Who reads; by default this process.
         skipped: Filled with the samples that can't be read, where the pool skips those.
+        for_s: Ask for no more once so many seconds have passed since the first batch came.
     Yields:
         Sample numbers (B,), every per-sample array (B, ...) in the store's dtype, valid until the next batch
         is asked for, and the ranges of those that were read.
@@ -77,11 +93,9 @@ def read_batches(
         SourceError: As `ReaderPool.read`, and kind "not_finite".
     """
     requests = _requests(plan, missing, on_nan)
-    nbytes = len(missing) * plan.source_sample_nbytes
-    slot_nbytes = _slot_nbytes(requests, plan.source_sample_nbytes)
-    pool = readers.for_samples(requests, nbytes=nbytes, slot_nbytes=slot_nbytes) if readers else None
+    pool = _pool(readers, requests, plan, len(missing)) if readers else None
     infos = {info.path: info for info in plan.infos}
-    courier = _Courier(skipped if skipped is not None else [])
+    courier = _Courier(skipped if skipped is not None else [], for_s=for_s)
     while requests:
         for item in (pool or inline_pool()).read(courier.hand_out(requests)):
             request = courier.take_back(item)
@@ -91,22 +105,35 @@ def read_batches(
         requests = courier.once_more()
 
 
+def _pool(readers: Readers, requests: Sequence[ReadRequest], plan: StorePlan, num_samples: int) -> ReaderPool:
+    return readers.for_samples(
+        requests,
+        nbytes=num_samples * plan.source_sample_nbytes,
+        stored_nbytes=num_samples * plan.stored_sample_nbytes,
+        slot_nbytes=_slot_nbytes(requests, plan.source_sample_nbytes),
+    )
+
+
 class _Courier:
     """Keeps account of requests that a pool may skip.
 
     Args:
         skipped: Filled with the samples that are given up.
+        for_s: How long requests are handed out, from when the first one is answered; None: all of them.
     """
 
-    def __init__(self, skipped: list[Skipped]) -> None:
+    def __init__(self, skipped: list[Skipped], *, for_s: float | None) -> None:
         self._skipped = skipped
+        self._for_s, self._first_s = for_s, 0.0
         self._on_the_way: deque[ReadRequest] = deque()
         self._again: list[ReadRequest] = []
         self._lost: dict[Path, SourceError] = {}  # files of which nothing more is asked for
 
     def hand_out(self, requests: Iterable[ReadRequest]) -> Iterator[ReadRequest]:
-        """The requests, except for those to files that are lost."""
+        """The requests, except for those to files that are lost, while there is time."""
         for request in requests:
+            if self._for_s and self._first_s and time.monotonic() > self._first_s + self._for_s:
+                return
             if request.path in self._lost:
                 self._skipped.append(Skipped(request.samples, self._lost[request.path]))
             else:
@@ -115,6 +142,7 @@ class _Courier:
 
     def take_back(self, item: Batch | Skipped) -> ReadRequest:
         """The request that an item answers: pools keep the order."""
+        self._first_s = self._first_s or time.monotonic()
         request = self._on_the_way.popleft()
         if isinstance(item, Skipped):
             self._take_skipped(request, item)
@@ -153,8 +181,10 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
             _expect_finite_parameters(info, on_nan)
         dtypes = {name: str(plan.source_arrays[name].dtype) for name in info.arrays}
         in_part = wanted - first + part.indices.start
-        size = min(MAX_SAMPLES, plan.batch_size or _batch_size(plan.source_sample_nbytes))
-        for rows in _batches_of_chunks(in_part, info.samples_per_chunk, plan.source_sample_nbytes, size):
+        units = (in_part, info.samples_per_chunk)
+        if info.samples_per_chunk == 1:  # no chunk is parted: then no group is
+            units = (wanted + plan.selected.start, plan.group_size)
+        for rows in _batches_of_units(*units, plan.source_sample_nbytes, batch_size_of(plan)):
             samples, in_file = wanted[rows], in_part[rows]
             requests.append(
                 ReadRequest(part.path, plan.task, plan.selection, samples, in_file, dtypes, on_nan == "fail")
@@ -163,22 +193,22 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
     return requests
 
 
-def _batches_of_chunks(
-    in_file: npt.NDArray[np.int64], samples_per_chunk: int, sample_nbytes: int, size: int
+def _batches_of_units(
+    numbers: npt.NDArray[np.int64], samples_per_unit: int, sample_nbytes: int, size: int
 ) -> Iterator[slice]:
-    """Cut samples of a file, sorted, into batches that don't part the samples of a chunk.
+    """Cut samples, by sorted numbers, into batches that don't part those of a chunk or an encoder's group.
 
-    Only a chunk that holds more than `MAX_CHUNKED_BYTES` of samples is parted, and so decoded for each of its
-    batches.
+    Only a unit that holds more than `MAX_CHUNKED_BYTES` of samples is parted, and so decoded or encoded for
+    each of its batches.
     """
-    is_bounded = samples_per_chunk <= MAX_SAMPLES and samples_per_chunk * sample_nbytes <= MAX_CHUNKED_BYTES
-    unit = samples_per_chunk if is_bounded else 1
+    is_bounded = samples_per_unit <= MAX_SAMPLES and samples_per_unit * sample_nbytes <= MAX_CHUNKED_BYTES
+    unit = samples_per_unit if is_bounded else 1
     first = 0
-    while first < len(in_file):
-        end = min(first + size, len(in_file))
-        if end < len(in_file):
-            end_of_chunk = max(in_file[end] // unit, in_file[first] // unit + 1) * unit
-            end = int(np.searchsorted(in_file, end_of_chunk))
+    while first < len(numbers):
+        end = min(first + size, len(numbers))
+        if end < len(numbers):
+            end_of_unit = max(numbers[end] // unit, numbers[first] // unit + 1) * unit
+            end = int(np.searchsorted(numbers, end_of_unit))
         yield slice(first, end)
         first = end
 

@@ -42,6 +42,18 @@ class Choice:
     num_workers: int
     why: str
 
+    def sentence(self) -> str:
+        """What was chosen automatically, for people."""
+        who = who_reads(self.num_workers)
+        return f"reading {who}, chosen automatically ({self.why}; --num-workers sets it)"
+
+
+def who_reads(num_workers: int) -> str:
+    """Such as "with 2 reader processes", for people."""
+    if not num_workers:
+        return "in the build itself"
+    return f"with {num_workers} reader process" + ("es" if num_workers > 1 else "")
+
 
 class Readers:
     """See the module.
@@ -53,12 +65,15 @@ class Readers:
     Attributes:
         pool: The pool; `resize`d here only.
         choice: The last choice.
+        is_auto: Whether their number isn't configured.
+        is_tuned: Whether it, and the size of batches, are to be tried out.
     """
 
     def __init__(self, config: ReadingConfig, *, note: Callable[[str], None]) -> None:
-        self._is_auto = config.num_workers == "auto"
+        self.is_auto = config.num_workers == "auto"
+        self.is_tuned = config.batch_size == "auto"
         num_workers = 0 if config.num_workers == "auto" else config.num_workers
-        self.choice = Choice(num_workers, "nothing was read" if self._is_auto else "as configured")
+        self.choice = Choice(num_workers, "nothing was read" if self.is_auto else "as configured")
         self._is_rate_known = False
         self._note = note
         self.pool = ReaderPool(
@@ -73,19 +88,22 @@ class Readers:
 
     def for_opening(self, paths: Sequence[Path], *, nbytes: int = 0) -> ReaderPool:
         """The pool for opening files and for reading so many bytes of them that aren't samples."""
-        if self._is_auto and not self.pool.num_workers:
+        if self.is_auto and not self.pool.num_workers:
             if any(files.is_network(path) for path in paths):
                 self._choose(1, "the sources are on a network mount")
             elif nbytes > TINY_NBYTES:
                 self._choose(1, f"{format_nbytes(nbytes)} to digest")
         return self.pool
 
-    def for_samples(self, requests: Sequence[ReadRequest], *, nbytes: int, slot_nbytes: int) -> ReaderPool:
+    def for_samples(
+        self, requests: Sequence[ReadRequest], *, nbytes: int, stored_nbytes: int, slot_nbytes: int
+    ) -> ReaderPool:
         """The pool for reading samples.
 
         Args:
             requests: What is to be read.
-            nbytes: About how much that is.
+            nbytes: How much that is, as it is asked for.
+            stored_nbytes: How much that is in the files; more where they are reduced while they are read.
             slot_nbytes: Size of the largest batch.
 
         Raises:
@@ -93,16 +111,16 @@ class Readers:
             SourceError: As `ReaderPool.read`, which reads the first batch to see how long that takes.
         """
         self.pool.resize(self.pool.num_workers, slot_nbytes=slot_nbytes)
-        if self._is_auto and requests and not self._is_rate_known:
-            self._choose_for(requests, nbytes)
+        if self.is_auto and requests and not self._is_rate_known:
+            self._choose_for(requests, nbytes, stored_nbytes)
         if self.pool.num_workers:
             self._fit()
         return self.pool
 
-    def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int) -> None:
-        if nbytes <= TINY_NBYTES:
+    def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int, stored_nbytes: int) -> None:
+        if max(nbytes, stored_nbytes) <= TINY_NBYTES:
             if not self.pool.num_workers:
-                why = f"{format_nbytes(nbytes)} are read sooner than a reader starts"
+                why = f"{format_nbytes(max(nbytes, stored_nbytes))} are read sooner than a reader starts"
                 self.choice = Choice(0, why)
             return
         most = min(num_cores(), MAX_AUTO, len(requests))
@@ -114,7 +132,13 @@ class Readers:
             self._choose(most, "the first batch can't be read")
             return
         self._choose(*chosen(nbytes, rate=rate, most=most))
-        self._note(f"readers: {self.choice.num_workers} ({self.choice.why})")
+        if not self.is_tuned:  # else there are trials, and another choice to be told
+            self._note(self.choice.sentence())
+
+    def use(self, num_workers: int, why: str) -> None:
+        """Have so many readers from now on, for a reason, for people."""
+        self._is_rate_known = True
+        self._choose(num_workers, why)
 
     def _choose(self, num_workers: int, why: str) -> None:
         self.choice = Choice(num_workers, why)

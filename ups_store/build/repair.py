@@ -19,7 +19,6 @@ from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.read import read_batches
 from ups_store.build.run import check_sources
 from ups_store.build.watcher import Watcher
-from ups_store.creation import identity_of
 from ups_store.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError
 from ups_store.identity import config_hash, describe_differences, differences
@@ -102,7 +101,7 @@ def _plan(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> t
 def _check_identity(
     plan: StorePlan, content: Mapping[str, Any], found: Mapping[str, Any], path: Path
 ) -> None:
-    expected = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
+    expected = plan.document(content)
     if config_hash(expected) == config_hash(dict(found)):
         return
     differing = differences(found, expected)

@@ -21,10 +21,12 @@ class BuildResult:
         reused: Whether it was valid already.
         num_samples: N.
         num_committed: Samples committed by this run.
+        source_sample_nbytes: Bytes of a sample as it is read.
         nbytes: Length of the file.
         age_s: Seconds since it was written.
-        seconds: Time by stage: digest, read, commit, finish, total.
+        seconds: Time by stage: digest, open, probe, load, read, encode, commit, finish, total.
         statistics: Range and non-finite counts of what was written, by array; empty where reused.
+        tuning: What was tried and chosen for reading, see `tuning.Tuning`; None unless that was asked for.
     """
 
     path: Path
@@ -34,10 +36,24 @@ class BuildResult:
     reused: bool
     num_samples: int
     num_committed: int
+    source_sample_nbytes: int
     nbytes: int
     age_s: float
     seconds: dict[str, float] = field(default_factory=dict)
     statistics: dict[str, Any] = field(default_factory=dict)
+    tuning: dict[str, Any] | None = None
+
+    @property
+    def filling_s(self) -> float:
+        """Seconds from when the sources were known to the finished store."""
+        return self.seconds["total"] - self.seconds.get("digest", 0.0)
+
+    @property
+    def throughput(self) -> dict[str, float]:
+        """Samples and megabytes of the sources per second, of what this run committed."""
+        per_s = self.num_committed / max(1e-9, self.filling_s)
+        mb_per_s = per_s * self.source_sample_nbytes / 1e6
+        return {"samples_per_s": round(per_s, 3), "mb_per_s": round(mb_per_s, 3)}
 
     def summary(self) -> str:
         """One line for people."""
@@ -48,4 +64,4 @@ class BuildResult:
 
     def to_json(self) -> dict[str, Any]:
         """The store's part of the manifest."""
-        return {**vars(self), "path": str(self.path)}
+        return {**vars(self), "path": str(self.path), **self.throughput}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,17 +16,16 @@ from ups_store import files
 from ups_store.array_statistics import Statistics
 from ups_store.build.digests import DigestCache, FileSignature
 from ups_store.build.fill import Filling
-from ups_store.build.helping import join_builder, wait_for_store
+from ups_store.build.helping import help_builder, join_builder, wait_for_store
 from ups_store.build.outputs import make_folder
 from ups_store.build.plan import StorePlan
 from ups_store.build.ranks import ALONE, Ranks
 from ups_store.build.readers import Readers
 from ups_store.build.result import BuildResult
 from ups_store.build.stopwatch import Stopwatch
+from ups_store.build.tuning import Tuner, Tuning
 from ups_store.build.watcher import Watcher
-from ups_store.creation import identity_of
 from ups_store.errors import (
-    BuildInterruptedError,
     ConfigError,
     FormatError,
     IdentityMismatchError,
@@ -35,7 +35,7 @@ from ups_store.identity import config_hash, describe_differences, differences
 from ups_store.ingest.reader_process import changed
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
-from ups_store.writer import StoreWriter
+from ups_store.writer import Committer, StoreWriter
 
 
 def build_store(
@@ -71,70 +71,62 @@ def build_store(
     watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
     with clock.timed("digest"):
         content = plan.identity(digests, watcher.advance)
-    expected = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
-    valid = None if overwrite else _reusable(plan, expected, watcher)
+    document = plan.document(content)
+    wanted = config_hash(document)
+    with clock.timed("open"):
+        valid = None if overwrite else _reusable(plan, document, watcher)
     if valid is not None:
         with valid:
             return _result(plan, valid, clock)
+
+    def filling_of(committer: Committer) -> Filling:
+        return Filling(plan, committer, readers, watcher=watcher, clock=clock, on_nan=on_nan)
+
     if not ranks.is_builder:
-        return _help(plan, content, readers=readers, watcher=watcher, clock=clock, on_nan=on_nan, ranks=ranks)
-    with _writer(plan, content, overwrite=overwrite) as writer:
-        filling = Filling(plan, writer, readers, watcher=watcher, clock=clock, on_nan=on_nan)
+        committer = join_builder(plan.path, content, wanted)
+        num_committed = help_builder(committer, filling_of, ranks, watcher) if committer else 0
+        with clock.timed("finish"):
+            store = wait_for_store(plan.path, wanted)
+        with store:
+            return _result(plan, store, clock, num_committed=num_committed, statistics=Statistics())
+    with clock.timed("open"):
+        writer = _writer(plan, content, overwrite=overwrite)
+    with writer:
+        filling = filling_of(writer)
+        tuner = Tuner(filling, readers, clock=clock, note=watcher.note) if readers.is_tuned else None
         try:
-            _fill(filling, plan, writer.missing(), watcher, ranks)
+            tuning = _fill(filling, plan, writer.missing(), watcher, ranks, tuner)
         except KeyboardInterrupt as error:
-            raise _interrupted(plan, overwrite) from error
+            raise filling.interruption(overwrite=overwrite) from error
         check_sources(plan)
         statistics = filling.statistics()
         with clock.timed("finish"):
             writer.finish()
     with open_store(plan.path) as store:
-        return _result(plan, store, clock, num_committed=filling.num_committed, statistics=statistics)
-
-
-def _help(
-    plan: StorePlan,
-    content: Mapping[str, Any],
-    *,
-    readers: Readers,
-    watcher: Watcher,
-    clock: Stopwatch,
-    on_nan: str,
-    ranks: Ranks,
-) -> BuildResult:
-    """Make this process's share of a store that another process of the machine builds, and wait for it."""
-    document = identity_of(plan.arrays, constants=plan.constants, dims=plan.dims, identity=content)
-    wanted = config_hash(document)
-    committer = join_builder(plan.path, content, wanted)
-    num_committed = 0
-    if committer is not None:
-        with committer:
-            filling = Filling(plan, committer, readers, watcher=watcher, clock=clock, on_nan=on_nan)
-            share = ranks.share(committer.missing(), plan.num_samples)
-            watcher.stage(f"{plan.title}: samples of rank {ranks.local_rank}", len(share), unit="samples")
-            try:
-                filling.fill(share)
-            except KeyboardInterrupt as error:
-                raise _interrupted(plan, False) from error
-            num_committed = filling.num_committed
-    with clock.timed("finish"):
-        store = wait_for_store(plan.path, wanted)
-    with store:
-        return _result(plan, store, clock, num_committed=num_committed, statistics=Statistics())
+        result = _result(plan, store, clock, num_committed=filling.num_committed, statistics=statistics)
+        return replace(result, tuning=tuning.to_json() if tuning else None)
 
 
 def _fill(
-    filling: Filling, plan: StorePlan, missing: npt.NDArray[np.int64], watcher: Watcher, ranks: Ranks
-) -> None:
+    filling: Filling,
+    plan: StorePlan,
+    missing: npt.NDArray[np.int64],
+    watcher: Watcher,
+    ranks: Ranks,
+    tuner: Tuner | None,
+) -> Tuning | None:
     """Commit all that is missing: this process's share, and then what the others haven't come to."""
     num_there = plan.num_samples - len(missing)
     watcher.stage(f"{plan.title}: samples", plan.num_samples, unit="samples")
     if num_there:
         watcher.note(f"{plan.path}: {num_there} of {plan.num_samples} samples are there, continuing")
     watcher.advance(num_there)
-    filling.fill(ranks.share(missing, plan.num_samples))
+    share = ranks.share(missing, plan.num_samples)
+    tuning = tuner.tune(share, is_alone=ranks.num_local == 1) if tuner and len(share) else None
+    filling.fill(filling.left_of(share) if tuning else share)
     filling.fill_rest()
     filling.check_complete()
+    return tuning
 
 
 def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) -> ups_store.Store | None:
@@ -149,9 +141,27 @@ def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) ->
     if store.config_hash == config_hash(expected):
         return store
     with store:
+        expect_kind(plan, store)
         differing = describe_differences(differences(store.identity, expected))
     watcher.note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{differing}")
     return None
+
+
+def expect_kind(plan: StorePlan, store: ups_store.Store) -> None:
+    """Refuse to put latents in the place of fields, or the reverse: another folder is meant.
+
+    Raises:
+        ConfigError: Kind "other_kind".
+    """
+    held, wanted = (("fields" if "fields" in arrays else "latents") for arrays in (store.arrays, plan.arrays))
+    if held != wanted:
+        raise ConfigError(
+            f"a store of {held} is there, and {wanted} would replace it",
+            kind="other_kind",
+            path=plan.path,
+            hint="give one of them another folder (cache.dir, training.latent_cache_dir, --cache-dir), "
+            "or replace it with --overwrite",
+        )
 
 
 def _prepare_place(path: Path, watcher: Watcher) -> None:
@@ -165,16 +175,6 @@ def _prepare_place(path: Path, watcher: Watcher) -> None:
             f"{path.parent} lies on a network file system, whose locks, syncs and renames may not hold what "
             "a build relies on (docs/reliability.md): build on a local disk and copy the store"
         )
-
-
-def _interrupted(plan: StorePlan, overwrite: bool) -> BuildInterruptedError:
-    with open_store(building_path(plan.path), partial=True) as unfinished:
-        num_committed = int(unfinished.committed.sum())
-    return BuildInterruptedError(
-        f"interrupted: {num_committed} of {plan.num_samples} samples are committed",
-        path=building_path(plan.path),
-        hint="run the same command again to continue" + (", without --overwrite" if overwrite else ""),
-    )
 
 
 def check_sources(plan: StorePlan) -> None:
@@ -200,6 +200,7 @@ def _result(
         reused=statistics is None,
         num_samples=len(store),
         num_committed=num_committed or 0,
+        source_sample_nbytes=plan.source_sample_nbytes,
         nbytes=store.nbytes,
         age_s=round(max(0.0, time.time() - files.modified_s(plan.path)), 1),
         seconds=clock.to_json(),

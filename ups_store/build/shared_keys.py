@@ -44,7 +44,7 @@ def take_build_keys(values: dict[str, Any]) -> dict[str, Any]:
         return kept
     folder = Path(str(checkpoint.get("dir") or "checkpoints"))
     said = {name: value for name, value in latent.items() if value is not None}
-    kept["latent"] = {"checkpoint": str(folder / _CHECKPOINT)} | said
+    kept["latent"] = {"checkpoint": str(folder / _CHECKPOINT)} | _pinned(training) | said
     kept["cache"] = _section(values, "cache") | _latent_cache(training)
     return kept
 
@@ -54,6 +54,10 @@ def _reading(training: dict[str, Any]) -> dict[str, Any]:
     if training.get("use_parallel_encoding") is False:
         return {"num_workers": 0}
     return {"num_workers": training["num_workers"]} if training.get("num_workers") is not None else {}
+
+
+def _pinned(training: dict[str, Any]) -> dict[str, Any]:
+    return {"pin_memory": training["pin_memory"]} if training.get("pin_memory") is not None else {}
 
 
 def _latent_cache(training: dict[str, Any]) -> dict[str, Any]:

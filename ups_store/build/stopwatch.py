@@ -16,12 +16,19 @@ class Stopwatch:
 
     Args:
         begins: Told the name of each stage as it begins.
+        started_s: Since when the total counts, on the clock of `time.perf_counter`; by default now.
     """
 
-    def __init__(self, begins: Callable[[str], None] = lambda stage: None) -> None:
+    def __init__(
+        self, begins: Callable[[str], None] = lambda stage: None, *, started_s: float | None = None
+    ) -> None:
         self._begins = begins
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() if started_s is None else started_s
         self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count time that was measured elsewhere to a stage."""
+        self._seconds[stage] += seconds
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:

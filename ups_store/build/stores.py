@@ -22,6 +22,8 @@ from ups_store.build.read import UnreadSamplesError
 from ups_store.build.readers import Choice, Readers
 from ups_store.build.result import BuildResult
 from ups_store.build.run import build_store
+from ups_store.build.startup import Startup
+from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watcher import Watcher
 from ups_store.errors import ConfigError, SourceError
 from ups_store.ingest.splits import SPLITS, split_range
@@ -36,11 +38,13 @@ class BuildReport:
         stores: Results in the order of tasks and splits.
         skipped: Stores that have no sample, with the reason, by "task split".
         readers: How many readers there were, and why.
+        startup: Seconds by phase and throughput of the whole run.
     """
 
     stores: tuple[BuildResult, ...]
     skipped: dict[str, str]
     readers: Choice
+    startup: Startup
 
     def to_json(self) -> dict[str, Any]:
         """The manifest."""
@@ -48,29 +52,44 @@ class BuildReport:
             "stores": [result.to_json() for result in self.stores],
             "skipped": self.skipped,
             "readers": vars(self.readers),
+            "startup": self.startup.to_json(),
         }
 
 
 def build_all(
-    config: BuildConfig, *, watcher: Watcher, overwrite: bool = False, rehash: bool = False
+    config: BuildConfig,
+    *,
+    watcher: Watcher,
+    overwrite: bool = False,
+    rehash: bool = False,
+    clock: Stopwatch | None = None,
 ) -> BuildReport:
     """Build every task and split of a configuration.
 
     A split without samples is skipped with a note when others were asked for too.
 
+    Args:
+        config: What to build.
+        watcher: Told about progress.
+        overwrite: Whether to build anew whatever is there.
+        rehash: Whether known digests aren't believed.
+        clock: Has counted "imports" already, where those belong to the run.
     Raises:
         SourceError: If nothing is left to build, or a source is unusable.
         StoreError: As `build_store` says.
     """
+    clock = clock or Stopwatch()
     skipped: dict[str, str] = {}
     ranks = Ranks.from_environment()
     with Readers(config.reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
-        plans = list(plan_all(config, skipped, watcher, readers=readers, ranks=ranks))
+        with clock.timed("plan"):
+            plans = list(plan_all(config, skipped, watcher, readers=readers, ranks=ranks))
         if not overwrite:
             _expect_room(plans)
         digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
-        results, unread = [], []
+        results: list[BuildResult] = []
+        unread = []
         for plan in plans:
             try:
                 result = build_store(
@@ -90,7 +109,7 @@ def build_all(
                 watcher.note(str(error))
         if unread:
             raise unread[0]
-    return BuildReport(tuple(results), skipped, readers.choice)
+    return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))
 
 
 def _kept(result: BuildResult) -> Iterator[str]:
@@ -177,7 +196,7 @@ def describe_plan(plan: StorePlan) -> dict[str, Any]:
     return {
         "path": str(plan.path),
         "num_samples": plan.num_samples,
-        "nbytes": plan.num_samples * plan.sample_nbytes,
+        "nbytes": plan.file_nbytes,
         "arrays": {
             name: {"shape": list(spec.shape), "dtype": str(spec.dtype), "dims": list(spec.dims or ())}
             for name, spec in plan.arrays.items()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,27 @@ class Watchers:
             watcher.waits(what)
 
 
+class _Warnings(logging.Handler):
+    """Notes the warnings of others, such as an encoder's, where everything else is told."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._note(f"{record.name}: {record.getMessage()}")
+
+
+@contextmanager
+def _noting_warnings(note: Callable[[str], None]) -> Iterator[None]:
+    handler = _Warnings(note)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
 @contextmanager
 def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[Watchers]:
     """All watchers for the duration of a block, in which Ctrl-C and SIGTERM are `BuildInterruptedError`."""
@@ -65,4 +87,6 @@ def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[W
 
         stall = StallWatcher(config.reading.stall_warning_s, folder=config.cache.dir, say=say)
         stack.enter_context(stall)
-        yield Watchers([shown, stall, *([log] if log else [])])
+        watchers = Watchers([shown, stall, *([log] if log else [])])
+        stack.enter_context(_noting_warnings(watchers.note))
+        yield watchers

@@ -42,7 +42,8 @@ class ValueRange:
 
     @classmethod
     def _of_block(cls, block: npt.NDArray[Any]) -> Self:
-        values = block if block.dtype.kind == "f" else block.astype(np.float32)
+        # NumPy takes five times as long over float16 as it is
+        values = block if block.dtype.kind == "f" and block.itemsize >= 4 else block.astype(np.float32)
         with np.errstate(invalid="ignore"):
             low, high = float(values.min()), float(values.max())  # NaN if there is one among them
         if np.isfinite(low) and np.isfinite(high):

@@ -1,0 +1,254 @@
+"""The encode pipeline: over its slowest stage alone, over encoding alone, and over the sequential way.
+
+Burgers' equation in PDEBench's layout with PDEBench's own reduction, 1024 x 201 to 256 x 41, and the encoder
+of the demo with weights that were never trained, which takes as long. Readers have started, files are open.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import ups_store
+from benchmarks.inputs import Folder
+from benchmarks.measure import RATE, TIME, Comparison, compare, timed, tracked
+from benchmarks.scale import MIB, SCALE
+from ups.autoencoder import Autoencoder, save_autoencoder
+from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.encoder import LatentEncoder
+from ups.grid import GridSpec
+from ups_store.build.config import BuildConfig, load_config
+from ups_store.build.digests import DigestCache
+from ups_store.build.encode import OverlappingEncoder
+from ups_store.build.fill import Filling
+from ups_store.build.plan import plan_store
+from ups_store.build.read import read_batches
+from ups_store.build.readers import Readers
+from ups_store.build.stopwatch import Stopwatch
+from ups_store.build.watchers import Watchers
+
+TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"
+NUM_STEPS, NUM_POINTS = 201, 1024  # PDEBench's
+REDUCE_TIME, REDUCE_SPACE = 5, 4  # of its published numbers
+NUM_MODES = 4
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def make_solutions(path: Path, *, num_samples: int, is_compressed: bool) -> None:
+    """Sums of travelling waves: smooth, but with mantissas that gzip finds as hard as those of solutions."""
+    x, t = np.linspace(0, 1, NUM_POINTS, endpoint=False), np.linspace(0, 2, NUM_STEPS)
+    random = np.random.default_rng(0)
+    how = {"chunks": (1, NUM_STEPS, NUM_POINTS), "compression": "gzip", "compression_opts": 1}
+    with h5py.File(path, "w") as file:
+        shape = (num_samples, NUM_STEPS, NUM_POINTS)
+        tensor = file.create_dataset("tensor", shape, "f4", **(how if is_compressed else {}))
+        for i in range(num_samples):
+            waves = random.uniform(size=(NUM_MODES, 3))
+            phases = (x - (t * waves[:, :1])[..., None]) * np.arange(1, NUM_MODES + 1)[:, None, None]
+            amplitudes = waves[:, 1, None, None]
+            tensor[i] = (amplitudes * np.sin(2 * np.pi * (phases + waves[:, 2, None, None]))).sum(0)
+        file["x-coordinate"] = x.astype(np.float32)
+        file["t-coordinate"] = np.linspace(0, 2, NUM_STEPS + 1, dtype=np.float32)
+        file.attrs["Nu"] = 0.01
+
+
+def make_checkpoint(path: Path) -> None:
+    """The demo's autoencoder."""
+    torch.manual_seed(0)
+    grid = GridSpec((NUM_POINTS // REDUCE_SPACE,), (True,), (("fields", 1),))
+    task = TaskSpec(grid, ("u",), steady=False, statistics={"fields": {"mean": [0.0], "std": [1.0]}})
+    sizes = {"width": 64, "depth": 3, "num_heads": 4}
+    spec = AutoencoderSpec(
+        {TASK: task},
+        ("nu",),
+        latent_dim=4,
+        num_tokens=32,
+        patch_size=8,
+        encoder=sizes,
+        decoder={**sizes, "radius": 1},
+    )
+    save_autoencoder(path, Autoencoder(spec), config={}, report={})
+
+
+class _Latents:
+    """Three stages over the same samples: each alone, all as a pipeline, and one after the other."""
+
+    timeout = 1800
+
+    def setup(self, source: str) -> None:
+        self.folder = Folder()
+        root = self.folder.path / "data"
+        root.mkdir()
+        num_samples = SCALE.write_mib * MIB // (4 * NUM_STEPS * NUM_POINTS)
+        make_solutions(root / SOURCE, num_samples=num_samples, is_compressed=source == "compressed")
+        self.checkpoint = self.folder.path / "autoencoder.safetensors"
+        make_checkpoint(self.checkpoint)
+        self.config = self._configured(root)
+        self.readers = Readers(self.config.reading, note=lambda message: None)
+        self.plan = plan_store(self.config, TASK, "train", readers=self.readers)
+        self.content = self.plan.identity(DigestCache(self.config.cache.dir), lambda nbytes: None)
+        self.everything = np.arange(self.plan.num_samples)
+        assert isinstance(self.plan.encoder, OverlappingEncoder)
+        self.plan.encoder.prepare()
+        self.encoder = self.plan.encoder
+        self.batches = [
+            (batch.samples, {name: np.array(values) for name, values in batch.arrays.items()})
+            for batch in self._read()
+        ]
+        self.encoded = [(rows, self.encoder.encode(batch, samples=rows)) for rows, batch in self.batches]
+        self.sequential = LatentEncoder.load(self.checkpoint)
+        self.tensor = h5py.File(root / SOURCE)["tensor"]
+        self.check()
+
+    def _configured(self, root: Path) -> BuildConfig:
+        cache = self.folder.path / "cache"
+        cache.mkdir()
+        return load_config(
+            flags={
+                "data.task": TASK,
+                "data.split": "train",
+                "data.split_fractions": [1, 0, 0],
+                "data.root": str(root),
+                "data.reduce_time": REDUCE_TIME,
+                "data.reduce_space": REDUCE_SPACE,
+                "data.source_digest": "sampled",
+                "cache.dir": str(cache),
+                "cache.dtype": "float16",
+                "reading.num_workers": 1,
+                "latent.checkpoint": str(self.checkpoint),
+                "latent.device": "cpu",
+            }
+        )
+
+    def teardown(self, source: str) -> None:
+        self.tensor.file.close()
+        self.readers.pool.close()
+        self.folder.cleanup()
+
+    def check(self) -> None:
+        """The pipeline's latents are those of the sequential way."""
+        self.pipeline(0)
+        with ups_store.open(self.plan.path) as store:
+            for i in (0, len(store) - 1):
+                found = store["latent"][i].astype(np.float32)
+                np.testing.assert_allclose(found, self.encode_one(i).numpy(), atol=5e-3)
+
+    @property
+    def pt_folder(self) -> Path:
+        return self.folder.path / "pt"
+
+    def _read(self) -> Any:
+        return read_batches(self.plan, self.everything, on_nan="fail", readers=self.readers)
+
+    def read(self, i: int) -> None:
+        for _ in self._read():
+            pass
+
+    def encode(self, i: int) -> None:
+        finish: Callable[[], object] = lambda: None  # noqa: E731
+        for rows, batch in self.batches:
+            following = self.encoder.begin(batch, samples=rows)
+            finish()
+            finish = following
+        finish()
+
+    def commit(self, i: int) -> None:
+        with self._writer() as writer:
+            for rows, arrays in self.encoded:
+                writer.commit_many(rows, arrays)
+            writer.finish()
+
+    def pipeline(self, i: int) -> None:
+        """What a build does once its sources are known."""
+        with self._writer() as writer:
+            filling = Filling(
+                self.plan, writer, self.readers, watcher=Watchers([]), clock=Stopwatch(), on_nan="fail"
+            )
+            filling.fill(self.everything)
+            writer.finish()
+
+    def _writer(self) -> ups_store.StoreWriter:
+        plan = self.plan
+        return ups_store.create(
+            plan.path, plan.arrays, constants=plan.constants, dims=plan.dims, identity=self.content
+        )
+
+    def write_pt(self, i: int) -> None:
+        """As the earlier system: read a sample, encode its frames, write a file, and only then the next."""
+        self.pt_folder.mkdir(exist_ok=True)
+        for number in range(len(self.tensor)):
+            sample = {"latent": self.encode_one(number).half(), "nu": 0.01}
+            torch.save(sample, self.pt_folder / f"sample_{number:05d}.pt")
+
+    def encode_one(self, number: int) -> torch.Tensor:
+        """Latents of one sample, read from the file, shape (T, L, D)."""
+        frames = self.tensor[number, ::REDUCE_TIME, ::REDUCE_SPACE][None, ..., None]
+        encoded = self.sequential.encode({"fields": frames, "nu": np.full(1, 0.01)})
+        return torch.from_numpy(encoded["latent"][0])
+
+    def anew(self, function: Callable[[int], None]) -> Callable[[int], float]:
+        """The function, timed, with nothing left of what it wrote before."""
+
+        def call(i: int) -> float:
+            self.plan.path.unlink(missing_ok=True)
+            shutil.rmtree(self.pt_folder, ignore_errors=True)
+            self.folder.remove()
+            return timed(function)(i)
+
+        return call
+
+
+class OverSlowestStage(_Latents):
+    params = ("contiguous", "compressed")
+    param_names = ("source",)
+
+    def slowest(self, i: int) -> float:
+        return max(self.anew(stage)(i) for stage in (self.read, self.encode, self.commit))
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        return compare(self.anew(self.pipeline), self.slowest, pairs=SCALE.write_pairs)
+
+    # Decoding a compressed source wants the cores that the encoder has when it is alone.
+    @tracked(
+        "reading, encoding and committing as a pipeline, over the slowest of them alone",
+        TIME,
+        at_most={"contiguous": 1.15},
+    )
+    def track_pipeline_over_slowest_stage(self, source: str) -> float:
+        return self.comparison.time_ratio
+
+
+class OverEncoding(_Latents):
+    params = ("contiguous",)
+    param_names = ("source",)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        return compare(self.anew(self.pipeline), timed(self.encode), pairs=SCALE.write_pairs)
+
+    @tracked("a build of latents, over encoding what is in memory", RATE, at_least=0.9)
+    def track_pipeline_over_encoding(self, source: str) -> float:
+        return self.comparison.rate_ratio
+
+
+class OverSequential(_Latents):
+    params = ("contiguous", "compressed")
+    param_names = ("source",)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        return compare(self.anew(self.pipeline), self.anew(self.write_pt), pairs=SCALE.write_pairs)
+
+    @tracked("a build of latents, over a sample at a time into .pt files", RATE, at_least={"compressed": 1.5})
+    def track_pipeline_over_pt(self, source: str) -> float:
+        return self.comparison.rate_ratio

@@ -1,0 +1,35 @@
+"""Choosing the device: by name, told where it isn't there, and by rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ups.device import choose_device, device_of_rank
+from ups.errors import ConfigError
+
+
+def test_missing_gpu_is_replaced_by_the_cpu_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    notes: list[str] = []
+    assert choose_device("cuda:1", note=notes.append) == torch.device("cuda", 1)
+    assert choose_device("cpu", note=notes.append) == torch.device("cpu")
+    assert notes == []
+    assert choose_device("cuda:2", note=notes.append) == torch.device("cpu")
+    assert notes == ["there is no cuda:2; the CPU is used instead"]
+
+
+@pytest.mark.parametrize("name", ["abacus", "mps", "meta", ""])
+def test_device_that_nobody_knows_is_refused_by_its_key(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"latent\.device: expected auto, cpu, cuda or cuda:N"):
+        choose_device(name, note=lambda note: None, key="latent.device")
+
+
+def test_every_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cuda = torch.device("cuda")
+    found = [device_of_rank(cuda, variables={"LOCAL_RANK": str(rank)}).index for rank in range(4)]
+    assert found == [0, 1, 0, 1]
+    assert device_of_rank(cuda, variables={}).index == 0
+    for named in (torch.device("cpu"), torch.device("cuda", 1)):
+        assert device_of_rank(named, variables={"LOCAL_RANK": "0"}) == named

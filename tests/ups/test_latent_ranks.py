@@ -1,0 +1,114 @@
+"""Several processes that encode together: one file with the bytes of a single process, or partitions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from test_encode_loop import make_checkpoint
+
+import ups_store
+from ups_store.build.config import load_config
+from ups_store.build.stores import build_all
+from ups_store.build.watchers import Watchers
+from ups_store.recovery import building_path
+
+pytestmark = pytest.mark.multi_process
+
+N, T, X = 200, 5, 32
+NAME = "burgers1d_train.zarr.zip"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Burgers file in PDEBench's layout, an encoder, and a configuration of many small batches."""
+    (tmp_path / "data").mkdir()
+    with h5py.File(tmp_path / "data" / "1D_Burgers_Sols_Nu0.01.hdf5", "w") as file:
+        file["tensor"] = np.random.default_rng(0).standard_normal((N, T, X)).astype(np.float32)
+        file["x-coordinate"] = np.linspace(0, 1, X, dtype=np.float32)
+        file["t-coordinate"] = np.linspace(0, 2, T + 1, dtype=np.float32)
+        file.attrs["Nu"] = 0.01
+    make_checkpoint(tmp_path / "checkpoints")
+    (tmp_path / "run.yaml").write_text(
+        "data: {task: burgers1d, root: data, split: train}\n"
+        "latent: {dim: 4, tokens: 4, micro_batch: 5}\n"
+        "reading: {num_workers: 0, batch_size: 1}\n"
+        "checkpoint: {dir: checkpoints}\n"
+    )
+    return tmp_path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", *arguments, "--config", "run.yaml", "--json"]
+
+
+def build_alone(folder: Path) -> Path:
+    """The store of a single process, this one."""
+    folders = {"data.root": folder / "data", "checkpoint.dir": folder / "checkpoints", "cache.dir": folder}
+    overrides = [f"{name}={path}" for name, path in folders.items()]
+    build_all(load_config(folder / "run.yaml", overrides=overrides), watcher=Watchers([]))
+    return folder / NAME
+
+
+def test_torchrun_with_two_ranks_makes_the_bytes_of_one_process(folder: Path) -> None:
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ups_store.build"]
+    words = [*command(*words), "--cache-dir", "cache", "--manifest", "manifest.json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "cache" / NAME).read_bytes() == build_alone(folder).read_bytes()
+    (store,) = json.loads((folder / "manifest.json").read_text())["stores"]
+    assert store["statistics"]["latent"]["num_nan"] == 0
+    assert 0 < store["num_committed"] < store["num_samples"] == 160
+
+
+def start(folder: Path, rank: int, size: int, *, per_machine: int) -> subprocess.Popen[str]:
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % per_machine}
+    place |= {"LOCAL_WORLD_SIZE": per_machine, "OMP_NUM_THREADS": 1}
+    environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+    words = [*command("ups_store.build"), "--cache-dir", "cache"]
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(*ranks: subprocess.Popen[str]) -> None:
+    for process in ranks:
+        _, err = process.communicate(timeout=150)
+        assert process.returncode == 0, err
+
+
+def num_committed(folder: Path) -> int:
+    try:
+        with ups_store.open(building_path(folder / "cache" / NAME), partial=True) as store:
+            return int(store.committed.sum())
+    except ups_store.StoreError:
+        return 0
+
+
+def test_rank_that_is_killed_while_it_encodes_is_made_up_for(folder: Path) -> None:
+    ranks = [start(folder, rank, 2, per_machine=2) for rank in range(2)]
+    deadline = time.monotonic() + 120
+    while not num_committed(folder) and ranks[0].poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ranks[1].send_signal(signal.SIGKILL)
+    ranks[1].communicate(timeout=30)
+    finish(ranks[0])
+    assert (folder / "cache" / NAME).read_bytes() == build_alone(folder).read_bytes()
+
+
+def test_partitions_of_latents_are_those_of_one_file(folder: Path) -> None:
+    finish(*(start(folder, rank, 2, per_machine=1) for rank in range(2)))
+    with (
+        ups_store.open(folder / "cache" / "burgers1d_train-*-of-00002.zarr.zip") as store,
+        ups_store.open(build_alone(folder)) as whole,
+    ):
+        everything = list(range(len(whole)))
+        np.testing.assert_array_equal(store.gather(everything)["latent"], whole["latent"])

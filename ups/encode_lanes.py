@@ -1,0 +1,156 @@
+"""Lanes: micro-batches side by side, each in a thread of its own, on CUDA each with a stream of its own.
+
+They are separate forwards of one shape and never a larger one, so how many run at a time changes no bit of
+the latents. Threads of a processor compute with one core each: a forward on all cores at once waits for the
+slowest of them at every operation, and readers and commits want the same cores.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import psutil
+import torch
+
+from ups.errors import ConfigError
+
+MAX_LANES = 8  # beyond that Python's lock is what they wait for
+CUDA_LANES = 4  # one copies in, one copies out, and two keep the device busy
+_FORWARD_FACTOR = 32  # memory of a forward over that of its input, at most
+_LARGEST_MAPPED = 31 << 20  # bytes of a block after whose end glibc raises its thresholds the most
+
+Result = TypeVar("Result")
+Note = Callable[[str], None]
+
+
+def num_lanes(device: torch.device, *, micro_batch_nbytes: int) -> int:
+    """How many micro-batches may run at a time, by the cores that PyTorch may use, and free memory.
+
+    Args:
+        device: Where they run.
+        micro_batch_nbytes: Size of the input of one.
+    """
+    if device.type == "cuda":
+        return CUDA_LANES
+    fitting = psutil.virtual_memory().available // (_FORWARD_FACTOR * max(1, micro_batch_nbytes))
+    return max(1, min(torch.get_num_threads(), MAX_LANES, fitting))
+
+
+class Lanes:
+    """Runs jobs side by side; halves their number each time that the device's memory doesn't suffice.
+
+    Args:
+        num: How many jobs at a time.
+        device: Where they compute.
+        micro_batch: Frames of a job, for messages.
+        note: Told when they become fewer.
+
+    Attributes:
+        num: How many jobs run at a time, at most.
+    """
+
+    def __init__(self, num: int, *, device: torch.device, micro_batch: int, note: Note) -> None:
+        self.num = num
+        self._device, self._micro_batch, self._note = device, micro_batch, note
+        self._num_running = 0
+        self._changed = threading.Condition()
+        self._room = threading.Semaphore(num + 1)  # one more is laid out, for the lane that is free next
+        self._of_thread = threading.local()
+        if device.type == "cpu":
+            _keep_freed_memory()
+        self._threads = _threads(num)
+
+    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+        """Run a job as soon as a lane is free; waits while as many as there are lanes wait for one.
+
+        Args:
+            job: Computes on the current stream; run again, alone, if memory didn't suffice. What it returns
+                must not depend on work on the device that isn't done.
+        """
+        self._room.acquire()
+        future = self._threads.submit(self._run, job)
+        future.add_done_callback(lambda done: self._room.release())
+        return future
+
+    def _run(self, job: Callable[[], Result]) -> Result:
+        while True:
+            num = self._enter()
+            try:
+                with self._stream():
+                    return job()
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                if num == 1:
+                    raise self._too_small(error) from error
+            finally:
+                self._leave()
+            self._halve(num)  # here, where the error doesn't hold the memory of its forward any more
+
+    def _enter(self) -> int:
+        """Wait for a free lane; returns how many there are."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_running < self.num)
+            self._num_running += 1
+            return self.num
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._num_running -= 1
+            self._changed.notify_all()
+
+    def _halve(self, num: int) -> None:
+        """Have half as many lanes as when the job began, unless another job has seen to that."""
+        with self._changed:
+            if self.num < num:
+                return
+            self.num = num // 2
+        self._note(
+            f"{self._device} ran out of memory with {num} micro-batches of {self._micro_batch} frames at a"
+            f" time; {self.num} from now on, which changes no byte of the latents"
+        )
+
+    def _stream(self) -> AbstractContextManager[object]:
+        """A CUDA stream of this thread's own, within the block."""
+        if self._device.type != "cuda":
+            return nullcontext()
+        if not hasattr(self._of_thread, "stream"):
+            self._of_thread.stream = torch.cuda.Stream(self._device)
+        return torch.cuda.stream(self._of_thread.stream)
+
+    def _too_small(self, error: BaseException) -> ConfigError:
+        return ConfigError(
+            f"{self._device} has too little memory for one micro-batch",
+            kind="no_memory",
+            expected=f"room for {self._micro_batch} frames",
+            found=(str(error).splitlines() or [type(error).__name__])[0],
+            hint="choose a smaller latent.micro_batch, which makes another store, or another latent.device",
+        )
+
+
+def _threads(num: int) -> ThreadPoolExecutor:
+    """Threads that share the cores; what PyTorch uses in other threads stays as it is."""
+    num_cores = torch.get_num_threads()
+    threads = ThreadPoolExecutor(num, "ups-encode", _compute_with, (max(1, num_cores // num),))
+    all_there = threading.Barrier(num + 1)
+    for _ in range(num):
+        threads.submit(all_there.wait)
+    all_there.wait()
+    torch.set_num_threads(num_cores)  # for threads to come, too: each has what was set last, in any thread
+    return threads
+
+
+def _compute_with(num_cores: int) -> None:
+    torch.set_num_threads(num_cores)
+    torch.get_num_threads()  # a thread's own number is fixed when it is first asked for
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what a forward frees for the next one, instead of a page fault for every page of it.
+
+    Freeing a mapped block raises its thresholds for mapping and for trimming, up to 32 MiB and twice that
+    (mallopt(3), M_MMAP_THRESHOLD).
+    """
+    torch.empty(_LARGEST_MAPPED, dtype=torch.uint8)  # freed at once
