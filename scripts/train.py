@@ -1,21 +1,23 @@
-"""Train one stage.
+"""Train one stage, or all of them.
 
 python scripts/train.py --config configs/demo.yaml --stage autoencoder training.lr=1e-3
+torchrun --nproc-per-node 2 scripts/train.py --config configs/demo.yaml --stage all
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from ups.config import dump_config, load_config
-from ups.errors import ConfigWarning, UpsError
+from ups.config import RunConfig, dump_config, load_config
+from ups.errors import ConfigError, ConfigWarning, UpsError
 from ups_store.errors import StoreError
 
 _EXIT_INTERRUPTED = 5  # as in `ups_store.build`
@@ -27,9 +29,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as training.lr=1e-4")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file")] = None,
-    stage: Annotated[str, typer.Option(help="what to train")] = "autoencoder",
+    stage: Annotated[
+        str, typer.Option(help="what to train: autoencoder, joint, operator, or all")
+    ] = "autoencoder",
     epochs: Annotated[int | None, typer.Option(help="as stages.<stage>.epochs")] = None,
     seed: Annotated[int | None, typer.Option(help="as seed")] = None,
+    allow_unknown_encoder: Annotated[
+        bool, typer.Option("--allow-unknown-encoder", help="as training.allow_unknown_encoder=true")
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="begin anew, not where a run was stopped")
     ] = False,
@@ -40,46 +47,90 @@ def main(
 ) -> None:
     """Train a stage; run it again to continue after an interruption."""
     log = Console(stderr=True, soft_wrap=True, highlight=False)
-    flags = {f"stages.{stage}.epochs": epochs, "seed": seed}
-    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ConfigWarning)
-            resolved = load_config(config, overrides=[*(overrides or ()), *given])
-        for warning in caught:
-            log.print(f"warning: {warning.message}", markup=False)
+        given = [*(overrides or ()), *_flags(stage, epochs, seed, allow_unknown_encoder)]
+        resolved = _resolve(config, given, log)
         if print_config:
             typer.echo(dump_config(resolved), nl=False)
             return
-        from ups.train.run import run_stage  # torch takes a second, which mistakes needn't wait for
-
-        report = run_stage(stage, resolved, restart=restart, note=lambda text: log.print(text, markup=False))
+        report = _train(stage, resolved, config=config, overrides=given, restart=restart, log=log)
     except (UpsError, StoreError) as error:
-        log.print(f"error: {error}", markup=False)
+        _tell(f"error: {error}", log)
         raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        _tell(f"error: {error.filename or ''}: {error.strerror or error}", log)
+        raise typer.Exit(UpsError.exit_code) from None
     except KeyboardInterrupt:
         log.print("interrupted")
         raise typer.Exit(_EXIT_INTERRUPTED) from None
-    typer.echo(json.dumps(report, indent=2)) if as_json else _show(report)
+    if _rank() == 0:
+        _report(report, as_json=as_json)
 
 
-def _show(report: dict[str, Any]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    latent = report["latent"]
-    rounded = next(key for key in report if key.startswith("floor_nrmse_"))
-    table = Table(
-        "fields", "latent tokens", "compression", "floor, nRMSE", rounded.removeprefix("floor_nrmse_")
-    )
-    for name, error in report["floor_nrmse"].items():
-        size = f"{latent['tokens']} x {latent['dim']}"
-        ratio = f"{report['compression'][name]:.3g}x"
-        table.add_row(name, size, ratio, f"{error:.3%}", f"{report[rounded][name]:.3%}")
-    console.print(table)
-    for name, ratio in report["compression"].items():
-        if ratio <= 1:
-            console.print(f"warning: latents of {name} are no smaller than the fields ({ratio:.2g}x)")
-    console.print(f"{report['checkpoint']}\n{report['figure']}", markup=False)
+def _flags(stage: str, epochs: int | None, seed: int | None, allow_unknown_encoder: bool) -> list[str]:
+    """What the flags say, as overrides."""
+    if stage == "all" and epochs is not None:
+        raise ConfigError("--epochs with --stage all", expected="stages.<stage>.epochs=... of each stage")
+    flags = {f"stages.{stage}.epochs": epochs, "seed": seed}
+    flags["training.allow_unknown_encoder"] = "true" if allow_unknown_encoder else None
+    return [f"{key}={value}" for key, value in flags.items() if value is not None]
+
+
+def _resolve(config: Path | None, overrides: list[str], log: Console) -> RunConfig:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConfigWarning)
+        resolved = load_config(config, overrides=overrides)
+    for warning in caught if _rank() == 0 else ():
+        log.print(f"warning: {warning.message}", markup=False)
+    return resolved
+
+
+def _train(
+    stage: str,
+    resolved: RunConfig,
+    *,
+    config: Path | None,
+    overrides: list[str],
+    restart: bool,
+    log: Console,
+) -> dict[str, Any]:
+    # DDP would warn that `find_unused_parameters` isn't needed whenever a batch needs all parameters.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # torch takes a second, which mistakes of the configuration needn't wait for
+    from ups.train.all_stages import run_all
+    from ups.train.run import run_stage
+    from ups.train.stage import ALL
+    from ups.train.startup import process_began
+
+    def note(text: str) -> None:
+        _tell(text, log)
+
+    common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
+    if stage == ALL:
+        return run_all(resolved, config_path=config, overrides=overrides, **common)
+    return run_stage(stage, resolved, **common)
+
+
+def _report(report: dict[str, Any], *, as_json: bool) -> None:
+    from ups.train.report_table import show_report
+
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        show_report(report, Console(soft_wrap=True, highlight=False))
+
+
+def _tell(text: str, log: Console) -> None:
+    """Ranks but the first say who they are."""
+    log.print(text if _rank() == 0 else f"rank {_rank()}: {text}", markup=False)
+
+
+def _rank() -> int:
+    """As torchrun says; 0 without it."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while training, it stops after a step
     app()

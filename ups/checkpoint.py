@@ -37,14 +37,21 @@ def save_checkpoint(
         tensors: By name; copied to the CPU. Two names may share memory.
         kind: What the checkpoint is, such as "autoencoder"; `load_checkpoint` asks for it.
         document: JSON values; numbers keep every bit (NaN and infinity included).
+
+    Raises:
+        CheckpointError: Kind "not_written", such as on a full disk; the old file stays.
     """
     from safetensors.torch import save
 
     path = Path(path)
     header = json.dumps({"version": CHECKPOINT_VERSION, "kind": kind, "document": dict(document)})
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save(own, metadata={_METADATA_KEY: header}))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, save(own, metadata={_METADATA_KEY: header}))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"can't be written ({reason})", kind="not_written", path=path) from error
 
 
 def load_checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -57,15 +58,18 @@ def test_tensors_sharing_memory_are_saved_each(tmp_path: Path) -> None:
     torch.testing.assert_close(tensors["other"], tensor.T, rtol=0, atol=0)
 
 
-def test_interrupted_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_is_an_error_of_ours_and_leaves_the_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = path.read_bytes()
 
     def fail(fd: int) -> None:
-        raise OSError("no room")
+        raise OSError(errno.ENOSPC, "no room")
 
     monkeypatch.setattr("ups.checkpoint.os.fsync", fail)
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(CheckpointError, match="no room") as caught:
         save_checkpoint(path, make_tensors(), kind="test", document={"other": 1})
+    assert caught.value.kind == "not_written"
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

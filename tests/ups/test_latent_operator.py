@@ -78,7 +78,7 @@ def test_operator_between_walls_does_not_commute_with_shifts() -> None:
     assert not torch.allclose(advance(operator, latent.roll(step, 1), (64,), (False,)), out.roll(step, 1))
 
 
-def test_operator_sees_time_step_parameter_task_and_boundary() -> None:
+def test_operator_sees_time_step_parameter_task_boundary_and_steadiness() -> None:
     operator = trained_like()
     latent = torch.randn(B, 32, D, dtype=torch.float64)
     dt = torch.full((B,), 0.05, dtype=torch.float64)
@@ -90,6 +90,7 @@ def test_operator_sees_time_step_parameter_task_and_boundary() -> None:
         {**plain, "condition": Condition(zeros, 10 * nu)},
         {**plain, "condition": Condition(zeros + 1, nu)},
         {**plain, "periodic": (False,)},
+        {**plain, "steady": True},
     ]
     out = operator(latent, grid=(32,), **plain)
     for changed in others:

@@ -84,6 +84,14 @@ def test_decay_acts_on_matrices_alone() -> None:
     assert decays == {2: 0.3, 1: 0.0}
 
 
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_adam_is_fused_where_it_can_be(name: str) -> None:
+    config = OptimizerConfig(name=name, lr=0.1)
+    assert make_optimizer(nn.Linear(2, 3).named_parameters(), config).defaults["fused"]
+    elsewhere = nn.Linear(2, 3, device="meta").named_parameters()
+    assert not make_optimizer(elsewhere, config).defaults["fused"]
+
+
 def test_first_step_of_adamw_agrees_with_its_formula() -> None:
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
     optimizer = make_optimizer([("weight", weight)], OptimizerConfig(lr=0.1, weight_decay=0.5))

@@ -67,6 +67,7 @@ class Regression:
 def make_config(folder: Path, *overrides: str) -> RunConfig:
     common = ["data.task=burgers1d", f"checkpoint.dir={folder}", "stages.autoencoder.epochs=2"]
     settings = ["stages.autoencoder.optimizer.lr=0.02", "training.log_every=3", "training.ema_decay=0.9"]
+    settings += ["training.prefetch_factor=0"]  # a signal or a bad batch comes at its step, not ahead of it
     return load_config(overrides=[*common, *settings, *overrides])
 
 
@@ -274,6 +275,20 @@ def test_autocast_computes_in_bfloat16_and_keeps_float32_weights(tmp_path: Path)
     trainer = train(Watched(), make_config(tmp_path, "training.amp=true"))
     assert set(seen) == {torch.bfloat16}
     assert trainer.stage.model[0].weight.dtype == torch.float32
+
+
+def test_float16_scales_its_loss_and_continues_with_the_scale(tmp_path: Path) -> None:
+    overrides = ["training.amp=true", "training.amp_dtype=float16"]
+    through = train(Regression(), make_config(tmp_path / "through", *overrides))
+    assert through.scaler.is_enabled()
+    config = make_config(tmp_path / "parts", *overrides)
+    first = Trainer(Regression(), config, device=CPU)
+    for _ in range(5):
+        first.train_step()
+    first.scaler.update(256.0)
+    first._validate()
+    first.save()
+    assert Trainer(Regression(), config, device=CPU).scaler.get_scale() == 256.0
 
 
 def test_log_holds_losses_rates_and_epochs(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ups.errors import ConfigError, ConfigWarning
 # Patterns of dotted keys, and why the key means nothing.
 MEANINGLESS = {
     "training.dt": "the physical step is the difference of the stored times",
+    "training.num_gpus": "`torchrun --nproc-per-node N` starts a process a GPU",
     "training.persistent_workers": "readers live as long as the build does",
     "training.cache_dir": "training.latent_cache_dir says where latents are",
     "training.checkpoint_interval": "checkpoint.interval says it, in optimiser steps",
@@ -36,7 +37,6 @@ MEANINGLESS = {
 
 # Patterns of dotted keys whose feature isn't there yet, its name, and the values that leave it off.
 NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "training.num_gpus": ("training on several GPUs", (None, 0, 1)),
     "training.use_fsdp2": ("sharded training (FSDP2)", (None, False)),
     "training.cpu_offload_optimizer": ("optimiser states on the CPU", (None, False)),
     "training.query_sampling.curriculum.enabled": ("a curriculum of queries", (None, False)),
@@ -45,7 +45,6 @@ NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
     "training.physics_priors": ("physics priors", (None, False)),
     "training.distill_*": ("distillation", ()),
     "training.tau_distribution": ("distillation", ()),
-    "logging.wandb.enabled": ("logging to Weights & Biases", (None, False)),
     "ttc.enabled": ("test-time conditioning", (None, False)),
     "ttc": ("test-time conditioning", (None, False)),
     "diffusion": ("the diffusion corrector", ()),
@@ -85,7 +84,7 @@ def _take_out_later(
         return _without(values, key)
     if value not in off:
         raise ConfigError(f"{key} = {value}: {feature} isn't there yet", kind="not_yet", hint="switch it off")
-    return values if key.startswith("logging.") else _without(values, key)
+    return _without(values, key)
 
 
 def _find(table: dict[str, Any], key: str) -> Any:

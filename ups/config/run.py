@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ups.config.section import Count, CountOrZero, Section
+from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section
 from ups.config.stage import StageConfig
 from ups.config.training import TrainingConfig
 from ups.data.config import (
@@ -52,27 +52,46 @@ class DecoderConfig(Section):
 
 
 class PdetConfig(Section):
-    """Architecture of the latent operator (PDE-Transformer)."""
+    """Architecture of the operator (PDE-Transformer); what is left open comes from `operator.size`."""
 
     input_dim: Count | None = Field(None, description="must be latent.dim")
-    hidden_dim: Count = Field(96, description="channels of its layers")
-    depths: tuple[Count, ...] = Field((1, 1, 1), min_length=1, description="blocks of each level")
+    hidden_dim: Count | None = Field(None, description="channels of the finest level's layers")
+    depths: tuple[Count, ...] | None = Field(None, min_length=1, description="blocks of each level")
     depth: Count | None = Field(None, description="blocks of a single level, instead of depths")
-    num_heads: Count = Field(6, description="heads of the attention")
-    group_size: Count | None = Field(None, description="channels of a normalisation group")
-    window_size: Count = Field(8, description="tokens of an attention window")
-    mlp_ratio: float = Field(4.0, gt=0, description="hidden over outer channels of the MLP")
-    qk_norm: bool = Field(True, description="normalise queries and keys")
-    attention_type: str = Field("standard", description="kind of attention")
-    drop_path: float = Field(0.0, ge=0, lt=1, description="share of residual branches dropped")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped")
+    num_heads: Count | None = Field(None, description="attention heads of the finest level")
+    group_size: Count | None = Field(None, description="has no effect: there are no groups to normalise")
+    window_size: Count | None = Field(None, description="tokens of an attention window along an axis")
+    mlp_ratio: Positive | None = Field(None, description="hidden over outer channels of the MLP")
+    qk_norm: bool = Field(True, description="queries and keys are always normalised")
+    attention_type: Literal["standard"] = Field("standard", description="in shifted windows")
+    drop_path: Fraction | None = Field(None, description="share of residual branches dropped")
+    dropout: Fraction | None = Field(None, description="share of the MLPs' activations dropped")
+
+    @model_validator(mode="after")
+    def _has_one_depth(self) -> PdetConfig:
+        if self.depth is not None and self.depths is not None:
+            raise ValueError("operator.pdet.depth and operator.pdet.depths: give one of them")
+        return self
 
 
 class OperatorConfig(Section):
-    """The latent operator."""
+    """The operator, and how it is trained."""
 
-    architecture_type: str = Field("pdet_unet", description="kind of network")
+    architecture_type: Literal["pdet_unet", "pdet_stack"] = Field(
+        "pdet_unet", description="U-shape, or pdet_stack: one level of pdet.depth blocks"
+    )
+    size: Literal["tiny", "small", "S", "B", "L"] = Field("small", description="what pdet leaves open")
     pdet: PdetConfig = PdetConfig()
+    state: Literal["latent", "fields"] = Field(
+        "latent", description="what it advances: latents, or patches of the fields themselves"
+    )
+    noise: NotNegative = Field(
+        0.0, description="standard deviation of noise on the first state, in normalised units"
+    )
+    curriculum: Fraction = Field(
+        0.0, description="share of the training in which rollouts grow from 1 step to rollout_horizon"
+    )
+    val_trajectories: Count = Field(32, description="trajectories per task that validation rolls out")
 
 
 class CheckpointConfig(Section):
@@ -153,6 +172,11 @@ class RunConfig(Section):
     def build(self) -> BuildConfig:
         """The sections that say which fields there are, as the build of their stores takes them."""
         return BuildConfig(data=self.data, tasks=self.tasks, cache=self.cache, reading=self.reading)
+
+    @property
+    def autoencoder_path(self) -> Path:
+        """The autoencoder whose latents are used: `latent.checkpoint`, or what its stage writes."""
+        return self.latent.checkpoint or self.checkpoint.dir / "autoencoder.safetensors"
 
     def stage(self, name: str) -> StageConfig:
         """A stage's configuration, with what it leaves open taken from `training`."""

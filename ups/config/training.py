@@ -35,7 +35,10 @@ class TrainingConfig(Section):
     patience: Count | None = Field(None, description="epochs without improvement until training stops")
     log_path: Path | None = Field(None, description="JSON lines; by default <checkpoint.dir>/<stage>.jsonl")
     log_every: Count = Field(50, description="optimiser steps from one log line to the next")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; under torchrun each rank its own GPU")
+    rank_timeout_s: Positive = Field(
+        1800.0, description="seconds that a rank waits for the others, also while the first one validates"
+    )
 
     field_source: Literal["auto", "store", "hdf5"] = Field("auto", description="where fields are read from")
     augment: bool = Field(True, description="random shifts along periodic axes, reflections where allowed")
@@ -46,8 +49,11 @@ class TrainingConfig(Section):
     use_parallel_encoding: bool = Field(True, description="read and encode at the same time in a build")
     latent_cache_dir: Path | None = Field(None, description="folder of the latent stores")
     latent_cache_dtype: Literal["float16", "bfloat16", "float32"] = Field("float16", description="of latents")
+    cache_mode: Literal["auto", "store", "memory", "none"] = Field(
+        "auto", description="latents from finished stores, made on demand, in memory, or in every pass"
+    )
     pin_memory: bool = Field(True, description="page-locked batches where there is a GPU")
-    prefetch_factor: Count = Field(2, description="batches that are prepared ahead")
+    prefetch_factor: CountOrZero = Field(2, description="batches that are prepared ahead, by a thread")
     preload: Literal["auto", "off", "page-cache", "copy", "pinned", "device"] = Field(
         "auto", description="how a store is brought into memory before training"
     )
@@ -56,6 +62,9 @@ class TrainingConfig(Section):
     lambda_spectral: NotNegative = Field(0.0, description="weight of the spectral loss of the operator")
     lambda_relative: NotNegative = Field(0.0, description="weight of the relative loss")
     use_inverse_losses: bool = Field(False, description="encoder and decoder as inverses, in stage joint")
+    allow_unknown_encoder: bool = Field(
+        False, description="train on latents of which nothing says which weights made them"
+    )
     inverse_loss_frequency: Count = Field(1, description="optimiser steps from one inverse loss to the next")
 
     @field_validator("amp_dtype", "latent_cache_dtype", mode="before")

@@ -1,8 +1,9 @@
 """The latent operator: from the latent state at one time to the state a time step later.
 
 PDE-Transformer (Holzschuh et al. 2025) over latent tokens: U-shape with skip connections, attention in
-shifted windows, adaLN-Zero conditioning (Peebles and Xie 2023) on time step, PDE parameters, boundary and
-task. The output layer starts at zero, so an untrained operator is the identity: persistence.
+shifted windows, adaLN-Zero conditioning (Peebles and Xie 2023) on time step, PDE parameters, boundary, task
+and whether it is steady. The output layer starts at zero, so an untrained operator is the identity:
+persistence.
 
 Letters: B batch, L tokens, D channels of a latent token, W width, A axes, E condition, P parameters.
 """
@@ -106,7 +107,7 @@ class OperatorBlock(nn.Module):
 
 
 class StepEmbedding(nn.Module):
-    """Time step, boundary, parameters and task as one vector of E channels.
+    """Time step, boundary, steadiness, parameters and task as one vector of E channels.
 
     Args:
         num_tasks: Tasks of the model.
@@ -119,13 +120,15 @@ class StepEmbedding(nn.Module):
         self.condition = ConditionEmbedding(
             num_tasks=num_tasks, arrays=(_STATE,), num_parameters=num_parameters, width=width
         )
-        self.step = nn.Linear(_DT_FEATURES + MAX_AXES, width)
+        self.step = nn.Linear(_DT_FEATURES + MAX_AXES + 1, width)
         self.mlp = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU())
 
-    def forward(self, condition: Condition, dt_B: Tensor, periodic: Sequence[bool]) -> Tensor:
+    def forward(
+        self, condition: Condition, dt_B: Tensor, *, periodic: Sequence[bool], steady: bool
+    ) -> Tensor:
         """Shape (B, E)."""
-        boundary = dt_B.new_tensor([float(is_periodic) for is_periodic in periodic]).expand(len(dt_B), -1)
-        features = torch.cat([_waves(dt_B), boundary], dim=1)
+        flags = dt_B.new_tensor([float(flag) for flag in (*periodic, steady)]).expand(len(dt_B), -1)
+        features = torch.cat([_waves(dt_B), flags], dim=1).to(self.step.weight.dtype)
         embedded: Tensor = self.mlp(self.condition(condition, array=_STATE) + self.step(features))
         return embedded
 
@@ -163,6 +166,7 @@ class LatentOperator(nn.Module):
         condition: Condition,
         grid: tuple[int, ...],
         periodic: tuple[bool, ...],
+        steady: bool = False,
     ) -> Tensor:
         """Advance the latent state by one time step.
 
@@ -172,6 +176,7 @@ class LatentOperator(nn.Module):
             condition: Task and PDE parameters.
             grid: Tokens along each axis, one or two; their product is L.
             periodic: Whether each axis is.
+            steady: Whether the step is from the input of a steady problem to its solution.
         Returns:
             The state at t + dt, same shape; a new tensor.
         Raises:
@@ -181,7 +186,7 @@ class LatentOperator(nn.Module):
             self._expect_shape(latent_BLD, grid)
         missing = MAX_AXES - len(grid)
         grid, periodic = (*grid, *(1,) * missing), (*periodic, *(True,) * missing)
-        condition_BE = self.embed(condition, dt_B, periodic)
+        condition_BE = self.embed(condition, dt_B, periodic=periodic, steady=steady)
         tokens = self.into(latent_BLD.unflatten(1, grid))
         change: Tensor = self.out(_normed(self._u_shape(tokens, condition_BE, periodic)))
         return latent_BLD + change.flatten(1, MAX_AXES)

@@ -22,6 +22,7 @@ from ups.eval.reconstruction import Floor, measure_floor, write_figure
 from ups.models.any_point_decoder import grid_queries
 from ups.objectives.reconstruction import relative_square_error
 from ups.train.stage import Losses
+from ups.train.startup import startup_phase
 
 CHECKPOINT_NAME = "autoencoder.safetensors"
 # The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
@@ -35,10 +36,14 @@ def make_autoencoder_stage(config: RunConfig, *, device: torch.device) -> Autoen
         ConfigError: If grid, patches and tokens don't go together.
         ups_store.StoreError: If the data can't be read.
     """
-    train, val = (_open_all(config, split) for split in ("train", "val"))
-    spec = make_spec(config, train)
-    torch.manual_seed(config.seed)
-    return AutoencoderStage(config, Autoencoder(spec).to(device), train=train, val=val, device=device)
+    with startup_phase("data_opening"):
+        train, val = (open_all(config, split) for split in ("train", "val"))
+    with startup_phase("statistics"):
+        spec = make_spec(config, train)
+    with startup_phase("model_built"):
+        torch.manual_seed(config.seed)
+        model = Autoencoder(spec).to(device)
+    return AutoencoderStage(config, model, train=train, val=val, device=device)
 
 
 def make_spec(config: RunConfig, train: Mapping[str, Fields]) -> AutoencoderSpec:
@@ -178,7 +183,8 @@ class AutoencoderStage:
         )
 
 
-def _open_all(config: RunConfig, split: str) -> dict[str, Fields]:
+def open_all(config: RunConfig, split: str) -> dict[str, Fields]:
+    """Open the fields of every task of a split."""
     return {
         task: open_fields(config.build, task, split, source=config.training.field_source)
         for task in config.data.task

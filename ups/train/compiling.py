@@ -8,6 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ups.config import TrainingConfig
+
+
+def forward_of(
+    model: nn.Module, config: TrainingConfig, *, note: Callable[[str], None]
+) -> Callable[..., Any]:
+    """How a model is called: compiled where the configuration says so."""
+    return compiled_or_eager(model, mode=config.compile_mode, note=note) if config.compile else model
+
 
 def compiled_or_eager(model: nn.Module, *, mode: str, note: Callable[[str], None]) -> Callable[..., Any]:
     """Compile a model; if the compiler fails, say so and call the model as it is from then on.

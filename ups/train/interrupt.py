@@ -10,14 +10,18 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether the run was asked to stop, and by which signal."""
+    """Whether the run was asked to stop.
+
+    Attributes:
+        number: Of the signal; 0 if there was none.
+    """
 
     def __init__(self) -> None:
-        self.signal_name: str | None = None
+        self.number = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Signal handler."""
-        self.signal_name = signal.Signals(number).name
+        self.number = number
 
 
 @contextmanager

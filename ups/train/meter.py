@@ -10,39 +10,59 @@ import torch
 from torch import Tensor
 
 from ups.errors import DivergedError
+from ups.train.ranks import ALONE, Ranks
+
+# Step of a loss that was always finite.
+_NEVER = 2**62
 
 
 class LossMeter:
-    """Sums of named losses, and the first step at which one of them wasn't finite."""
+    """Sums of named losses, and the first step at which one of them wasn't finite.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: Who trains together; each knows the losses of its rows alone.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._first_bad: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def add(self, losses: dict[str, Tensor], *, step: int) -> None:
-        """Take in the losses of a batch of a step (counted from 1); doesn't wait for the device."""
+    def add(self, losses: dict[str, Tensor], *, step: int, share: float = 1.0) -> None:
+        """Take in the losses of a batch; doesn't wait for the device.
+
+        Args:
+            losses: Means over this rank's rows.
+            step: The step, counted from 1.
+            share: Share of the batch that this rank's rows are.
+        """
         for name, loss in losses.items():
             value = loss.detach().float()
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(value)
-                self._first_bad[name] = torch.zeros((), dtype=torch.int64, device=value.device)
-            self._sums[name] = self._sums[name] + value
+                self._first_bad[name] = torch.full((), _NEVER, dtype=torch.int64, device=value.device)
+            self._sums[name] = self._sums[name] + value * share
             self._counts[name] = self._counts.get(name, 0) + 1
-            is_first = ~value.isfinite() & (self._first_bad[name] == 0)
-            self._first_bad[name] = torch.where(is_first, step, self._first_bad[name])
+            bad_step = torch.where(value.isfinite(), _NEVER, step)
+            self._first_bad[name] = torch.minimum(self._first_bad[name], bad_step)
 
     def read(self) -> dict[str, float]:
-        """Means since the last call; waits for the device.
+        """Means since the last call, over the rows of all ranks; a collective, and waits for the device.
 
         Raises:
-            DivergedError: If a loss wasn't finite.
+            DivergedError: If a loss wasn't finite; on every rank.
         """
-        bad = {name: int(step) for name, step in self._first_bad.items() if int(step)}
-        if bad:
-            raise diverged(*min(bad.items(), key=lambda item: item[1]))
-        means = {name: (total / self._counts[name]).item() for name, total in self._sums.items()}
+        names = sorted(self._sums)
+        if not names:
+            return {}
+        first_bad = self._ranks.least(torch.stack([self._first_bad[name] for name in names])).tolist()
+        sums = self._ranks.sum(torch.stack([self._sums[name] for name in names])).tolist()
+        step, name = min(zip(first_bad, names, strict=True))
+        if step != _NEVER:
+            raise diverged(name, step)
+        means = {name: total / self._counts[name] for name, total in zip(names, sums, strict=True)}
         for table in (self._sums, self._counts, self._first_bad):
             table.clear()
         return means
@@ -59,9 +79,11 @@ def diverged(loss_name: str, step: int) -> DivergedError:
 
 
 class Stopwatch:
-    """Seconds in total and waiting for data."""
+    """Seconds in total and waiting for data, and samples: since the last look and since the beginning."""
 
     def __init__(self) -> None:
+        self._waited = self._waited_before = 0.0
+        self._seconds_before = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -87,5 +109,16 @@ class Stopwatch:
             "training/samples_per_sec": self._num_samples / seconds,
             "training/data_wait_share": self._waited / seconds,
         }
+        self._seconds_before += seconds
+        self._waited_before += self._waited
         self._begin()
         return rates
+
+    def skip(self) -> None:
+        """Leave out what passed since the last call of `read`, such as a validation."""
+        self._begin()
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of all time between looks that was spent waiting for data."""
+        return self._waited_before / max(self._seconds_before, 1e-9)

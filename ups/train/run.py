@@ -1,39 +1,75 @@
-"""Running a stage: device, stage, trainer, report."""
+"""Running a stage: ranks, device, stage, trainer, report."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ups.config import RunConfig
-from ups.device import choose_device
+from ups.errors import ConfigError
+from ups.train.ranks import joined_ranks
+from ups.train.sinks import import_wandb
 from ups.train.stage import make_stage
+from ups.train.startup import StartupClock, measuring
 from ups.train.trainer import Trainer
+from ups.train.unused_settings import unused_settings
 
 
 def run_stage(
-    name: str, config: RunConfig, *, note: Callable[[str], None], restart: bool = False
+    name: str,
+    config: RunConfig,
+    *,
+    note: Callable[[str], None],
+    restart: bool = False,
+    began: float | None = None,
+    startup: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Train a stage from where it was left, or from the start.
+    """Train a stage from where it was left, or from the start; under `torchrun` together with other ranks.
 
     Args:
         name: Name of the stage.
         config: Configuration of the run.
         note: Told what people should know.
         restart: Begin anew although there is a state to continue from.
+        began: When the process was started, for the time that imports took; seconds since 1970.
+        startup: Metrics of what happened before, such as a build of stores, for the log.
 
     Returns:
-        The stage's report, with `seconds` and `cpu_seconds`.
+        The stage's report, with `seconds`, `cpu_seconds`, `data_wait_share` and the metrics `startup/...`.
 
     Raises:
-        UpsError: Configuration, checkpoint, divergence, interruption.
+        UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost.
         ups_store.StoreError: The data can't be read.
     """
-    began, cpu_began = time.perf_counter(), time.process_time()
-    device = choose_device(config.training.device, note=note)
-    stage = make_stage(name, config, device=device)
-    trainer = Trainer(stage, config, device=device, restart=restart)
-    report = trainer.fit()
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return {**report, "stage": name, "steps": trainer.step, "seconds": seconds, "cpu_seconds": cpu_seconds}
+    start, cpu_start = time.perf_counter(), time.process_time()
+    if config.stage(name).epochs == 0:
+        hint = f"say stages.{name}.epochs=..."
+        raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
+    if config.logging.wandb.enabled:
+        import_wandb()  # a mistake is told before minutes of opening data
+    clock = StartupClock(began=began)
+    clock.take(startup or {})
+    training = config.training
+    with (
+        joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
+        measuring(clock),
+    ):
+        for text in unused_settings(config, name) if ranks.is_first else ():
+            note(f"warning: {text}")
+        with clock.phase("stage"):
+            stage = make_stage(name, config, device=device)
+        with clock.phase("trainer"):
+            trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
+        report = trainer.fit()
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    return {
+        **report,
+        "stage": name,
+        "steps": trainer.step,
+        "ranks": ranks.world_size,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "data_wait_share": trainer.stopwatch.data_wait_share,
+        "startup": trainer.startup_metrics,
+    }

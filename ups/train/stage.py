@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +19,19 @@ Losses = dict[str, Tensor]
 class Stage(Protocol):
     """One thing to train: its model, data, losses and validation.
 
+    Under `torchrun` every rank makes the same stage with the same weights. A batch is the whole batch of all
+    ranks; the trainer takes each rank's rows with `take_rows`, so a batch is a tensor, or a dataclass each of
+    whose tensors has the batch as its first axis. What is drawn at random for a batch comes from the batch
+    (its `generator`), and once for all rows: so it is the same on every rank. `validate`, `export` and
+    `finish` run on the first rank alone, and never train or synchronise anything.
+
+    A run isn't continued on other data: a stage may have `data_identity`, JSON values that say what data it
+    is trained on; by default it is the specification of its model (`model.spec`), where the statistics of the
+    training split stand. Parts of its making may be timed with `ups.train.startup.startup_phase`.
+
     Attributes:
         name: As in the configuration.
-        model: What is trained, on its device.
+        model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
         batches_per_pass: Batches in one pass through the training data.
     """
 
@@ -30,11 +40,18 @@ class Stage(Protocol):
     batches_per_pass: int
 
     def batch(self, number: int) -> Any:
-        """Training batch of a number, a function of the seed and the number alone; has a length."""
+        """Training batch of a number, a function of the seed and the number alone; has a length.
+
+        Numbers are asked for one after another, by a thread that runs ahead of the training.
+        """
         ...
 
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
-        """Named losses of a batch, scalars, whose sum is minimised; `forward` calls the model."""
+        """Named losses of some rows of a batch, scalars, whose sum is minimised; `forward` calls the model.
+
+        Each is a mean over the rows, of things that depend on one row each: then the mean over the ranks,
+        weighted by their numbers of rows, is the loss of the whole batch.
+        """
         ...
 
     def validate(self) -> dict[str, float]:
@@ -50,8 +67,21 @@ class Stage(Protocol):
         ...
 
 
+def data_identity_of(stage: Stage) -> Mapping[str, Any]:
+    """What data a stage is trained on, as far as it says."""
+    if hasattr(stage, "data_identity"):
+        return dict(stage.data_identity)
+    spec = getattr(stage.model, "spec", None)
+    return {} if spec is None else dict(spec.to_json())
+
+
 # Module and function that makes the stage from (config, device). Later stages are added here.
-_STAGES = {"autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage")}
+STAGES = {
+    "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
+    "joint": ("ups.train.joint", "make_joint_stage"),
+    "operator": ("ups.train.operator", "make_operator_stage"),
+}
+ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.train.all_stages`
 
 
 def make_stage(name: str, config: RunConfig, *, device: torch.device) -> Stage:
@@ -60,9 +90,9 @@ def make_stage(name: str, config: RunConfig, *, device: torch.device) -> Stage:
     Raises:
         ConfigError: Kind "unknown_stage".
     """
-    if name not in _STAGES:
-        expected = f"one of {', '.join(_STAGES)}"
+    if name not in STAGES:
+        expected = f"one of {', '.join((*STAGES, ALL))}"
         raise ConfigError("no such stage", kind="unknown_stage", expected=expected, found=repr(name))
-    module, function = _STAGES[name]
+    module, function = STAGES[name]
     stage: Stage = getattr(import_module(module), function)(config, device=device)
     return stage

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,31 +16,46 @@ from ups.errors import InterruptedTrainingError
 from ups.optim.ema import AveragedWeights
 from ups.optim.optimizer import make_optimizer
 from ups.optim.schedule import LearningRate
-from ups.train.compiling import compiled_or_eager
+from ups.train.compiling import forward_of
+from ups.train.distributed import ParallelLosses
+from ups.train.feed import BatchFeed
+from ups.train.gpu import GpuWatch
 from ups.train.interrupt import StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, Stopwatch, diverged
-from ups.train.stage import Stage
-from ups.train.state import load_state, save_state
+from ups.train.ranks import ALONE, Agreement, Ranks
+from ups.train.sinks import open_sinks
+from ups.train.stage import Stage, data_identity_of
+from ups.train.startup import StartupClock
+from ups.train.state import expect_shared, load_state, save_state
 
 
 class Trainer:
     """Trains a stage.
 
-    Order of wrapping: the optimiser takes the plain model's parameters; compilation changes only how the
-    model is called.
+    Order of wrapping: compilation changes only how the model is called; DDP wraps the stage's losses; the
+    optimiser and the averages take the plain model's parameters.
 
     Args:
-        stage: What to train.
+        stage: What to train; on every rank the same, with the same weights.
         config: Configuration of the run.
         device: Where.
         restart: Begin anew although there is a state to continue from.
+        ranks: Who trains together.
+        startup: Clock of the phases before the first step.
     """
 
     def __init__(
-        self, stage: Stage, config: RunConfig, *, device: torch.device, restart: bool = False
+        self,
+        stage: Stage,
+        config: RunConfig,
+        *,
+        device: torch.device,
+        restart: bool = False,
+        ranks: Ranks = ALONE,
+        startup: StartupClock | None = None,
     ) -> None:
-        self.stage, self.config, self.device = stage, config, device
+        self.stage, self.config, self.device, self.ranks = stage, config, device, ranks
         self.settings = config.stage(stage.name)
         self.steps_per_epoch = self.settings.steps_per_epoch or max(
             1, stage.batches_per_pass // config.training.accum_steps
@@ -57,12 +73,25 @@ class Trainer:
         self.averaged = AveragedWeights(stage.model, decay=decay) if decay else None
         uses_fp16 = config.training.amp and config.training.amp_dtype == "float16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=uses_fp16)
-        self.meter, self.stopwatch = LossMeter(), Stopwatch()
+        self.meter, self.stopwatch, self.gpu = LossMeter(ranks), Stopwatch(), GpuWatch(device)
+        self.startup, self.startup_metrics = startup or StartupClock(), dict[str, float]()
         self.step, self.best, self.bad_epochs = 0, math.inf, 0
-        self.forward: Callable[..., Any] = stage.model
+        self.wandb_id: str | None = None
+        self.log = RunLog(stage=stage.name, total_steps=self.total_steps, is_quiet=not ranks.is_first)
+        forward = forward_of(stage.model, config.training, note=self.log.note)
+        self.losses = ParallelLosses(stage, forward, ranks=ranks)
+        self.feed = BatchFeed(
+            stage.batch,
+            ahead=config.training.prefetch_factor,
+            end=self.total_steps * config.training.accum_steps,
+            is_pinned=config.training.pin_memory and device.type == "cuda",
+        )
         self.state_path = config.checkpoint.dir / f"{stage.name}.training.safetensors"
+        if ranks.rank:
+            torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank
         if self.state_path.exists() and not restart:
             self._restore()
+        expect_shared(self.state_path, step=self.step, ranks=ranks)
 
     @property
     def epoch(self) -> int:
@@ -75,14 +104,17 @@ class Trainer:
         self.stage.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate.at(self.step)
-        for number in range(self.step * accum_steps, (self.step + 1) * accum_steps):
+        end = (self.step + 1) * accum_steps
+        for number in range(end - accum_steps, end):
             with self.stopwatch.waiting():
-                batch = self.stage.batch(number)
-            with self._autocast():
-                losses = self.stage.losses(self.forward, batch)
-            total = torch.stack(list(losses.values())).sum() / accum_steps
-            self.scaler.scale(total).backward()
-            self.meter.add(losses, step=self.step + 1)
+                batch = self.feed.get(number)
+            with self.losses.accumulating(is_last=number == end - 1):
+                with self._autocast():
+                    losses, share = self.losses(batch)
+                # DDP takes the mean over the ranks; shares add up to 1.
+                total = torch.stack(list(losses.values())).sum() * (share * self.ranks.world_size)
+                self.scaler.scale(total / accum_steps).backward()
+            self.meter.add(losses, step=self.step + 1, share=share)
             self.stopwatch.count(len(batch))
         self.scaler.unscale_(self.optimizer)
         if self.settings.grad_clip is not None:
@@ -98,27 +130,28 @@ class Trainer:
         """Train to the end, from wherever the run is, and report on what was exported.
 
         Raises:
-            InterruptedTrainingError: On SIGTERM or SIGINT, once the state is saved.
+            InterruptedTrainingError: On SIGTERM or SIGINT to any rank, once the state is saved.
             DivergedError: If a loss or the validation error isn't finite; nothing is saved after it.
         """
-        log_path = self.config.training.log_path or self.config.checkpoint.dir / f"{self.stage.name}.jsonl"
-        log = RunLog(log_path, stage=self.stage.name, total_steps=self.total_steps)
-        with log, stop_on_signals() as stop:
+        log = self.log
+        if self.ranks.is_first:
+            log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id)
+            self.wandb_id = next((sink.run_id for sink in log.sinks if sink.run_id), None)
+        with log, self.gpu, self.feed, stop_on_signals() as stop:
             log.record("start", step=self.step, config=self.config.model_dump(mode="json"))
-            log.note(_sizes(self.stage.model, self.total_steps, resumed_at=self.step))
-            if self.config.training.compile:
-                mode = self.config.training.compile_mode
-                self.forward = compiled_or_eager(self.stage.model, mode=mode, note=log.note)
+            log.note(_sizes(self.stage.model, self.total_steps, self.ranks, resumed_at=self.step))
+            agreement = Agreement(self.ranks)
             while self.step < self.total_steps and not self._is_patience_over():
-                self._run_epoch(log, stop)
-            report = self.stage.finish()
+                self._run_epoch(stop, agreement)
+            agreement.end()
+            report = self.ranks.first_does(self.stage.finish)
             log.record("end", step=self.step, report=report)
-        if not self.config.checkpoint.keep_training_state:
+        if not self.config.checkpoint.keep_training_state and self.ranks.is_first:
             self.state_path.unlink(missing_ok=True)
-        return report
+        return dict(report)
 
     def save(self) -> None:
-        """Write the state that `fit` continues from."""
+        """Write the state that `fit` continues from; a collective."""
         position = {"step": self.step, "best": self.best, "bad_epochs": self.bad_epochs}
         save_state(
             self.state_path,
@@ -127,68 +160,77 @@ class Trainer:
             averaged=self.averaged,
             scaler=self.scaler,
             config=self.config,
-            position={**position, "learning_rate": self.learning_rate.state()},
+            data_identity=data_identity_of(self.stage),
+            position={**position, "learning_rate": self.learning_rate.state(), "wandb_id": self.wandb_id},
+            ranks=self.ranks,
         )
 
-    def _run_epoch(self, log: RunLog, stop: StopRequest) -> None:
+    def _run_epoch(self, stop: StopRequest, agreement: Agreement) -> None:
         """Steps to the end of the present epoch, then validation."""
         began, every = time.perf_counter(), self.config.training.log_every
         interval = self.config.checkpoint.interval
         end = (self.epoch + 1) * self.steps_per_epoch
         while self.step < end:
             self.train_step()
-            log.advance(self.step)
+            if not self.startup_metrics:
+                self._started(seconds=time.perf_counter() - began)
+            self.log.advance(self.step)
             is_save_due = interval is not None and self.step % interval == 0
-            if self.step % every == 0 or self.step == end or is_save_due or stop.signal_name:
-                losses = self._log_losses(log)  # raises if one isn't finite, so nothing bad is saved
-            if stop.signal_name and self.step < end:
-                self._interrupted(log, stop.signal_name)
+            number = agreement(stop.number)
+            if self.step % every == 0 or self.step == end or is_save_due or number:
+                losses = self._log_losses()  # raises if one isn't finite, so nothing bad is saved
+            if number and self.step < end:
+                self._interrupted(number)
             if is_save_due and self.step < end:
                 self.save()
         metrics = self._validate()
         seconds = time.perf_counter() - began
         self.save()
-        log.record(
+        self.log.record(
             "epoch", step=self.step, epoch=self.epoch, **metrics, **{"training/epoch_time_sec": seconds}
         )
         shown = {"loss": sum(losses.values()), "nrmse": metrics["score"], "best": self.best, "s": seconds}
-        log.epoch(self.epoch, self.settings.epochs, shown)
-        if stop.signal_name and self.step < self.total_steps:
-            self._interrupted(log, stop.signal_name)
+        self.log.epoch(self.epoch, self.settings.epochs, shown)
+        self.stopwatch.skip()
+        number = agreement(stop.number)
+        if number and self.step < self.total_steps:
+            self._interrupted(number)
 
     def _validate(self) -> dict[str, float]:
         """Metrics with the averaged weights where there are any; the best so far are exported."""
         self.stage.model.eval()
-        if self.averaged is None:
-            metrics = self._score_and_export()
-        else:
-            with self.averaged.in_place():
-                metrics = self._score_and_export()
-        self.learning_rate.end_epoch(metrics["score"])
+        with self.averaged.in_place() if self.averaged is not None else nullcontext():
+            metrics: dict[str, float] = self.ranks.first_does(self.stage.validate)
+            score = metrics["score"]
+            if not math.isfinite(score):
+                raise diverged("validation error", self.step)
+            is_better = score < self.best
+            if is_better and self.ranks.is_first:
+                self.stage.export(metrics)
+        self.best, self.bad_epochs = (score, 0) if is_better else (self.best, self.bad_epochs + 1)
+        self.learning_rate.end_epoch(score)
         return metrics
 
-    def _score_and_export(self) -> dict[str, float]:
-        metrics = self.stage.validate()
-        if not math.isfinite(metrics["score"]):
-            raise diverged("validation error", self.step)
-        if metrics["score"] < self.best:
-            self.best, self.bad_epochs = metrics["score"], 0
-            self.stage.export(metrics)
-        else:
-            self.bad_epochs += 1
-        return metrics
-
-    def _log_losses(self, log: RunLog) -> dict[str, float]:
+    def _log_losses(self) -> dict[str, float]:
         losses = self.meter.read()
         rates, lr = self.stopwatch.read(), self.optimizer.param_groups[0]["lr"]
-        log.record("step", step=self.step, lr=lr, **{f"loss/{k}": v for k, v in losses.items()}, **rates)
+        self.log.losses(losses, step=self.step, lr=lr, rates={**rates, **self.gpu.read()})
         return losses
 
-    def _interrupted(self, log: RunLog, signal_name: str) -> None:
+    def _started(self, *, seconds: float) -> None:
+        """The first step is over: tell what the time until then went to."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.startup.take({"startup/first_step_sec": seconds})
+        self.startup_metrics = self.startup.end()
+        self.log.record("startup", step=self.step, **self.startup_metrics)
+
+    def _interrupted(self, number: int) -> None:
         self.save()
-        log.record("interrupted", step=self.step, signal=signal_name)
+        name = signal.Signals(number).name
+        self.log.record("interrupted", step=self.step, signal=name)
         raise InterruptedTrainingError(
-            f"stopped by {signal_name} after step {self.step} of {self.total_steps}",
+            f"stopped by {name} after step {self.step} of {self.total_steps}",
             path=self.state_path,
             hint="the same command continues",
         )
@@ -208,14 +250,18 @@ class Trainer:
             averaged=self.averaged,
             scaler=self.scaler,
             config=self.config,
+            data_identity=data_identity_of(self.stage),
             stage=self.stage.name,
+            ranks=self.ranks,
         )
         self.step, self.best = position["step"], position["best"]
-        self.bad_epochs = position["bad_epochs"]
+        self.bad_epochs, self.wandb_id = position["bad_epochs"], position["wandb_id"]
         self.learning_rate.restore(position["learning_rate"])
 
 
-def _sizes(model: nn.Module, total_steps: int, *, resumed_at: int) -> str:
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+def _sizes(model: nn.Module, total_steps: int, ranks: Ranks, *, resumed_at: int) -> str:
+    num_parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     resumed = f", continuing after step {resumed_at}" if resumed_at else ""
-    return f"{num_parameters / 1e6:.2f} M parameters, {total_steps} steps{resumed}"
+    resumed = ", trained already" if resumed_at >= total_steps else resumed
+    together = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
+    return f"{num_parameters / 1e6:.2f} M parameters, {total_steps} steps{together}{resumed}"

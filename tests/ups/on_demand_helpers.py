@@ -1,0 +1,130 @@
+"""Two small tasks, an encoder for both, and a run's configuration, for tests of on-demand mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from ups.autoencoder import Autoencoder, save_autoencoder
+from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.config import RunConfig, load_config
+from ups.data.latent_windows import LatentWindows
+from ups.data.live_windows import LiveWindows
+from ups.data.on_demand import open_training_windows
+from ups.data.solvers import make_dataset
+from ups.grid import GridSpec
+from ups_store.build.config import load_config as load_build_config
+from ups_store.build.stores import BuildReport, build_all
+
+N, T, X = 60, 5, 32  # 48 of the samples are the training split
+NUM_TRAIN = 48
+BATCH, HORIZON = 16, 2
+NUM_WINDOWS = NUM_TRAIN * (T - HORIZON)
+SIZES = {"width": 16, "depth": 1, "num_heads": 2}
+BURGERS, ADVECTION = "1D_Burgers_Sols_Nu0.01.hdf5", "1D_Advection_Sols_beta0.4.hdf5"
+
+
+def make_folder(folder: Path) -> Path:
+    """Sources of two tasks, `checkpoints/autoencoder.safetensors` and `run.yaml`."""
+    (folder / "data").mkdir()
+    for seed, (name, attribute, value) in enumerate([(BURGERS, "Nu", 0.01), (ADVECTION, "beta", 0.4)]):
+        with h5py.File(folder / "data" / name, "w") as file:
+            file["tensor"] = np.random.default_rng(seed).standard_normal((N, T, X)).astype(np.float32)
+            file["x-coordinate"] = np.linspace(0, 1, X, dtype=np.float32)
+            file["t-coordinate"] = np.linspace(0, 2, T + 1, dtype=np.float32)
+            file.attrs[attribute] = value
+    torch.manual_seed(1)
+    task = TaskSpec(
+        GridSpec((X,), (True,), (("fields", 1),)),
+        ("u",),
+        steady=False,
+        statistics={"fields": {"mean": [0.5], "std": [2.0]}},
+    )
+    spec = AutoencoderSpec(
+        {"advection1d": task, "burgers1d": task},
+        ("beta", "nu"),
+        latent_dim=4,
+        num_tokens=4,
+        patch_size=8,
+        encoder=SIZES,
+        decoder={**SIZES, "radius": 1},
+    )
+    save_autoencoder(checkpoint(folder), Autoencoder(spec), config={}, report={})
+    (folder / "run.yaml").write_text(
+        "data: {task: burgers1d, root: data}\n"
+        "latent: {dim: 4, tokens: 4, micro_batch: 10}\n"
+        "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off'}\n"
+        "checkpoint: {dir: checkpoints}\n"
+    )
+    return folder
+
+
+def make_steady_folder(folder: Path) -> Path:
+    """The same for Darcy flow, whose samples are an input and its solution."""
+    make_dataset("darcy2d", folder / "data", num_samples=30, points=16)
+    channels = (("fields", 1), ("coefficient", 1))
+    statistics = {name: {"mean": [0.5], "std": [0.5]} for name, _ in channels}
+    task = TaskSpec(GridSpec((16, 16), (False, False), channels), ("u",), steady=True, statistics=statistics)
+    torch.manual_seed(1)
+    spec = AutoencoderSpec(
+        {"darcy2d": task},
+        (),
+        latent_dim=4,
+        num_tokens=16,
+        patch_size=4,
+        encoder=SIZES,
+        decoder={**SIZES, "radius": 1},
+    )
+    save_autoencoder(checkpoint(folder), Autoencoder(spec), config={}, report={})
+    (folder / "run.yaml").write_text(
+        "data: {task: darcy2d, root: data}\n"
+        "latent: {dim: 4, tokens: 16, micro_batch: 4}\n"
+        "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off'}\n"
+        "checkpoint: {dir: checkpoints}\n"
+    )
+    return folder
+
+
+def checkpoint(folder: Path) -> Path:
+    return folder / "checkpoints" / "autoencoder.safetensors"
+
+
+def configure(folder: Path, *overrides: str) -> RunConfig:
+    paths = [f"data.root={folder / 'data'}", f"checkpoint.dir={folder / 'checkpoints'}"]
+    if not any(override.startswith("training.latent_cache_dir") for override in overrides):
+        paths.append(f"training.latent_cache_dir={folder / 'latents'}")
+    return load_config(folder / "run.yaml", overrides=[*paths, *overrides])
+
+
+def open_windows(
+    folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0
+) -> LatentWindows | LiveWindows:
+    return open_training_windows(
+        configure(folder, *overrides),
+        "train",
+        autoencoder_path=checkpoint(folder),
+        batch_size=BATCH,
+        horizon=HORIZON,
+        seed=seed,
+        device="cpu",
+        note=(notes if notes is not None else []).append,
+    )
+
+
+class Quiet:
+    """A watcher whom nobody asks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def build(folder: Path, *overrides: str) -> BuildReport:
+    """Build the training split as `python -m ups_store.build` does."""
+    paths = [f"data.root={folder / 'data'}", f"checkpoint.dir={folder / 'checkpoints'}"]
+    paths += [f"training.latent_cache_dir={folder / 'latents'}", "data.split=train"]
+    config = load_build_config(folder / "run.yaml", overrides=[*paths, *overrides])
+    return build_all(config, watcher=Quiet())

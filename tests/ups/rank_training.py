@@ -1,0 +1,131 @@
+"""What every rank runs in the tests of data-parallel training: a small regression with two parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ups.config import RunConfig, load_config
+from ups.errors import UpsError
+from ups.train.ranks import Ranks, joined_ranks
+from ups.train.stage import Losses
+from ups.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Points:
+    """A batch of one of two tasks."""
+
+    task: str
+    x: Tensor
+    generator: torch.Generator
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+class TwoParts(nn.Module):
+    """One network a task and a trunk for both; the batch decides which parameters have gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.ModuleDict({task: nn.Linear(1, 8) for task in ("sine", "cosine")})
+        self.trunk = nn.Sequential(nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor, *, task: str) -> Tensor:
+        return self.trunk(self.part[task](x))
+
+
+class Waves:
+    """A stage of two tasks, with batches of 5 rows: no number of ranks divides them."""
+
+    name = "autoencoder"
+    batches_per_pass = 6
+
+    def __init__(self, on_batch: Callable[[int], None] | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = TwoParts()
+        self.on_batch = on_batch
+        self.num_validations = 0
+
+    def batch(self, number: int) -> Points:
+        if self.on_batch is not None:
+            self.on_batch(number)
+        generator = torch.Generator().manual_seed(number)
+        return Points(("sine", "cosine")[number % 3 == 2], torch.rand(5, 1, generator=generator), generator)
+
+    def losses(self, forward: Callable[..., Tensor], batch: Points) -> Losses:
+        shift = torch.rand(1, generator=batch.generator)
+        truth = (batch.x + shift).sin() if batch.task == "sine" else (batch.x + shift).cos()
+        once = forward(batch.x, task=batch.task)
+        twice = forward(once, task=batch.task)
+        return {"once": (once - truth).square().mean(), "twice": (twice - truth).square().mean()}
+
+    def validate(self) -> dict[str, float]:
+        self.num_validations += 1
+        x = torch.linspace(0, 1, 9)[:, None]
+        with torch.no_grad():
+            return {"score": (self.model(x, task="sine") - x.sin()).square().mean().item()}
+
+    def export(self, metrics: dict[str, float]) -> Path:
+        return Path("exported")
+
+    def finish(self) -> dict[str, Any]:
+        return {"validations": self.num_validations}
+
+
+def make_config(folder: Path, *overrides: str) -> RunConfig:
+    common = ["data.task=burgers1d", f"checkpoint.dir={folder}", "stages.autoencoder.epochs=2"]
+    settings = [
+        "training.lr=0.02",
+        "training.accum_steps=2",
+        "training.ema_decay=0.9",
+        "training.log_every=2",
+        "training.prefetch_factor=0",  # what happens to a rank happens at its step, not ahead of it
+        "training.rank_timeout_s=60",
+    ]
+    return load_config(overrides=[*common, *settings, *overrides])
+
+
+def train(case: str, folder: Path, ranks: Ranks, device: torch.device) -> dict[str, Any]:
+    stage = Waves(on_batch=lambda number: _happen(case, number, ranks.rank))
+    overrides = ["training.device=cpu"]
+    trainer = Trainer(stage, make_config(folder, *overrides), device=device, ranks=ranks)
+    return trainer.fit() | {"step": trainer.step}
+
+
+def _happen(case: str, number: int, rank: int) -> None:
+    if case == "signal" and number == 3 and rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if case == "fail" and number == 3 and rank == 1:
+        raise UpsError("no data on this rank")
+    if case == "die" and number == 3 and rank == 1:
+        os._exit(9)
+
+
+def main(case: str, folder: Path) -> int:
+    """Train; what a rank has to say goes to `rank<number>.json`, and its kind of error to the exit code."""
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    try:
+        with joined_ranks("cpu", timeout_s=60, note=print) as (ranks, device):
+            said = train(case, folder, ranks, device)
+    except UpsError as error:
+        said = {"kind": error.kind, "message": str(error)}
+    said |= {"seconds": time.monotonic() - began, "rng": int(torch.get_rng_state().sum())}
+    (folder / f"rank{os.environ.get('RANK', 0)}.json").write_text(json.dumps(said))
+    return 1 if "kind" in said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,211 @@
+"""Stage `joint`: inverse losses by hand, whom they reach, what the stage leaves, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from operator_runs import SETTINGS, Quiet, configure
+from torch import Tensor
+
+import ups
+import ups_store
+from ups.autoencoder import load_autoencoder
+from ups.checkpoint import hash_tensors
+from ups.config import RunConfig
+from ups.data.latent_stores import open_latents
+from ups.data.solvers import make_dataset
+from ups.errors import ConfigError
+from ups.objectives.inverse import inverse_losses
+from ups.objectives.reconstruction import relative_square_error
+from ups.train.joint import JointStage, make_joint_stage
+from ups.train.run import run_stage
+from ups.train.trainer import Trainer
+from ups_store.build.config import load_config as load_build_config
+from ups_store.build.stores import build_all
+
+CPU = torch.device("cpu")
+JOINT = ["training.use_inverse_losses=true", "stages.joint.epochs=2", "stages.joint.steps_per_epoch=30"]
+ONE = "data.task=[burgers1d]"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Field stores of a transient and a steady task."""
+    folder = tmp_path_factory.mktemp("joint")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.1)
+        make_dataset("darcy2d", Path("data"), num_samples=20, points=16)
+        settings = {**SETTINGS, "data": {"task": ["burgers1d", "darcy2d"], "root": "data"}}
+        Path("run.yaml").write_text(yaml.safe_dump(settings))
+        build(folder, "latent.encoder=none")
+    return folder
+
+
+@pytest.fixture
+def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "run"
+    shutil.copytree(prepared, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def build(folder: Path, *overrides: str) -> list[bool]:
+    """Whether each store was valid already."""
+    report = build_all(load_build_config(folder / "run.yaml", overrides=overrides), watcher=Quiet())
+    return [result.to_json()["reused"] for result in report.stores]
+
+
+def joint(folder: Path, *overrides: str) -> RunConfig:
+    return configure(folder, *JOINT, *overrides)
+
+
+def make_stage(folder: Path, *overrides: str) -> JointStage:
+    return make_joint_stage(joint(folder, *overrides), device=CPU)
+
+
+def batch_of(stage: JointStage, task: str) -> object:
+    return next(batch for batch in map(stage.batch, range(100)) if batch.task == task)
+
+
+def test_losses_agree_with_their_formulas(run: Path) -> None:
+    stage = make_stage(run, ONE, "training.rollout_horizon=2")
+    model, autoencoder = stage.model, stage.autoencoder
+    torch.nn.init.normal_(model.operator.out.weight, std=0.1)  # untrained it is the identity
+    batch = stage.batch(0)
+    frames, parameters, points = batch.states, batch.parameters, torch.tensor([3, 0, 17])
+
+    def error(values: Tensor, truth: Tensor) -> Tensor:
+        flat = truth.flatten(1, -2)
+        std = autoencoder.normalizer_of("burgers1d", "fields").std
+        chosen = (values.flatten(1, -2)[:, points], flat[:, points])
+        return relative_square_error(*chosen, power_BC=flat.square().mean(1), std_C=std)
+
+    with torch.no_grad():
+        losses = inverse_losses(
+            model,
+            frames,
+            parameters,
+            task="burgers1d",
+            dt_B=batch.dt,
+            points_P=points,
+            forward=model,
+            is_inverse=True,
+        )
+        state = model.encode(frames[:, 0], parameters, task="burgers1d")
+        restored = model.decode(state, parameters, task="burgers1d")
+        errors, predictions = [], []
+        for step in (1, 2):
+            state = model.step(state, parameters, task="burgers1d", dt_B=batch.dt)
+            predictions.append((state, model.decode(state, parameters, task="burgers1d")))
+            errors.append(error(predictions[-1][1], frames[:, step]))
+        again = model.encode(predictions[0][1], parameters, task="burgers1d")
+    torch.testing.assert_close(losses["prediction"], torch.stack(errors).mean())
+    torch.testing.assert_close(losses["decoder_inverse"], error(restored, frames[:, 0]))
+    torch.testing.assert_close(losses["encoder_inverse"], (again - predictions[0][0]).square().mean())
+    assert losses.keys() == {"prediction", "decoder_inverse", "encoder_inverse"}
+
+
+@pytest.mark.parametrize("task", ["burgers1d", "darcy2d"])
+def test_gradients_reach_encoder_operator_and_decoder(run: Path, task: str) -> None:
+    stage = make_stage(run)
+    torch.nn.init.normal_(stage.model.operator.out.weight, std=0.1)
+    reached = {
+        name: {
+            part
+            for part, module in (
+                ("E", stage.autoencoder.encoder),
+                ("A", stage.model.operator),
+                ("D", stage.autoencoder.decoder),
+            )
+            if is_reached(module, loss)
+        }
+        for name, loss in stage.losses(stage.model, batch_of(stage, task)).items()  # type: ignore[arg-type]
+    }
+    assert reached == {
+        "prediction": {"E", "A", "D"},
+        "decoder_inverse": {"E", "D"},
+        "encoder_inverse": {"E", "A", "D"},
+    }
+
+
+def is_reached(module: torch.nn.Module, loss: Tensor) -> bool:
+    gradients = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True, allow_unused=True)
+    return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
+
+def test_inverse_losses_come_every_few_optimiser_steps(run: Path) -> None:
+    stage = make_stage(run, ONE, "training.inverse_loss_frequency=3", "training.accum_steps=2")
+    flags = [stage.batch(number).is_inverse for number in range(14)]
+    assert flags == [True, True, *[False] * 4, True, True, *[False] * 4, True, True]
+    without = stage.losses(stage.model, stage.batch(2))
+    assert without.keys() == {"prediction"}
+
+
+def test_stage_leaves_an_autoencoder_and_an_operator_that_goes_with_it(run: Path) -> None:
+    longer = ["training.lr=3e-3", "stages.joint.steps_per_epoch=90"]
+    report = run_stage("joint", joint(run, ONE, *longer), note=print)
+    # A few seconds of training: about 0.6, 0.15 and 0.83.
+    assert report["nrmse"]["burgers1d"] < 0.9 * report["persistence_nrmse"]["burgers1d"]
+    assert report["floor_nrmse"]["burgers1d"] < 0.4
+    assert report["compression"] == {"burgers1d": 2.0}
+    simulator = ups.load("checkpoints/operator.safetensors")
+    path = Path("checkpoints/autoencoder.safetensors")
+    assert simulator.spec.autoencoder_sha256 == hash_tensors(path)
+    for name, tensor in load_autoencoder(path).state_dict().items():
+        torch.testing.assert_close(simulator.autoencoder.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_transient_and_steady_task_train_together(run: Path) -> None:
+    report = run_stage("joint", joint(run, "stages.joint.steps_per_epoch=5"), note=print)
+    assert report["floor_nrmse"].keys() == report["nrmse"].keys() == {"burgers1d", "darcy2d"}
+    assert report["persistence_nrmse"].keys() == {"burgers1d"}
+
+
+def test_stores_of_latents_are_rebuilt_after_it(run: Path) -> None:
+    run_stage("joint", joint(run, ONE), note=print)
+    assert build(run, ONE, "data.split=train") == [False]
+    assert build(run, ONE, "data.split=train") == [True]
+    shutil.rmtree("checkpoints")
+    config, path = joint(run, ONE, "seed=1"), Path("checkpoints/autoencoder.safetensors")
+    run_stage("joint", config, note=print)
+    with pytest.raises(ConfigError, match="latents are those of another encoder"):
+        open_latents(config, "burgers1d", "train", autoencoder_path=path)
+    assert build(run, ONE, "data.split=train") == [False]
+    with open_latents(config, "burgers1d", "train", autoencoder_path=path) as store:
+        assert isinstance(store, ups_store.Store)
+
+
+def test_run_continues_to_the_bit_after_it_has_exported(run: Path) -> None:
+    through = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
+    through.fit()
+    shutil.rmtree("checkpoints")
+    first = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
+    for _ in range(30):
+        first.train_step()
+    first._validate()
+    first.save()
+    second = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
+    assert (second.step, second.best) == (30, first.best)
+    second.fit()
+    torch.testing.assert_close(
+        second.stage.model.state_dict(), through.stage.model.state_dict(), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [
+        ("training.use_inverse_losses=false", "no_inverse_losses"),
+        ("operator.state=fields", "no_latents"),
+        ("cache.dir=nowhere", "no_store"),
+    ],
+)
+def test_stage_that_would_train_something_else_is_refused(run: Path, override: str, kind: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_stage(run, override)
+    assert caught.value.kind == kind

@@ -1,0 +1,541 @@
+"""On-demand latents: a first pass while stores are made, the later ones mapped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from on_demand_helpers import (
+    BURGERS,
+    NUM_TRAIN,
+    NUM_WINDOWS,
+    T,
+    build,
+    checkpoint,
+    configure,
+    make_folder,
+    make_steady_folder,
+    open_windows,
+)
+
+import ups_store
+from ups.data import on_demand_passes
+from ups.data.latent_windows import LatentWindows, WindowBatch
+from ups.data.live_windows import LiveWindows
+from ups.data.on_demand_build import BuildEndedError
+from ups.data.on_demand_passing import PassingJob
+from ups.data.on_demand_plan import latent_build
+from ups.data.state_statistics import measure_state_statistics
+from ups.encoder import LatentEncoder
+from ups.errors import ConfigError
+from ups_store.build.config import load_config as load_build_config
+from ups_store.build.digests import DigestCache
+from ups_store.build.plan import plan_store
+from ups_store.errors import DiskFullError, IdentityMismatchError, SourceError
+from ups_store.recovery import building_path
+
+TWO_TASKS = "data.task=[burgers1d,advection1d]"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path)
+
+
+def store_path(folder: Path, task: str = "burgers1d") -> Path:
+    return folder / "latents" / f"{task}_train.zarr.zip"
+
+
+def live(folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0) -> LiveWindows:
+    windows = open_windows(folder, *overrides, notes=notes, seed=seed)
+    assert isinstance(windows, LiveWindows)
+    return windows
+
+
+def first_pass(windows: LiveWindows | LatentWindows) -> list[WindowBatch]:
+    return [windows.batch(number) for number in range(windows.batches_per_pass)]
+
+
+def rows_of(batches: list[WindowBatch]) -> Counter[bytes]:
+    return Counter(row.numpy().tobytes() for batch in batches for row in batch.states)
+
+
+def expect_equal(found: list[WindowBatch], expected: list[WindowBatch]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.task == other.task
+        assert torch.equal(one.states, other.states)
+        assert torch.equal(one.dt, other.dt)
+        assert torch.equal(one.parameters.nan_to_num(7), other.parameters.nan_to_num(7))
+        assert one.generator.initial_seed() == other.generator.initial_seed()
+
+
+def all_windows(folder: Path, *tasks: str) -> Counter[bytes]:
+    """Every window of the finished stores."""
+    rows: Counter[bytes] = Counter()
+    for task in tasks or ("burgers1d",):
+        with ups_store.open(store_path(folder, task)) as store:
+            latent = np.asarray(store["latent"], np.float32)
+        rows.update(latent[i, s : s + 3].tobytes() for i in range(NUM_TRAIN) for s in range(T - 2))
+    return rows
+
+
+def background_threads() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith(("ups-on-demand", "ups-store-commit"))]
+
+
+def on_each_forward(monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
+    """Call something whenever a micro-batch of two samples is encoded, in whatever thread that is."""
+    encode = LatentEncoder.encode_on_device
+
+    def encode_and_call(self: LatentEncoder, batch: Any, **options: Any) -> Any:
+        call()
+        return encode(self, batch, **options)
+
+    monkeypatch.setattr(LatentEncoder, "encode_on_device", encode_and_call)
+
+
+class Gate:
+    """Lets so many forwards through, and the others once it is opened."""
+
+    def __init__(self, num: int) -> None:
+        self.num_passed = 0
+        self._places, self._opened = threading.Semaphore(num), threading.Event()
+
+    def __call__(self) -> None:
+        if not self._places.acquire(blocking=False):
+            assert self._opened.wait(30)
+        self.num_passed += 1
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+@pytest.fixture(autouse=True)
+def _threads_end() -> Any:
+    yield
+    deadline = time.monotonic() + 10
+    while background_threads() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not background_threads()
+
+
+def test_first_pass_has_every_window_once_and_leaves_the_store_of_a_build(folder: Path) -> None:
+    windows = live(folder)
+    batches = first_pass(windows)
+    windows.batch(windows.batches_per_pass)  # the second pass begins once the store is finished
+    assert sum(map(len, batches)) == NUM_WINDOWS
+    assert rows_of(batches) == all_windows(folder)
+    made = store_path(folder).read_bytes()
+    build(folder, f"training.latent_cache_dir={folder / 'other'}")
+    assert (folder / "other" / store_path(folder).name).read_bytes() == made
+    windows.close()
+
+
+def test_later_passes_are_those_of_the_finished_store(folder: Path) -> None:
+    windows = live(folder)
+    num = windows.batches_per_pass
+    found = [windows.batch(number) for number in range(3 * num)][num:]
+    stored = open_windows(folder, "training.cache_mode=store")
+    assert isinstance(stored, LatentWindows)
+    assert stored.batches_per_pass == num
+    expect_equal(found, [stored.batch(number) for number in range(num, 3 * num)])
+
+
+def test_batches_do_not_depend_on_whether_the_store_was_there(folder: Path) -> None:
+    made = first_pass(live(folder))
+    live(folder).close()
+    notes: list[str] = []
+    build(folder)
+    reused = live(folder, notes=notes)
+    expect_equal(first_pass(reused), made)
+    assert any("latents reused" in note for note in notes)
+    assert not background_threads()
+
+
+def test_batches_are_a_function_of_the_seed(folder: Path) -> None:
+    build(folder)
+    one, again, other = (live(folder, seed=seed).batch(0) for seed in (0, 0, 1))
+    assert torch.equal(one.states, again.states)
+    assert not torch.equal(one.states, other.states)
+
+
+def test_two_tasks_are_mixed_and_each_window_comes_once(folder: Path) -> None:
+    windows = live(folder, TWO_TASKS)
+    batches = first_pass(windows)
+    windows.batch(windows.batches_per_pass)
+    assert rows_of(batches) == all_windows(folder, "burgers1d", "advection1d")
+    tasks = [batch.task for batch in batches]
+    assert set(tasks) == {"burgers1d", "advection1d"}
+    assert tasks != sorted(tasks)
+    for batch in batches:
+        known = ["advection1d", "burgers1d"].index(batch.task)  # the order of parameters: beta, nu
+        assert torch.isnan(batch.parameters[:, 1 - known]).all()
+        assert torch.allclose(batch.parameters[:, known], torch.tensor([0.4, 0.01][known]))
+        assert torch.allclose(batch.dt, torch.tensor(0.4))
+
+
+@pytest.mark.parametrize("mode", ["auto", "memory", "none"])
+def test_steady_task_gives_every_pair_once(tmp_path: Path, mode: str) -> None:
+    folder = make_steady_folder(tmp_path)
+    windows = live(folder, f"training.cache_mode={mode}")
+    assert windows.tasks["darcy2d"].is_steady
+    assert set(measure_state_statistics(windows.tasks["darcy2d"])) == {"fields", "input"}
+    found = rows_of(first_pass(windows))
+    windows.close()
+    build(folder)
+    with ups_store.open(store_path(folder, "darcy2d")) as store:
+        pairs = np.stack([store["latent_input"], store["latent"][:, 0]], axis=1).astype(np.float32)
+    assert found == Counter(pair.tobytes() for pair in pairs)
+
+
+def test_one_task_is_reused_while_the_other_is_made(folder: Path) -> None:
+    build(folder)
+    notes: list[str] = []
+    windows = live(folder, TWO_TASKS, notes=notes)
+    batches = first_pass(windows)
+    windows.batch(windows.batches_per_pass)
+    assert rows_of(batches) == all_windows(folder, "burgers1d", "advection1d")
+    assert sum("latents reused" in note for note in notes) == 1
+    assert sum("on demand" in note for note in notes) == 1
+
+
+def test_first_batch_comes_before_the_build_has_got_far(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(10)
+    on_each_forward(monkeypatch, gate)
+    windows = live(folder)
+    assert len(windows.batch(0)) >= 16
+    assert gate.num_passed <= 10 < NUM_TRAIN // 2
+    gate.open()
+    assert sum(len(batch) for batch in first_pass(windows)) == NUM_WINDOWS
+    windows.batch(windows.batches_per_pass)
+
+
+def test_statistics_wait_for_the_first_trajectories_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(8)
+    on_each_forward(monkeypatch, gate)
+    windows = live(folder)
+    (task,) = windows.tasks.values()
+    measured = measure_state_statistics(task)["fields"]
+    assert task.parameter_ranges() == {"nu": (0.01, 0.01)}
+    assert task.typical_dt() == pytest.approx(0.4)
+    assert not task.is_steady
+    assert gate.num_passed <= 8
+    gate.open()
+    windows.batch(windows.batches_per_pass)
+    again = measure_state_statistics(live(folder).tasks["burgers1d"])["fields"]  # of the finished store
+    assert measured == again
+
+
+def test_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
+    expected = first_pass(live(folder, f"training.latent_cache_dir={folder / 'other'}"))
+    windows = live(folder)
+    begun = [windows.batch(number) for number in range(3)]
+    windows.close()
+    with ups_store.open(building_path(store_path(folder)), partial=True) as store:
+        num_there = int(store.committed.sum())
+    assert num_there > 0
+    notes: list[str] = []
+    continued = live(folder, notes=notes)
+    num = continued.batches_per_pass
+    rest = [continued.batch(number) for number in range(3, num)]
+    expect_equal(begun + rest, expected)
+    assert any(f"{num_there} of {NUM_TRAIN} there" in note for note in notes)
+    continued.batch(num)
+    assert any(f"all {NUM_TRAIN} encoded" in note for note in notes)
+    with ups_store.open(store_path(folder)) as store:
+        assert store.verify().ok
+
+
+def test_run_that_continues_after_the_store_was_finished_draws_the_same(folder: Path) -> None:
+    windows = live(folder)
+    expected = first_pass(windows)
+    windows.batch(windows.batches_per_pass)
+    continued = live(folder)
+    expect_equal([continued.batch(number) for number in range(4, 9)], expected[4:9])
+
+
+def test_failing_encoder_is_told_where_batches_are_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the encoder broke")
+
+    on_each_forward(monkeypatch, fail)
+    windows = live(folder)
+    with pytest.raises(RuntimeError, match="the encoder broke"):
+        windows.batch(0)
+    with pytest.raises(RuntimeError, match="the encoder broke"):
+        windows.batch(windows.batches_per_pass)
+
+
+def test_source_that_is_replaced_midway_is_told_where_batches_are_asked_for(folder: Path) -> None:
+    windows = live(folder)
+    source = next((folder / "data").glob("*Burgers*"))
+    other = folder / "other.hdf5"
+    other.write_bytes(source.read_bytes())
+    other.replace(source)
+    with pytest.raises(SourceError, match="changed"):
+        windows.batch(windows.batches_per_pass)
+
+
+def test_failing_disk_is_told_where_batches_are_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: ups_store.Committer, indices: Any, arrays: Any) -> None:
+        raise DiskFullError("no room", path=folder)
+
+    monkeypatch.setattr(ups_store.StoreWriter, "commit_many", fail)
+    windows = live(folder)
+    with pytest.raises(DiskFullError):
+        windows.batch(0)
+
+
+def test_sample_that_can_not_be_read_ends_the_first_pass(folder: Path) -> None:
+    with h5py.File(folder / "data" / BURGERS, "a") as file:
+        file["tensor"][30, 2, 5] = np.nan
+    windows = live(folder, "reading.on_error=skip")
+    with pytest.raises(SourceError) as caught:
+        first_pass(windows)
+    assert caught.value.kind == "samples_skipped"
+
+
+def test_close_ends_the_thread_and_keeps_what_is_committed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_each_forward(monkeypatch, lambda: time.sleep(0.05))
+    windows = live(folder)
+    windows.batch(0)
+    windows.close()
+    assert not background_threads()
+    with ups_store.open(store_path(folder), partial=True) as store:
+        assert 0 < store.committed.sum() < NUM_TRAIN
+    with pytest.raises(BuildEndedError):
+        windows.batch(windows.batches_per_pass)
+
+
+def test_forgotten_windows_end_their_thread(folder: Path) -> None:
+    windows = live(folder)
+    windows.batch(0)
+    del windows
+    live(folder).batch(0)  # nobody holds the store's locks any more
+
+
+def test_memory_mode_writes_no_file_and_maps_the_second_pass(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    windows = live(folder, "training.cache_mode=memory")
+    num = windows.batches_per_pass
+    found = [windows.batch(number) for number in range(2 * num)]
+    assert sorted(folder.rglob("*")) == before
+    stored = live(folder)
+    expect_equal(found, [stored.batch(number) for number in range(2 * num)])
+
+
+def test_none_mode_encodes_every_pass_to_the_bytes_of_a_store(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    windows = live(folder, "training.cache_mode=none", TWO_TASKS)
+    num = windows.batches_per_pass
+    passes = [[windows.batch(which * num + i) for i in range(num)] for which in range(2)]
+    windows.close()
+    assert sorted(folder.rglob("*")) == before
+    build(folder, TWO_TASKS)
+    expected = all_windows(folder, "burgers1d", "advection1d")
+    assert [rows_of(batches) for batches in passes] == [expected, expected]
+    assert not torch.equal(passes[0][0].states, passes[1][0].states)
+
+
+def test_none_mode_continues_in_the_middle_of_a_pass(folder: Path) -> None:
+    whole = live(folder, "training.cache_mode=none")
+    num = whole.batches_per_pass
+    expected = [whole.batch(number) for number in range(2 * num)]
+    whole.close()
+    continued = live(folder, "training.cache_mode=none")
+    expect_equal([continued.batch(number) for number in range(num + 3, 2 * num)], expected[num + 3 :])
+    expect_equal([continued.batch(2)], expected[2:3])  # backwards, too
+    continued.close()
+
+
+def test_none_mode_holds_only_what_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_demand_passes, "_PASSING_NBYTES", 1)
+    windows = live(folder, "training.cache_mode=none")
+    held = []
+    for number in range(windows.batches_per_pass):
+        windows.batch(number)
+        assert windows._current is not None
+        source = windows._current[1].tasks["burgers1d"].source
+        assert isinstance(source, PassingJob)
+        held.append(len(source.store.held()))
+    assert max(held) < NUM_TRAIN
+    windows.close()
+
+
+def test_auto_mode_without_a_folder_needs_a_finished_store(folder: Path) -> None:
+    config = ("training.latent_cache_dir=null", f"cache.dir={folder / 'latents'}")
+    with pytest.raises(ConfigError, match="latent_cache_dir") as caught:
+        open_windows(folder, *config)
+    assert caught.value.kind == "no_store"
+    build(folder)
+    assert isinstance(open_windows(folder, *config), LatentWindows)
+
+
+def test_store_mode_does_not_build(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_windows(folder, "training.cache_mode=store")
+    assert caught.value.kind == "no_store"
+    assert not store_path(folder).exists()
+
+
+def test_stale_store_is_made_anew_and_the_reason_told(folder: Path) -> None:
+    build(folder, "latent.micro_batch=5")
+    notes: list[str] = []
+    windows = live(folder, notes=notes)
+    windows.batch(windows.batches_per_pass)
+    (note,) = [note for note in notes if "made from something else" in note]
+    assert "micro_batch" in note
+    with ups_store.open(store_path(folder)) as store:
+        assert store.identity["content"]["encoder"]["micro_batch"] == 10
+
+
+def test_limit_takes_its_samples_from_the_whole_store_and_leaves_it(folder: Path) -> None:
+    build(folder)
+    before = store_path(folder).read_bytes()
+    windows = open_windows(folder, "data.limit=8")
+    assert isinstance(windows, LatentWindows)
+    found = rows_of(first_pass(windows))
+    assert sum(found.values()) == 16  # one batch of the 24 windows
+    whole = live(folder)
+    assert found <= rows_of(first_pass(whole))
+    assert store_path(folder).read_bytes() == before
+
+
+def test_limited_store_is_made_on_demand(folder: Path) -> None:
+    windows = live(folder, "data.limit=8")
+    assert sum(map(len, first_pass(windows))) == 24
+    windows.batch(windows.batches_per_pass)
+    with ups_store.open(store_path(folder)) as store:
+        assert len(store) == 8
+
+
+def test_unfinished_store_of_something_else_is_refused(folder: Path) -> None:
+    windows = live(folder, "latent.micro_batch=5")
+    windows.batch(0)
+    windows.close()
+    with pytest.raises(IdentityMismatchError):
+        open_windows(folder)
+
+
+def test_partitions_of_several_machines_are_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        build(folder)
+    monkeypatch.undo()
+    assert len(list((folder / "latents").glob("*-of-00002.zarr.zip"))) == 2
+    notes: list[str] = []
+    batches = first_pass(live(folder, notes=notes))
+    assert any("latents reused" in note for note in notes)
+    expect_equal(batches, first_pass(live(folder, f"training.latent_cache_dir={folder / 'other'}")))
+    next((folder / "latents").glob("*-00001-of-00002.zarr.zip")).unlink()
+    notes.clear()
+    expect_equal(batches, first_pass(live(folder, notes=notes)))
+    assert any("on demand" in note for note in notes)
+
+
+def test_run_that_helps_finishes_the_store_if_its_builder_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_each_forward(monkeypatch, lambda: time.sleep(0.02))
+    notes: list[str] = []
+    builder, helper = live(folder), live(folder, notes=notes)
+    assert any("builds it too; helping" in note for note in notes)
+    expect_equal([helper.batch(0)], [builder.batch(0)])
+    builder.close()
+    assert not store_path(folder).exists()
+    helper.batch(helper.batches_per_pass)
+    with ups_store.open(store_path(folder)) as store:
+        assert store.verify().ok
+
+
+def test_run_that_helps_uses_what_its_builder_published(folder: Path) -> None:
+    builder, helper = live(folder), live(folder)
+    expect_equal(first_pass(helper), first_pass(builder))
+    for windows in (builder, helper):
+        windows.batch(windows.batches_per_pass)
+    assert not building_path(store_path(folder)).exists()
+
+
+def test_chunks_of_several_samples_are_read_together(folder: Path) -> None:
+    expected = first_pass(live(folder, "training.cache_mode=memory"))
+    with h5py.File(folder / "data" / BURGERS, "a") as file:
+        values = file["tensor"][:]
+        del file["tensor"]
+        file.create_dataset("tensor", data=values, chunks=(7, T, 16), compression="gzip")
+    windows = live(folder)
+    assert rows_of(first_pass(windows)) == rows_of(expected)
+    windows.batch(windows.batches_per_pass)
+
+
+def test_store_whose_sources_are_gone_is_used(folder: Path) -> None:
+    build(folder)
+    for source in (folder / "data").iterdir():
+        source.unlink()
+    notes: list[str] = []
+    assert isinstance(open_windows(folder, notes=notes), LatentWindows)
+    assert any("can't be compared" in note for note in notes)
+    store_path(folder).unlink()
+    with pytest.raises(SourceError):
+        open_windows(folder)
+
+
+def test_store_of_an_unknown_encoder_is_never_replaced(folder: Path) -> None:
+    build(folder)
+    with ups_store.open(store_path(folder)) as store:
+        content = {**store.identity["content"], "encoder": "unknown"}
+        options = {"constants": store.constants, "identity": content, "attrs": store.attrs}
+        dims = {name: store.dims[name] for name in store.constants}
+        with ups_store.create(store_path(folder), store.arrays, dims=dims, **options) as writer:
+            writer.commit_many(range(NUM_TRAIN), store.gather(range(NUM_TRAIN)))
+            writer.finish()
+    with pytest.raises(ConfigError) as caught:
+        open_windows(folder)
+    assert caught.value.kind == "unknown_encoder"
+    assert isinstance(open_windows(folder, "training.allow_unknown_encoder=true"), LatentWindows)
+
+
+def test_first_note_comes_first(folder: Path) -> None:
+    notes: list[str] = []
+    live(folder, notes=notes).close()
+    assert notes[0].startswith("latents of burgers1d (train): looking into")
+
+
+def test_horizon_that_is_too_long_leaves_nothing_behind(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_windows(folder, "training.time_stride=3")
+    assert caught.value.kind == "horizon"
+    live(folder).close()  # nobody holds the store's locks
+
+
+def test_stores_are_those_that_the_build_command_makes(folder: Path) -> None:
+    config = configure(folder)
+    own = latent_build(config, autoencoder_path=checkpoint(folder), device="cpu")
+    overrides = [f"data.root={folder / 'data'}", f"checkpoint.dir={folder / 'checkpoints'}"]
+    command = load_build_config(folder / "run.yaml", overrides=overrides)
+    digests = DigestCache(folder, save=False)
+    contents = [
+        plan_store(build, "burgers1d", "train").identity(digests, lambda nbytes: None)
+        for build in (own, command)
+    ]
+    assert contents[0] == contents[1]
+    assert own.cache.dir == folder / "latents"

@@ -1,0 +1,87 @@
+"""Losses of rollouts: their values by hand, what they weigh, and that they are means over samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ups.objectives.rollout import relative_error, rollout_losses, spectral_error
+
+B, K, L, D = 3, 2, 16, 2
+
+
+def states(num_steps: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(B, num_steps, L, D, generator=generator)
+    return truth + 0.1 * torch.randn(truth.shape, generator=generator), truth
+
+
+def waves(number: int) -> torch.Tensor:
+    """One sine over the token axis, shape (1, 1, L, 1)."""
+    return torch.sin(2 * math.pi * number * torch.arange(L) / L)[None, None, :, None]
+
+
+def test_first_and_later_steps_are_weighed_apart() -> None:
+    truth = torch.zeros(B, 3, L, D)
+    predicted = torch.stack([truth[:, 0] + 1, truth[:, 1] + 2, truth[:, 2] + 4], dim=1)
+    losses = rollout_losses(predicted, truth, tokens=(L,))
+    assert {name: loss.item() for name, loss in losses.items()} == {"one_step": 1.0, "rollout": 10.0}
+    assert rollout_losses(predicted[:, :1], truth[:, :1], tokens=(L,)).keys() == {"one_step"}
+
+
+def test_weights_scale_their_losses_and_zero_leaves_them_out() -> None:
+    predicted, truth = states()
+    losses = rollout_losses(predicted, truth, tokens=(L,), lambda_relative=2.0, lambda_spectral=0.5)
+    torch.testing.assert_close(losses["relative"], 2 * relative_error(predicted, truth))
+    torch.testing.assert_close(losses["spectral"], 0.5 * spectral_error(predicted, truth, tokens=(L,)))
+    assert rollout_losses(predicted, truth, tokens=(L,)).keys() == {"one_step", "rollout"}
+
+
+def test_relative_error_does_not_depend_on_the_size_of_the_states() -> None:
+    predicted, truth = states()
+    large = relative_error(10 * predicted, 10 * truth)
+    assert relative_error(100 * predicted, 100 * truth).item() == pytest.approx(large.item(), rel=1e-3)
+    assert relative_error(truth, truth).item() == 0.0
+
+
+def test_spectral_error_sees_small_scales_as_much_as_large_ones() -> None:
+    """The mean square error of the second is a hundredth of the first's."""
+    truth = waves(1) + 0.1 * waves(5)
+    without_large = spectral_error(0.1 * waves(5), truth, tokens=(L,))
+    without_small = spectral_error(waves(1), truth, tokens=(L,))
+    assert without_small > 0.5 * without_large > 0
+    assert spectral_error(truth, truth, tokens=(L,)).item() == 0.0
+
+
+def test_spectral_error_of_a_plane_is_that_of_its_two_dimensional_wave_numbers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(B, K, 16, D, generator=generator)
+    error = 0.1 * torch.randn(truth.shape, generator=generator)
+    energies = []
+    for field in (error, truth):
+        amplitude = torch.fft.fft(torch.fft.fft(field.unflatten(2, (4, 4)), dim=2), dim=3)[:, :, :, :3]
+        energies.append(amplitude.abs().square().sum(-1))
+    ratio = energies[0] / (energies[1] + 0.01 * energies[1].mean((2, 3), keepdim=True))
+    torch.testing.assert_close(spectral_error(truth + error, truth, tokens=(4, 4)), ratio.mean())
+
+
+def test_empty_state_has_finite_losses_and_gradients() -> None:
+    predicted = torch.zeros(B, K, L, D, requires_grad=True)
+    losses = rollout_losses(
+        predicted, torch.zeros(B, K, L, D), tokens=(L,), lambda_relative=1.0, lambda_spectral=1.0
+    )
+    torch.stack(list(losses.values())).sum().backward()
+    assert predicted.grad is not None
+    assert predicted.grad.isfinite().all()
+
+
+def test_losses_of_a_batch_are_means_of_those_of_its_samples() -> None:
+    """So ranks may share a batch."""
+    predicted, truth = states()
+    options = {"tokens": (L,), "lambda_relative": 1.0, "lambda_spectral": 1.0}
+    together = rollout_losses(predicted, truth, **options)
+    alone = [rollout_losses(predicted[i : i + 1], truth[i : i + 1], **options) for i in range(B)]
+    for name, loss in together.items():
+        torch.testing.assert_close(loss, torch.stack([one[name] for one in alone]).mean())

@@ -1,0 +1,344 @@
+"""What a run says: sinks, Weights & Biases, the start's phases, the GPU's load, settings without effect."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from test_trainer import CPU, Regression, make_config, records, train
+
+from ups.config import RunConfig
+from ups.errors import ConfigError, DivergedError, InterruptedTrainingError
+from ups.train.feed import BatchFeed
+from ups.train.gpu import GpuWatch
+from ups.train.log import RunLog
+from ups.train.meter import Stopwatch
+from ups.train.run import run_stage
+from ups.train.startup import StartupClock, measuring, process_began, startup_phase
+from ups.train.trainer import Trainer
+from ups.train.unused_settings import unused_settings
+
+
+class FakeRun:
+    """A run of Weights & Biases that keeps what it is told."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.id = options, options["id"] or "made-up"
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.summary: dict[str, Any] = {}
+        self.exit_code: int | None = None
+
+    def log(self, values: dict[str, Any], *, step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self, *, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+class FakeWandb(ModuleType):
+    """The module, as far as it is used; `Error` as in the real one."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.runs: list[FakeRun] = []
+        self.problem: str | None = None
+
+    def init(self, **options: Any) -> FakeRun:
+        if self.problem:
+            raise self.Error(self.problem)
+        self.runs.append(FakeRun(**options))
+        return self.runs[-1]
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def with_wandb(folder: Path, *overrides: str, **settings: Any) -> RunConfig:
+    values = make_config(folder, *overrides).model_dump()
+    values["logging"] = {"wandb": {"enabled": True, "project": "waves", **settings}}
+    return RunConfig.model_validate(values, context={"tasks": ()})
+
+
+# --- Weights & Biases ----------------------------------------------------------------------------------
+
+
+def test_wandb_gets_numbers_under_their_steps_and_the_report_as_summary(
+    tmp_path: Path, wandb: FakeWandb
+) -> None:
+    train(Regression(), with_wandb(tmp_path, run_name="first", tags=("a",)))
+    (run,) = wandb.runs
+    assert (run.options["project"], run.options["name"], run.options["tags"]) == ("waves", "first", ["a"])
+    assert run.options["config"]["training"]["ema_decay"] == 0.9
+    assert run.options["dir"] == str(tmp_path)
+    losses = [(step, values) for step, values in run.logged if "loss/error" in values]
+    assert [step for step, _ in losses] == [3, 5, 6, 9, 10]
+    assert [step for step, values in run.logged if "training/epoch_time_sec" in values] == [5, 10]
+    assert any("startup/first_step_sec" in values for _, values in run.logged)
+    assert all(isinstance(value, int | float) for _, values in run.logged for value in values.values())
+    assert run.summary == {"score": records(tmp_path, "end")[0]["report"]["score"]}
+    assert run.exit_code == 0
+
+
+def test_wandb_run_is_continued_and_marked_failed_by_divergence(tmp_path: Path, wandb: FakeWandb) -> None:
+    config = with_wandb(tmp_path)
+    with pytest.raises(DivergedError):
+        train(Regression(bad_batch=6), config)
+    train(Regression(), config)
+    first, second = wandb.runs
+    assert (first.options["id"], first.exit_code) == (None, 1)
+    assert (second.options["id"], second.options["resume"], second.exit_code) == ("made-up", "allow", 0)
+    assert min(step for step, _ in second.logged) == 6
+
+
+def test_missing_wandb_names_the_extra_before_data_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"pip install 'ups-store\[wandb\]'") as caught:
+        run_stage("autoencoder", with_wandb(tmp_path, "data.root=nowhere"), note=print)
+    assert caught.value.kind == "no_wandb"
+
+
+def test_wandb_that_can_not_begin_tells_how_to_go_without_a_network(tmp_path: Path, wandb: FakeWandb) -> None:
+    wandb.problem = "api_key not configured"
+    with pytest.raises(ConfigError, match=r"api_key not configured.*WANDB_MODE=offline"):
+        train(Regression(), with_wandb(tmp_path))
+
+
+# --- the terminal --------------------------------------------------------------------------------------
+
+
+def test_terminal_shows_rates_beside_the_bar() -> None:
+    console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
+    with RunLog(stage="operator", total_steps=10, console=console) as log:
+        log.advance(4)
+        rates = {"training/samples_per_sec": 12345.6, "training/data_wait_share": 0.25}
+        log.losses({"error": 1.0}, step=4, lr=0.1, rates=rates)
+        log._progress.refresh()
+        shown = console.export_text(clear=False)
+    assert "4/10" in shown
+    assert "12,346 samples/s, 25% waiting for data" in shown
+
+
+def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog(stage="operator", total_steps=10, is_quiet=True) as log:
+        log.note("hello")
+        log.record("start")
+    assert capsys.readouterr() == ("", "")
+
+
+class Recorder:
+    """A sink that keeps how it was closed."""
+
+    run_id = None
+    has_failed: bool | None = None
+
+    def write(self, record: dict[str, Any]) -> None: ...
+
+    def close(self, *, has_failed: bool) -> None:
+        self.has_failed = has_failed
+
+
+@pytest.mark.parametrize(("error", "has_failed"), [(InterruptedTrainingError, False), (ValueError, True)])
+def test_interrupted_run_is_not_a_failed_one(error: type[Exception], has_failed: bool) -> None:
+    log, sink = RunLog(stage="operator", total_steps=10), Recorder()
+    log.sinks.append(sink)
+    with pytest.raises(error), log:
+        raise error("stop")
+    assert sink.has_failed is has_failed
+
+
+# --- the start -----------------------------------------------------------------------------------------
+
+
+def test_phases_have_their_own_time_without_that_of_inner_ones() -> None:
+    clock = StartupClock(began=time.time() - 7.0)
+    with measuring(clock), clock.phase("stage"):
+        time.sleep(0.02)
+        with startup_phase("data_opening"):
+            time.sleep(0.2)
+    with startup_phase("nobody measures this"):
+        pass
+    clock.take({"startup/cache_sec": 3.0})
+    metrics = clock.end()
+    assert metrics["startup/imports_sec"] == pytest.approx(7.0, abs=0.5)
+    assert metrics["startup/data_opening_sec"] == pytest.approx(0.2, abs=0.15)
+    assert 0.02 <= metrics["startup/stage_sec"] < 0.2
+    assert metrics["startup/cache_sec"] == 3.0
+    assert metrics["startup/total_startup_time_min"] == pytest.approx(7.22 / 60, abs=0.01)
+    assert "startup/nobody measures this_sec" not in metrics
+
+
+def test_start_of_this_process_lies_in_the_past() -> None:
+    assert 0 < time.time() - process_began() < 24 * 3600
+
+
+def test_start_is_logged_once_with_the_first_step(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    clock = StartupClock()
+    with clock.phase("data_opening"):
+        pass
+    train(Regression(), config, startup=clock)
+    (record,) = records(tmp_path, "startup")
+    assert record["step"] == 1
+    assert {"startup/data_opening_sec", "startup/first_step_sec"} <= record.keys()
+    assert record["startup/total_startup_time_min"] > 0
+
+
+def test_stopwatch_leaves_out_what_is_skipped() -> None:
+    watch = Stopwatch()
+    with watch.waiting():
+        time.sleep(0.1)
+    watch.count(10)
+    first = watch.read()
+    assert first["training/data_wait_share"] == pytest.approx(1.0, abs=0.1)
+    assert first["training/samples_per_sec"] <= 100
+    time.sleep(0.2)
+    watch.skip()
+    watch.read()
+    assert watch.data_wait_share > 0.9
+
+
+# --- batches ahead -------------------------------------------------------------------------------------
+
+
+def test_batches_come_in_order_from_a_thread_and_none_after_the_last() -> None:
+    made: list[tuple[int, str]] = []
+
+    def make(number: int) -> torch.Tensor:
+        made.append((number, threading.current_thread().name))
+        return torch.tensor([number])
+
+    with BatchFeed(make, ahead=3, end=7, is_pinned=False) as feed:
+        assert [int(feed.get(number)) for number in range(2, 7)] == [2, 3, 4, 5, 6]
+        assert int(feed.get(7)) == 7  # whoever asks beyond the end is served
+    assert [number for number, _ in made] == [2, 3, 4, 5, 6, 7]
+    assert all(name.startswith("batches") for _, name in made)
+
+
+def test_batch_that_can_not_be_made_fails_when_it_is_asked_for() -> None:
+    def make(number: int) -> torch.Tensor:
+        if number == 1:
+            raise OSError("gone")
+        return torch.tensor([number])
+
+    with BatchFeed(make, ahead=2, end=5, is_pinned=False) as feed:
+        assert int(feed.get(0)) == 0
+        with pytest.raises(OSError, match="gone"):
+            feed.get(1)
+
+
+def test_training_is_the_same_with_and_without_batches_ahead(tmp_path: Path) -> None:
+    ahead = train(Regression(), make_config(tmp_path / "ahead", "training.prefetch_factor=3"))
+    without = train(Regression(), make_config(tmp_path / "without"))
+    for name, tensor in without.stage.model.state_dict().items():
+        torch.testing.assert_close(ahead.stage.model.state_dict()[name], tensor, rtol=0, atol=0)
+    assert ahead.stage.numbers == list(range(10))
+
+
+# --- the GPU -------------------------------------------------------------------------------------------
+
+
+class FakeNvml:
+    """NVML of a GPU that is busy for 40 % and then 60 % of the time."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.loads = status, [40, 60]
+        self.asked = threading.Event()
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, out: Any) -> int:  # noqa: N802
+        out._obj.gpu = self.loads.pop(0)
+        if not self.loads or self.status:
+            self.asked.set()
+            self.loads = [60]
+        return self.status
+
+
+def watch_with(library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> GpuWatch:
+    monkeypatch.setattr("ups.train.gpu._SECONDS_BETWEEN_LOOKS", 0.001)
+    monkeypatch.setattr("ups.train.gpu._open_library", lambda: library)
+    monkeypatch.setattr("ups.train.gpu._find_gpu", lambda *args: ctypes.c_void_p(1))
+    return GpuWatch(torch.device("cuda", 0))
+
+
+def test_gpu_load_is_the_mean_of_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml()
+    with watch_with(library, monkeypatch) as watch:
+        assert library.asked.wait(10)
+    seen = watch.read()["training/gpu_utilization_pct"]
+    assert 40 < seen < 60
+    assert watch.read() == {}
+
+
+def test_gpu_that_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml(status=3)  # NVML_ERROR_NOT_SUPPORTED
+    with watch_with(library, monkeypatch) as watch:
+        assert library.asked.wait(10)
+    assert watch.read() == {}
+
+
+def test_cpu_has_no_gpu_load(tmp_path: Path) -> None:
+    with GpuWatch(CPU) as watch:
+        assert watch.read() == {}
+    train(Regression(), make_config(tmp_path))
+    assert "training/gpu_utilization_pct" not in records(tmp_path, "step")[0]
+
+
+# --- settings without effect ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("stages.autoencoder.optimizer.momentum=0.5", "momentum has no effect: adamw"),
+        ("stages.autoencoder.scheduler.gamma=0.1", "scheduler.gamma has no effect: cosine"),
+        ("training.compile_mode=max-autotune", "training.compile is off"),
+        ("training.amp_dtype=float16", "training.amp is off"),
+        ("training.use_inverse_losses=true", "stage joint trains with them"),
+    ],
+)
+def test_setting_without_effect_is_named(tmp_path: Path, override: str, says: str) -> None:
+    assert list(unused_settings(make_config(tmp_path), "autoencoder")) == []
+    (sentence,) = unused_settings(make_config(tmp_path, override), "autoencoder")
+    assert says in sentence
+    key = override.partition("=")[0]
+    assert sentence.startswith(f"{key} has no effect")
+
+
+def test_setting_that_its_kind_reads_is_not_named(tmp_path: Path) -> None:
+    settings = ["stages.autoencoder.optimizer.name=sgd", "stages.autoencoder.optimizer.momentum=0.5"]
+    assert list(unused_settings(make_config(tmp_path, *settings), "autoencoder")) == []
+
+
+# --- what a run is trained on --------------------------------------------------------------------------
+
+
+def test_run_is_not_continued_on_other_data(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    stage = Regression()
+    stage.data_identity = {"waves": {"mean": [0.5, 1.0]}}  # type: ignore[attr-defined]
+    train(stage, config)
+    Trainer(stage, config, device=CPU)
+    stage.data_identity = {"waves": {"mean": [0.5, 1.25]}}  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match=r"waves\.mean was \[0\.5, 1\.0\] and is \[0\.5, 1\.25\]") as caught:
+        Trainer(stage, config, device=CPU)
+    assert caught.value.kind == "other_data"  # type: ignore[attr-defined]
+    document = json.dumps(records(tmp_path, "start")[0])
+    assert "data_identity" not in document

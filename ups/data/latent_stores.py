@@ -1,0 +1,140 @@
+"""Stores that an operator is trained on: found, and held to be made from what the configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ups_store
+from ups.config import RunConfig
+from ups.data.config import DataConfig
+from ups.data.fields import FIELDS, Store
+from ups.encoder import LatentEncoder
+from ups.errors import ConfigError
+from ups_store.identity import describe_differences, differences
+
+LATENT = "latent"
+# Precision of encoding is part of a store's identity, but it makes no other encoder.
+_PRECISION = ("compute_dtype",)
+
+
+def latent_folder(config: RunConfig) -> Path:
+    """Where the latent stores lie: `training.latent_cache_dir`, or `cache.dir` where that isn't said."""
+    return config.training.latent_cache_dir or config.cache.dir
+
+
+def open_latents(
+    config: RunConfig,
+    task: str,
+    split: str,
+    *,
+    autoencoder_path: Path,
+    allow_unknown_encoder: bool = False,
+) -> Store:
+    """Open the latent store of a task and split.
+
+    Args:
+        config: Configuration of the run.
+        task: Name of the task.
+        split: "train", "val" or "test".
+        autoencoder_path: The checkpoint whose latents are wanted.
+        allow_unknown_encoder: Whether a store may be used that doesn't say what encoded it, such as one that
+            was imported from `.pt` files.
+    Raises:
+        ConfigError: Kinds "no_store", "empty_split", "other_data", "other_encoder", "unknown_encoder".
+        CheckpointError: If the checkpoint is missing or damaged.
+        ups_store.StoreError: If the store can't be read.
+    """
+    encoder = LatentEncoder.load(autoencoder_path, task=task)
+    store = _open(latent_folder(config), task, split, holds=LATENT)
+    _expect_same_data(store, config.data)
+    found = store.identity.get("content", {}).get("encoder")
+    if isinstance(found, Mapping):
+        _expect_same_encoder(store, found, encoder)
+    elif not allow_unknown_encoder:
+        raise ConfigError(
+            "nothing says which weights made these latents",
+            kind="unknown_encoder",
+            path=store.path,
+            expected=f"latents of {autoencoder_path}",
+            hint="build the store again, or training.allow_unknown_encoder=true",
+        )
+    return store
+
+
+def open_field_states(config: RunConfig, task: str, split: str) -> Store:
+    """Open the field store of a task and split, for an operator that works on the fields themselves.
+
+    Raises:
+        ConfigError: Kinds "no_store", "empty_split", "other_data".
+        ups_store.StoreError: If the store can't be read.
+    """
+    store = _open(config.cache.dir, task, split, holds=FIELDS)
+    _expect_same_data(store, config.data)
+    return store
+
+
+def _open(folder: Path, task: str, split: str, *, holds: str) -> Store:
+    path = folder / f"{task}_{split}.zarr.zip"
+    encoder = "" if holds == LATENT else " latent.encoder=none"
+    command = f"python -m ups_store.build --config YOURS data.task={task}{encoder}"
+    building = path.with_name(f"{path.name}.building")
+    if not path.exists():
+        partitions = sorted(folder.glob(f"{task}_{split}-*-of-*.zarr.zip"))
+        if partitions:
+            count = partitions[0].name.rpartition("-of-")[2]
+            path = folder / f"{task}_{split}-*-of-{count}"
+        else:
+            raise ConfigError(
+                f"no {holds} store of {task} {split}",
+                kind="no_store",
+                path=path,
+                found="an unfinished one" if building.exists() else None,
+                hint=f"build it: `{command}`; it says so if the split has no samples",
+            )
+    store = ups_store.open(path)
+    if holds not in store:
+        shown = ", ".join(store.arrays)
+        raise ConfigError(
+            f"the store holds no {holds}", kind="no_store", path=path, found=shown, hint=f"`{command}`"
+        )
+    if len(store) == 0:
+        raise ConfigError(f"{task} {split} has no samples", kind="empty_split", path=path)
+    return store
+
+
+def _expect_same_data(store: Store, data: DataConfig) -> None:
+    """Fail if the store was made by another selection; what it doesn't say isn't compared."""
+    content = store.identity.get("content", {})
+    wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
+    if content.get("split_fractions") is not None:
+        wanted["split_fractions"] = list(data.split_fractions)
+    differing = {
+        key: (content[key], value) for key, value in wanted.items() if content.get(key, value) != value
+    }
+    if differing:
+        raise ConfigError(
+            "the store holds another selection of the data",
+            kind="other_data",
+            path=store.path,
+            expected=", ".join(f"data.{key} = {value}" for key, (_, value) in differing.items()),
+            found=", ".join(str(found) for found, _ in differing.values()),
+            hint="build it again, or configure what it has",
+        )
+
+
+def _expect_same_encoder(store: Store, found: Mapping[str, Any], encoder: LatentEncoder) -> None:
+    wanted = {key: value for key, value in encoder.identity().items() if key not in _PRECISION}
+    known = {key: found.get(key) for key in wanted}
+    differing = differences(known, wanted)
+    if not differing:
+        return
+    raise ConfigError(
+        "its latents are those of another encoder",
+        kind="other_encoder",
+        path=store.path,
+        expected=f"those of {encoder.path}",
+        found="; ".join(describe_differences(differing).splitlines()),
+        hint="build the store again with this checkpoint",
+    )

@@ -1,0 +1,99 @@
+"""Trajectories of latents of which nothing says what encoded them: they can't be decoded, only compared.
+
+Such are stores that were imported from `.pt` files. Letters: N samples, B of a batch, L tokens, D channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+import ups_store
+from ups.config import RunConfig
+from ups.data.fields import FIELDS, Array, FieldsInfo, Store
+from ups.data.latent_stores import LATENT, latent_folder
+from ups.data.task_windows import LATENT_INPUT, TaskWindows
+from ups.data.trajectories import Trajectories, times_of
+from ups.errors import ConfigError
+from ups.grid import GridSpec
+
+
+class LatentFields:
+    """Latents of a store in the place of fields: tokens are points, so metrics mean over tokens (`Fields`).
+
+    Args:
+        store: A store with the array "latent".
+        task: Name of the task.
+        limit: At most so many samples, the first ones.
+    """
+
+    def __init__(self, store: Store, *, task: str, limit: int | None = None) -> None:
+        self._store = store
+        windows = TaskWindows(store, limit=limit)
+        num_tokens, dim = store.arrays[LATENT].shape[-2:]
+        arrays = (FIELDS, LATENT_INPUT) if windows.is_steady else (FIELDS,)
+        self.info = FieldsInfo(
+            task=task,
+            grid=GridSpec((num_tokens,), (False,), tuple((name, dim) for name in arrays)),
+            channels=tuple(f"latent {number}" for number in range(dim)),
+            boundary={},
+            domain_lengths={},
+            parameters=windows.parameters,
+            steady=windows.is_steady,
+        )
+        self.origin = str(store.path)
+        self.num_steps = windows.num_steps
+
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """See `ups.data.fields.Fields.read`; shape (B, L, D)."""
+        if array == FIELDS:
+            values = self._store.gather(samples, [LATENT], start=steps, length=1)[LATENT][:, 0]
+        else:
+            values = self._store.gather(samples, [array])[array]
+        return values.astype(np.float32)
+
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """See `ups.data.fields.Fields.parameters`."""
+        if not self.info.parameters:
+            return {}
+        values = self._store.gather(samples, self.info.parameters)
+        return {name: column.astype(np.float64) for name, column in values.items()}
+
+
+def is_of_unknown_encoder(config: RunConfig, task: str) -> bool:
+    """Whether the configuration lets an operator be trained on latents of an unknown encoder, and it was."""
+    path = latent_folder(config) / f"{task}_train.zarr.zip"
+    if not config.training.allow_unknown_encoder or not path.exists():
+        return False
+    with ups_store.open(path) as store:
+        encoder = store.identity.get("content", {}).get("encoder")
+        return LATENT in store and not isinstance(encoder, Mapping)
+
+
+def open_latent_fields(config: RunConfig, task: str, split: str) -> LatentFields:
+    """Open the latents of a task and split, whatever encoded them.
+
+    Raises:
+        ConfigError: Kinds "no_store", "empty_split".
+        ups_store.StoreError: If the store can't be read.
+    """
+    path = latent_folder(config) / f"{task}_{split}.zarr.zip"
+    if not path.exists():
+        raise ConfigError(f"no latent store of {task} {split}", kind="no_store", path=path)
+    store = ups_store.open(path)
+    if LATENT not in store or len(store) == 0:
+        found = ", ".join(store.arrays)
+        problem = f"{task} {split} has no latents to evaluate"
+        raise ConfigError(problem, kind="empty_split", path=path, found=found)
+    return LatentFields(store, task=task, limit=config.data.limit)
+
+
+def open_latent_trajectories(
+    config: RunConfig, task: str, split: str, *, stride: int, horizon: int | None
+) -> Trajectories:
+    """Open trajectories of latents; see `ups.data.trajectories.open_trajectories`."""
+    fields = open_latent_fields(config, task, split)
+    with ups_store.open(fields.origin) as store:
+        return Trajectories(fields, stored_t=times_of(store), stride=stride, horizon=horizon)

@@ -1,0 +1,202 @@
+"""Latents for training, wherever they are: finished stores, stores that are still being made, or none.
+
+`training.cache_mode` says what is wanted; docs/on-demand.md says what comes of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ups_store
+from ups.autoencoder_spec import AUTOENCODER, parse_spec
+from ups.checkpoint import read_document
+from ups.data.config import BuildConfig
+from ups.data.fields import Store
+from ups.data.latent_stores import latent_folder, open_latents
+from ups.data.latent_windows import LatentWindows
+from ups.data.live_windows import LiveWindows, Passes
+from ups.data.on_demand_jobs import StoreJob, begin_in_memory, begin_store
+from ups.data.on_demand_passes import PassingPasses, StorePasses, WindowSettings
+from ups.data.on_demand_plan import Note, WantedStore, latent_build, open_valid, place_of, wanted_stores
+from ups.data.task_windows import TaskWindows
+from ups.errors import ConfigError
+from ups_store.build.outputs import make_folder
+from ups_store.build.ranks import Ranks
+from ups_store.errors import SourceError, StoreError
+
+if TYPE_CHECKING:
+    from ups.config import RunConfig
+
+
+def open_training_windows(
+    config: RunConfig,
+    split: str,
+    *,
+    autoencoder_path: Path,
+    batch_size: int,
+    horizon: int,
+    seed: int,
+    device: str,
+    note: Note,
+) -> LatentWindows | LiveWindows:
+    """Open the latents of all tasks as batches of windows, as `training.cache_mode` says.
+
+    Args:
+        config: Configuration of the run.
+        split: "train", usually.
+        autoencoder_path: The checkpoint whose latents are wanted.
+        batch_size: Windows of a batch.
+        horizon: Steps of a window.
+        seed: Seed of the order.
+        device: Where latents are made, and used.
+        note: Told what is done; also from a thread in the background.
+    Raises:
+        ConfigError: As `open_latents`, `TaskWindows`; kind "empty_split".
+        CheckpointError: If the checkpoint is missing or damaged.
+        SourceError: If sources are needed and can't be read.
+        StoreError: If a store can't be read, or begun: no room, another identity.
+    """
+    mode = config.training.cache_mode
+    note(f"latents of {', '.join(config.data.task)} ({split}): {_plan_in_words(config, mode)}")
+    training = config.training
+    settings = WindowSettings(
+        batch_size=batch_size,
+        horizon=horizon,
+        time_stride=training.time_stride,
+        seed=seed,
+        parameters=parse_spec(read_document(autoencoder_path, kind=AUTOENCODER), autoencoder_path).parameters,
+        preload=training.preload,
+        device=device,
+    )
+    if mode == "store" or (mode == "auto" and not _may_be_made(config, split)):
+        return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
+    build = latent_build(config, autoencoder_path=autoencoder_path, device=device)
+    if mode == "auto":
+        make_folder(build.cache.dir, hint="check training.latent_cache_dir")
+    try:
+        wanted = wanted_stores(build, split, note=note, saves_digests=mode == "auto")
+        is_part = mode == "auto" and build.data.limit is not None and _are_whole(build, split, note)
+    except SourceError as error:
+        if mode != "auto" or not _all_there(config, split):
+            raise
+        note(f"the sources can't be compared with the stores: {error}")
+        is_part = True
+    if is_part:
+        return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
+    passes = _passes(mode, {some.task: some for some in wanted}, settings, build, note)
+    return LiveWindows(passes, seed=seed, parameters=settings.parameters)
+
+
+def _passes(
+    mode: str,
+    wanted: Mapping[str, WantedStore],
+    settings: WindowSettings,
+    build: BuildConfig,
+    note: Note,
+) -> Passes:
+    if mode == "none":
+        return PassingPasses(wanted, settings, reading=build.reading, note=note)
+    # Every machine makes whole stores: training takes windows from all of a split.
+    ranks = dataclasses.replace(Ranks.from_environment(), num_machines=1)
+
+    def begin(some: WantedStore) -> StoreJob | Store:
+        return begin_in_memory(some, ranks=ranks) if mode == "memory" else _reuse_or_begin(some, ranks, note)
+
+    with ExitStack() as stack:
+        opened: dict[str, StoreJob | Store] = {}
+        for task, some in wanted.items():
+            opened[task] = begin(some)
+            stack.callback(opened[task].close)
+        passes = StorePasses(wanted, opened, settings, ranks=ranks, reading=build.reading, note=note)
+        stack.pop_all()
+    return passes
+
+
+def _reuse_or_begin(wanted: WantedStore, ranks: Ranks, note: Note) -> StoreJob | Store:
+    title = wanted.plan.title
+    valid = open_valid(wanted, note=note)
+    if valid is not None:
+        note(f"{title}: latents reused, {wanted.config_hash[:12]}, {valid.path}")
+        return valid
+    begun = begin_store(wanted, ranks=ranks, note=note)
+    if isinstance(begun, StoreJob):
+        note(f"{title}: encoding on demand, {begun.num_there()} of {begun.num_samples} there, {wanted.path}")
+    return begun
+
+
+def _finished(
+    config: RunConfig, split: str, settings: WindowSettings, *, autoencoder_path: Path, note: Note
+) -> LatentWindows:
+    """Windows of finished stores, whatever made them."""
+    windows = {}
+    for task in config.data.task:
+        try:
+            store = open_latents(
+                config,
+                task,
+                split,
+                autoencoder_path=autoencoder_path,
+                allow_unknown_encoder=config.training.allow_unknown_encoder,
+            )
+        except ConfigError as error:
+            if error.kind == "no_store":
+                error.hint = f"{error.hint}; or set training.latent_cache_dir, and it is built while training"
+            raise
+        stride, limit = settings.time_stride, config.data.limit
+        windows[task] = TaskWindows(store, horizon=settings.horizon, time_stride=stride, limit=limit)
+        why = windows[task].preload(settings.preload, device=settings.device)
+        note(f"{task} {split}: latents reused, {store.config_hash[:12]}, {store.path}, {why}")
+    return settings.latent_windows(windows)
+
+
+def _may_be_made(config: RunConfig, split: str) -> bool:
+    """Whether "auto" may build: there is a folder for it, without stores that it couldn't make again."""
+    if config.training.latent_cache_dir is None:
+        return False
+    return not any(_is_of_unknown_encoder(path) for path in _paths(config, split))
+
+
+def _hash_of(path: Path) -> str | None:
+    """Hash of the store that is there, if there is one."""
+    try:
+        with ups_store.open(place_of(path)) as store:
+            return store.config_hash
+    except StoreError:
+        return None
+
+
+def _is_of_unknown_encoder(path: Path) -> bool:
+    try:
+        with ups_store.open(place_of(path)) as store:
+            return not isinstance(store.identity.get("content", {}).get("encoder"), Mapping)
+    except StoreError:  # not there; or damaged, which is told when it is opened to be used
+        return False
+
+
+def _are_whole(build: BuildConfig, split: str, note: Note) -> bool:
+    """Whether the finished stores hold the whole split, of which `data.limit` wants the first samples."""
+    data = build.data.model_copy(update={"limit": None})
+    wanted = wanted_stores(build.model_copy(update={"data": data}), split, note=note)
+    return all(_hash_of(some.path) == some.config_hash for some in wanted)
+
+
+def _all_there(config: RunConfig, split: str) -> bool:
+    return all(path.exists() or place_of(path) != path for path in _paths(config, split))
+
+
+def _paths(config: RunConfig, split: str) -> list[Path]:
+    return [latent_folder(config) / f"{task}_{split}.zarr.zip" for task in config.data.task]
+
+
+def _plan_in_words(config: RunConfig, mode: str) -> str:
+    folder = latent_folder(config)
+    return {
+        "auto": f"looking into {folder}",
+        "store": f"finished stores in {folder}",
+        "memory": "encoded into memory",
+        "none": "encoded in every pass",
+    }[mode]

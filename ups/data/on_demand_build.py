@@ -1,0 +1,255 @@
+"""A build in the background: a thread of this process makes the trajectories that training waits for.
+
+Reading, encoding and committing are those of `ups_store.build`; here is only which samples come when, how
+others learn that they are there, and how the thread ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ups.data.config import ReadingConfig
+from ups.data.on_demand_order import Items
+from ups.errors import UpsError
+from ups_store.build.readers import Readers
+from ups_store.ingest.pool import ReaderPool
+
+Note = Callable[[str], None]
+
+_POLL_S = 0.1  # other processes commit too, and tell nobody
+_END_S = 30.0  # for the batch that is being read or encoded
+_NOTE_S = 5.0  # between two lines about one store
+
+
+class Job(Protocol):
+    """What is made for one task.
+
+    Attributes:
+        title: Task and split, for people.
+        num_samples: N.
+    """
+
+    title: str
+    num_samples: int
+
+    def begin(self, readers: Readers, watcher: Progress) -> None:
+        """Get ready, in the build's thread."""
+
+    def make(self, samples: Items) -> None:
+        """Read, encode and commit samples."""
+
+    def finish(self) -> None:
+        """Called once all are made."""
+
+    def num_there(self) -> int:
+        """How many samples are there."""
+
+    def close(self) -> None:
+        """Let go of what the job holds, finished or not."""
+
+
+class BuildEndedError(UpsError):
+    """A background build was closed while somebody waited for it."""
+
+    kind = "build_ended"
+
+
+class BackgroundBuild:
+    """Makes stretches of samples in a thread, those of several tasks in turns.
+
+    Args:
+        jobs: By task.
+        stretches: Per task the samples in the order in which they are made; all of this process's share.
+        reading: How sources are read.
+        note: Told how it goes; from the thread.
+        ahead: Stretches that are made before somebody waits for one that comes later; None for all.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        stretches: Mapping[str, Sequence[Items]],
+        *,
+        reading: ReadingConfig,
+        note: Note,
+        ahead: int | None = None,
+    ) -> None:
+        self._state = _State()
+        self._turns = {turn: number for number, turn in enumerate(in_turns(stretches))}
+        self._ahead = ahead
+        work = _Work(dict(jobs), stretches, list(self._turns), reading, note, self._state)
+        self._state.allowed = len(self._turns) if ahead is None else ahead
+        self._thread = threading.Thread(target=work.run, name="ups-on-demand", daemon=True)
+        # The thread refers to the work only. So it ends with this object, and before the interpreter does.
+        self._finalizer = weakref.finalize(self, _end, self._state, self._thread)
+        self._thread.start()
+
+    def wait_until(self, is_ready: Callable[[], bool], *, task: str, stretch: int = 0) -> None:
+        """Wait until what was asked for is there.
+
+        Args:
+            is_ready: Whether it is.
+            task: Whose samples are waited for.
+            stretch: Number of the task's last stretch that is needed.
+        Raises:
+            BaseException: Whatever the build failed with, also when all that is asked for is there.
+            BuildEndedError: If it was closed.
+        """
+        if self._ahead is not None:
+            self._state.allow(self._turns[task, stretch] + 1 + self._ahead)
+        self._wait(is_ready)
+
+    def wait_finished(self) -> None:
+        """Wait until every job is finished; raises as `wait_until`."""
+        self._wait(lambda: self._state.is_done)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every job is finished."""
+        return self._state.is_done
+
+    def close(self) -> None:
+        """End the thread, after the batch that it is at; what is committed stays. May be called twice."""
+        self._finalizer()
+
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
+        while True:
+            self._state.check()
+            if is_ready():
+                return
+            self._state.sleep(_POLL_S)
+
+
+def in_turns(stretches: Mapping[str, Sequence[Items]]) -> list[tuple[str, int]]:
+    """Task and number of every stretch, tasks of many and of few stretches getting on evenly."""
+    places = [
+        ((number + 0.5) / len(some), task, number)
+        for task, some in stretches.items()
+        for number in range(len(some))
+    ]
+    return [(task, number) for _, task, number in sorted(places)]
+
+
+class _Ended(BaseException):
+    """Unwinds the thread; nothing on the way takes it for an error of its own."""
+
+
+class _State:
+    """What the thread and those who wait for it tell each other."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.failure: BaseException | None = None
+        self.is_done = self.is_ending = False
+        self.allowed = 0
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.is_ending and not self.is_done:
+            raise BuildEndedError("the build in the background was closed")
+
+    def tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def sleep(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def allow(self, number: int) -> None:
+        if number > self.allowed:
+            self.allowed = number
+            self.tell()
+
+    def check_not_ending(self) -> None:
+        if self.is_ending:
+            raise _Ended
+
+
+class _Work:
+    """What the thread does."""
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        stretches: Mapping[str, Sequence[Items]],
+        turns: Sequence[tuple[str, int]],
+        reading: ReadingConfig,
+        note: Note,
+        state: _State,
+    ) -> None:
+        self._jobs, self._stretches, self._turns = jobs, stretches, turns
+        self._reading, self._note, self._state = reading, note, state
+
+    def run(self) -> None:
+        try:
+            with Readers(self._reading, note=self._note) as readers:
+                self._make_all(readers)
+            self._state.is_done = True
+        except _Ended:
+            pass
+        except BaseException as error:
+            self._state.failure = error
+        finally:
+            for job in self._jobs.values():
+                job.close()
+            self._state.tell()
+
+    def _make_all(self, readers: Readers) -> None:
+        for job in self._jobs.values():
+            job.begin(readers, Progress(job, self._note, self._state))
+        for number, (task, stretch) in enumerate(self._turns):
+            while number >= self._state.allowed:
+                self._state.check_not_ending()
+                self._state.sleep(_POLL_S)
+            self._jobs[task].make(self._stretches[task][stretch])
+            self._state.tell()
+        for job in self._jobs.values():
+            job.finish()
+
+
+class Progress:
+    """A `ups_store.build.watcher.Watcher` that passes on what matters to somebody who trains.
+
+    Args:
+        job: Whose progress.
+        note: Told every few seconds how far it is.
+        state: Told of every commit; and what ends the thread at the next batch.
+    """
+
+    def __init__(self, job: Job, note: Note, state: _State) -> None:
+        self._job, self._state, self._note = job, state, note
+        self._noted_s = time.monotonic()
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """Of no interest: stages run side by side."""
+
+    def advance(self, num: int) -> None:
+        """Samples were committed; told in the thread that commits."""
+        self._state.tell()
+        if time.monotonic() > self._noted_s + _NOTE_S:
+            self._noted_s = time.monotonic()
+            self._note(f"{self._job.title}: encoded {self._job.num_there()} of {self._job.num_samples}")
+
+    def note(self, message: str) -> None:
+        """Something that the user should know."""
+        self._note(message)
+
+    def watch(self, pool: ReaderPool) -> None:
+        """Of no interest."""
+
+    def waits(self, what: str) -> None:
+        """Another part of a batch begins: here the thread can end."""
+        self._state.check_not_ending()
+
+
+def _end(state: _State, thread: threading.Thread) -> None:
+    state.is_ending = True
+    state.tell()
+    if thread is not threading.current_thread():
+        thread.join(_END_S)

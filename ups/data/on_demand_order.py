@@ -1,0 +1,213 @@
+"""The order of a first pass: which trajectories come when, and which windows are drawn from those that came.
+
+Everything here is a function of numbers and a seed. So it doesn't matter how fast trajectories really come: a
+batch waits for those that it is drawn from, and is the same in every run, resumed or not, on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Items = npt.NDArray[np.int64]
+
+FIRST_AHEAD = 8  # trajectories beyond those that are used up, from the first batch on
+LEAST_AHEAD = 64  # at most so many beyond, or a share of all where that is more
+SHARE_AHEAD = 8  # the share is 1 / SHARE_AHEAD
+_TASKS, _DRAWS = range(2)  # purposes of random numbers
+
+
+def arrival_stretches(
+    num_trajectories: int, *, group: int, num_spread: int, length: int, seed: int
+) -> list[Items]:
+    """Stretches of trajectories in the order in which they are made.
+
+    The first one is spread over the whole split, so that the first batches and what is measured on it stand
+    for all. The others are consecutive trajectories, read in one go; which comes when is random, so that
+    every part of the sources, such as the files of other parameters, has its share in each part of the pass.
+
+    Args:
+        num_trajectories: N.
+        group: Trajectories that are encoded together, counted from the first; stretches don't part them.
+        num_spread: Groups of the first stretch.
+        length: Trajectories of the others, rounded up to whole groups.
+        seed: Of the order.
+    Returns:
+        Numbers of trajectories, sorted inside a stretch; every one of 0..N-1 once.
+    """
+    num_groups = -(-num_trajectories // group)
+    num_spread = min(num_groups, num_spread)
+    spread = ((np.arange(num_spread) + 0.5) * num_groups / num_spread).astype(np.int64)
+    trajectories = np.arange(num_trajectories)
+    is_first = np.isin(trajectories // group, spread)
+    length = -(-length // group) * group
+    firsts = np.arange(0, num_trajectories, length)
+    chosen = np.random.default_rng(seed).permutation(len(firsts))
+    rest = [trajectories[first : first + length] for first in firsts[chosen]]
+    kept = [stretch[~is_first[stretch]] for stretch in rest]
+    return [trajectories[is_first], *(stretch for stretch in kept if len(stretch))]
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed of several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def most_ahead(num_trajectories: int) -> int:
+    """How many trajectories may come before they are needed; more mix better, and have to be waited for."""
+    return max(LEAST_AHEAD, num_trajectories // SHARE_AHEAD)
+
+
+class WindowBuffer:
+    """Windows of the trajectories that have come, drawn at random in batches, every window once.
+
+    Before a batch is drawn, trajectories come in until there are `ahead` more than the windows drawn so far
+    make up. `ahead` begins small, so that the first batch waits for a few trajectories only, and grows with
+    what was drawn.
+
+    Args:
+        arrival: Trajectories in the order in which they come, shape (N,).
+        num_windows: Windows of each trajectory; those of trajectory i are numbered from i * num_windows.
+        num_batches: Batches of the pass; the last ones may have one window more than the first.
+        ahead: The largest `ahead`.
+        seed: Of the draws.
+
+    Attributes:
+        num_drawn: Batches drawn so far.
+        num_arrived: Trajectories, the first ones of `arrival`, that the batch drawn last could be drawn from.
+    """
+
+    def __init__(self, arrival: Items, *, num_windows: int, num_batches: int, ahead: int, seed: int) -> None:
+        self._arrival, self._num_windows, self._ahead = arrival, num_windows, ahead
+        size, num_longer = divmod(len(arrival) * num_windows, num_batches)
+        self._ends: Items = np.cumsum([size] * (num_batches - num_longer) + [size + 1] * num_longer)
+        self._random = np.random.default_rng(seed)
+        self._windows: Items = np.empty(0, np.int64)  # the first `_held` are in the buffer
+        self._held = self._num_taken = 0
+        self.num_drawn = self.num_arrived = 0
+
+    def draw(self) -> Items:
+        """Numbers of the windows of the next batch, shape (B,)."""
+        end = int(self._ends[self.num_drawn])
+        self._take_in(self._wanted(end))
+        size = end - self._num_taken
+        places = self._random.choice(self._held, size, replace=False)
+        drawn = self._windows[places]
+        self._close_gaps(places)
+        self._num_taken, self.num_drawn = end, self.num_drawn + 1
+        return drawn
+
+    def is_used_up(self, trajectories: Items) -> npt.NDArray[np.bool_]:
+        """Which trajectories have come and have no window left to be drawn, shape (M,)."""
+        has_come = np.isin(trajectories, self._arrival[: self.num_arrived])
+        return has_come & ~np.isin(trajectories, self._windows[: self._held] // self._num_windows)
+
+    def _wanted(self, num_taken: int) -> int:
+        """Trajectories that have to be there before windows up to `num_taken` are drawn."""
+        used_up = -(-num_taken // self._num_windows)
+        ahead = min(self._ahead, max(FIRST_AHEAD, used_up))
+        return min(len(self._arrival), used_up + ahead)
+
+    def _take_in(self, wanted: int) -> None:
+        new = self._arrival[self.num_arrived : wanted]
+        windows = (new[:, None] * self._num_windows + np.arange(self._num_windows)).reshape(-1)
+        held = self._held + len(windows)
+        if held > len(self._windows):  # twice the room, so that taking in costs the same per window
+            self._windows = np.concatenate([self._windows[: self._held], np.empty(2 * held, np.int64)])
+        self._windows[self._held : held] = windows
+        self._held, self.num_arrived = held, max(self.num_arrived, wanted)
+
+    def _close_gaps(self, places: Items) -> None:
+        """Take windows out of the buffer: those at its end go where others were drawn."""
+        held = self._held - len(places)
+        tail = np.setdiff1d(np.arange(held, self._held), places, assume_unique=True)
+        self._windows[np.sort(places[places < held])] = self._windows[tail]
+        self._held = held
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """How the trajectories of a task come in a pass, and what is drawn from them.
+
+    Attributes:
+        stretches: Trajectories in the order in which they come.
+        num_windows: Windows of each trajectory.
+        num_batches: Batches of the pass.
+        ahead: How many trajectories may come before they are needed.
+    """
+
+    stretches: Sequence[Items]
+    num_windows: int
+    num_batches: int
+    ahead: int
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """One batch of a pass.
+
+    Attributes:
+        task: Name of the task.
+        items: Numbers of its windows, shape (B,).
+        trajectories: Numbers of the trajectories that they are of, sorted.
+        stretch: Number of the last stretch that it could be drawn from.
+    """
+
+    task: str
+    items: Items
+    trajectories: Items
+    stretch: int
+
+
+class PassDraws:
+    """The batches of one pass over several tasks, one after the other; a function of the seed and the pass.
+
+    Args:
+        arrivals: By task.
+        seed: Of the run.
+        which: Number of the pass.
+
+    Attributes:
+        position: Number of the batch that is drawn next.
+    """
+
+    def __init__(self, arrivals: Mapping[str, Arrivals], *, seed: int, which: int) -> None:
+        self._arrivals = arrivals
+        self._buffers = {
+            task: WindowBuffer(
+                np.concatenate(some.stretches),
+                num_windows=some.num_windows,
+                num_batches=some.num_batches,
+                ahead=some.ahead,
+                seed=seed_of(seed, _DRAWS, which, number),
+            )
+            for number, (task, some) in enumerate(arrivals.items())
+        }
+        self._ends = {
+            task: np.cumsum([len(stretch) for stretch in some.stretches]) for task, some in arrivals.items()
+        }
+        names = [task for task, some in arrivals.items() for _ in range(some.num_batches)]
+        order = np.random.default_rng(seed_of(seed, _TASKS, which)).permutation(len(names))
+        self._tasks = [names[place] for place in order.tolist()]
+        self.position = 0
+
+    def draw(self) -> Draw:
+        """The next batch."""
+        task = self._tasks[self.position]
+        buffer = self._buffers[task]
+        items = buffer.draw()
+        self.position += 1
+        stretch = int(np.searchsorted(self._ends[task], buffer.num_arrived))
+        return Draw(task, items, np.unique(items // self._arrivals[task].num_windows), stretch)
+
+    def skip_to(self, position: int) -> None:
+        """Draw batches that nobody wants, up to the one of a position."""
+        while self.position < position:
+            self.draw()
+
+    def is_used_up(self, task: str, trajectories: Items) -> npt.NDArray[np.bool_]:
+        """Which trajectories have come and have no window left to be drawn, shape (M,)."""
+        return self._buffers[task].is_used_up(trajectories)

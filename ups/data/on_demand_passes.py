@@ -1,0 +1,233 @@
+"""Passes over latents that are made while they are trained on: into stores, or anew for every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ups.data.config import ReadingConfig
+from ups.data.fields import Store
+from ups.data.latent_windows import LatentWindows
+from ups.data.live_windows import LivePass, LiveTask
+from ups.data.on_demand_build import BackgroundBuild, Note
+from ups.data.on_demand_first import FirstWindows, ranges_by_file
+from ups.data.on_demand_jobs import StoreJob
+from ups.data.on_demand_order import Arrivals, Items, PassDraws, most_ahead, seed_of
+from ups.data.on_demand_passing import PassingJob
+from ups.data.on_demand_plan import WantedStore
+from ups.data.task_windows import Preload, TaskWindows
+from ups_store.build.ranks import Ranks
+
+_ARRIVAL = 3  # purpose of random numbers, beside those of `on_demand_order` and `live_windows`
+_PASSING_NBYTES = 64 << 20  # of latents that may come before they are needed where nothing keeps them
+_STRETCHES_AHEAD = 2  # that are encoded before they are needed, there
+
+
+@dataclass(frozen=True)
+class WindowSettings:
+    """What windows and batches are wanted.
+
+    Attributes:
+        batch_size: Windows of a batch.
+        horizon: Steps of a window.
+        time_stride: Stored time steps of a step.
+        seed: Of every random choice.
+        parameters: Names of the parameters, in the order that batches give them.
+        preload: How a finished store is brought into memory.
+        device: Where it will be used.
+    """
+
+    batch_size: int
+    horizon: int
+    time_stride: int
+    seed: int
+    parameters: tuple[str, ...]
+    preload: Preload
+    device: str
+
+    def windows(self, store: Any) -> TaskWindows:
+        """Windows of a store, complete or not, or of what stands for one."""
+        return TaskWindows(store, horizon=self.horizon, time_stride=self.time_stride)
+
+    def first_windows(
+        self, windows: TaskWindows, wanted: WantedStore, samples: Items, wait: Callable[[], None]
+    ) -> FirstWindows:
+        """Windows of the first trajectories, which are waited for."""
+        return FirstWindows(
+            windows,
+            samples,
+            wait,
+            ranges=ranges_by_file(wanted),
+            horizon=self.horizon,
+            time_stride=self.time_stride,
+        )
+
+    def latent_windows(self, windows: Mapping[str, TaskWindows]) -> LatentWindows:
+        """Batches of complete stores."""
+        return LatentWindows(windows, batch_size=self.batch_size, seed=self.seed, parameters=self.parameters)
+
+
+class StorePasses:
+    """A first pass while stores are filled; the later ones from the finished stores. See `Passes`.
+
+    Args:
+        wanted: What the stores hold, by task.
+        opened: By task the finished store, or the job that fills it; these are closed here.
+        settings: What windows are wanted.
+        ranks: Place of this process among those of its machine that fill the stores together.
+        reading: How sources are read.
+        note: Told how it goes.
+    """
+
+    def __init__(
+        self,
+        wanted: Mapping[str, WantedStore],
+        opened: Mapping[str, StoreJob | Store],
+        settings: WindowSettings,
+        *,
+        ranks: Ranks,
+        reading: ReadingConfig,
+        note: Note,
+    ) -> None:
+        self._settings, self._opened, self._note = settings, opened, note
+        self._windows = {task: settings.windows(store_of(some)) for task, some in opened.items()}
+        for task, some in opened.items():
+            if not isinstance(some, StoreJob):
+                self._preload(task)
+        self._arrivals = {
+            task: _arrivals(wanted[task], some, settings, number)
+            for number, (task, some) in enumerate(self._windows.items())
+        }
+        self.batches_per_pass = sum(some.num_batches for some in self._arrivals.values())
+        jobs = {task: some for task, some in opened.items() if isinstance(some, StoreJob)}
+        shares = {task: self._arrivals[task].stretches[ranks.local_rank :: ranks.num_local] for task in jobs}
+        self._build = BackgroundBuild(jobs, shares, reading=reading, note=note) if jobs else None
+        self._tasks = {task: LiveTask(some, jobs.get(task)) for task, some in self._windows.items()}
+        self.tasks = {task: self._first(task, wanted[task]) for task in self._windows}
+
+    def open(self, which: int, position: int) -> LivePass:
+        """The first pass, from a batch on."""
+        draws = PassDraws(self._arrivals, seed=self._settings.seed, which=which)
+        return LivePass(draws, self._tasks, self._build)
+
+    def finished(self) -> LatentWindows:
+        """What serves the later passes; waits for the build."""
+        if self._build is not None:
+            self._build.wait_finished()
+        for task, some in self._opened.items():
+            if isinstance(some, StoreJob):
+                self._windows[task] = self._settings.windows(some.store)
+                self._preload(task)
+        return self._settings.latent_windows(self._windows)
+
+    def close(self) -> None:
+        """End the build."""
+        if self._build is not None:
+            self._build.close()
+
+    def _preload(self, task: str) -> None:
+        windows = self._windows[task]
+        why = windows.preload(self._settings.preload, device=self._settings.device)
+        self._note(f"{windows.store.path}: {len(windows.store)} trajectories, {why}")
+
+    def _first(self, task: str, wanted: WantedStore) -> FirstWindows:
+        samples = self._arrivals[task].stretches[0]
+
+        def wait() -> None:
+            if self._build is not None:
+                self._build.wait_until(lambda: self._tasks[task].has(samples), task=task)
+
+        return self._settings.first_windows(self._windows[task], wanted, samples, wait)
+
+
+class PassingPasses:
+    """Passes for each of which fields are read and encoded again; nothing is kept. See `Passes`.
+
+    Args:
+        wanted: What is encoded, by task.
+        settings: What windows are wanted.
+        reading: How sources are read.
+        note: Told how it goes.
+    """
+
+    def __init__(
+        self,
+        wanted: Mapping[str, WantedStore],
+        settings: WindowSettings,
+        *,
+        reading: ReadingConfig,
+        note: Note,
+    ) -> None:
+        self._wanted, self._settings, self._reading, self._note = wanted, settings, reading, note
+        self._build: BackgroundBuild | None = None
+        self._prepared: LivePass | None = self._begin(0, 0)  # so that it goes on while the model is made
+        self.tasks = {task: self._first(task, some) for task, some in self._prepared.tasks.items()}
+        self.batches_per_pass = sum(some.num_batches for some in self._arrivals.values())
+
+    def open(self, which: int, position: int) -> LivePass:
+        """The pass of a number; trajectories whose windows all lie before the position aren't encoded."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and (which, position) == (0, 0):
+            return prepared
+        return self._begin(which, position)
+
+    def finished(self) -> None:
+        """There are no stores that would ever be finished."""
+
+    def close(self) -> None:
+        """End the build."""
+        if self._build is not None:
+            self._build.close()
+
+    def _begin(self, which: int, position: int) -> LivePass:
+        self.close()
+        jobs = {task: PassingJob(some) for task, some in self._wanted.items()}
+        windows = {task: self._settings.windows(job.store) for task, job in jobs.items()}
+        self._arrivals = {
+            task: _arrivals(
+                self._wanted[task], some, self._settings, number, which=which, nbytes=_PASSING_NBYTES
+            )
+            for number, (task, some) in enumerate(windows.items())
+        }
+        draws = PassDraws(self._arrivals, seed=self._settings.seed, which=which)
+        draws.skip_to(position)
+        left = {
+            task: [stretch[~draws.is_used_up(task, stretch)] for stretch in some.stretches]
+            for task, some in self._arrivals.items()
+        }
+        build = self._build = BackgroundBuild(
+            jobs, left, reading=self._reading, note=self._note, ahead=_STRETCHES_AHEAD
+        )
+        return LivePass(draws, {task: LiveTask(windows[task], job) for task, job in jobs.items()}, build)
+
+    def _first(self, task: str, some: LiveTask) -> FirstWindows:
+        build, samples = self._build, self._arrivals[task].stretches[0]
+
+        def wait() -> None:
+            assert build is not None
+            build.wait_until(lambda: some.has(samples), task=task)
+
+        return self._settings.first_windows(some.windows, self._wanted[task], samples, wait)
+
+
+def store_of(opened: StoreJob | Store) -> Store:
+    """The store, finished or being filled."""
+    return opened.store if isinstance(opened, StoreJob) else opened
+
+
+def _arrivals(
+    wanted: WantedStore,
+    windows: TaskWindows,
+    settings: WindowSettings,
+    number: int,
+    *,
+    which: int = 0,
+    nbytes: int | None = None,
+) -> Arrivals:
+    num = wanted.plan.num_samples
+    stretches = wanted.arrivals(seed=seed_of(settings.seed, _ARRIVAL, number, which))
+    ahead = most_ahead(num)
+    if nbytes is not None:
+        ahead = min(ahead, max(1, nbytes // wanted.plan.sample_nbytes))
+    return Arrivals(stretches, len(windows) // num, max(1, len(windows) // settings.batch_size), ahead)

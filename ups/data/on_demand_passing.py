@@ -1,0 +1,127 @@
+"""Latents that are encoded when they are needed, and kept no longer: no store at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.data.on_demand_build import Progress
+from ups.data.on_demand_jobs import filling_of
+from ups.data.on_demand_order import Items
+from ups.data.on_demand_plan import WantedStore
+from ups_store.build.readers import Readers
+from ups_store.build.run import check_sources
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class PassingLatents:
+    """Latents of the trajectories that are needed now, for `Filling` a committer, for windows a store.
+
+    Args:
+        wanted: What they are latents of.
+
+    Attributes:
+        path: Stands for the store in messages.
+        config_hash: As a store of all would have.
+        arrays: As a store of all would have.
+        constants: Coordinates.
+    """
+
+    def __init__(self, wanted: WantedStore) -> None:
+        self.path = f"latents of {wanted.plan.title}"
+        self.config_hash = wanted.config_hash
+        self.arrays, self.constants = wanted.plan.arrays, wanted.plan.constants
+        self._samples: dict[int, dict[str, npt.NDArray[Any]]] = {}
+
+    def __len__(self) -> int:
+        return int(next(iter(self.arrays.values())).shape[0])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays or name in self.constants
+
+    def has(self, samples: Items) -> bool:
+        """Whether samples are there."""
+        return all(sample in self._samples for sample in samples.tolist())
+
+    def held(self) -> Items:
+        """Numbers of the samples that are there."""
+        return np.array(sorted(self._samples), np.int64)
+
+    def drop(self, samples: Items) -> None:
+        """Forget samples."""
+        for sample in samples.tolist():
+            del self._samples[sample]
+
+    def commit_many(self, samples: Items, arrays: Arrays) -> None:
+        """Keep a copy of samples."""
+        for row, sample in enumerate(samples.tolist()):
+            self._samples[sample] = {name: np.array(values[row]) for name, values in arrays.items()}
+
+    def gather(
+        self,
+        samples: Items,
+        names: Sequence[str],
+        *,
+        start: Items | None = None,
+        length: int | None = None,
+        stride: int = 1,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """As `ups_store.Store.gather`, of samples that are there."""
+        gathered = {}
+        for name in names:
+            rows = [self._samples[sample][name] for sample in samples.tolist()]
+            if start is not None and length is not None:
+                ends = start + (length - 1) * stride + 1
+                windows = zip(rows, start.tolist(), ends.tolist(), strict=True)
+                rows = [row[first:end:stride] for row, first, end in windows]
+            target = None if out is None else out.get(name)
+            gathered[name] = np.stack(rows, out=target, casting="unsafe")
+        return gathered
+
+
+class PassingJob:
+    """Encodes trajectories as they are needed, and keeps nothing.
+
+    Args:
+        wanted: What is encoded.
+
+    Attributes:
+        title: Task and split.
+        num_samples: N.
+        store: What is there at the moment.
+    """
+
+    def __init__(self, wanted: WantedStore) -> None:
+        self.title, self.num_samples = wanted.plan.title, wanted.plan.num_samples
+        self.store = PassingLatents(wanted)
+        self._wanted, self._num_made = wanted, 0
+
+    def has(self, samples: Items) -> bool:
+        """Whether samples are there."""
+        return self.store.has(samples)
+
+    def num_there(self) -> int:
+        """How many samples were encoded in this pass."""
+        return self._num_made
+
+    def begin(self, readers: Readers, watcher: Progress) -> None:
+        """See `Job.begin`."""
+        self._filling = filling_of(self._wanted, self.store, readers, watcher)
+
+    def make(self, samples: Items) -> None:
+        """See `Job.make`."""
+        self._filling.fill(samples)
+        self._filling.check_complete()
+        self._num_made += len(samples)
+
+    def finish(self) -> None:
+        """Make sure that the sources are still those that the run began with."""
+        check_sources(self._wanted.plan)
+
+    def close(self) -> None:
+        """Nothing is open."""

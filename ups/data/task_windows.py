@@ -1,0 +1,219 @@
+"""`TaskWindows`: the windows of one store, each some frames of a trajectory, a time stride apart.
+
+Letters: B batch, K steps of a window, T stored time steps, L tokens, D channels of a token, X the axes of the
+grid, C channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+import ups_store
+from ups.data.fields import CONSTANT_FIELDS, FIELDS, Store
+from ups.data.latent_stores import LATENT
+from ups.errors import ConfigError
+from ups_store.torch.windows import Window, WindowIndex
+
+LATENT_INPUT = "latent_input"
+_TIMES, _NUM_STEPS = "t", "num_steps"
+_UNEVEN = 1e-3  # relative; times are stored in float32
+_NO_PARAMETERS = (_NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
+
+Items = npt.NDArray[np.int64]
+Preload = Literal["auto", "off", "page-cache", "copy", "pinned", "device"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Some windows of one store.
+
+    Attributes:
+        states: As stored, float32, shape (B, K + 1, L, D), or (B, K + 1, X..., C) of fields; on the CPU, or
+            where the store was preloaded to.
+        parameters: By name, float64, each (B,).
+        dt: Physical time of one step, float64, shape (B,); 1 for a steady task.
+    """
+
+    states: Tensor
+    parameters: dict[str, npt.NDArray[np.float64]]
+    dt: npt.NDArray[np.float64]
+
+
+class TaskWindows:
+    """Windows of K + 1 frames of a transient task; pairs of input and solution of a steady one.
+
+    Args:
+        store: Latents or fields; one time step means that the task is steady.
+        horizon: K.
+        time_stride: Stored time steps from one frame to the next.
+        limit: At most so many samples, the first ones.
+
+    Attributes:
+        store: The store.
+        state: Name of the array whose windows are taken.
+        input_array: Name of a steady task's input, None of a transient task.
+        horizon: K; 1 for a steady task.
+        parameters: Names of the parameters that every sample has.
+
+    Raises:
+        ConfigError: Kinds "horizon", "uneven_times", "no_input".
+    """
+
+    def __init__(
+        self, store: Store, *, horizon: int = 1, time_stride: int = 1, limit: int | None = None
+    ) -> None:
+        self.store = store
+        self.state = LATENT if LATENT in store else FIELDS
+        arrays = store.arrays
+        self._num_times = arrays[self.state].shape[1]
+        self.is_steady = self._num_times == 1
+        self.parameters = tuple(
+            name
+            for name in sorted(arrays)
+            if len(arrays[name].shape) == 1 and not name.startswith(_NO_PARAMETERS)
+        )
+        self.input_array = self._find_input() if self.is_steady else None
+        self.horizon = 1 if self.is_steady else horizon
+        self._stride = time_stride
+        self.num_samples = min(len(store), limit or len(store))
+        self.num_steps = self._read_num_steps()
+        self._index = self._make_index()
+        self._times = self._make_times()
+        self._on_device: Any = None
+
+    def __len__(self) -> int:
+        """Number of windows."""
+        return self.num_samples if self.is_steady else len(self._index)
+
+    def read(self, items: Items) -> Windows:
+        """Windows of these numbers, shape (B,); new arrays."""
+        if self.is_steady:
+            samples, states = items, self._pairs(items)
+            dt = np.ones(len(items))
+        else:
+            samples, starts = self._index.locate(items, epoch=0)
+            length = self.horizon + 1
+            states = self._gather(self.state, samples, start=starts, length=length, stride=self._stride)
+            dt = self._dt(samples, starts)
+        values = self.store.gather(samples, self.parameters) if self.parameters else {}
+        return Windows(states, {name: column.astype(np.float64) for name, column in values.items()}, dt)
+
+    def parameter_ranges(self) -> dict[str, tuple[float, float]]:
+        """Least and largest value of every parameter."""
+        values = self.store.gather(np.arange(self.num_samples), self.parameters) if self.parameters else {}
+        return {name: (float(column.min()), float(column.max())) for name, column in values.items()}
+
+    def typical_dt(self) -> float:
+        """Median physical time of one step; 1 for a steady task."""
+        if self.is_steady:
+            return 1.0
+        num = len(self)
+        some = np.unique(np.linspace(0, num - 1, min(num, 1024)).astype(np.int64))
+        return float(np.median(self._dt(*self._index.locate(some, epoch=0))))
+
+    def preload(self, mode: Preload, *, device: str) -> str:
+        """Bring the store into memory, as `docs/preload.md` says, and return why it lies where it does.
+
+        Args:
+            mode: "off" leaves it on the disk; so do partitions, whatever is asked for.
+            device: Where the states will be used.
+        """
+        if mode == "off" or not isinstance(self.store, ups_store.Store):
+            return "read when it is used"
+        is_for_device = mode in ("pinned", "device") or (mode == "auto" and device != "cpu")
+        report = self.store.preload(mode, device=device if is_for_device else None)
+        self._on_device = report.on_device
+        return f"{report.mode}: {report.why}"
+
+    def valid_frames(self, samples: Items) -> npt.NDArray[np.bool_]:
+        """Which frames of samples are theirs, not padding, shape (B, T)."""
+        valid: npt.NDArray[np.bool_] = np.arange(self._num_times) < self.num_steps[samples, None]
+        return valid
+
+    def _gather(self, name: str, samples: Items, **window: Any) -> Tensor:
+        """Samples or windows of them as float32, converted while they are copied."""
+        if self._on_device is not None:
+            gathered: Tensor = self._on_device.gather(samples, [name], **window)[name]
+            return gathered.float()
+        shape = self.store.arrays[name].shape[1:]
+        if window:
+            shape = (window["length"], *shape[1:])
+        out = np.empty((len(samples), *shape), np.float32)
+        return torch.from_numpy(self.store.gather(samples, [name], **window, out={name: out})[name])
+
+    def _pairs(self, samples: Items) -> Tensor:
+        """Input and solution of a steady task side by side."""
+        assert self.input_array is not None
+        solution = self._gather(self.state, samples)[:, 0]
+        given = self._gather(self.input_array, samples)
+        return torch.stack([given.reshape(solution.shape), solution], dim=1)
+
+    def _find_input(self) -> str:
+        """The array that decides the solution: one, of as many numbers."""
+        arrays = self.store.arrays
+        candidates = (LATENT_INPUT,) if self.state == LATENT else CONSTANT_FIELDS
+        found = [name for name in candidates if name in arrays]
+        num_values = int(np.prod(arrays[self.state].shape[1:]))
+        if len(found) != 1 or int(np.prod(arrays[found[0]].shape[1:])) != num_values:
+            raise ConfigError(
+                "a steady task needs one input of as many numbers as its solution",
+                kind="no_input",
+                path=self.store.path,
+                expected=f"{' or '.join(candidates)} with {num_values} numbers a sample",
+                found=", ".join(f"{name} {tuple(spec.shape[1:])}" for name, spec in arrays.items()),
+            )
+        return found[0]
+
+    def _read_num_steps(self) -> Items:
+        """Valid time steps of every sample."""
+        if _NUM_STEPS not in self.store:
+            return np.full(self.num_samples, self._num_times, np.int64)
+        stored = self.store.gather(np.arange(self.num_samples), [_NUM_STEPS])[_NUM_STEPS]
+        return stored.astype(np.int64).clip(0, self._num_times)
+
+    def _make_index(self) -> WindowIndex:
+        index = WindowIndex(Window(horizon=self.horizon, time_stride=self._stride), self.num_steps)
+        if not len(index) and not self.is_steady:
+            raise ConfigError(
+                f"training.rollout_horizon = {self.horizon} with training.time_stride = {self._stride}",
+                kind="horizon",
+                path=self.store.path,
+                expected=f"trajectories of at least {index.window.span + 1} time steps",
+                found=f"at most {int(self.num_steps.max(initial=0))}",
+                hint="take a shorter horizon or a smaller time_stride",
+            )
+        return index
+
+    def _make_times(self) -> npt.NDArray[np.float64]:
+        """Time of every stored step, (T,) or (N, T); numbers of the steps where the store has none."""
+        if _TIMES not in self.store or self.is_steady:
+            return np.arange(self._num_times, dtype=np.float64)
+        if _TIMES in self.store.arrays:
+            times = self.store.gather(np.arange(self.num_samples), [_TIMES])[_TIMES]
+        else:
+            times = self.store.constants[_TIMES]
+        times = times.astype(np.float64)
+        steps = times[..., self._stride :] - times[..., : -self._stride]
+        spread = float(steps.max() - steps.min()) / float(np.abs(steps).max())
+        if times.shape[-1] != self._num_times or (self.horizon > 1 and spread > _UNEVEN):
+            raise ConfigError(
+                "the time steps are not of one length",
+                kind="uneven_times",
+                path=self.store.path,
+                expected=f"{self._num_times} evenly spaced times",
+                found=f"{times.shape[-1]}, steps of {steps.min():.4g} to {steps.max():.4g}",
+                hint="training.rollout_horizon=1 takes steps of any length",
+            )
+        return times
+
+    def _dt(self, samples: Items, starts: Items) -> npt.NDArray[np.float64]:
+        ends = starts + self.horizon * self._stride
+        if self._times.ndim == 1:
+            return (self._times[ends] - self._times[starts]) / self.horizon
+        return (self._times[samples, ends] - self._times[samples, starts]) / self.horizon

@@ -1,0 +1,233 @@
+"""Trajectories of a split as an evaluation takes them: the state that is given, and the frames after it.
+
+Letters: N trajectories, B of a batch, T predicted time steps, X the axes of the grid, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+import ups_store
+from ups.data.config import BuildConfig
+from ups.data.fields import FIELDS, Fields, FieldsInfo, Store, StoreFields, open_fields
+from ups.errors import ConfigError
+from ups_store.build.plan import plan_store
+
+_TIMES = "t"
+_SPREAD = 1e-3  # of time steps that count as equal: some files have their times in float32
+_BATCH_NBYTES = 64 << 20  # of predicted frames in float32; metrics need several times as much
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch:
+    """Trajectories side by side.
+
+    Attributes:
+        samples: Their numbers in the split, int64, shape (B,).
+        given: The state that a prediction starts from, physical units, float32, shape (B, X..., C): the first
+            frame; of a steady task the constant field that decides the solution.
+        truth: The frames to be predicted, physical units, float32, shape (B, T, X..., C).
+        parameters: By name, float64, each (B,).
+    """
+
+    samples: npt.NDArray[np.int64]
+    given: Tensor
+    truth: Tensor
+    parameters: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Trajectories:
+    """Trajectories of one task and split.
+
+    Args:
+        fields: Where they are.
+        stored_t: Time of every stored time step; None where the source has none, then steps are counted.
+        stride: Stored time steps from one frame to the next.
+        horizon: Frames to be predicted; by default as many as every trajectory has.
+
+    Attributes:
+        info: What the fields are.
+        origin: Where they come from, for people.
+        fields: Where they are.
+        horizon: T.
+        t: Time of each predicted frame since the given one, float64, shape (T,).
+        dt: Time from one frame to the next; None of a steady task.
+        given_array: Name of the array that is given.
+
+    Raises:
+        ConfigError: Kinds "empty_split", "horizon", "uneven_times", "no_input".
+    """
+
+    def __init__(
+        self,
+        fields: Fields,
+        *,
+        stored_t: npt.NDArray[np.float64] | None,
+        stride: int = 1,
+        horizon: int | None = None,
+    ) -> None:
+        self.info, self.origin, self.fields, self._stride = fields.info, fields.origin, fields, stride
+        self.given_array = given_array(fields.info)
+        longest = 1 if self.info.steady else (int(fields.num_steps.min()) - 1) // stride
+        self.horizon = _checked_horizon(horizon, longest, fields, stride)
+        times = _frame_times(stored_t, stride, self.horizon, fields.info)
+        self.t = times[1:] - times[0]
+        self.dt = None if self.info.steady else float(self.t[-1] / self.horizon)
+
+    def __len__(self) -> int:
+        return len(self.fields.num_steps)
+
+    def batches(self, batch_size: int | None = None) -> Iterator[TrajectoryBatch]:
+        """All trajectories in order; by default as many at a time as take about 64 MiB."""
+        size = batch_size or self._default_batch_size()
+        for first in range(0, len(self), size):
+            yield self.read(np.arange(first, min(first + size, len(self))))
+
+    def read(self, samples: npt.NDArray[np.int64]) -> TrajectoryBatch:
+        """Trajectories of these numbers, shape (B,)."""
+        first = int(not self.info.steady)
+        frames = [
+            self.fields.read(FIELDS, samples, np.full(len(samples), step * self._stride))
+            for step in range(first, self.horizon + first)
+        ]
+        given = self.fields.read(self.given_array, samples, np.zeros(len(samples), np.int64))
+        parameters = self.fields.parameters(samples)
+        return TrajectoryBatch(
+            samples,
+            torch.from_numpy(given),
+            torch.from_numpy(np.stack(frames, axis=1)),
+            {name: torch.from_numpy(values) for name, values in parameters.items()},
+        )
+
+    def _default_batch_size(self) -> int:
+        nbytes = 4 * self.horizon * self.info.grid.num_values(FIELDS)
+        return max(1, min(len(self), _BATCH_NBYTES // nbytes))
+
+
+def open_trajectories(
+    config: BuildConfig,
+    task: str,
+    split: str,
+    *,
+    source: Any = "auto",
+    stride: int = 1,
+    horizon: int | None = None,
+) -> Trajectories:
+    """Open the trajectories of a task and split.
+
+    Args:
+        config: Which samples of which files, and where field stores lie.
+        task: Name of the task.
+        split: "train", "val" or "test".
+        source: As in `open_fields`.
+        stride: Stored time steps from one frame to the next.
+        horizon: Frames to be predicted.
+
+    Raises:
+        ConfigError: As `open_fields` and `Trajectories`.
+        ups_store.StoreError: If the store or the HDF5 files can't be read.
+    """
+    fields = open_fields(config, task, split, source=source)
+    stored_t = _stored_times(fields, config, task, split)
+    return Trajectories(fields, stored_t=stored_t, stride=stride, horizon=horizon)
+
+
+def _stored_times(
+    fields: Fields, config: BuildConfig, task: str, split: str
+) -> npt.NDArray[np.float64] | None:
+    if isinstance(fields, StoreFields):
+        with ups_store.open(fields.origin) as store:
+            return times_of(store)
+    plan = plan_store(config, task, split)
+    if _TIMES in plan.arrays:
+        raise ConfigError(
+            f"every sample of {task} has times of its own",
+            kind="uneven_times",
+            path=config.data.root,
+            hint="build a field store with `python -m ups_store.build`",
+        )
+    found = plan.constants.get(_TIMES)
+    return None if found is None else np.asarray(found, np.float64)
+
+
+def times_of(store: Store) -> npt.NDArray[np.float64] | None:
+    """Time of every stored time step, shape (T,), since the first where samples have times of their own.
+
+    Raises:
+        ConfigError: Kind "uneven_times", if the samples' time steps differ.
+    """
+    if _TIMES not in store:
+        return None
+    if _TIMES not in store.arrays:
+        return np.asarray(store.constants[_TIMES], np.float64)
+    times = store.gather(np.arange(len(store)), [_TIMES])[_TIMES].astype(np.float64)
+    times -= times[:, :1]
+    if not np.allclose(times, times[0], rtol=_SPREAD, atol=0):
+        raise ConfigError(
+            "the samples' time steps differ", kind="uneven_times", path=store.path, expected="the same times"
+        )
+    return np.asarray(times[0])
+
+
+def given_array(info: FieldsInfo) -> str:
+    """Name of the array that a prediction starts from.
+
+    Raises:
+        ConfigError: Kind "no_input", if a steady task has no constant field or several.
+    """
+    if not info.steady:
+        return FIELDS
+    constant = [name for name in info.grid.arrays if name != FIELDS]
+    if len(constant) != 1:
+        raise ConfigError(
+            f"{info.task} is steady, so one constant field has to decide its solution",
+            kind="no_input",
+            expected="1 constant field",
+            found=", ".join(constant) or "none",
+        )
+    return constant[0]
+
+
+def _checked_horizon(horizon: int | None, longest: int, fields: Fields, stride: int) -> int:
+    name = fields.info.task
+    if len(fields.num_steps) == 0:
+        raise ConfigError(f"{name} has no samples to evaluate", kind="empty_split", path=fields.origin)
+    wanted = longest if horizon is None else horizon
+    if not 1 <= wanted <= longest:
+        raise ConfigError(
+            f"a rollout of {wanted or 1} steps doesn't fit into the trajectories of {name}",
+            kind="horizon",
+            path=fields.origin,
+            expected=f"1 to {longest} steps" if longest >= 1 else "a smaller training.time_stride",
+            found=f"{int(fields.num_steps.min())} stored time steps, every {stride}. taken",
+        )
+    return wanted
+
+
+def _frame_times(
+    stored_t: npt.NDArray[np.float64] | None, stride: int, horizon: int, info: FieldsInfo
+) -> npt.NDArray[np.float64]:
+    """Times of the given frame and of the predicted ones, shape (T + 1,), evenly spaced."""
+    if info.steady:
+        return np.zeros(2)
+    counted = np.arange(horizon + 1.0) * stride
+    times = counted if stored_t is None else stored_t[::stride][: horizon + 1]
+    steps = np.diff(times)
+    if len(times) <= horizon or not np.allclose(steps, steps[0], rtol=_SPREAD, atol=0):
+        raise ConfigError(
+            f"the time steps of {info.task} are not of one length",
+            kind="uneven_times",
+            expected=f"{horizon + 1} evenly spaced times",
+            found=f"{len(times)} times, steps of {steps.min():.4g} to {steps.max():.4g}",
+        )
+    return times

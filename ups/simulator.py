@@ -1,0 +1,249 @@
+"""`Simulator`: from fields to a rollout of fields, and the file that holds everything it needs.
+
+Letters: B batch, X the axes of the grid, C channels, L tokens of a state, D channels of a token, K steps,
+P parameters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ups.autoencoder import Autoencoder, Normalizer
+from ups.autoencoder_spec import parse_spec
+from ups.checkpoint import load_checkpoint, save_checkpoint
+from ups.errors import CheckpointError, ConfigError
+from ups.models.any_point_decoder import grid_queries
+from ups.models.latent_operator import LatentOperator, OperatorSize
+from ups.nn.conditioning import Condition
+from ups.nn.patches import patchify, unpatchify
+from ups.simulator_inputs import Numbers, frames_of, parameter_table, step_times
+from ups.simulator_spec import (
+    FIELDS,
+    OPERATOR,
+    SimulatedTask,
+    SimulatorSpec,
+    expect_simulated_task,
+    parse_simulator_spec,
+)
+
+
+class Simulator(nn.Module):
+    """An operator with what turns fields into its states and back; evaluation needs nothing else.
+
+    States are normalised tokens: latents of a frozen autoencoder, or patches of the fields themselves, which
+    the operator's first and last layer embed and take apart again.
+
+    Args:
+        spec: Tasks, statistics, architecture.
+        autoencoder: Encoder and decoder where states are latents; frozen here.
+    """
+
+    def __init__(self, spec: SimulatorSpec, autoencoder: Autoencoder | None = None) -> None:
+        super().__init__()
+        assert (spec.states == "latent") == (autoencoder is not None)
+        self.spec = spec
+        self.autoencoder = autoencoder
+        if autoencoder is not None:
+            autoencoder.requires_grad_(False).eval()
+        size = OperatorSize(**{**spec.operator, "depths": tuple(spec.operator["depths"])})
+        num_tasks, num_parameters = len(spec.tasks), len(spec.parameters)
+        self.operator = LatentOperator(
+            spec.state_dim, num_tasks=num_tasks, num_parameters=num_parameters, size=size
+        )
+        self.normalizer, self.queries = nn.ModuleDict(), nn.Module()
+        for name, task in spec.tasks.items():
+            for array, statistics in task.statistics.items():
+                self.normalizer[f"{name}/{array}"] = Normalizer(**statistics)
+            # A function of the grid alone, so it isn't part of the weights.
+            self.queries.register_buffer(name, grid_queries(task.grid.points), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.operator.out.weight.device
+
+    def train(self, mode: bool = True) -> Simulator:
+        """As `nn.Module.train`; the autoencoder stays in evaluation mode."""
+        super().train(mode)
+        if self.autoencoder is not None:
+            self.autoencoder.eval()
+        return self
+
+    def encode(self, values_BXC: Tensor, parameters_BP: Tensor, *, task: str, array: str = FIELDS) -> Tensor:
+        """Physical fields to normalised states.
+
+        Args:
+            values_BXC: Frames of one array of one task, physical units, shape (B, X..., C).
+            parameters_BP: In the order of `spec.parameters`, NaN where unknown, shape (B, P).
+            task: Name of the task.
+            array: Which array.
+        Returns:
+            Shape (B, L, D).
+        """
+        if self.autoencoder is None:
+            return self.normalise(values_BXC, task=task, array=array)
+        latent_BLD = self.autoencoder.encode(values_BXC, parameters_BP, task=task, array=array)
+        return self.normalise(latent_BLD, task=task, array=array)
+
+    def normalise(self, states: Tensor, *, task: str, array: str = FIELDS) -> Tensor:
+        """What a store holds to normalised states.
+
+        Args:
+            states: Latents (..., L, D), or fields (B, X..., C) where states are patches of fields.
+            task: Name of the task.
+            array: Which array they are, or are the latents of.
+        Returns:
+            Shape (..., L, D), float32.
+        """
+        normalised: Tensor = self._normalizer(task, array)(states.float())
+        if self.spec.patch_size is None:
+            return normalised
+        return self._padded(patchify(normalised, patch_size=self.spec.patch_size))
+
+    def step(self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> Tensor:
+        """Advance normalised states by the physical times `dt_B`, shape (B,); same shape, a new tensor."""
+        known = self.spec.tasks[task]
+        number = torch.full((len(state_BLD),), self.spec.task_number(task), device=state_BLD.device)
+        advanced_BLD: Tensor = self.operator(
+            state_BLD,
+            dt_B=dt_B,
+            condition=Condition(number, parameters_BP),
+            grid=known.tokens,
+            periodic=known.grid.periodic,
+            steady=known.steady,
+        )
+        dim = self._own_dim(known)
+        return advanced_BLD if dim == self.spec.state_dim else self._padded(advanced_BLD[..., :dim])
+
+    def forward(
+        self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor, steps: int = 1
+    ) -> Tensor:
+        """Several steps in one call, so that wrappers of the model see one call a batch.
+
+        Returns:
+            States after each step, shape (B, K, L, D).
+        """
+        states = []
+        for _ in range(steps):
+            state_BLD = self.step(state_BLD, parameters_BP, task=task, dt_B=dt_B)
+            states.append(state_BLD)
+        return torch.stack(states, dim=1)
+
+    def decode(self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str) -> Tensor:
+        """Normalised states to physical fields on the task's grid, shape (B, X..., C)."""
+        known = self.spec.tasks[task]
+        normalizer = self._normalizer(task, FIELDS)
+        if self.autoencoder is None:
+            patches_BLD = state_BLD[..., : self._own_dim(known)]
+            assert self.spec.patch_size is not None
+            return normalizer.inverse(
+                unpatchify(patches_BLD, points=known.grid.points, patch_size=self.spec.patch_size)
+            )
+        query = self.queries.get_buffer(task)
+        latent_BLD = normalizer.inverse(state_BLD)
+        values_BPC = self.autoencoder.decode(latent_BLD, query, parameters_BP, task=task)
+        return values_BPC.unflatten(1, known.grid.points)
+
+    @torch.no_grad()
+    def rollout(
+        self,
+        fields: Tensor | npt.NDArray[Any],
+        steps: int,
+        *,
+        task: str | None = None,
+        parameters: Mapping[str, Numbers] | None = None,
+        dt: Numbers | None = None,
+    ) -> Tensor:
+        """Predict what follows, decoding every state on the way.
+
+        Args:
+            fields: Initial fields in physical units, of a steady task its input, shape (B, X..., C); the axis
+                C may be missing where there is one channel.
+            steps: K; 1 for a steady task.
+            task: Name of the task; may be left out where there is only one.
+            parameters: Numbers or arrays (B,) by name; may be left out where training knew one value only.
+            dt: Physical time of a step, a number, (B,), or (B, K) for steps of different lengths; by default
+                that of the training data.
+        Returns:
+            Physical units, float32, shape (B, K, X..., C), on the model's device; without the initial state.
+        Raises:
+            ConfigError: Another task, a missing or unknown parameter, steps of a steady task.
+            ShapeError: If the fields aren't on the task's grid.
+        """
+        name = expect_simulated_task(self.spec, task)
+        known = self.spec.tasks[name]
+        values_BXC = frames_of(fields, known, device=self.device)
+        if steps < 1 or (known.steady and steps != 1):
+            expected = "1 of a steady task" if known.steady else "at least 1"
+            raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=steps)
+        num = len(values_BXC)
+        order = self.spec.parameters
+        parameters_BP = parameter_table(parameters or {}, known, order=order, num=num, device=self.device)
+        dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=self.device)
+        state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
+        frames = []
+        for dt_B in dt_BK.unbind(1):
+            state_BLD = self.step(state_BLD, parameters_BP, task=name, dt_B=dt_B)
+            frames.append(self.decode(state_BLD, parameters_BP, task=name))
+        return torch.stack(frames, dim=1)
+
+    def _normalizer(self, task: str, array: str) -> Normalizer:
+        normalizer = self.normalizer[f"{task}/{array}"]
+        assert isinstance(normalizer, Normalizer)
+        return normalizer
+
+    def _own_dim(self, task: SimulatedTask) -> int:
+        """Channels of a token that the task uses; a patch of fewer values is padded with zeros."""
+        if self.spec.patch_size is None:
+            return self.spec.state_dim
+        return int(self.spec.patch_size**task.grid.ndim * dict(task.grid.channels)[FIELDS])
+
+    def _padded(self, tokens: Tensor) -> Tensor:
+        return nn.functional.pad(tokens, (0, self.spec.state_dim - tokens.shape[-1]))
+
+
+def save_simulator(
+    path: str | os.PathLike[str],
+    simulator: Simulator,
+    *,
+    config: Mapping[str, Any],
+    report: Mapping[str, Any],
+) -> None:
+    """Write weights of operator and autoencoder, specifications, the run's configuration and its report."""
+    autoencoder = simulator.autoencoder
+    document = {
+        "spec": simulator.spec.to_json(),
+        "autoencoder": None if autoencoder is None else {"spec": autoencoder.spec.to_json()},
+        "config": dict(config),
+        "report": dict(report),
+    }
+    save_checkpoint(path, simulator.state_dict(), kind=OPERATOR, document=document)
+
+
+def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simulator:
+    """Read a simulator, in evaluation mode; the one file is enough.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
+    """
+    tensors, document = load_checkpoint(path, kind=OPERATOR, device=device)
+    spec = parse_simulator_spec(document, path)
+    inner = document.get("autoencoder")
+    autoencoder = None if inner is None else Autoencoder(parse_spec(inner, path))
+    simulator = Simulator(spec, autoencoder).to(device)
+    try:
+        simulator.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(
+            "its weights aren't those of its specification",
+            kind="other_weights",
+            path=path,
+            found=" ".join(str(error).split())[:200],
+        ) from error
+    return simulator.eval()

@@ -1,0 +1,84 @@
+"""What callers of a rollout give, checked and as tensors.
+
+Letters: B batch, X the axes of the grid, C channels, P parameters, K steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ups.errors import ConfigError, ShapeError
+from ups.simulator_spec import SimulatedTask
+
+Numbers = Tensor | npt.NDArray[Any] | float
+
+
+def frames_of(fields: Tensor | npt.NDArray[Any], task: SimulatedTask, *, device: torch.device) -> Tensor:
+    """Initial fields as float32, shape (B, X..., C); the axis C may be missing where there is one channel.
+
+    Raises:
+        ShapeError: If they aren't on the task's grid.
+    """
+    values = torch.as_tensor(fields).to(device, torch.float32)
+    expected = (*task.grid.points, dict(task.grid.channels)[task.input_array])
+    if expected[-1] == 1 and tuple(values.shape[1:]) == expected[:-1]:
+        values = values.unsqueeze(-1)
+    if tuple(values.shape[1:]) != expected:
+        shown = ", ".join(map(str, expected))
+        raise ShapeError(task.input_array, expected=f"(B, {shown})", found=tuple(values.shape))
+    return values
+
+
+def parameter_table(
+    given: Mapping[str, Numbers],
+    task: SimulatedTask,
+    *,
+    order: tuple[str, ...],
+    num: int,
+    device: torch.device,
+) -> Tensor:
+    """Parameters in the order of the models, NaN where a task has none of the name, shape (B, P).
+
+    A parameter that had one value in all of training needs no mention.
+
+    Raises:
+        ConfigError: Kinds "unknown_parameter", "missing_parameter".
+        ShapeError: If a parameter isn't one number, nor one for each of `num` samples.
+    """
+    if unknown := given.keys() - task.parameters.keys():
+        expected = " and ".join(task.parameters) or "none"
+        found = ", ".join(sorted(unknown))
+        raise ConfigError("parameters", kind="unknown_parameter", expected=expected, found=found)
+    table_BP = torch.full((num, len(order)), torch.nan, device=device)
+    for name, (low, high) in task.parameters.items():
+        if name not in given and low != high:
+            expected = f"a value, {low:g} to {high:g} in training"
+            raise ConfigError(f"parameter {name} is missing", kind="missing_parameter", expected=expected)
+        values = torch.as_tensor(given.get(name, low)).to(device, torch.float32)
+        if tuple(values.shape) not in ((), (num,)):
+            raise ShapeError(name, expected=f"a number or ({num},)", found=tuple(values.shape))
+        table_BP[:, order.index(name)] = values
+    return table_BP
+
+
+def step_times(dt: Numbers, *, num: int, steps: int, device: torch.device) -> Tensor:
+    """Physical time of every step, shape (B, K), from a number, (B,) or (B, K).
+
+    Raises:
+        ShapeError: For another shape.
+        ConfigError: Kind "time_step", unless all are positive.
+    """
+    times = torch.as_tensor(np.asarray(dt) if not isinstance(dt, Tensor) else dt).to(device, torch.float32)
+    shaped = times[:, None] if times.ndim == 1 else times
+    if tuple(shaped.shape) not in ((), (num, 1), (num, steps)):
+        expected = f"a number, ({num},) or ({num}, {steps})"
+        raise ShapeError("dt", expected=expected, found=tuple(times.shape))
+    if not bool((shaped > 0).all()):
+        raise ConfigError("dt of the rollout", kind="time_step", expected="> 0", found=float(shaped.min()))
+    return shaped.expand(num, steps)

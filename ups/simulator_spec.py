@@ -1,0 +1,143 @@
+"""What a simulator is made of and for which tasks: everything about it but the weights. No torch here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ups.errors import CheckpointError, ConfigError
+from ups.grid import GridSpec
+
+OPERATOR = "operator"  # kind of checkpoint
+FIELDS = "fields"
+
+States = Literal["latent", "fields"]
+
+
+@dataclass(frozen=True)
+class SimulatedTask:
+    """What a simulator knows about a task.
+
+    Attributes:
+        grid: Grid of its fields.
+        tokens: Tokens of a state along each axis.
+        channels: Names along the channel axis of "fields".
+        steady: Whether a sample is an input and its solution instead of a trajectory.
+        dt: Physical time of one step of the operator in the training data; 1 for a steady task.
+        parameters: Least and largest value of each parameter in the training data.
+        statistics: For "fields", and for the input of a steady task, {"mean": [...], "std": [...]} by channel
+            of the state, of the training split.
+    """
+
+    grid: GridSpec
+    tokens: tuple[int, ...]
+    channels: tuple[str, ...]
+    steady: bool
+    dt: float
+    parameters: Mapping[str, tuple[float, float]]
+    statistics: Mapping[str, Mapping[str, list[float]]]
+
+    @property
+    def input_array(self) -> str:
+        """The array that a rollout starts from: "fields", or the constant field of a steady task."""
+        return next(name for name in self.grid.arrays if name != FIELDS) if self.steady else FIELDS
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        parameters = {name: list(ends) for name, ends in self.parameters.items()}
+        statistics = {name: dict(values) for name, values in self.statistics.items()}
+        own = {"grid": self.grid.to_json(), "parameters": parameters, "statistics": statistics}
+        return {
+            **own,
+            "tokens": list(self.tokens),
+            "channels": list(self.channels),
+            "steady": self.steady,
+            "dt": self.dt,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SimulatedTask:
+        """The task that `to_json` described."""
+        return cls(
+            grid=GridSpec.from_json(values["grid"]),
+            tokens=tuple(values["tokens"]),
+            channels=tuple(values["channels"]),
+            steady=values["steady"],
+            dt=values["dt"],
+            parameters={name: (low, high) for name, (low, high) in values["parameters"].items()},
+            statistics=values["statistics"],
+        )
+
+
+@dataclass(frozen=True)
+class SimulatorSpec:
+    """Everything that decides the architecture and the normalisation; the weights aside.
+
+    Attributes:
+        states: What the operator advances: latent tokens, or patches of the fields themselves.
+        tasks: By name, sorted.
+        parameters: Names of the equations' parameters, in the order that models take them.
+        state_dim: D, channels of a token of the state.
+        patch_size: Points of a patch along each axis, where states are patches of fields.
+        time_stride: Stored time steps from one step of the operator to the next in training.
+        operator: Fields of `ups.models.latent_operator.OperatorSize`.
+        autoencoder_sha256: Of the autoencoder's weights, as `ups.checkpoint.hash_tensors` gives it; None
+            where states are patches of fields.
+    """
+
+    states: States
+    tasks: Mapping[str, SimulatedTask]
+    parameters: tuple[str, ...]
+    state_dim: int
+    patch_size: int | None
+    time_stride: int
+    operator: Mapping[str, Any]
+    autoencoder_sha256: str | None
+
+    def task_number(self, task: str) -> int:
+        """Place of a task among the operator's."""
+        return sorted(self.tasks).index(task)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        tasks = {name: self.tasks[name].to_json() for name in sorted(self.tasks)}
+        return {**asdict(self), "tasks": tasks, "parameters": list(self.parameters)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SimulatorSpec:
+        """The spec that `to_json` described."""
+        tasks = {name: SimulatedTask.from_json(task) for name, task in values["tasks"].items()}
+        return cls(**{**values, "tasks": tasks, "parameters": tuple(values["parameters"])})
+
+
+def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> SimulatorSpec:
+    """The specification in a checkpoint's document.
+
+    Raises:
+        CheckpointError: Kind "no_spec" if it isn't there or incomplete.
+    """
+    try:
+        return SimulatorSpec.from_json(document["spec"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"its specification is incomplete ({error!r})"
+        raise CheckpointError(problem, kind="no_spec", path=path, hint="train the operator again") from error
+
+
+def expect_simulated_task(spec: SimulatorSpec, task: str | None) -> str:
+    """The task, or the only one if none is named.
+
+    Raises:
+        ConfigError: Kind "other_task".
+    """
+    if task is None and len(spec.tasks) == 1:
+        return next(iter(spec.tasks))
+    if task is None or task not in spec.tasks:
+        raise ConfigError(
+            "task of the simulator",
+            kind="other_task",
+            expected=" or ".join(sorted(spec.tasks)),
+            found=task or "none named",
+        )
+    return task

@@ -1,0 +1,133 @@
+"""Stage `all`: autoencoder (or joint), stores of its latents, operator, evaluation, in one command.
+
+Whatever is finished and still valid is kept: a stage's training state says with which configuration and on
+which data it was trained, a store's identity what it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig
+from ups.errors import CheckpointError, ConfigError
+from ups.eval.command import expect_split
+from ups.train.build_stores import build_fields, build_latents
+from ups.train.ranks import joined_ranks
+from ups.train.run import run_stage
+from ups.train.stage import ALL
+
+# Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
+_WITHOUT_STORES = ("memory", "none")
+
+Note = Callable[[str], None]
+
+
+def run_all(
+    config: RunConfig,
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    note: Note,
+    restart: bool = False,
+    began: float | None = None,
+) -> dict[str, Any]:
+    """Train everything that an operator needs, and the operator.
+
+    Args:
+        config: Configuration of the run.
+        config_path: The file that it was read from, for the build of stores.
+        overrides: `key=value` on top of that.
+        note: Told what people should know.
+        restart: Train every stage anew.
+        began: When the process was started, seconds since 1970.
+
+    Returns:
+        {"stage": "all", "stages": reports by stage, "cache": metrics of the build, "evaluation": paths of the
+        report's files}.
+
+    Raises:
+        ConfigError: If field stores and latent stores would lie in the same place, and those of the stages.
+        UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
+    """
+    if config.evaluation.enabled:
+        expect_split(config.evaluation.split)  # before hours of training
+    train = partial(_train_unless_valid, config=config, note=note, restart=restart)
+    stages: dict[str, Any] = {}
+    training, cache = config.training, dict[str, float]()
+    with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, _):
+        said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
+        said |= {"is_first": ranks.is_first, "note": note}
+        first = first_stage(config)
+        if first == "joint" or config.operator.state == "fields":
+            build_fields(**said)
+        if first is not None:
+            stages[first] = train(first, began=began)
+        if config.operator.state == "latent" and training.cache_mode not in _WITHOUT_STORES:
+            cache = build_latents(config, **said)
+        if config.stage("operator").epochs:
+            stages["operator"] = train("operator", startup=cache)
+    evaluation = {}
+    if config.evaluation.enabled and ranks.is_first:
+        seconds = {name: report["seconds"] for name, report in stages.items()}
+        evaluation = _evaluate(
+            config, phases=seconds, name=config_path.stem if config_path else ALL, note=note
+        )
+    return {"stage": ALL, "stages": stages, "cache": cache, "evaluation": evaluation}
+
+
+def first_stage(config: RunConfig) -> str | None:
+    """The stage that makes the encoder: "joint" where it has epochs; None where none is needed or wanted.
+
+    Raises:
+        ConfigError: Kind "same_folder", if stage joint's field stores and the latent stores had one path.
+    """
+    if config.operator.state == "fields":
+        return None
+    if "joint" in config.stages and config.stage("joint").epochs:
+        if config.training.latent_cache_dir in (None, config.cache.dir):
+            raise ConfigError(
+                "stage joint reads stores of fields, which stores of latents would replace",
+                kind="same_folder",
+                expected="another training.latent_cache_dir than cache.dir",
+                found=str(config.cache.dir),
+            )
+        return "joint"
+    return "autoencoder" if config.stage("autoencoder").epochs else None
+
+
+def _train_unless_valid(
+    name: str, *, config: RunConfig, note: Note, restart: bool, **options: Any
+) -> dict[str, Any]:
+    """A stage's report; a state of another configuration or other data is left behind."""
+    try:
+        return run_stage(name, config, note=note, restart=restart, **options)
+    except CheckpointError as error:
+        if error.kind not in ("other_config", "other_data"):
+            raise
+        note(f"stage {name} is trained anew: {error.problem}")
+    return run_stage(name, config, note=note, restart=True, **options)
+
+
+def _evaluate(config: RunConfig, *, phases: dict[str, float], name: str, note: Note) -> dict[str, str]:
+    """Write the report of `scripts/evaluate.py` to `reports/<name>`."""
+    from ups.device import choose_device
+    from ups.eval.baseline_files import find_baselines
+    from ups.eval.evaluate import evaluate
+    from ups.eval.report import write_report
+    from ups.simulator import load_simulator
+    from ups.train.operator import CHECKPOINT_NAME
+
+    device = choose_device(config.training.device, note=note)
+    simulator = load_simulator(config.checkpoint.dir / CHECKPOINT_NAME, device=str(device))
+    report = evaluate(
+        config,
+        simulator,
+        split=expect_split(config.evaluation.split),
+        baselines=find_baselines(config, simulator, note=note),
+        phases=phases,
+        note=note,
+    )
+    return {kind: str(path) for kind, path in write_report(Path("reports") / name, report).items()}

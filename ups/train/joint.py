@@ -1,0 +1,249 @@
+"""Stage `joint`: encoder, operator and decoder together on a field store, with inverse losses.
+
+It leaves a new autoencoder and an operator that goes with it; stores of latents are then of another encoder,
+and the next build makes them anew. Letters: B batch, L tokens, D channels of a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.autoencoder import Autoencoder, save_autoencoder
+from ups.autoencoder_spec import AutoencoderSpec
+from ups.checkpoint import hash_tensors
+from ups.config import RunConfig
+from ups.data.augment_windows import augment_windows
+from ups.data.fields import FIELDS, StoreFields
+from ups.data.latent_stores import open_field_states
+from ups.data.latent_windows import LatentWindows, WindowBatch
+from ups.data.task_windows import TaskWindows
+from ups.errors import ConfigError
+from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
+from ups.objectives.inverse import inverse_losses
+from ups.simulator import Simulator, load_simulator, save_simulator
+from ups.simulator_spec import SimulatedTask, SimulatorSpec
+from ups.train.autoencoder import CHECKPOINT_NAME as AUTOENCODER_NAME
+from ups.train.autoencoder import make_spec as make_autoencoder_spec
+from ups.train.operator import CHECKPOINT_NAME as OPERATOR_NAME
+from ups.train.operator_size import operator_size
+from ups.train.rollout_validation import RolloutValidation, open_validation
+from ups.train.stage import Losses
+from ups.train.startup import startup_phase
+
+# Frames of a task that the scale of its latents is measured on.
+_FRAMES_OF_SCALE = 256
+_LEAST_STD = 1e-6  # a channel that doesn't vary is only shifted
+
+
+@dataclass(frozen=True)
+class JointBatch(WindowBatch):
+    """Windows of fields, (B, K + 1, X..., C), and whether their step takes the inverse losses, too."""
+
+    is_inverse: bool
+
+
+def make_joint_stage(config: RunConfig, *, device: torch.device) -> JointStage:
+    """Open field stores and validation trajectories, and build the model.
+
+    Raises:
+        ConfigError: Kinds "no_inverse_losses", "no_latents", those of the stores, or of sizes.
+        ups_store.StoreError: If the data can't be read.
+    """
+    _expect_joint(config)
+    with startup_phase("data_opening"):
+        windows = {
+            task: TaskWindows(
+                open_field_states(config, task, "train"),
+                horizon=config.training.rollout_horizon,
+                time_stride=config.training.time_stride,
+                limit=config.data.limit,
+            )
+            for task in config.data.task
+        }
+        validation = open_validation(config)
+    with startup_phase("statistics"):
+        fields = {task: StoreFields(some.store, limit=config.data.limit) for task, some in windows.items()}
+        spec = make_autoencoder_spec(config, fields)
+    with startup_phase("model_built"):
+        torch.manual_seed(config.seed)
+        model = _make_simulator(config, spec, windows).to(device)
+    with startup_phase("preload"):
+        for some in windows.values():
+            some.preload(config.training.preload, device=str(device))
+    return JointStage(config, model, windows=windows, validation=validation, device=device)
+
+
+class JointStage:
+    """See `ups.train.stage.Stage`.
+
+    Args:
+        config: Configuration of the run.
+        model: With a trainable autoencoder, on its device.
+        windows: Training windows of fields by task.
+        validation: Trajectories that are rolled out.
+        device: Where the model is.
+    """
+
+    name = "joint"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Simulator,
+        *,
+        windows: Mapping[str, TaskWindows],
+        validation: RolloutValidation,
+        device: torch.device,
+    ) -> None:
+        assert model.autoencoder is not None
+        self.model, self.autoencoder = model, model.autoencoder
+        self._config, self._validation, self._device = config, validation, device
+        settings = config.stage(self.name)
+        assert settings.batch_size is not None
+        self._windows = LatentWindows(
+            windows, batch_size=settings.batch_size, seed=config.seed, parameters=model.spec.parameters
+        )
+        self.batches_per_pass = self._windows.batches_per_pass
+        self.data_identity = model.spec.to_json()  # now: exporting adds the hash of the autoencoder
+        self.path = config.checkpoint.dir / OPERATOR_NAME
+        self.autoencoder_path = config.checkpoint.dir / AUTOENCODER_NAME
+
+    def batch(self, number: int) -> JointBatch:
+        """Random windows of one task, augmented."""
+        batch, training = self._windows.batch(number), self._config.training
+        if training.augment:
+            task = self.model.spec.tasks[batch.task]
+            batch = augment_windows(batch, tokens=task.tokens, periodic=task.grid.periodic, is_latent=False)
+        step = number // training.accum_steps
+        return JointBatch(**vars(batch), is_inverse=step % training.inverse_loss_frequency == 0)
+
+    def losses(self, forward: Callable[..., Tensor], batch: JointBatch) -> Losses:
+        """Prediction and inverse losses at random points of the grid."""
+        num_points = len(self.model.queries.get_buffer(batch.task))
+        order = torch.randperm(num_points, generator=batch.generator)
+        return inverse_losses(
+            self.model,
+            batch.states.to(self._device, non_blocking=True),
+            batch.parameters.to(self._device, non_blocking=True),
+            task=batch.task,
+            dt_B=batch.dt.to(self._device, non_blocking=True),
+            points_P=order[: self._config.training.query_sampling.num_queries].to(self._device),
+            forward=forward,
+            is_inverse=batch.is_inverse,
+        )
+
+    def validate(self) -> dict[str, float]:
+        """nRMSE of decoded rollouts per task, whose mean is the `score`, and the autoencoder's floor."""
+        nrmse = self._validation.nrmse(OperatorForecaster(self.model))
+        floor = self._validation.nrmse(AutoencoderFloor(self.autoencoder))
+        return {
+            "score": sum(nrmse.values()) / len(nrmse),
+            **{f"val/nrmse/{name}": value for name, value in nrmse.items()},
+            **{f"val/floor_nrmse/{name}": value for name, value in floor.items()},
+        }
+
+    def export(self, metrics: dict[str, float]) -> Path:
+        """Write `autoencoder.safetensors`, and `operator.safetensors` that names it."""
+        config = self._config.model_dump(mode="json")
+        save_autoencoder(self.autoencoder_path, self.autoencoder, config=config, report=metrics)
+        digest = hash_tensors(self.autoencoder_path)
+        self.model.spec = dataclasses.replace(self.model.spec, autoencoder_sha256=digest)
+        save_simulator(self.path, self.model, config=config, report=metrics)
+        return self.path
+
+    def finish(self) -> dict[str, Any]:
+        """Errors of what was exported beside persistence and the autoencoder's floor."""
+        simulator = load_simulator(self.path, device=str(self._device))
+        assert simulator.autoencoder is not None
+        tasks, spec = simulator.spec.tasks, simulator.autoencoder.spec
+        transient = [name for name, task in tasks.items() if not task.steady]
+        num_latents = spec.num_tokens * spec.latent_dim
+        return {
+            "checkpoint": str(self.path),
+            "autoencoder": str(self.autoencoder_path),
+            "latent": {"tokens": spec.num_tokens, "dim": spec.latent_dim},
+            "compression": {n: task.grid.num_values(FIELDS) / num_latents for n, task in tasks.items()},
+            "rollout_steps": self._validation.num_steps,
+            "nrmse": self._validation.nrmse(OperatorForecaster(simulator)),
+            "persistence_nrmse": self._validation.of(transient).nrmse(Persistence()),
+            "floor_nrmse": self._validation.nrmse(AutoencoderFloor(simulator.autoencoder)),
+        }
+
+
+def _expect_joint(config: RunConfig) -> None:
+    if not config.training.use_inverse_losses:
+        raise ConfigError(
+            "without inverse losses stage joint leaves an autoencoder that doesn't restore its fields",
+            kind="no_inverse_losses",
+            expected="training.use_inverse_losses=true",
+        )
+    if config.operator.state != "latent":
+        raise ConfigError(
+            "stage joint trains an operator on latents",
+            kind="no_latents",
+            expected="operator.state=latent",
+            found=config.operator.state,
+        )
+
+
+def _make_simulator(
+    config: RunConfig, autoencoder_spec: AutoencoderSpec, windows: Mapping[str, TaskWindows]
+) -> Simulator:
+    """A new simulator all of whose weights are trained.
+
+    Its states are latents in the scale that the untrained encoder gives them; the encoder is free to change
+    it, and what is exported keeps it.
+    """
+    autoencoder = Autoencoder(autoencoder_spec)
+    size = operator_size(config.operator)
+    tasks = {name: _simulated(autoencoder, name, some) for name, some in sorted(windows.items())}
+    spec = SimulatorSpec(
+        states="latent",
+        tasks=tasks,
+        parameters=autoencoder_spec.parameters,
+        state_dim=autoencoder_spec.latent_dim,
+        patch_size=None,
+        time_stride=config.training.time_stride,
+        operator={**vars(size), "depths": list(size.depths)},
+        autoencoder_sha256=None,
+    )
+    simulator = Simulator(spec, autoencoder)
+    autoencoder.requires_grad_(True)
+    return simulator
+
+
+def _simulated(autoencoder: Autoencoder, name: str, windows: TaskWindows) -> SimulatedTask:
+    known = autoencoder.spec.tasks[name]
+    task = SimulatedTask(
+        grid=known.grid,
+        tokens=autoencoder.spec.cut(known.grid).tokens,
+        channels=known.channels,
+        steady=windows.is_steady,
+        dt=windows.typical_dt(),
+        parameters=windows.parameter_ranges(),
+        statistics={},
+    )
+    num = min(_FRAMES_OF_SCALE, len(windows))
+    items = ((np.arange(num) + 0.5) * len(windows) / num).astype(np.int64)
+    frames = windows.read(items).states
+    pairs = {task.input_array: frames[:, 0], FIELDS: frames[:, -1]}
+    statistics = {array: _scale(autoencoder, name, array, values) for array, values in pairs.items()}
+    return dataclasses.replace(task, statistics=statistics)
+
+
+@torch.no_grad()
+def _scale(autoencoder: Autoencoder, task: str, array: str, values_BXC: Tensor) -> dict[str, list[float]]:
+    """Mean and standard deviation of every channel of the latents of frames."""
+    unknown = torch.full((len(values_BXC), len(autoencoder.spec.parameters)), torch.nan)
+    latent_ND = autoencoder.encode(values_BXC, unknown, task=task, array=array).double().flatten(0, 1)
+    std_D = latent_ND.std(0, correction=0)
+    std_D = torch.where(std_D > _LEAST_STD, std_D, 1.0)
+    return {"mean": latent_ND.mean(0).tolist(), "std": std_D.tolist()}

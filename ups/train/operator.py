@@ -1,0 +1,223 @@
+"""Stage `operator`: advances states, latents of a frozen autoencoder or the fields themselves.
+
+Letters: B batch, K steps, L tokens, D channels of a token, P parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ups.autoencoder import Autoencoder, load_autoencoder
+from ups.autoencoder_spec import expect_task
+from ups.checkpoint import hash_tensors
+from ups.config import RunConfig
+from ups.data.augment_windows import augment_windows
+from ups.data.latent_windows import LatentWindows, WindowBatch
+from ups.data.live_windows import LiveWindows
+from ups.errors import CheckpointError, ConfigError
+from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
+from ups.objectives.rollout import rollout_losses
+from ups.simulator import Simulator, load_simulator, save_simulator
+from ups.simulator_spec import FIELDS
+from ups.train.operator_states import STAGE, make_spec, open_windows
+from ups.train.rollout_validation import RolloutValidation, open_validation
+from ups.train.stage import Losses
+from ups.train.startup import startup_phase
+
+CHECKPOINT_NAME = "operator.safetensors"
+
+
+def make_operator_stage(config: RunConfig, *, device: torch.device) -> OperatorStage:
+    """Open stores and validation trajectories, measure the statistics, and build the model.
+
+    Raises:
+        ConfigError: Kinds "inverse_losses_frozen", those of the stores and windows, or of a wrong size.
+        CheckpointError: If there is no autoencoder, or it is damaged.
+        ups_store.StoreError: If the data can't be read.
+    """
+    _expect_no_inverse_losses(config)
+    path = config.autoencoder_path
+    autoencoder, digest = None, None
+    if config.operator.state == "latent":
+        autoencoder, digest = _load_autoencoder(config, path, device), hash_tensors(path)
+    with startup_phase("data_opening"):
+        windows = open_windows(config, autoencoder_path=path, device=device, note=_note)
+        validation = open_validation(config)
+    with startup_phase("statistics"):
+        spec = make_spec(config, windows.tasks, autoencoder=autoencoder, autoencoder_sha256=digest)
+    with startup_phase("model_built"):
+        torch.manual_seed(config.seed)
+        simulator = Simulator(spec, autoencoder).to(device)
+    return OperatorStage(config, simulator, windows=windows, validation=validation, device=device)
+
+
+class OperatorStage:
+    """See `ups.train.stage.Stage`.
+
+    Args:
+        config: Configuration of the run.
+        model: On its device.
+        windows: Batches of training windows.
+        validation: Trajectories that are rolled out.
+        device: Where the model is.
+    """
+
+    name = STAGE
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Simulator,
+        *,
+        windows: LatentWindows | LiveWindows,
+        validation: RolloutValidation,
+        device: torch.device,
+    ) -> None:
+        self.model, self._config, self._validation, self._device = model, config, validation, device
+        settings = config.stage(self.name)
+        self._windows = windows
+        self.batches_per_pass = windows.batches_per_pass
+        self.data_identity = {name: some.store.config_hash for name, some in windows.tasks.items()}
+        accum_steps = config.training.accum_steps
+        steps_per_epoch = settings.steps_per_epoch or max(1, self.batches_per_pass // accum_steps)
+        self._num_batches = settings.epochs * steps_per_epoch * accum_steps
+        self.path = config.checkpoint.dir / CHECKPOINT_NAME
+
+    def batch(self, number: int) -> WindowBatch:
+        """Random windows of one task, as long as the curriculum says, augmented."""
+        batch = self._windows.batch(number)
+        num_frames = 1 + min(self.horizon_at(number), batch.states.shape[1] - 1)
+        batch = self._with_noise(dataclasses.replace(batch, states=batch.states[:, :num_frames]))
+        if self._config.training.augment:
+            task, is_latent = self.model.spec.tasks[batch.task], self.model.spec.states == "latent"
+            batch = augment_windows(
+                batch, tokens=task.tokens, periodic=task.grid.periodic, is_latent=is_latent
+            )
+        return batch
+
+    def horizon_at(self, number: int) -> int:
+        """Steps of a batch's rollouts: from 1 to `training.rollout_horizon` while the curriculum lasts."""
+        longest, share = self._config.training.rollout_horizon, self._config.operator.curriculum
+        progress = number / max(1.0, share * self._num_batches)
+        return longest if share == 0 else min(longest, 1 + int(longest * progress))
+
+    def losses(self, forward: Callable[..., Tensor], batch: WindowBatch) -> Losses:
+        """One-step and rollout errors of normalised states, and whatever else has a weight."""
+        truth_BKLD, given_BLD = self._states(batch)
+        predicted_BKLD = forward(
+            given_BLD,
+            batch.parameters.to(self._device, non_blocking=True),
+            task=batch.task,
+            dt_B=batch.dt.to(self._device, non_blocking=True),
+            steps=truth_BKLD.shape[1],
+        )
+        training = self._config.training
+        return rollout_losses(
+            predicted_BKLD,
+            truth_BKLD,
+            tokens=self.model.spec.tasks[batch.task].tokens,
+            lambda_relative=training.lambda_relative,
+            lambda_spectral=training.lambda_spectral,
+        )
+
+    def validate(self) -> dict[str, float]:
+        """nRMSE of decoded rollouts per task; `score` is their mean."""
+        nrmse = self._validation.nrmse(OperatorForecaster(self.model))
+        return {"score": _mean(nrmse), **{f"val/nrmse/{name}": value for name, value in nrmse.items()}}
+
+    def export(self, metrics: dict[str, float]) -> Path:
+        """Write `operator.safetensors`: operator, autoencoder, statistics."""
+        save_simulator(self.path, self.model, config=self._config.model_dump(mode="json"), report=metrics)
+        return self.path
+
+    def finish(self) -> dict[str, Any]:
+        """Errors of what was exported beside persistence and the autoencoder's floor."""
+        if isinstance(self._windows, LiveWindows):
+            self._windows.close()
+        simulator = load_simulator(self.path, device=str(self._device))
+        operator = self._validation.nrmse(OperatorForecaster(simulator))
+        transient = [name for name, task in simulator.spec.tasks.items() if not task.steady]
+        persistence = self._validation.of(transient).nrmse(Persistence())
+        floor = {}
+        if simulator.autoencoder is not None:
+            floor = self._validation.nrmse(AutoencoderFloor(simulator.autoencoder))
+        return {
+            "checkpoint": str(self.path),
+            "states": simulator.spec.states,
+            "parameters": sum(weight.numel() for weight in simulator.operator.parameters()),
+            "rollout_steps": self._validation.num_steps,
+            "score": _mean(operator),
+            "nrmse": operator,
+            "persistence_nrmse": persistence,
+            "floor_nrmse": floor,
+        }
+
+    def _with_noise(self, batch: WindowBatch) -> WindowBatch:
+        """Noise on the given states, so that rollouts learn to mend what earlier steps did wrong."""
+        task, level = self.model.spec.tasks[batch.task], self._config.operator.noise
+        if not level or task.steady:
+            return batch
+        given = batch.states[:, :1]
+        std = given.new_tensor(task.statistics[FIELDS]["std"])
+        drawn = torch.randn(given.shape, generator=batch.generator).to(given.device)
+        return dataclasses.replace(
+            batch, states=torch.cat([given + level * std * drawn, batch.states[:, 1:]], dim=1)
+        )
+
+    def _states(self, batch: WindowBatch) -> tuple[Tensor, Tensor]:
+        """Normalised states that are to be predicted, (B, K, L, D), and the one that is given, (B, L, D)."""
+        task = self.model.spec.tasks[batch.task]
+        states = batch.states.to(self._device, non_blocking=True)
+        given_BLD = self.model.normalise(states[:, 0], task=batch.task, array=task.input_array)
+        truth = self.model.normalise(states[:, 1:].flatten(0, 1), task=batch.task, array=FIELDS)
+        return truth.unflatten(0, (len(states), -1)), given_BLD
+
+
+def _expect_no_inverse_losses(config: RunConfig) -> None:
+    """Refuse what would train nothing; a run that has a stage `joint` means that one."""
+    joint = config.stages.get("joint")
+    if config.training.use_inverse_losses and not (joint and joint.epochs):
+        raise ConfigError(
+            "inverse losses train encoder and decoder, and these are frozen in stage operator",
+            kind="inverse_losses_frozen",
+            hint="train them with `--stage joint`, or training.use_inverse_losses=false",
+        )
+
+
+def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Autoencoder:
+    try:
+        autoencoder = load_autoencoder(path, device=str(device))
+    except CheckpointError as error:
+        if error.kind == "missing":
+            error.hint = "train it with `--stage autoencoder`, or operator.state=fields does without"
+        raise
+    for task in config.data.task:
+        expect_task(autoencoder.spec, task, path)
+    found = autoencoder.spec.num_tokens, autoencoder.spec.latent_dim
+    wanted = config.latent.tokens, config.latent.dim
+    if found != wanted:
+        raise ConfigError(
+            "latent.tokens, latent.dim",
+            kind="latent_size",
+            path=path,
+            expected=f"{wanted[0]} tokens x {wanted[1]} channels, as configured",
+            found=f"{found[0]} x {found[1]} in the checkpoint",
+            hint="train the autoencoder again, or configure the size that it has",
+        )
+    return autoencoder
+
+
+def _note(text: str) -> None:
+    """Say on the terminal what is done with stores, such as that one is built meanwhile."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
