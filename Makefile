@@ -2,9 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?=
-OUT ?= demo
+OUT ?=
+QUICK ?=
+CONFIG ?= configs/demo.yaml
 
-.PHONY: install demo test test-slow lint format interop bench bench-peers docs clean
+.PHONY: install demo compare test test-slow lint format interop bench bench-peers docs clean
 
 install: $(VENV)/.installed
 
@@ -13,9 +15,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Makes data (or takes DATA=folder), builds and checks stores, shows what came out in $(OUT)/.
+# Makes data, builds and checks stores, trains an autoencoder, an operator and baselines, and reports on them in
+# reports/demo; with DATA=folder it ends with the stores; QUICK=1 takes a minute and trains nothing well.
 demo: install
-	$(BIN)/python scripts/demo.py --out $(OUT) $(if $(DATA),--data $(DATA))
+	$(BIN)/python scripts/demo.py $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(QUICK),--quick)
+
+# FNO and U-Net with the operator's wall time, and with its samples, beside it.
+compare: install
+	$(BIN)/python scripts/compare.py --config $(CONFIG) --out reports/compare
 
 test: install
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=95
@@ -52,4 +59,4 @@ docs: install
 	$(BIN)/python scripts/make_hexdump.py --write
 
 clean:
-	rm -rf $(VENV) $(OUT) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(or $(OUT),demo) reports/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

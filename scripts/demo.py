@@ -1,10 +1,12 @@
-"""The demo: data -> stores -> checks -> speed -> a picture, in one small folder.
+"""The demo: data -> stores -> checks -> speed -> autoencoder -> latents -> operator -> baselines -> report.
 
-Run by `make demo`; every step is a command that you could type yourself, and is printed before it runs.
+Run by `make demo`; every step is a command that you could type yourself, and is printed before it runs. With
+data of your own it ends with the stores.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Annotated
 import h5py
 import numpy as np
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -27,26 +30,67 @@ NUM_SAMPLES = 400
 NUM_ROUNDS = 200
 BATCH = 64
 SMALL_NBYTES = 16 << 20  # of a batch: below, a copy takes milliseconds, as other processes' turns do
+BASELINE_S = 60
+
+REPO = Path(__file__).resolve().parents[1]
+CONFIG = Path(os.path.relpath(REPO / "configs" / "demo.yaml"))
+CONFIGURED_OUT = Path("demo")  # what the configuration's folders are in
+# With --quick: enough of everything to see that it works.
+QUICK_SAMPLES, QUICK_BASELINE_S = 40, 2
+QUICK = {name: {"epochs": 1, "steps_per_epoch": 20} for name in ("autoencoder", "operator")}
 
 console = Console()
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder for everything that the demo makes")] = Path("demo"),
+    out: Annotated[
+        Path | None, typer.Option(help="folder for everything that the demo makes; by default demo")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="folder with PDEBench files of the task")] = None,
     task: Annotated[str, typer.Option(help="task to build, if you bring your own data")] = TASK,
+    report: Annotated[Path | None, typer.Option(help="folder of the report; by default reports/demo")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="a minute, in demo/quick: shows that it works, trains nothing well"),
+    ] = False,
 ) -> None:
-    """Make data, build train/val/test stores, verify them, read them, draw one sample."""
+    """Make data, build and read stores, train an autoencoder and an operator, and report on them."""
+    out = out or (CONFIGURED_OUT / "quick" if quick else CONFIGURED_OUT)
+    report = report or Path("reports") / ("demo-quick" if quick else "demo")
     out.mkdir(parents=True, exist_ok=True)
-    root = data or _make_data(out / "data")
-    cache = out / "cache"
-    build = [sys.executable, "-m", "ups_store.build", "--tasks", task, "--root", str(root)]
-    build += ["--cache-dir", str(cache), "--manifest", str(out / "manifest.json")]
+    if data is not None:
+        _show_stores(out, _build_command(task, data, out), task=task, root=data)
+        _title("Next")
+        _show_next(out, out / "cache" / f"{task}_train.zarr.zip", task)
+        return
+    config = _configuration(out, quick=quick)
+    seconds = {"data": _make_data(out / "data", QUICK_SAMPLES if quick else NUM_SAMPLES)}
+    build = [sys.executable, "-m", "ups_store.build", "--config", str(config)]
+    fields = [*build, "--manifest", str(out / "manifest.json"), "latent.encoder=none"]
+    seconds["field stores"] = _show_stores(out, fields, task=TASK, root=out / "data")
+    _title("Train an autoencoder: fields to latent tokens and back")
+    _run(_script("train", "--config", config, "--stage", "autoencoder"))
+    _title("Build stores of its latents")
+    seconds["latent stores"] = _run(build)
+    _title("Train an operator that advances latents")
+    _run(_script("train", "--config", config, "--stage", "operator"))
+    budget = QUICK_BASELINE_S if quick else BASELINE_S
+    _title(f"Train FNO and U-Net on the fields, {budget} s each")
+    _run(_script("train_baselines", "--config", config, "--budget-seconds", budget))
+    _title("Evaluate all of them on trajectories that nothing was trained on")
+    phases = [word for name, value in seconds.items() for word in ("--phase", f"{name}={value:.1f}")]
+    _run(_script("evaluate", "--config", config, "--out", report, *phases))
+    _title("Next")
+    _show_next(out, out / "cache" / f"{TASK}_train.zarr.zip", TASK, report=report, config=config)
+
+
+def _show_stores(out: Path, build: list[str], *, task: str, root: Path) -> float:
+    """Build the field stores, and everything that can be seen of them; returns the seconds of the build."""
     _title("Build one store per split")
-    _run(build)
+    seconds = _run(build)
     _title("Again: nothing to do")
     _run(build)
-    stores = sorted(cache.glob(f"{task}_*.zarr.zip"))
+    stores = sorted((out / "cache").glob(f"{task}_*.zarr.zip"))
     train = next((path for path in stores if path.name.endswith("_train.zarr.zip")), stores[0])
     _title("Verify every byte")
     _run([sys.executable, "-m", "ups_store", "verify", *map(str, stores)])
@@ -56,31 +100,61 @@ def main(
     _show_speed(train, root)
     _title("A picture")
     _run([sys.executable, "-m", "ups_store", "preview", str(train), "--out", str(out / "preview.png")])
-    _title("Next")
-    _show_next(out, train, task)
+    return seconds
 
 
-def _show_next(out: Path, train: Path, task: str) -> None:
+def _build_command(task: str, root: Path, out: Path) -> list[str]:
+    """The build of someone's own data."""
+    build = [sys.executable, "-m", "ups_store.build", "--tasks", task, "--root", str(root)]
+    return [*build, "--cache-dir", str(out / "cache"), "--manifest", str(out / "manifest.json")]
+
+
+def _configuration(out: Path, *, quick: bool) -> Path:
+    """The demo's configuration; one that includes it where folders or lengths are others."""
+    if out == CONFIGURED_OUT and not quick:
+        return CONFIG
+    own = {
+        "include": os.path.relpath(CONFIG, out),
+        "data": {"root": str(out / "data")},
+        "cache": {"dir": str(out / "cache")},
+        "training": {"latent_cache_dir": str(out / "latents")},
+        "checkpoint": {"dir": str(out / "checkpoints")},
+        "stages": QUICK if quick else {},
+    }
+    path = out / "demo.yaml"
+    path.write_text(yaml.safe_dump(own, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def _script(name: str, *arguments: object) -> list[str]:
+    path = os.path.relpath(REPO / "scripts" / f"{name}.py")
+    return [sys.executable, path, *map(str, arguments)]
+
+
+def _show_next(
+    out: Path, train: Path, task: str, *, report: Path | None = None, config: Path = CONFIG
+) -> None:
     """What to type now; lines to copy, so nothing is wrapped."""
-    console.print(
-        f"look at     {out / 'preview.png'}\n"
-        f"inspect     .venv/bin/python -m ups_store info {shlex.quote(str(train))}\n"
-        f"your data   make demo DATA=folder-with-PDEBench-files, or\n"
-        f"            .venv/bin/python -m ups_store.build --tasks {task} --root FOLDER\n"
-        f"the format  docs/format/spec.md",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    lines = {
+        "look at": report / "report.html" if report else out / "preview.png",
+        "inspect": f".venv/bin/python -m ups_store info {shlex.quote(str(train))}",
+        "compare": f".venv/bin/python scripts/compare.py --config {shlex.quote(str(config))}"
+        if report
+        else None,
+        "your data": "make demo DATA=folder-with-PDEBench-files, or",
+        "": f".venv/bin/python -m ups_store.build --tasks {task} --root FOLDER",
+        "the format": "docs/format/spec.md",
+    }
+    text = "\n".join(f"{name:<12}{line}" for name, line in lines.items() if line is not None)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _make_data(folder: Path) -> Path:
-    found = list(folder.glob("*.hdf5"))
-    if not found:
-        _title(f"Solve the Burgers equation for {NUM_SAMPLES} initial conditions, in PDEBench's layout")
-        script = Path(__file__).with_name("make_data.py")
-        _run([sys.executable, str(script), TASK, "--out", str(folder), "--samples", str(NUM_SAMPLES)])
-    return folder
+def _make_data(folder: Path, num_samples: int) -> float:
+    """Solve for random initial states unless it is done; returns the seconds."""
+    if list(folder.glob("*.hdf5")):
+        return 0.0
+    _title(f"Solve the Burgers equation for {num_samples} initial conditions, in PDEBench's layout")
+    return _run(_script("make_data", TASK, "--out", folder, "--samples", num_samples))
 
 
 def _open_with_zarr(path: Path) -> None:
@@ -105,20 +179,20 @@ def _show_speed(path: Path, root: Path) -> None:
         block = np.ones(max(4 * nbytes, store["fields"].nbytes), np.uint8)
         copy = np.empty(nbytes, np.uint8)
         starts = np.random.default_rng(1).integers(0, len(block) - nbytes, NUM_ROUNDS)
-        rates = {
-            "memcpy of as many contiguous bytes": _rate(
-                lambda i: np.copyto(copy, block[starts[i] : starts[i] + nbytes]), nbytes, NUM_ROUNDS
+        seconds = {
+            "memcpy of as many contiguous bytes": _seconds(
+                lambda i: np.copyto(copy, block[starts[i] : starts[i] + nbytes]), NUM_ROUNDS
             ),
-            "store.gather, reused buffer": _rate(
-                lambda i: store.gather(order[i], ["fields"], out=batch), nbytes, NUM_ROUNDS
+            "store.gather, reused buffer": _seconds(
+                lambda i: store.gather(order[i], ["fields"], out=batch), NUM_ROUNDS
             ),
         }
-        source = _hdf5_rate(store, root, nbytes)
-    if source:
-        rates["the HDF5 file it came from, h5py"] = source
+        rates = {name: (nbytes, value) for name, value in seconds.items()}
+        if source := _hdf5_seconds(store, root):
+            rates["the HDF5 file it came from, whole samples, h5py"] = source
     table = Table("reading through", "GB/s", "samples/s")
-    for name, rate in rates.items():
-        table.add_row(name, f"{rate / 1e9:.2f}", f"{rate / nbytes * BATCH:,.0f}")
+    for name, (read_nbytes, value) in rates.items():
+        table.add_row(name, f"{read_nbytes / value / 1e9:.2f}", f"{BATCH / value:,.0f}")
     console.print(table)
     if nbytes < SMALL_NBYTES:
         console.print(
@@ -127,8 +201,8 @@ def _show_speed(path: Path, root: Path) -> None:
         )
 
 
-def _hdf5_rate(store: ups_store.Store, root: Path, nbytes: int) -> float | None:
-    """Rate for random samples of the first source, where it is one dataset `tensor` with a sample axis."""
+def _hdf5_seconds(store: ups_store.Store, root: Path) -> tuple[int, float] | None:
+    """Bytes and seconds of a batch of the first source, where that is one dataset `tensor` of all samples."""
     name = store.identity["content"]["sources"][0]["name"]
     path = next(root.rglob(name))
     with h5py.File(path) as file:
@@ -136,28 +210,32 @@ def _hdf5_rate(store: ups_store.Store, root: Path, nbytes: int) -> float | None:
             return None
         tensor = file["tensor"]
         order = np.random.default_rng(0).integers(0, len(tensor), (8, BATCH))
-        return _rate(lambda i: [tensor[j] for j in order[i]], nbytes, len(order))
+        return BATCH * tensor[0].nbytes, _seconds(lambda i: [tensor[j] for j in order[i]], len(order))
 
 
-def _rate(read: Callable[[int], object], nbytes: int, num_rounds: int) -> float:
+def _seconds(read: Callable[[int], object], num_rounds: int) -> float:
+    """Median of the rounds."""
     seconds = []
     for i in range(num_rounds):
         started = time.perf_counter()
         read(i)
         seconds.append(time.perf_counter() - started)
-    return nbytes / float(np.median(seconds))
+    return float(np.median(seconds))
 
 
 def _title(text: str) -> None:
     console.print(f"\n[bold]{text}[/bold]")
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> float:
+    """Show a command and run it; returns its seconds, and ends the demo where it fails."""
     shown = ["python" if word == sys.executable else word for word in command]
     console.print(f"$ {shlex.join(shown)}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    started = time.perf_counter()
     code = subprocess.run(command, check=False).returncode
     if code:
         raise SystemExit(code)
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

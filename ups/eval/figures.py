@@ -37,23 +37,32 @@ def fields_figure(
     return _png(lambda figure: draw(figure, truth_TX, prediction_TX, t, extent, quantity), size=(9.5, 3.2))
 
 
-def error_figure(errors: Mapping[str, Values], *, t: Values, metric: str) -> bytes:
+def error_figure(
+    errors: Mapping[str, Values],
+    *,
+    t: Values,
+    metric: str,
+    intervals: Mapping[str, tuple[Values, Values]] | None = None,
+) -> bytes:
     """Error against time, one line a row.
 
     Args:
         errors: By label, shape (T,).
         t: Time since the last frame that was given, shape (T,).
         metric: Name of the error.
+        intervals: Low and high ends by label, each (T,), drawn as bands.
     """
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for label, values in errors.items():
-            axes.plot(t, values, label=label)
-        axes.set(xlabel="time", ylabel=metric, yscale="log")
+            (line,) = axes.plot(t, values, label=label)
+            if intervals and label in intervals:
+                axes.fill_between(t, *intervals[label], color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.set(xlabel="time since the given frame", ylabel=metric, yscale="log")
         _legend(axes)
 
-    return _png(draw, size=(6.5, 3.6))
+    return _png(draw, size=(8.5, 3.6))
 
 
 def spectra_figure(spectra: Mapping[str, Values], *, title: str) -> bytes:
@@ -75,7 +84,7 @@ def spectra_figure(spectra: Mapping[str, Values], *, title: str) -> bytes:
         axes.set_ylim(bottom=1e-12 * largest)  # what lies below is rounding
         _legend(axes)
 
-    return _png(draw, size=(6.5, 3.6))
+    return _png(draw, size=(8.5, 3.6))
 
 
 def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, label: str) -> bytes:
@@ -93,13 +102,36 @@ def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
         axes.set(xlabel="optimiser step", ylabel=label, yscale="log")
         _legend(axes)
 
-    return _png(draw, size=(6.5, 3.6))
+    return _png(draw, size=(8.5, 3.6))
+
+
+def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> bytes:
+    """What the time of each stage went to, a bar a stage.
+
+    Args:
+        parts: Seconds by stage and part; every stage has the same parts.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        names = list(parts)
+        left = np.zeros(len(names))
+        for part in next(iter(parts.values())):
+            seconds = np.array([parts[name][part] for name in names])
+            axes.barh(names, seconds, left=left, label=part, height=0.5)
+            left += seconds
+        axes.invert_yaxis()
+        axes.set(xlabel="seconds")
+        axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+    return _png(draw, size=(8.5, 1.2 + 0.5 * len(parts)))
 
 
 def _space_time(
     figure: Figure, truth: Values, prediction: Values, t: Values, extent: Sequence[float], quantity: str
 ) -> None:
-    box = (0.0, float(extent[0]), float(t[0]), float(t[-1]))
+    end = float(t[-1]) if t[-1] > t[0] else float(t[0]) + 1.0  # a single frame is a stripe
+    box = (0.0, float(extent[0]), float(t[0]), end)
     shown = {"truth": truth, "prediction": prediction}
     low, high = _limits(truth)
     columns = figure.subplots(1, 3, sharey=True)
@@ -152,8 +184,9 @@ def _limits(values: Values) -> tuple[float, float]:
 
 
 def _legend(axes: Axes) -> None:
+    """Beside the lines, which may be anywhere."""
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _png(draw: Any, *, size: tuple[float, float]) -> bytes:

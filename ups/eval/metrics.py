@@ -73,7 +73,7 @@ def pdebench_compat(batch_size: int) -> Callable[..., Errors]:
 
 def rmse(prediction: Tensor, truth: Tensor) -> Tensor:
     """mean_B sqrt(mean_X (p - y)^2), shape (T, C)."""
-    return _root_mean_square(prediction - truth).mean(0)
+    return root_mean_square(prediction - truth).mean(0)
 
 
 def nrmse(prediction: Tensor, truth: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def nrmse(prediction: Tensor, truth: Tensor) -> Tensor:
 
 def nrmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
     """sqrt(mean_X (p - y)^2) / sqrt(mean_X y^2), shape (B, T, C); infinite or NaN where the truth is zero."""
-    return _root_mean_square(prediction - truth) / _root_mean_square(truth)
+    return root_mean_square(prediction - truth) / root_mean_square(truth)
 
 
 def crmse(prediction: Tensor, truth: Tensor) -> Tensor:
@@ -98,13 +98,18 @@ def max_error(prediction: Tensor, truth: Tensor) -> Tensor:
 
 def brmse(prediction: Tensor, truth: Tensor) -> Tensor:
     """mean_B of the root mean square over the points at the ends of the axes, shape (T, C)."""
+    return brmse_per_sample(prediction, truth).mean(0)
+
+
+def brmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
+    """Root mean square over the points at the ends of the axes, shape (B, T, C)."""
     points = truth.shape[2:-1]
     at_end = torch.zeros(points, dtype=torch.bool, device=truth.device)
     for axis in range(len(points)):
         at_end.select(axis, 0).fill_(True)
         at_end.select(axis, -1).fill_(True)
     difference = (prediction - truth).flatten(2, -2)[:, :, at_end.flatten()]
-    return difference.square().mean(2).sqrt().mean(0)
+    return difference.square().mean(2).sqrt()
 
 
 def frmse(prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None = None) -> Errors:
@@ -126,25 +131,35 @@ def shell_energy(field: Tensor) -> Tensor:
     numbers, up to half the points of the shortest axis.
     """
     points = field.shape[2:-1]
-    axes = tuple(range(2, 2 + len(points)))
     if len(points) == 1:
         return torch.fft.rfft(field, dim=2).abs().square()
-    energy = torch.fft.fftn(field, dim=axes).abs().square().flatten(2, -2)
-    numbers = [torch.fft.fftfreq(n, d=1 / n, device=field.device, dtype=field.dtype) for n in points]
-    radius = torch.stack(torch.meshgrid(*numbers, indexing="ij")).square().sum(0).sqrt().flatten()
+    fields_BTCX = field.movedim(-1, 2).contiguous()
+    half = torch.fft.rfftn(fields_BTCX, dim=tuple(range(3, fields_BTCX.ndim))).abs().square()
+    # Along the last axis numbers of one sign are there, each for its twin too but 0 and n/2, which have none.
+    numbers = [torch.fft.fftfreq(n, d=1 / n, device=field.device, dtype=field.dtype) for n in points[:-1]]
+    last = torch.arange(half.shape[-1], device=field.device, dtype=field.dtype)
+    twins = torch.where((last == 0) | (2 * last == points[-1]), 1.0, 2.0).to(half.dtype)
+    energy_BTCP = (half * twins).flatten(3)
+    grid = torch.meshgrid(*numbers, last, indexing="ij")
+    shell = torch.stack(grid).square().sum(0).sqrt().flatten().floor().long()
     num_shells = min(points) // 2 + 1
-    shell = radius.floor().long()
     kept = shell < num_shells
-    shells = energy.new_zeros(*energy.shape[:2], num_shells, energy.shape[-1])
-    return shells.index_add_(2, shell[kept], energy[:, :, kept])
+    shells_BTCK = energy_BTCP.new_zeros(*energy_BTCP.shape[:3], num_shells)
+    shells_BTCK.index_add_(3, shell[kept], energy_BTCP[..., kept])
+    return shells_BTCK.movedim(3, 2)
 
 
 def vrmse(prediction: Tensor, truth: Tensor) -> Tensor:
     """mean_B sqrt(mean_X (p - y)^2 / (var_X y + 1e-7)), shape (T, C): 1 for predicting the frame's mean."""
+    return vrmse_per_sample(prediction, truth).mean(0)
+
+
+def vrmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
+    """sqrt(mean_X (p - y)^2 / (var_X y + 1e-7)), shape (B, T, C)."""
     prediction, truth = _checked(prediction, truth)
     space = _space(truth)
     variance = truth.var(space, correction=0)
-    return ((prediction - truth).square().mean(space) / (variance + _VARIANCE_EPS)).sqrt().mean(0)
+    return ((prediction - truth).square().mean(space) / (variance + _VARIANCE_EPS)).sqrt()
 
 
 def relative_l2(prediction: Tensor, truth: Tensor) -> Tensor:
@@ -174,7 +189,12 @@ def correlation_time(prediction: Tensor, truth: Tensor, *, t: Tensor, threshold:
     Returns:
         Shape (B,), float64; the last time where it never falls below.
     """
-    below = correlation(prediction, truth) < threshold
+    return first_time_below(correlation(prediction, truth), t=t, threshold=threshold)
+
+
+def first_time_below(correlation_BT: Tensor, *, t: Tensor, threshold: float) -> Tensor:
+    """Time of the first step whose correlation is below a threshold, (B,); the last time if none is."""
+    below = ~(correlation_BT >= threshold)
     first = torch.where(below.any(1), below.int().argmax(1), len(t) - 1)
     return t.double()[first]
 
@@ -186,7 +206,8 @@ def summary(errors: Mapping[str, Tensor]) -> dict[str, float]:
     }
 
 
-def _root_mean_square(field: Tensor) -> Tensor:
+def root_mean_square(field: Tensor) -> Tensor:
+    """sqrt(mean_X field^2), shape (B, T, C)."""
     return field.square().mean(_space(field)).sqrt()
 
 

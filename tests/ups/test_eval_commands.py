@@ -1,0 +1,301 @@
+"""The commands evaluate, compare, predict and train_baselines: what they write, and how they fail."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from small_simulators import configure, make_autoencoder, make_data, make_simulator
+from typer.testing import CliRunner
+
+import ups
+import ups_store
+from ups.config import dump_config
+from ups.errors import ConfigError
+from ups.eval import predict as prediction
+from ups.eval.equal_budgets import equal_budgets
+from ups.eval.training_logs import StageLog
+from ups.simulator import save_simulator
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, a field store, a configuration, and an untrained operator on fields."""
+    root = make_data(tmp_path_factory.mktemp("run"))
+    config = configure(root, **{"training.device": "cpu"})
+    (root / "run.yaml").write_text(dump_config(config))
+    values = config.model_dump(mode="json")
+    save_simulator(
+        root / "checkpoints" / "operator.safetensors", make_simulator(config), config=values, report={}
+    )
+    both = configure(root, "burgers1d", "darcy2d")
+    latent = make_simulator(both, make_autoencoder(both))
+    save_simulator(root / "latent.safetensors", latent, config=both.model_dump(mode="json"), report={})
+    build = importlib.import_module("ups_store.build.command").app
+    for task in ("burgers1d", "darcy2d"):
+        flags = ["--tasks", task, "--root", str(root), "--cache-dir", str(root / "stores"), "--no-parallel"]
+        assert CliRunner().invoke(build, flags).exit_code == 0
+    return root
+
+
+def run(script: str, *arguments: Any) -> Result:
+    module = importlib.import_module(f"scripts.{script}")
+    return CliRunner().invoke(module.app, [str(argument) for argument in arguments])
+
+
+# --- evaluate ------------------------------------------------------------------------------------------
+
+
+def test_evaluate_writes_a_report_and_shows_its_rows(folder: Path, tmp_path: Path) -> None:
+    done = run(
+        "evaluate", "--config", folder / "run.yaml", "--out", tmp_path / "report", "--phase", "data=2.5"
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert set(found["rows"]) == {"operator", "persistence", "mean"}
+    assert found["seconds"]["data"] == 2.5
+    assert found["config"]["data"]["task"] == ["burgers1d"]
+    assert "persistence" in done.stdout
+    assert str(tmp_path / "report" / "report.html") in done.stderr
+    assert (tmp_path / "report" / "report.csv").exists()
+
+
+def test_evaluate_takes_the_checkpoint_s_configuration_and_overrides(folder: Path, tmp_path: Path) -> None:
+    checkpoint = folder / "checkpoints" / "operator.safetensors"
+    arguments = ("--checkpoint", checkpoint, "--steps", 2, "--json", "--title", "Mine", "--split", "valid")
+    done = run("evaluate", *arguments, "--out", tmp_path, "data.split_fractions=[0.5,0.4,0.1]")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["title"] == "Mine"
+    assert "8 trajectories of val" in found["tasks"]["burgers1d"]["protocol"]
+    assert len(found["tasks"]["burgers1d"]["t"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "which operator?: expected --config FILE or --checkpoint FILE"),
+        (["--checkpoint", "none.safetensors"], 1, "no such checkpoint; train it with"),
+        (["--config", "none.yaml"], 2, "can't be read"),
+        (["--split", "holdout"], 2, "--split: expected train, val or test, found 'holdout'"),
+        (["--split", "val", "data.split_fractions=[0.9,0.0,0.1]"], 2, "would be empty"),
+        (["--steps", "6"], 2, "expected 1 to 5 steps"),
+        (["--steps", "0"], 2, "expected 1 to 5 steps"),
+        (["--phase", "data"], 2, "--phase: expected name=number, found 'data'"),
+        (["data.root=nowhere"], 3, "nowhere"),
+        (["data.reduce_space=2"], 2, "another grid"),
+        (["data.tusk=1"], 2, "unknown key"),
+    ],
+)
+def test_evaluate_says_what_is_wrong(
+    folder: Path, tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    named = {"--checkpoint", "--config"} & set(arguments) or not arguments
+    given = [] if named else ["--config", folder / "run.yaml"]
+    done = run("evaluate", *given, *arguments, "--out", tmp_path / "report")
+    assert (done.exit_code, says in " ".join(done.stderr.split())) == (code, True), done.output
+    assert done.stdout == ""
+    assert not (tmp_path / "report").exists()
+
+
+def test_evaluate_of_a_damaged_checkpoint_says_so(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "checkpoints" / "operator.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-10])
+    done = run("evaluate", "--checkpoint", tmp_path / "cut.safetensors", "--out", tmp_path)
+    assert done.exit_code == 1
+    assert "isn't as long as its header says" in done.stderr
+
+
+# --- baselines and equal budgets -----------------------------------------------------------------------
+
+
+def test_baselines_are_trained_once_and_then_kept(folder: Path, tmp_path: Path) -> None:
+    arguments = (
+        "--config",
+        folder / "run.yaml",
+        "--budget-samples",
+        64,
+        "--json",
+        f"checkpoint.dir={tmp_path}",
+    )
+    first, again = run("train_baselines", *arguments), run("train_baselines", *arguments)
+    assert first.exit_code == 0, first.output
+    assert json.loads(first.stdout) == json.loads(again.stdout)
+    assert {Path(path).name for path in json.loads(first.stdout)} == {
+        "burgers1d_fno_samples.safetensors",
+        "burgers1d_unet_samples.safetensors",
+    }
+    assert again.stderr.count("is there already") == 2
+    other = run("train_baselines", *arguments, "seed=1", "--kind", "fno")
+    assert "is there already" not in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "budget of a baseline: expected seconds or samples"),
+        (["--budget-seconds", "1", "--kind", "transformer"], "--kind: expected fno or unet"),
+    ],
+)
+def test_train_baselines_says_what_is_wrong(folder: Path, arguments: list[str], says: str) -> None:
+    done = run("train_baselines", "--config", folder / "run.yaml", *arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_compare_has_both_baselines_at_both_budgets(folder: Path, tmp_path: Path) -> None:
+    budgets = ("--budget-seconds", 0.2, "--budget-samples", 32)
+    own = ("--checkpoint", folder / "checkpoints" / "operator.safetensors", f"checkpoint.dir={tmp_path}")
+    done = run("compare", "--config", folder / "run.yaml", *own, *budgets, "--out", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "report" / "report.json").read_text())["rows"]
+    assert list(rows)[:5] == ["operator", "fno", "unet", "fno_samples", "unet_samples"]
+    assert rows["fno"]["label"] == "FNO (0.2 s)"
+    assert rows["unet_samples"]["label"] == "U-Net (32 samples)"
+
+
+def test_compare_without_a_log_asks_for_budgets(folder: Path, tmp_path: Path) -> None:
+    done = run("compare", "--config", folder / "run.yaml", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "say --budget-seconds and --budget-samples" in done.stderr
+
+
+def test_equal_budgets_are_the_run_s_shared_by_its_tasks() -> None:
+    logs = [
+        StageLog("autoencoder", 65.0, 5.0, 55.0, 0.0, 100, 3200),
+        StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000),
+    ]
+    seconds, samples = equal_budgets(logs, num_tasks=2)
+    assert seconds.seconds == 80.0
+    assert samples.samples == 16000
+    assert equal_budgets([], num_tasks=1, seconds=3.0, samples=5)[1].samples == 5
+    with pytest.raises(ConfigError):
+        equal_budgets(logs[:1], num_tasks=1)
+
+
+# --- predict -------------------------------------------------------------------------------------------
+
+
+def predict(folder: Path, source: Path, out: Path, *arguments: Any, latent: bool = False) -> Result:
+    name = "latent.safetensors" if latent else "checkpoints/operator.safetensors"
+    return run("predict", source, "--checkpoint", folder / name, "--out", out, "--device", "cpu", *arguments)
+
+
+def test_predict_from_a_store_writes_the_given_frame_and_the_rollout(folder: Path, tmp_path: Path) -> None:
+    source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    done = predict(folder, source, out, "--steps", 3, "--start", 1, "--batch-size", 1, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"store": str(out), "figure": None}
+    with ups_store.open(source) as given, ups_store.open(out) as store:
+        assert store["fields"].shape == (2, 4, 32, 1)
+        np.testing.assert_array_equal(store["fields"][:, 0], given["fields"][:, 1])
+        simulator = ups.load(folder / "checkpoints" / "operator.safetensors")
+        expected = simulator.rollout(given["fields"][:, 1].copy(), 3, parameters={"nu": 0.1})
+        np.testing.assert_allclose(store["fields"][:, 1:], expected.numpy(), atol=1e-6)
+        np.testing.assert_allclose(store["t"], given["t"][1:5])
+        np.testing.assert_array_equal(store["nu"], given["nu"])
+        assert store.attrs["channels"] == given.attrs["channels"]
+        assert store.identity["content"]["kind"] == "prediction"
+
+
+def test_predict_from_hdf5_gives_the_same_as_from_the_store(folder: Path, tmp_path: Path) -> None:
+    (source,) = folder.glob("1D_Burgers*.hdf5")
+    figure = tmp_path / "sample.png"
+    done = predict(folder, source, tmp_path / "a.zarr.zip", "--steps", 2, "--limit", 2, "--figure", figure)
+    assert done.exit_code == 0, done.output
+    store = folder / "stores" / "burgers1d_test.zarr.zip"  # the first tenth of the file
+    assert predict(folder, store, tmp_path / "b.zarr.zip", "--steps", 2).exit_code == 0
+    with ups_store.open(tmp_path / "a.zarr.zip") as one, ups_store.open(tmp_path / "b.zarr.zip") as other:
+        np.testing.assert_array_equal(one["fields"], other["fields"])
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_predict_beyond_the_source_draws_what_it_wrote(folder: Path, tmp_path: Path) -> None:
+    source, figure = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "new" / "sample.png"
+    done = predict(folder, source, tmp_path / "a.zarr.zip", "--steps", 9, "--figure", figure)
+    assert done.exit_code == 0, done.output
+    assert figure.exists()
+
+
+def test_predict_of_a_steady_task_keeps_its_input(folder: Path, tmp_path: Path) -> None:
+    source, out = folder / "stores" / "darcy2d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    done = predict(folder, source, out, "--task", "darcy2d", "--figure", tmp_path / "a.png", latent=True)
+    assert done.exit_code == 0, done.output
+    with ups_store.open(source) as given, ups_store.open(out) as store:
+        assert store["fields"].shape == given["fields"].shape
+        np.testing.assert_array_equal(
+            store["coefficient"], given["coefficient"].reshape(store["coefficient"].shape)
+        )
+
+
+def test_predict_replaces_a_store_only_when_told(folder: Path, tmp_path: Path) -> None:
+    source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    assert predict(folder, source, out, "--steps", 1).exit_code == 0
+    again = predict(folder, source, out, "--steps", 2)
+    assert again.exit_code == 2
+    assert "there is a file already; say --force" in again.stderr
+    assert predict(folder, source, out, "--steps", 2, "--force").exit_code == 0
+    with ups_store.open(out) as store:
+        assert store["fields"].shape[1] == 3
+
+
+def test_predict_that_was_interrupted_continues(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    plain, asked = prediction._predict, []
+
+    def interrupted(*args: Any) -> Any:
+        asked.append(args[3].tolist())
+        if len(asked) == 3:  # the first is a trial, the second the first sample
+            raise KeyboardInterrupt
+        return plain(*args)
+
+    monkeypatch.setattr(prediction, "_predict", interrupted)
+    arguments = ("--steps", 2, "--batch-size", 1)
+    assert predict(folder, source, out, *arguments).exit_code == 5
+    assert not out.exists()
+    assert predict(folder, source, out, *arguments).exit_code == 0
+    assert asked == [[0], [0], [1], [0], [1]]
+    with ups_store.open(out) as store:
+        assert np.isfinite(store["fields"]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--start", "6"], 2, "--start: expected 0 to 5, found 6"),
+        (["--steps", "0"], 2, "steps of the rollout"),
+        (["--dt", "-1"], 2, "dt of the rollout"),
+        (["--parameter", "nu"], 2, "--parameter: expected name=number"),
+        (["--parameter", "mu=1"], 2, "parameters: expected nu, found mu"),
+        (["--task", "darcy2d"], 2, "task of the simulator"),
+        (["--device", "abacus"], 2, "--device"),
+    ],
+)
+def test_predict_says_what_is_wrong(
+    folder: Path, tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    done = predict(
+        folder, folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip", *arguments
+    )
+    assert (done.exit_code, says in " ".join(done.stderr.split())) == (code, True), done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_predict_from_what_is_no_source_says_so(folder: Path, tmp_path: Path) -> None:
+    store = folder / "stores" / "darcy2d_test.zarr.zip"
+    assert "a store of another task" in predict(folder, store, tmp_path / "out.zarr.zip").stderr
+    missing = predict(folder, tmp_path / "none.hdf5", tmp_path / "out.zarr.zip")
+    assert missing.exit_code == 3
+    assert "none.hdf5" in missing.stderr
+    nothing = predict(folder, tmp_path / "none.zarr.zip", tmp_path / "out.zarr.zip")
+    assert nothing.exit_code == 1

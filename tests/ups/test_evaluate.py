@@ -1,0 +1,215 @@
+"""An evaluation: its rows, what it says about them, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_simulators import LATENT_DIM, NUM_TOKENS, configure, make_autoencoder, make_data, make_simulator
+
+import ups_store
+from ups.config import RunConfig
+from ups.data.fields import open_fields
+from ups.data.trajectories import open_trajectories
+from ups.errors import ConfigError
+from ups.eval import metrics
+from ups.eval.baseline_files import baseline_path, find_baselines
+from ups.eval.baseline_model import Baseline, save_baseline
+from ups.eval.evaluate import evaluate
+from ups.eval.report import write_report
+from ups.eval.train_baseline import Budget, train_baseline
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+def train(root: Path, kind: str = "fno", task: str = "burgers1d", **options: int) -> Baseline:
+    config = configure(root, task)
+    dt = open_trajectories(config.build, task, "train", stride=options.get("stride", 1)).dt
+    fields = open_fields(config.build, task, "train")
+    return train_baseline(kind, fields, budget=Budget(samples=32), dt=dt, **options)  # type: ignore[arg-type]
+
+
+def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(root: Path, tmp_path: Path) -> None:
+    config = configure(root)
+    autoencoder = make_autoencoder(config)
+    simulator = make_simulator(config, autoencoder)
+    notes: list[str] = []
+    report = evaluate(config, simulator, baselines=[train(root)], note=notes.append)
+    found = json.loads(write_report(tmp_path, report)["json"].read_text())
+    rows = found["rows"]
+    assert list(rows) == ["operator", "fno_samples", "persistence", "mean", "autoencoder_floor"]
+    for name in ("operator", "persistence", "mean", "autoencoder_floor"):
+        assert rows[name]["nrmse"]["low"] <= rows[name]["nrmse"]["mean"] <= rows[name]["nrmse"]["high"]
+    assert "a budget of 32 samples" in rows["fno_samples"]["note"]
+    assert any("5 steps of 2 trajectories" in note for note in notes)
+    assert len(found["tasks"]["burgers1d"]["t"]) == 5
+
+
+def test_persistence_row_is_the_metric_of_the_repeated_frame(root: Path) -> None:
+    config = configure(root)
+    report = evaluate(config, make_simulator(config))
+    row = next(row for row in report.tasks[0].rows if row.name == "persistence")
+    (batch,) = open_trajectories(config.build, "burgers1d", "test").batches()
+    repeated = batch.given[:, None].expand_as(batch.truth)
+    assert row.scores.metrics["nrmse"].mean == pytest.approx(
+        metrics.nrmse(repeated.double(), batch.truth.double()).mean().item()
+    )
+    assert row.scores.metrics["vrmse"].mean == pytest.approx(
+        metrics.vrmse(repeated, batch.truth).mean().item()
+    )
+
+
+def test_operator_on_fields_has_no_floor(root: Path) -> None:
+    config = configure(root)
+    (task,) = evaluate(config, make_simulator(config)).tasks
+    assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
+
+
+def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(root: Path) -> None:
+    config = configure(root, "burgers1d", "darcy2d")
+    simulator = make_simulator(config, make_autoencoder(config))
+    report = evaluate(config, simulator, horizon=3, baselines=[train(root, "unet", "darcy2d")])
+    transient, steady = report.tasks
+    assert [row.name for row in transient.rows] == ["operator", "persistence", "mean", "autoencoder_floor"]
+    assert [row.name for row in steady.rows] == ["operator", "unet_samples", "mean", "autoencoder_floor"]
+    assert len(transient.t) == 3
+    assert len(steady.t) == 1
+    assert "no persistence" in steady.protocol
+    assert len(transient.figures) > len(steady.figures) >= 2
+    assert set(report.to_json()["tasks"]) == {"burgers1d", "darcy2d"}
+
+
+def test_rows_repeat_to_the_bit(root: Path) -> None:
+    config = configure(root)
+    simulator = make_simulator(config)
+    one, two = (evaluate(config, simulator).tasks[0].rows[0].scores.metrics for _ in range(2))
+    assert one == two
+
+
+def test_stride_of_the_operator_decides_which_frames_are_predicted(root: Path) -> None:
+    config = configure(root)
+    (task,) = evaluate(config, make_simulator(config, stride=2)).tasks
+    assert len(task.t) == 2
+
+
+def test_report_tells_the_seconds_of_every_phase(root: Path) -> None:
+    config = configure(root)
+    report = evaluate(config, make_simulator(config), baselines=[train(root)], phases={"data": 2.5})
+    assert list(report.seconds) == ["data", "fno_samples burgers1d", "evaluation"]
+    assert report.seconds["data"] == 2.5
+    assert report.data_wait_share is None
+
+
+def test_protocol_says_what_was_given_and_that_the_truth_conserves_its_mean(root: Path) -> None:
+    config = configure(root)
+    (task,) = evaluate(config, make_simulator(config), horizon=2).tasks
+    assert "One frame is given" in task.protocol
+    assert "2 are predicted" in task.protocol
+    assert np.allclose(np.diff(task.t), task.t[0])
+
+
+# --- what is refused -----------------------------------------------------------------------------------
+
+
+def test_task_that_the_operator_does_not_know_is_refused(root: Path) -> None:
+    simulator = make_simulator(configure(root))
+    with pytest.raises(ConfigError, match="wasn't trained for this task") as caught:
+        evaluate(configure(root, "darcy2d"), simulator)
+    assert caught.value.kind == "other_task"
+
+
+def test_fields_on_another_grid_are_refused(root: Path) -> None:
+    simulator = make_simulator(configure(root))
+    with pytest.raises(ConfigError, match="another grid") as caught:
+        evaluate(configure(root, **{"data.reduce_space": 2}), simulator)
+    assert caught.value.kind == "other_grid"
+
+
+def test_split_without_samples_is_refused(root: Path) -> None:
+    config = configure(root, **{"data.split_fractions": "[0.9, 0.0, 0.1]"})
+    with pytest.raises(ConfigError, match="val would be empty"):
+        evaluate(config, make_simulator(config), split="val")
+
+
+def test_horizon_beyond_the_trajectory_is_refused(root: Path) -> None:
+    config = configure(root)
+    with pytest.raises(ConfigError, match="doesn't fit into the trajectories"):
+        evaluate(config, make_simulator(config), horizon=6)
+
+
+# --- which baselines -----------------------------------------------------------------------------------
+
+
+def test_baselines_of_the_run_are_found_and_others_are_named(root: Path, tmp_path: Path) -> None:
+    config = configure(root, **{"checkpoint.dir": tmp_path})
+    simulator = make_simulator(config)
+    assert find_baselines(config, simulator, note=pytest.fail) == []
+    save_baseline(baseline_path(config, "fno", "burgers1d", "samples"), train(root), settings={})
+    save_baseline(
+        baseline_path(config, "fno", "darcy2d", "samples"), train(root, task="darcy2d"), settings={}
+    )
+    save_baseline(baseline_path(config, "unet", "burgers1d", "samples"), train(root, stride=2), settings={})
+    notes: list[str] = []
+    (found,) = find_baselines(config, simulator, note=notes.append)
+    assert found.spec.task == "burgers1d"
+    assert sorted("another task" in note for note in notes) == [False, True]
+    assert any("another time stride, 2" in note for note in notes)
+    coarse = make_simulator(configure(root, **{"data.reduce_space": 2}))
+    find_baselines(config, coarse, note=notes.append)
+    assert any("another grid" in note for note in notes)
+
+
+# --- latents of an unknown encoder ---------------------------------------------------------------------
+
+
+def write_latents(root: Path, folder: Path) -> RunConfig:
+    """Latent stores as an import of `.pt` files leaves them: nothing says what encoded them."""
+    config = configure(root, **{"training.latent_cache_dir": folder, "training.allow_unknown_encoder": True})
+    rng = np.random.default_rng(0)
+    for split, num in (("train", 6), ("test", 3)):
+        latent = rng.standard_normal((num, 6, NUM_TOKENS, LATENT_DIM)).astype(np.float32)
+        shapes = {"latent": latent, "nu": np.full(num, 0.1)}
+        dims = {"latent": ("sample", "time", "token", "latent_channel"), "nu": ("sample",)}
+        arrays = {
+            name: ups_store.ArraySpec(values.shape, values.dtype, dims=dims[name])
+            for name, values in shapes.items()
+        }
+        path = folder / f"burgers1d_{split}.zarr.zip"
+        constants = {"t": np.arange(6) * 0.4}
+        with ups_store.create(
+            path, arrays, constants=constants, dims={"t": ("time",)}, identity={"split": split}
+        ) as writer:
+            writer.commit_many(np.arange(num), shapes)
+            writer.finish()
+    return config
+
+
+def test_latents_of_an_unknown_encoder_are_compared_as_latents(root: Path, tmp_path: Path) -> None:
+    config = write_latents(root, tmp_path)
+    simulator = make_simulator(configure(root), make_autoencoder(configure(root)))
+    report = evaluate(config, simulator, baselines=[train(root)])
+    (task,) = report.tasks
+    assert task.space == "latent"
+    assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
+    operator, persistence, _ = (row.scores.metrics for row in task.rows)
+    assert set(operator) == {"nrmse", "vrmse", "relative_l2", "correlation_time"}
+    assert operator["nrmse"].mean == pytest.approx(persistence["nrmse"].mean, rel=1e-4)  # it isn't trained
+    assert "nothing says what encoded them" in task.protocol
+    assert task.t[0] == pytest.approx(0.4)
+    assert len(task.figures) == 1
+    assert report.to_json()["tasks"]["burgers1d"]["space"] == "latent"
+
+
+def test_latents_of_an_unknown_encoder_need_their_split(root: Path, tmp_path: Path) -> None:
+    config = write_latents(root, tmp_path)
+    simulator = make_simulator(configure(root), make_autoencoder(configure(root)))
+    with pytest.raises(ConfigError, match="no latent store of burgers1d val"):
+        evaluate(config, simulator, split="val")

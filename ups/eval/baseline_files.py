@@ -1,0 +1,111 @@
+"""Where the baselines of a run lie, and which of them belong beside a simulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ups.config import RunConfig
+from ups.data.trajectories import open_trajectories
+from ups.eval.baseline_model import LABELS, Baseline, Kind, load_baseline, save_baseline, trained_with
+from ups.eval.train_baseline import Budget, make_spec, train_baseline
+from ups.simulator import Simulator
+
+_FOLDER = "baselines"  # in the folder of the checkpoints
+
+
+def find_baselines(config: RunConfig, simulator: Simulator, *, note: Callable[[str], None]) -> list[Baseline]:
+    """The baselines in `<checkpoint.dir>/baselines` that predict what the simulator does; others are named.
+
+    Raises:
+        CheckpointError: If one can't be read.
+    """
+    folder = config.checkpoint.dir / _FOLDER
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        model = load_baseline(path, device=str(simulator.device))
+        if problem := _mismatch(model, config, simulator):
+            note(f"{path} is left out: {problem}")
+        else:
+            found.append(model)
+    return found
+
+
+def baseline_path(config: RunConfig, kind: str, task: str, limit: str) -> Path:
+    """Where a baseline with a budget of "seconds" or "samples" lies."""
+    return config.checkpoint.dir / _FOLDER / f"{task}_{kind}_{limit}.safetensors"
+
+
+def obtain_baseline(
+    config: RunConfig,
+    kind: Kind,
+    task: str,
+    *,
+    budget: Budget,
+    device: torch.device,
+    restart: bool = False,
+    note: Callable[[str], None],
+) -> Baseline:
+    """The baseline of a run within a budget: the file of an earlier training, or one that is trained now.
+
+    It is trained on the operator's training fields, with its batch size, seed and augmentation.
+
+    Args:
+        config: Configuration of the run.
+        kind: "fno" or "unet".
+        task: Name of the task.
+        budget: How much it may be trained.
+        device: Where.
+        restart: Train anew although there is a file.
+        note: Told what is being done.
+
+    Raises:
+        ConfigError: If there is no such baseline for the task.
+        DivergedError: If a loss isn't finite.
+        ups_store.StoreError: If the data can't be read.
+    """
+    path, training = baseline_path(config, kind, task, budget.limit), config.training
+    stride = training.time_stride
+    trajectories = open_trajectories(config.build, task, "train", source=training.field_source, stride=stride)
+    fields = trajectories.fields
+    settings: dict[str, Any] = {
+        "spec": make_spec(kind, fields, dt=trajectories.dt, stride=stride).to_json(),
+        "allowed": budget.allowed,
+        "batch_size": config.stage("operator").batch_size,
+        "seed": config.seed,
+        "augmented": training.augment,
+    }
+    if path.exists() and not restart and trained_with(path) == json.loads(json.dumps(settings)):
+        note(f"{path} is there already, trained alike")
+        return load_baseline(path, device=str(device))
+    note(f"{task}: {LABELS[kind]}, {budget}")
+    model = train_baseline(
+        kind,
+        fields,
+        budget=budget,
+        dt=trajectories.dt,
+        stride=stride,
+        batch_size=settings["batch_size"],
+        seed=config.seed,
+        augmented=training.augment,
+        device=device,
+        note=note,
+    )
+    save_baseline(path, model, settings=settings)
+    return model
+
+
+def _mismatch(model: Baseline, config: RunConfig, simulator: Simulator) -> str | None:
+    """Why a baseline doesn't belong into the table, or None."""
+    spec = model.spec
+    if spec.task not in config.data.task or spec.task not in simulator.spec.tasks:
+        return f"it is of another task, {spec.task}"
+    if spec.grid != simulator.spec.tasks[spec.task].grid:
+        return f"it is for another grid, {spec.grid.name}"
+    if spec.stride != simulator.spec.time_stride and not simulator.spec.tasks[spec.task].steady:
+        return f"it takes another time stride, {spec.stride}"
+    return None

@@ -1,0 +1,225 @@
+"""`Baseline`: a trained FNO or U-Net with what it needs to predict, and the file that holds it.
+
+Letters: B trajectories, K steps, X the axes of the grid, C channels, P parameters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ups.checkpoint import load_checkpoint, read_document, save_checkpoint
+from ups.errors import CheckpointError, ConfigError
+from ups.eval.baselines import FourierNeuralOperator, UNet
+from ups.eval.forecasters import Start, parameter_table, shown_size
+from ups.grid import GridSpec
+
+BASELINE = "baseline"  # kind of checkpoint
+Kind = Literal["fno", "unet"]
+LABELS: Mapping[str, str] = {"fno": "FNO", "unet": "U-Net"}
+_DT_TOLERANCE = 1e-3
+
+_MODES = {1: 16, 2: 12}  # of the FNO, along each axis
+_LEVELS = 4  # of the U-Net
+
+
+@dataclass(frozen=True)
+class BaselineSpec:
+    """Everything about a baseline but its weights.
+
+    Attributes:
+        kind: "fno" or "unet".
+        task: The one task that it is for.
+        grid: Its grid.
+        given_array: Array that a prediction starts from.
+        dt: Time from one frame to the next in training; None of a steady task.
+        stride: Stored time steps from one frame to the next.
+        parameters: Names of the parameters, in the order that the network takes them.
+        statistics: For "fields" and the given array {"mean": [...], "std": [...]} by channel; for
+            "parameters" the same by parameter. Of the training split.
+        size: Arguments of the network.
+    """
+
+    kind: Kind
+    task: str
+    grid: GridSpec
+    given_array: str
+    dt: float | None
+    stride: int
+    parameters: tuple[str, ...]
+    statistics: Mapping[str, Mapping[str, list[float]]]
+    size: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        return {**asdict(self), "grid": self.grid.to_json(), "parameters": list(self.parameters)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> BaselineSpec:
+        """The spec that `to_json` described."""
+        grid = GridSpec.from_json(values["grid"])
+        return cls(**{**values, "grid": grid, "parameters": tuple(values["parameters"])})
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a training took, and what it was allowed.
+
+    Attributes:
+        limit: "seconds" or "samples".
+        allowed: How many of them.
+        seconds: Wall time of the training.
+        samples: Windows that were trained on, of one step or several.
+        steps: Optimiser steps.
+        curve: Pairs of optimiser step and training loss.
+    """
+
+    limit: Literal["seconds", "samples"]
+    allowed: float
+    seconds: float
+    samples: int
+    steps: int
+    curve: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+
+    @property
+    def budget(self) -> str:
+        """What it was allowed, for people."""
+        return f"{self.allowed:,.4g} s" if self.limit == "seconds" else f"{self.allowed:,.0f} samples"
+
+    def __str__(self) -> str:
+        return (
+            f"trained for a budget of {self.budget}: {self.seconds:.0f} s, {self.steps:,} steps, "
+            f"{self.samples:,} samples"
+        )
+
+
+class Baseline(nn.Module):
+    """One step ahead on normalised fields, again and again.
+
+    Args:
+        spec: What it is.
+        effort: What its training took; None before.
+    """
+
+    def __init__(self, spec: BaselineSpec, effort: Effort | None = None) -> None:
+        super().__init__()
+        self.spec, self.effort = spec, effort
+        make = FourierNeuralOperator if spec.kind == "fno" else UNet
+        channels = dict(spec.grid.channels)["fields"]
+        if dict(spec.grid.channels)[spec.given_array] != channels:
+            raise ConfigError(
+                f"baselines of {spec.task} need an input of as many channels as its solution",
+                kind="channels",
+                expected=channels,
+                found=dict(spec.grid.channels)[spec.given_array],
+            )
+        self.network = make(
+            channels, num_parameters=len(spec.parameters), periodic=spec.grid.periodic, **spec.size
+        )
+        for name, statistics in spec.statistics.items():
+            for which in ("mean", "std"):
+                self.register_buffer(f"{name}_{which}", torch.tensor(statistics[which]), persistent=False)
+
+    @property
+    def name(self) -> str:
+        """Of its row: its kind, and what its budget counts unless that is seconds."""
+        counts_samples = self.effort is not None and self.effort.limit == "samples"
+        return f"{self.spec.kind}_samples" if counts_samples else self.spec.kind
+
+    @property
+    def label(self) -> str:
+        """For people: what it is, and its budget."""
+        kind = LABELS[self.spec.kind]
+        return kind if self.effort is None else f"{kind} ({self.effort.budget})"
+
+    @property
+    def note(self) -> str:
+        """Its size and what its training took."""
+        return f"{shown_size(self.network)}; {self.effort or 'untrained'}"
+
+    def forward(self, given_BXC: Tensor, parameters_BP: Tensor, *, steps: int) -> Tensor:
+        """The frames after a given one, physical units: (B, X..., C) to (B, K, X..., C)."""
+        parameters_BP = (parameters_BP - self._known("parameters_mean")) / self._known("parameters_std")
+        array = self.spec.given_array
+        field_BXC = (given_BXC - self._known(f"{array}_mean")) / self._known(f"{array}_std")
+        field_BCX = field_BXC.movedim(-1, 1)
+        frames = []
+        for _ in range(steps):
+            field_BCX = self.network(field_BCX, parameters_BP)
+            frames.append(field_BCX.movedim(1, -1))
+        return torch.stack(frames, dim=1) * self._known("fields_std") + self._known("fields_mean")
+
+    @torch.no_grad()
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """See `ups.eval.forecasters.Forecaster`.
+
+        Raises:
+            ConfigError: Kind "time_step", for another time step than that of the training.
+        """
+        expected = self.spec.dt
+        found = expected if start.dt is None else start.dt
+        if expected is not None and found is not None and abs(found / expected - 1) > _DT_TOLERANCE:
+            raise ConfigError(
+                f"time step of {LABELS[self.spec.kind]}", kind="time_step", expected=expected, found=found
+            )
+        device = self._known("fields_mean").device
+        table = parameter_table(start.parameters, self.spec.parameters, len(start.given))
+        frames: Tensor = self(start.given.to(device), table.to(device), steps=steps)
+        return frames
+
+    def _known(self, name: str) -> Tensor:
+        return self.get_buffer(name)
+
+
+def network_size(kind: Kind, grid: GridSpec) -> dict[str, int]:
+    """Arguments of the network that suit a grid: no more modes or levels than it has room for.
+
+    Raises:
+        ConfigError: For fields of more than two axes.
+    """
+    if grid.ndim not in _MODES:
+        raise ConfigError("baselines are made for 1D and 2D fields", found=f"{grid.ndim} axes")
+    if kind == "fno":
+        return {"modes": min(_MODES[grid.ndim], min(grid.points) // 2)}
+    levels = 1
+    while levels < _LEVELS and all(points % 2**levels == 0 for points in grid.points):
+        levels += 1
+    return {"levels": levels}
+
+
+def save_baseline(path: str | os.PathLike[str], model: Baseline, *, settings: Mapping[str, Any]) -> None:
+    """Write a trained baseline with the settings of its training, JSON values."""
+    assert model.effort is not None
+    document = {"spec": model.spec.to_json(), "effort": asdict(model.effort), "settings": dict(settings)}
+    save_checkpoint(path, model.state_dict(), kind=BASELINE, document=document)
+
+
+def trained_with(path: str | os.PathLike[str]) -> Any:
+    """The settings that `save_baseline` was given; None where a file has none."""
+    return read_document(path, kind=BASELINE).get("settings")
+
+
+def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Baseline:
+    """Read a baseline, in evaluation mode.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
+    """
+    tensors, document = load_checkpoint(path, kind=BASELINE, device=device)
+    try:
+        effort = {**document["effort"], "curve": tuple(map(tuple, document["effort"]["curve"]))}
+        model = Baseline(BaselineSpec.from_json(document["spec"]), Effort(**effort)).to(device)
+        model.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"its specification is incomplete ({error!r})"
+        raise CheckpointError(problem, kind="no_spec", path=path, hint="train the baseline again") from error
+    except RuntimeError as error:
+        found = " ".join(str(error).split())[:200]
+        problem = "its weights aren't those of its specification"
+        raise CheckpointError(problem, kind="other_weights", path=path, found=found) from error
+    return model.eval()

@@ -1,0 +1,185 @@
+"""Who predicts: persistence, the training mean, the operator; and the floor, which sees the truth.
+
+Letters: B trajectories, T time steps, X the axes of the grid, C channels, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ups.autoencoder import Autoencoder, Normalizer
+from ups.data.fields import FIELDS, Fields
+from ups.data.normalize import frame_items
+from ups.models.any_point_decoder import grid_queries
+from ups.simulator import Simulator
+
+_MAX_FRAMES_OF_MEAN = 4096  # of the training split, evenly spread
+_FRAMES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a forecaster is told; the frames to be predicted are not part of it.
+
+    Attributes:
+        task: Name of the task.
+        given: Physical units, float32, shape (B, X..., C).
+        parameters: Parameters of the equation by name, each (B,).
+        dt: Time from one frame to the next; None of a steady task.
+    """
+
+    task: str
+    given: Tensor
+    parameters: Mapping[str, Tensor]
+    dt: float | None
+
+
+class Forecaster(Protocol):
+    """Something that predicts."""
+
+    @property
+    def name(self) -> str:
+        """Of its row: "operator", "persistence", "mean", "fno", ..."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """What the reader has to know, such as its budget."""
+        ...
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """Predict the frames after the given one, physical units, shape (B, steps, X..., C)."""
+        ...
+
+
+class Persistence:
+    """The given frame for ever; there is none of a steady task."""
+
+    name, label, note = "persistence", "persistence", "the given frame, unchanged"
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """See `Forecaster.forecast`; a view."""
+        return start.given.unsqueeze(1).expand(-1, steps, *(-1,) * (start.given.ndim - 1))
+
+
+class TrainingMean:
+    """The mean field of the training split at every step.
+
+    Args:
+        train: Training fields; at most 4096 frames, evenly spread, are looked at.
+    """
+
+    name, label, note = "mean", "training mean", "the mean frame of all training trajectories"
+
+    def __init__(self, train: Fields) -> None:
+        samples, steps = frame_items(train, FIELDS)
+        num = min(_MAX_FRAMES_OF_MEAN, len(samples))
+        chosen = ((np.arange(num) + 0.5) * len(samples) / num).astype(np.int64)
+        parts = [chosen[first : first + _FRAMES_AT_ONCE] for first in range(0, num, _FRAMES_AT_ONCE)]
+        sums = [train.read(FIELDS, samples[part], steps[part]).sum(0, dtype=np.float64) for part in parts]
+        self._mean = torch.from_numpy(np.sum(sums, axis=0) / num).float()
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """See `Forecaster.forecast`; a view."""
+        return self._mean.expand(len(start.given), steps, *self._mean.shape)
+
+
+class OperatorForecaster:
+    """The trained simulator: encoded once, advanced in its states, decoded at every step.
+
+    Args:
+        simulator: In evaluation mode.
+        note: What the reader has to know.
+    """
+
+    name = "operator"
+
+    def __init__(self, simulator: Simulator, *, note: str = "") -> None:
+        self.simulator, self.note = simulator, note
+        self.label = f"{'latent ' if simulator.spec.states == 'latent' else ''}operator"
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """See `Forecaster.forecast`."""
+        known = self.simulator.spec.tasks[start.task].parameters
+        parameters = {name: values for name, values in start.parameters.items() if name in known}
+        return self.simulator.rollout(start.given, steps, task=start.task, parameters=parameters, dt=start.dt)
+
+
+class LatentForecaster:
+    """The operator on latents that nothing can decode: latents are given, and latents predicted.
+
+    Args:
+        simulator: In evaluation mode.
+        note: What the reader has to know.
+    """
+
+    name, label = "operator", "latent operator"
+
+    def __init__(self, simulator: Simulator, *, note: str = "") -> None:
+        self.simulator, self.note = simulator, note
+
+    @torch.no_grad()
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """See `Forecaster.forecast`; shape (B, steps, L, D)."""
+        simulator, known = self.simulator, self.simulator.spec.tasks[start.task]
+        device, num = simulator.device, len(start.given)
+        table_BP = parameter_table(start.parameters, simulator.spec.parameters, num).to(device)
+        dt_B = torch.full((num,), known.dt if start.dt is None else start.dt, device=device)
+        state_BLD = simulator.normalise(start.given.to(device), task=start.task, array=known.input_array)
+        states_BKLD = simulator(state_BLD, table_BP, task=start.task, dt_B=dt_B, steps=steps)
+        normalizer = simulator.normalizer[f"{start.task}/{FIELDS}"]
+        assert isinstance(normalizer, Normalizer)
+        return normalizer.inverse(states_BKLD)
+
+
+class AutoencoderFloor:
+    """decoder(encoder(truth)): sees the truth, so it is no forecast but what no latent operator can beat.
+
+    Args:
+        model: In evaluation mode.
+        latent_dtype: Dtype that latents are rounded to, as in a store.
+    """
+
+    name, label = "autoencoder_floor", "autoencoder floor"
+
+    def __init__(self, model: Autoencoder, *, latent_dtype: torch.dtype = torch.float32) -> None:
+        self._model, self._latent_dtype = model, latent_dtype
+        self.note = f"decoder(encoder(truth)), latents in {str(latent_dtype).removeprefix('torch.')}"
+
+    @torch.no_grad()
+    def restore(self, truth: Tensor, start: Start) -> Tensor:
+        """Encode and decode every frame: (B, T, X..., C) to the same."""
+        model, task = self._model, start.task
+        device = next(model.parameters()).device
+        query = grid_queries(truth.shape[2:-1]).to(device)
+        parameters = parameter_table(start.parameters, model.spec.parameters, len(truth)).to(device)
+        frames = []
+        for frame in truth.unbind(1):
+            tokens = model.encode(frame.to(device), parameters, task=task)
+            tokens = tokens.to(self._latent_dtype).float()
+            frames.append(model.decode(tokens, query, parameters, task=task).reshape(frame.shape).cpu())
+        return torch.stack(frames, dim=1)
+
+
+def parameter_table(parameters: Mapping[str, Tensor], names: tuple[str, ...], num: int) -> Tensor:
+    """Parameters as models take them: in the order of `names`, NaN where unknown, float32, (B, P)."""
+    columns = [parameters.get(name, torch.full((num,), torch.nan)).float() for name in names]
+    return torch.stack(columns, dim=1) if columns else torch.zeros(num, 0)
+
+
+def shown_size(*models: nn.Module) -> str:
+    """Number of parameters, for people: "1.23 M parameters"."""
+    num = sum(parameter.numel() for model in models for parameter in model.parameters())
+    shown = f"{num / 1e6:.2f} M" if num >= 1e6 else f"{num / 1e3:.0f} k" if num >= 1e4 else f"{num:,}"
+    return f"{shown} parameters"

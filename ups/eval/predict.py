@@ -1,0 +1,170 @@
+"""Predictions as a store: what `scripts/predict.py` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+
+import ups
+from ups.checkpoint import hash_tensors, read_document, write_atomically
+from ups.data.predictions import GivenStates, PredictionStore, Where, read_given, save_preview_of
+from ups.device import choose_device
+from ups.errors import ConfigError
+from ups.eval.command import config_of
+from ups.eval.figures import fields_figure
+from ups.simulator import Simulator
+from ups.simulator_spec import FIELDS, OPERATOR, SimulatedTask, expect_simulated_task
+
+Frames = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """What is to be predicted.
+
+    Attributes:
+        source: Store or HDF5 file with the states to start from.
+        checkpoint: Operator's file.
+        out: Store to write.
+        steps: Frames to predict.
+        task: Name of the task; None where the operator knows one.
+        start: Time step of the source that is given.
+        dt: Time of a step; None for that of the training.
+        parameters: Numbers by name that are used instead of the source's.
+        limit: At most so many samples.
+        batch_size: Samples that are predicted together.
+        figure: PNG of the first sample, beside the source's own frames where it has them.
+        device: As `training.device`.
+        replace: Whether a store that is there may be replaced.
+    """
+
+    source: Path
+    checkpoint: Path
+    out: Path
+    steps: int = 1
+    task: str | None = None
+    start: int = 0
+    dt: float | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    limit: int | None = None
+    batch_size: int = 32
+    figure: Path | None = None
+    device: str = "auto"
+    replace: bool = False
+
+
+def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) -> dict[str, Any]:
+    """Predict what follows the states of a source, into a store.
+
+    Returns:
+        Where the store and the figure are, as JSON values.
+
+    Raises:
+        ConfigError: If there is a store already (kind "exists"), or the source doesn't go with the operator.
+        CheckpointError: If the checkpoint is missing or damaged.
+        ups_store.StoreError: If the source can't be read or the store not be written.
+    """
+    if request.out.exists() and not request.replace:
+        raise ConfigError("there is a file already", kind="exists", path=request.out, hint="say --force")
+    document = read_document(request.checkpoint, kind=OPERATOR)
+    config = config_of(document, (), log=Console(stderr=True))
+    device = choose_device(request.device, note=note, key="--device")
+    simulator = ups.load(request.checkpoint, device=str(device))
+    name = expect_simulated_task(simulator.spec, request.task)
+    task = simulator.spec.tasks[name]
+    where = Where(task.input_array, request.start, simulator.spec.time_stride, request.steps, request.limit)
+    given = read_given(request.source, name, where, config=config.build)
+    dt = None if task.steady else request.dt or task.dt
+    note(f"{name}: {len(given.values)} samples of {given.origin}, {request.steps} steps")
+    identity = {
+        "checkpoint": hash_tensors(request.checkpoint),
+        "dt": dt,
+        "parameters": dict(request.parameters),
+    }
+    _predict(simulator, name, given, np.arange(1), request)  # mistakes are told before a file is begun
+    store = PredictionStore(
+        request.out,
+        given,
+        task=name,
+        frame_shape=(*task.grid.points, dict(task.grid.channels)[FIELDS]),
+        steps=request.steps,
+        dt=dt,
+        given_array=task.input_array,
+        identity=identity,
+    )
+    with store:
+        missing = store.missing()
+        for first in range(0, len(missing), request.batch_size):
+            samples = missing[first : first + request.batch_size]
+            store.commit(samples, _predict(simulator, name, given, samples, request))
+        path = store.finish()
+    figure = _draw(simulator, name, given, request) if request.figure else None
+    return {"store": str(path), "figure": figure}
+
+
+def _predict(
+    simulator: Simulator,
+    name: str,
+    given: GivenStates,
+    samples: npt.NDArray[np.int64],
+    request: PredictionRequest,
+) -> Frames:
+    """Predicted frames of some samples, shape (B, K, X..., C)."""
+    task = simulator.spec.tasks[name]
+    parameters = {
+        key: torch.from_numpy(values[samples])
+        for key, values in given.parameters.items()
+        if key in task.parameters
+    }
+    told = {key: torch.tensor(value) for key, value in request.parameters.items()}
+    frames = simulator.rollout(
+        torch.from_numpy(given.values[samples]),
+        request.steps,
+        task=name,
+        parameters={**parameters, **told},
+        dt=None if task.steady else request.dt,
+    )
+    return frames.cpu().numpy()
+
+
+def _draw(simulator: Simulator, name: str, given: GivenStates, request: PredictionRequest) -> str:
+    """Truth, prediction and error of the first sample where the source goes as far; else what was written."""
+    assert request.figure is not None
+    request.figure.parent.mkdir(parents=True, exist_ok=True)
+    task = simulator.spec.tasks[name]
+    if given.after.shape[1] < request.steps or request.dt not in (None, task.dt):
+        save_preview_of(request.out, request.figure)
+        return str(request.figure)
+    prediction, truth = _predict(simulator, name, given, np.arange(1), request)[0], given.after[0]
+    t = given.t + np.arange(request.steps + 1) * task.dt
+    if task.steady:
+        t = t[:1]
+    else:
+        prediction, truth = (np.concatenate([given.values[:1], frames]) for frames in (prediction, truth))
+    picture = fields_figure(
+        _plane(truth[..., 0]),
+        _plane(prediction[..., 0]),
+        t=t,
+        extent=_extent(given, task),
+        quantity=next(iter(task.channels), "u"),
+    )
+    write_atomically(request.figure, picture)
+    return str(request.figure)
+
+
+def _plane(frames: Frames) -> Frames:
+    """Of volumes (K, Z, Y, X) the middle plane."""
+    return frames[:, frames.shape[1] // 2] if frames.ndim == 4 else frames
+
+
+def _extent(given: GivenStates, task: SimulatedTask) -> list[float]:
+    """Lengths of the domain along the last two axes at most."""
+    lengths = given.attrs.get("domain_lengths", {})
+    return [float(lengths.get(axis, 1.0)) for axis in ("z", "y", "x")[-min(2, task.grid.ndim) :]]

@@ -1,0 +1,87 @@
+"""Autoregressive rollouts: from one given frame to the end of the trajectory, by anything that can predict.
+
+One frame is given (a Markov operator needs no more), where PDEBench gives ten; of a steady task it is the
+constant field that decides the solution, and one step predicts the solution. Letters: B trajectories, T time
+steps, X the axes of the grid, C channels.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ups.data.trajectories import Trajectories, TrajectoryBatch
+from ups.errors import ShapeError
+from ups.eval.forecasters import AutoencoderFloor, Forecaster, Start
+from ups.eval.metrics import shell_energy
+from ups.eval.trajectory_errors import TrajectoryErrors, join, measure
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What came of a forecaster on a split.
+
+    Attributes:
+        errors: Of all trajectories.
+        energy: Mean energy by wave number of the last predicted frame, all channels, shape (K,).
+        true_energy: The same of the truth.
+        seconds: Wall time of predicting, reading and measuring aside.
+    """
+
+    errors: TrajectoryErrors
+    energy: Tensor
+    true_energy: Tensor
+    seconds: float
+
+
+def roll_out(
+    forecaster: Forecaster | AutoencoderFloor, trajectories: Trajectories, *, batch_size: int | None = None
+) -> Rollout:
+    """Predict all trajectories of a split and measure the errors, a batch at a time.
+
+    Args:
+        forecaster: Who predicts.
+        trajectories: Of a split.
+        batch_size: Trajectories at a time; by default by their size.
+
+    Raises:
+        ShapeError: If the forecaster returns another shape than it should.
+    """
+    lengths = domain_lengths(trajectories)
+    parts: list[TrajectoryErrors] = []
+    energies = [torch.zeros(()), torch.zeros(())]
+    seconds = 0.0
+    for batch in trajectories.batches(batch_size):
+        began = time.perf_counter()
+        prediction = predict(forecaster, batch, trajectories)
+        seconds += time.perf_counter() - began
+        given = None if trajectories.info.steady else batch.given
+        parts.append(measure(prediction, batch.truth, given=given, lengths=lengths))
+        for i, fields in enumerate((prediction, batch.truth)):
+            energies[i] = energies[i] + shell_energy(fields[:, -1:].double()).sum((0, 1, 3))
+    energy, true_energy = (total / len(trajectories) for total in energies)
+    return Rollout(join(parts), energy, true_energy, seconds)
+
+
+def predict(
+    forecaster: Forecaster | AutoencoderFloor, batch: TrajectoryBatch, trajectories: Trajectories
+) -> Tensor:
+    """The predicted frames of a batch, on the CPU, shape (B, T, X..., C)."""
+    start = Start(trajectories.info.task, batch.given, batch.parameters, trajectories.dt)
+    if isinstance(forecaster, AutoencoderFloor):
+        return forecaster.restore(batch.truth, start)
+    prediction = forecaster.forecast(start, trajectories.horizon).cpu()
+    if prediction.shape != batch.truth.shape:
+        raise ShapeError(
+            f"forecast of {forecaster.name}", expected=tuple(batch.truth.shape), found=tuple(prediction.shape)
+        )
+    return prediction
+
+
+def domain_lengths(trajectories: Trajectories) -> list[float]:
+    """Length of the domain along each axis of the grid; 1 where the source doesn't tell."""
+    known = trajectories.info.domain_lengths
+    return [known.get(axis, 1.0) for axis in ("z", "y", "x")[-trajectories.info.grid.ndim :]]

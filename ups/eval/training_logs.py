@@ -1,0 +1,153 @@
+"""What the logs of a run tell: seconds of each stage and what they went to, curves, samples seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig
+from ups.config.run import STAGE_NAMES
+
+_WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
+_STARTUP = "startup/total_startup_time_min"
+
+Curve = tuple[Sequence[int], Sequence[float]]  # optimiser steps and values
+
+
+@dataclass(frozen=True)
+class StageLog:
+    """One stage of a run, its continuations taken together.
+
+    Attributes:
+        stage: Its name.
+        seconds: Wall time, from the start of the process to the stage's report.
+        startup_s: Of these, until the first optimiser step was over.
+        train_s: Of these, in optimiser steps, waiting included; the rest is validation and saving.
+        data_wait_s: Of these, waiting for data.
+        steps: Optimiser steps.
+        samples: Training items seen: frames of an autoencoder, windows of an operator.
+        loss: Sum of the losses.
+        score: What validation counts.
+        gpu_share: Mean utilisation of the GPU, 0 to 1; None without one.
+    """
+
+    stage: str
+    seconds: float
+    startup_s: float
+    train_s: float
+    data_wait_s: float
+    steps: int
+    samples: int
+    loss: Curve = field(default=((), ()), repr=False)
+    score: Curve = field(default=((), ()), repr=False)
+    gpu_share: float | None = None
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of the optimiser steps' time that went to waiting for data."""
+        return self.data_wait_s / self.train_s if self.train_s > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers as JSON values; without the curves."""
+        return {
+            "seconds": round(self.seconds, 2),
+            "startup_s": round(self.startup_s, 2),
+            "train_s": round(self.train_s, 2),
+            "data_wait_s": round(self.data_wait_s, 3),
+            "data_wait_share": round(self.data_wait_share, 5),
+            "steps": self.steps,
+            "samples": self.samples,
+            "gpu_share": self.gpu_share,
+        }
+
+
+def read_stage_logs(config: RunConfig) -> list[StageLog]:
+    """The stages of a run that left a log, in the order of training."""
+    found = []
+    for stage in STAGE_NAMES:  # in the order in which they are trained
+        path = config.training.log_path or config.checkpoint.dir / f"{stage}.jsonl"
+        if path.exists() and (records := _last_training(path, stage)):
+            found.append(_summarise(stage, records))
+    return found
+
+
+def data_wait_share(logs: Sequence[StageLog]) -> float | None:
+    """Share of all stages' training time that went to waiting for data; None without logs."""
+    seconds = sum(log.train_s for log in logs)
+    return sum(log.data_wait_s for log in logs) / seconds if seconds > 0 else None
+
+
+def _last_training(path: Path, stage: str) -> list[dict[str, Any]]:
+    """Records of a stage since it was last begun anew; a line that was cut off is passed over."""
+    records: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record.get("stage") != stage:
+            continue
+        if record.get("event") == "start" and record.get("step", 0) == 0:
+            records.clear()
+        records.append(record)
+    return records
+
+
+def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
+    batch_size = _samples_per_step(stage, records)
+    steps = [record for record in records if record.get("event") == "step"]
+    epochs = [record for record in records if record.get("event") == "epoch" and "score" in record]
+    train_s = wait_s = 0.0
+    before = 0
+    for record in steps:
+        rate = float(record.get(_RATE) or 0.0)
+        seconds = (int(record["step"]) - before) * batch_size / rate if rate > 0 else 0.0
+        before = int(record["step"])
+        train_s += seconds
+        wait_s += seconds * float(record.get(_WAIT, 0.0))
+    losses = [sum(v for k, v in record.items() if k.startswith("loss/")) for record in steps]
+    last = max((int(record.get("step", 0)) for record in records), default=0)
+    gpu = [record[key] for record in steps for key in ("training/gpu_utilization_pct",) if record.get(key)]
+    return StageLog(
+        stage=stage,
+        seconds=sum(_run_seconds(run) for run in _runs(records)),
+        startup_s=sum(60 * float(record[_STARTUP]) for record in records if _STARTUP in record),
+        train_s=train_s,
+        data_wait_s=wait_s,
+        steps=last,
+        samples=int(last * batch_size),
+        loss=([int(record["step"]) for record in steps], losses),
+        score=([int(record["step"]) for record in epochs], [float(record["score"]) for record in epochs]),
+        gpu_share=sum(gpu) / len(gpu) / 100 if gpu else None,
+    )
+
+
+def _runs(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The records of every process that worked on the stage."""
+    runs: list[list[Mapping[str, Any]]] = []
+    for record in records:
+        if record.get("event") == "start" or not runs:
+            runs.append([])
+        runs[-1].append(record)
+    return runs
+
+
+def _run_seconds(run: Sequence[Mapping[str, Any]]) -> float:
+    """From the process's start, which the startup's record knows, to the last record."""
+    began, ended = float(run[0]["time"]), float(run[-1]["time"])
+    startup = next((record for record in run if _STARTUP in record), None)
+    if startup is not None:
+        began = min(began, float(startup["time"]) - 60 * float(startup[_STARTUP]))
+    return ended - began
+
+
+def _samples_per_step(stage: str, records: Sequence[Mapping[str, Any]]) -> int:
+    config = next((record["config"] for record in records if "config" in record), None)
+    if config is None:
+        return 1
+    training = config.get("training", {})
+    own = (config.get("stages", {}).get(stage) or {}).get("batch_size")
+    return int(own or training.get("batch_size", 1)) * int(training.get("accum_steps", 1))

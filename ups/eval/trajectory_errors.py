@@ -1,0 +1,125 @@
+"""What the metrics need of every trajectory, so that a split goes through in batches and can be resampled.
+
+`metrics` has the definitions; here is what is left of them before the mean over trajectories. Letters: B
+trajectories, T time steps, X the axes of the grid, K wave numbers, C channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ups.errors import ShapeError
+from ups.eval import metrics
+
+Errors = metrics.Errors
+
+
+@dataclass(frozen=True)
+class TrajectoryErrors:
+    """Errors of trajectories; float64, on the CPU.
+
+    Attributes:
+        rmse: Root mean square of the error over space, shape (B, T, C).
+        nrmse: The same over the root mean square of the truth, shape (B, T, C).
+        vrmse: The same over the truth's standard deviation in space, shape (B, T, C).
+        brmse: Root mean square over the points at the ends of the axes, shape (B, T, C).
+        max_error: Largest |p - y| in space, shape (B, T, C).
+        mean_error: Mean of p - y over space, shape (B, T, C).
+        drift: |mean_X p(t) - mean_X y(0)| over the root mean square of y(0), shape (B, T, C); y(0) is given.
+        shells: |FFT(p - y)|^2 by wave number, scaled so that its root is what fRMSE averages, (B, T, K, C).
+        relative_l2: Over time, space and channels, shape (B,).
+        correlation: Pearson's, over space, shape (B, T).
+    """
+
+    rmse: Tensor
+    nrmse: Tensor
+    vrmse: Tensor
+    brmse: Tensor
+    max_error: Tensor
+    mean_error: Tensor
+    drift: Tensor
+    shells: Tensor
+    relative_l2: Tensor
+    correlation: Tensor
+
+    def __len__(self) -> int:
+        return len(self.relative_l2)
+
+    def __getitem__(self, rows: slice) -> TrajectoryErrors:
+        """Some of the trajectories."""
+        return TrajectoryErrors(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)})
+
+    def pdebench(self) -> Errors:
+        """Over all trajectories, each (T, C); what `metrics.pdebench` gives of the fields."""
+        amplitude_KTC = self.shells.mean(0).sqrt().movedim(1, 0)
+        bands = {f"frmse_{name}": amplitude_KTC[slice(*ends)].mean(0) for name, ends in metrics.BANDS.items()}
+        return {
+            "rmse": self.rmse.mean(0),
+            "nrmse": self.nrmse.mean(0),
+            "crmse": self.mean_error.square().mean(0).sqrt(),
+            "max_error": self.max_error.amax(0),
+            "brmse": self.brmse.mean(0),
+            **bands,
+        }
+
+    def pdebench_compat(self, batch_size: int) -> Errors:
+        """As `metrics.pdebench_compat`: values of batches, averaged."""
+        firsts = range(0, len(self), batch_size)
+        batches = [self[first : first + batch_size].pdebench() for first in firsts]
+        return {name: torch.stack([errors[name] for errors in batches]).mean(0) for name in batches[0]}
+
+    def correlation_time(self, t: Tensor, *, threshold: float = 0.8) -> Tensor:
+        """Time until the correlation first falls below a threshold, shape (B,); the last time if never."""
+        return metrics.first_time_below(self.correlation, t=t, threshold=threshold)
+
+
+def measure(
+    prediction: Tensor,
+    truth: Tensor,
+    *,
+    given: Tensor | None = None,
+    lengths: Sequence[float] | None = None,
+) -> TrajectoryErrors:
+    """Measure predicted trajectories.
+
+    Args:
+        prediction: Shape (B, T, X..., C), physical units, on any device.
+        truth: The same shape.
+        given: The state that the prediction started from, shape (B, X..., C), if it is one of the same kind
+            as the truth; else the drift is counted from the first frame of the truth.
+        lengths: Length of the domain along each axis; 1 by default.
+
+    Raises:
+        ShapeError: If the shapes differ or have no grid.
+    """
+    if prediction.shape != truth.shape or truth.ndim < 4:
+        raise ShapeError("prediction", expected=tuple(truth.shape), found=tuple(prediction.shape))
+    prediction, truth = prediction.double().cpu(), truth.double().cpu()
+    start = truth[:, :1] if given is None else given.double().cpu().unsqueeze(1)
+    error, space = prediction - truth, tuple(range(2, truth.ndim - 1))
+    points = truth.shape[2:-1]
+    scale = math.prod(lengths or [1.0] * len(points)) / math.prod(points)
+    return TrajectoryErrors(
+        rmse=metrics.root_mean_square(error),
+        nrmse=metrics.nrmse_per_sample(prediction, truth),
+        vrmse=metrics.vrmse_per_sample(prediction, truth),
+        brmse=metrics.brmse_per_sample(prediction, truth),
+        max_error=error.abs().amax(space),
+        mean_error=error.mean(space),
+        drift=(prediction.mean(space) - start.mean(space)).abs() / metrics.root_mean_square(start),
+        shells=metrics.shell_energy(error) * scale**2,
+        relative_l2=metrics.relative_l2(prediction, truth),
+        correlation=metrics.correlation(prediction, truth),
+    )
+
+
+def join(parts: Sequence[TrajectoryErrors]) -> TrajectoryErrors:
+    """Errors of all trajectories from those of batches."""
+    names = [f.name for f in dataclasses.fields(TrajectoryErrors)]
+    return TrajectoryErrors(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
