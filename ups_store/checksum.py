@@ -39,17 +39,12 @@ def _castagnoli() -> Callable[..., int]:
 
 def crc32_each(rows: npt.NDArray[np.uint8], nbytes: int) -> list[int]:
     """CRC-32 of the first `nbytes` of every row; `rows` is C-contiguous, shape (M, stride), uint8."""
-    return _of_each(zlib_ng.crc32, rows, nbytes)
+    return list(map(zlib_ng.crc32, rows[:, :nbytes]))
 
 
 def crc32c_each(rows: npt.NDArray[np.uint8], nbytes: int) -> list[int]:
     """CRC-32C of the first `nbytes` of every row; `rows` is C-contiguous, shape (M, stride), uint8."""
-    return _of_each(_castagnoli(), rows, nbytes)
-
-
-def _of_each(function: Callable[[Bytes], int], rows: npt.NDArray[np.uint8], nbytes: int) -> list[int]:
-    memory, (num, stride) = rows.reshape(-1).data, rows.shape  # its slices cost a fifth of NumPy's rows
-    return [function(memory[first : first + nbytes]) for first in (i * stride for i in range(num))]
+    return list(map(_castagnoli(), rows[:, :nbytes]))
 
 
 def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:

@@ -18,7 +18,7 @@ from ups_store.building import BuildingFile, Samples, failures_named, runs
 from ups_store.checksum import combine_crc32, crc32, crc32c
 from ups_store.encode import CrcTable, Piece
 from ups_store.errors import CorruptChunkError, NotCommittedError
-from ups_store.layout import ArrayLayout
+from ups_store.layout import PAGE_BYTES, ArrayLayout
 from ups_store.memory_file import is_in_memory
 from ups_store.recovery import read_commits, read_committed
 from ups_store.zip_records import pack_directory
@@ -55,9 +55,16 @@ def _write_piece(building: BuildingFile, piece: Piece) -> CrcTable:
     for array, slots in zip(building.layout.per_sample, piece.slots, strict=True):
         _write_rows(fd, array.offset, array.stride, piece.samples, slots)
         if not building.is_lazy and array.meta.is_sharded:
-            first, last = array.offset + piece.samples[[0, -1]] * array.stride
-            files.start_writeback(fd, int(first), int(last - first) + array.stride)
+            _start_writeback(fd, array, int(piece.samples[0]), int(piece.samples[-1]))
     return piece.crcs
+
+
+def _start_writeback(fd: int, array: ArrayLayout, first: int, last: int) -> None:
+    """Have the disk begin with whole pages of samples; the piece that follows begins on the page after them."""
+    begin = array.slot(first)[0] // PAGE_BYTES * PAGE_BYTES
+    end = array.slot(last)[1] // PAGE_BYTES * PAGE_BYTES
+    if begin < end:
+        files.start_writeback(fd, begin, end - begin)
 
 
 def _write_records(building: BuildingFile, samples: Samples, records: npt.NDArray[np.uint32]) -> None:
