@@ -60,7 +60,7 @@ def _write_piece(building: BuildingFile, piece: Piece) -> CrcTable:
 
 
 def _start_writeback(fd: int, array: ArrayLayout, first: int, last: int) -> None:
-    """Have the disk begin with whole pages of samples; the piece that follows begins on the page after them."""
+    """Have the disk begin with whole pages of samples; the next piece begins on the page that follows."""
     begin = array.slot(first)[0] // PAGE_BYTES * PAGE_BYTES
     end = array.slot(last)[1] // PAGE_BYTES * PAGE_BYTES
     if begin < end:

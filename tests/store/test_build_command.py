@@ -252,12 +252,17 @@ def test_overwrite_and_rehash_reach_the_build(
             "error: source/file: can't make the folder",
         ),
         ("--tasks burgers1d --root source --manifest source", "error: source: it isn't a manifest"),
+        (
+            "--tasks burgers1d --root source --manifest source/own.json",
+            "error: source/own.json: it isn't a manifest",
+        ),
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_why_on_stderr(
     words: str, message: str, invoke: Invoke, source: Path
 ) -> None:
     source.with_name("file").touch()
+    source.with_name("own.json").write_text('{"precious": 1}')
     outcome = invoke(words)
     assert (outcome.code, outcome.out) == (2, "")
     assert message in outcome.err

@@ -29,6 +29,8 @@ from ups_store.errors import ConfigError, SourceError
 from ups_store.ingest.splits import SPLITS, split_range
 from ups_store.recovery import building_path
 
+_MAX_MANIFEST_BYTES = 64 << 20  # a store takes a few kB
+
 
 @dataclass(frozen=True)
 class BuildReport:
@@ -229,7 +231,11 @@ def prepare_manifest(path: Path) -> None:
 
 
 def _is_manifest(path: Path) -> bool:
-    if not path.is_file():
+    """Whether a file is one, or empty."""
+    if not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
         return False
-    with path.open("rb") as file:
-        return file.read(1) in (b"", b"{")
+    try:
+        document = json.loads(path.read_bytes() or b'{"stores": []}')
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and isinstance(document.get("stores"), list)
