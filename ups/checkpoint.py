@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,8 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_NBYTES = 100_000_000  # as in safetensors
 # safetensors writes the entries of `__metadata__` in any order; a single one makes files repeat to the byte.
 _METADATA_KEY = "ups"
+_DIGEST_KEY = "tensors_sha256"
+_HINT = "train again, or copy the file again"
 
 
 def save_checkpoint(
@@ -39,19 +41,19 @@ def save_checkpoint(
         document: JSON values; numbers keep every bit (NaN and infinity included).
 
     Raises:
-        CheckpointError: Kind "not_written", such as on a full disk; the old file stays.
+        OutputError: Such as on a full disk; the old file stays.
     """
     from safetensors.torch import save
 
     path = Path(path)
-    header = json.dumps({"version": CHECKPOINT_VERSION, "kind": kind, "document": dict(document)})
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    ours = {"version": CHECKPOINT_VERSION, "kind": kind, _DIGEST_KEY: _digest(own)}
+    header = json.dumps({**ours, "document": dict(document)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save(own, metadata={_METADATA_KEY: header}))
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise CheckpointError(f"can't be written ({reason})", kind="not_written", path=path) from error
+        raise OutputError.of(error, path) from error
 
 
 def load_checkpoint(
@@ -63,28 +65,45 @@ def load_checkpoint(
         New tensors on the device by name, and the document.
 
     Raises:
-        CheckpointError: Kinds "missing", "truncated", "not_a_checkpoint", "other_kind", "too_new".
+        CheckpointError: Kinds "missing", "truncated", "damaged", "not_a_checkpoint", "other_kind", "too_new".
     """
-    document = read_document(path, kind=kind)
+    ours = _read_ours(path, kind=kind)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        return load_file(path, device=device), document
+        tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"can't be read ({error})", kind="not_a_checkpoint", path=path) from error
+        raise _not_ours(path, str(error)) from error
+    if (found := _digest(tensors)) != ours.get(_DIGEST_KEY):
+        raise CheckpointError(
+            "its tensors aren't those that were written",
+            kind="damaged",
+            path=path,
+            expected=f"sha256 {ours.get(_DIGEST_KEY)}",
+            found=found,
+            hint=_HINT,
+        )
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, ours["document"]
 
 
 def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
     """Read a checkpoint's document without its tensors; needs no torch.
 
     Raises:
-        CheckpointError: As `load_checkpoint`.
+        CheckpointError: As `load_checkpoint`, "damaged" aside.
     """
+    document: dict[str, Any] = _read_ours(path, kind=kind)["document"]
+    return document
+
+
+def _read_ours(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
+    """What `save_checkpoint` put into the header: version, kind, digest of the tensors, document."""
     header, _ = _read_header(Path(path))
     try:
-        ours = json.loads(header["__metadata__"][_METADATA_KEY])
-        version, found, document = ours["version"], ours["kind"], dict(ours["document"])
+        ours: dict[str, Any] = json.loads(header["__metadata__"][_METADATA_KEY])
+        version, found = ours["version"], ours["kind"]
+        ours["document"] = dict(ours["document"])
     except (KeyError, TypeError, ValueError) as error:
         raise _not_ours(path, "the header has no document of ours") from error
     if version > CHECKPOINT_VERSION:
@@ -99,7 +118,18 @@ def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
         raise CheckpointError(
             "another kind of checkpoint", kind="other_kind", path=path, expected=kind, found=found
         )
-    return document
+    return ours
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names and bytes of all tensors, which are on the CPU, sorted by name."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + b"\n")
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def hash_tensors(path: str | os.PathLike[str], *, prefix: str = "") -> str:
@@ -174,12 +204,12 @@ def _truncated(path: Path, expected: int, found: int) -> CheckpointError:
         path=path,
         expected=f"{expected} bytes",
         found=f"{found} bytes",
-        hint="train again, or copy the file again",
+        hint=_HINT,
     )
 
 
 def _not_ours(path: str | os.PathLike[str], why: str) -> CheckpointError:
-    return CheckpointError(f"not a checkpoint ({why})", kind="not_a_checkpoint", path=path)
+    return CheckpointError(f"not a checkpoint ({why})", kind="not_a_checkpoint", path=path, hint=_HINT)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

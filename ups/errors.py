@@ -1,12 +1,15 @@
 """The errors of the training stack: a tree by what the caller can do about them.
 
 As in `ups_store.errors`, every error carries what it knows as attributes and a stable `kind`; people read the
-sentence: where, what was found, what was expected, what to do. This module imports nothing.
+sentence: where, what was found, what was expected, what to do. This module imports nothing of ours.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import Any
+
+_EXIT_DISK_FULL = 6  # as in `ups_store.errors`
 
 
 class UpsError(Exception):
@@ -69,6 +72,21 @@ class CheckpointError(UpsError):
     """A checkpoint is missing, damaged, or of something else."""
 
     kind = "checkpoint"
+
+
+class OutputError(UpsError):
+    """A file can't be written; what was there before is still there. Exit code 6 where the disk is full."""
+
+    kind = "not_written"
+
+    @classmethod
+    def of(cls, error: OSError, path: object) -> OutputError:
+        """What the system said about writing to a path."""
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free some space, or write elsewhere" if is_full else "check the path and its permissions"
+        made = cls(f"can't be written ({(error.strerror or str(error)).lower()})", path=path, hint=hint)
+        made.exit_code = _EXIT_DISK_FULL if is_full else cls.exit_code
+        return made
 
 
 class DivergedError(UpsError):

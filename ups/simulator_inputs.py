@@ -23,15 +23,18 @@ def frames_of(fields: Tensor | npt.NDArray[Any], task: SimulatedTask, *, device:
     """Initial fields as float32, shape (B, X..., C); the axis C may be missing where there is one channel.
 
     Raises:
-        ShapeError: If they aren't on the task's grid.
+        ShapeError: If they aren't numbers on the task's grid.
+        ConfigError: Kind "not_finite".
     """
-    values = torch.as_tensor(fields).to(device, torch.float32)
+    values = _numbers(fields, task.input_array, device=device)
     expected = (*task.grid.points, dict(task.grid.channels)[task.input_array])
     if expected[-1] == 1 and tuple(values.shape[1:]) == expected[:-1]:
         values = values.unsqueeze(-1)
-    if tuple(values.shape[1:]) != expected:
+    if tuple(values.shape[1:]) != expected or not len(values):
         shown = ", ".join(map(str, expected))
         raise ShapeError(task.input_array, expected=f"(B, {shown})", found=tuple(values.shape))
+    if len(bad := torch.nonzero(~values.flatten(1).isfinite().all(1)).flatten()):
+        raise _not_finite(f"sample {int(bad[0])} of {task.input_array!r}")
     return values
 
 
@@ -48,7 +51,7 @@ def parameter_table(
     A parameter that had one value in all of training needs no mention.
 
     Raises:
-        ConfigError: Kinds "unknown_parameter", "missing_parameter".
+        ConfigError: Kinds "unknown_parameter", "missing_parameter", "not_finite".
         ShapeError: If a parameter isn't one number, nor one for each of `num` samples.
     """
     if unknown := given.keys() - task.parameters.keys():
@@ -60,7 +63,9 @@ def parameter_table(
         if name not in given and low != high:
             expected = f"a value, {low:g} to {high:g} in training"
             raise ConfigError(f"parameter {name} is missing", kind="missing_parameter", expected=expected)
-        values = torch.as_tensor(given.get(name, low)).to(device, torch.float32)
+        values = _numbers(given.get(name, low), name, device=device)
+        if not values.isfinite().all():
+            raise _not_finite(f"parameter {name}")
         if tuple(values.shape) not in ((), (num,)):
             raise ShapeError(name, expected=f"a number or ({num},)", found=tuple(values.shape))
         table_BP[:, order.index(name)] = values
@@ -74,7 +79,7 @@ def step_times(dt: Numbers, *, num: int, steps: int, device: torch.device) -> Te
         ShapeError: For another shape.
         ConfigError: Kind "time_step", unless all are positive.
     """
-    times = torch.as_tensor(np.asarray(dt) if not isinstance(dt, Tensor) else dt).to(device, torch.float32)
+    times = _numbers(dt, "dt", device=device)
     shaped = times[:, None] if times.ndim == 1 else times
     if tuple(shaped.shape) not in ((), (num, 1), (num, steps)):
         expected = f"a number, ({num},) or ({num}, {steps})"
@@ -82,3 +87,20 @@ def step_times(dt: Numbers, *, num: int, steps: int, device: torch.device) -> Te
     if not bool((shaped > 0).all()):
         raise ConfigError("dt of the rollout", kind="time_step", expected="> 0", found=float(shaped.min()))
     return shaped.expand(num, steps)
+
+
+def _numbers(values: Numbers, name: str, *, device: torch.device) -> Tensor:
+    """As float32 on a device; a copy, unless it is such a tensor already."""
+    if not isinstance(values, Tensor):
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            raise ShapeError(name, kind="dtype", expected="real numbers", found=array.dtype)
+        values = torch.from_numpy(np.array(array, np.float32, order="C"))  # a copy: views may be read-only
+    elif values.is_complex():
+        raise ShapeError(name, kind="dtype", expected="real numbers", found=values.dtype)
+    return values.to(device, torch.float32)
+
+
+def _not_finite(what: str) -> ConfigError:
+    hint = "leave it out, or mend it"
+    return ConfigError(f"{what} isn't finite", kind="not_finite", expected="no NaN and no Inf", hint=hint)

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import save_file
 
 from ups.checkpoint import hash_tensors, load_checkpoint, read_document, save_checkpoint
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, OutputError
 
 DOCUMENT = {"lr": 0.1 + 0.2, "nan": math.nan, "nested": {"list": [1, "ä"]}}
 
@@ -67,9 +67,9 @@ def test_failed_write_is_an_error_of_ours_and_leaves_the_old_file(
         raise OSError(errno.ENOSPC, "no room")
 
     monkeypatch.setattr("ups.checkpoint.os.fsync", fail)
-    with pytest.raises(CheckpointError, match="no room") as caught:
+    with pytest.raises(OutputError, match="no room") as caught:
         save_checkpoint(path, make_tensors(), kind="test", document={"other": 1})
-    assert caught.value.kind == "not_written"
+    assert (caught.value.kind, caught.value.exit_code, caught.value.path) == ("not_written", 6, str(path))
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -146,6 +146,16 @@ def test_truncated_file_is_named(path: Path, nbytes: int) -> None:
 def test_file_of_something_else_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert kind_of(path) == "not_a_checkpoint"
+
+
+@pytest.mark.parametrize("back", [1, 9, 60])
+def test_flipped_bit_in_a_tensor_is_found(path: Path, back: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[-back] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="sha256") as caught:
+        load_checkpoint(path, kind="test")
+    assert (caught.value.kind, caught.value.path) == ("damaged", str(path))
 
 
 def test_safetensors_of_others_are_refused(tmp_path: Path) -> None:

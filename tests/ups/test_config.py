@@ -119,10 +119,21 @@ def test_unknown_key_is_an_error_naming_the_nearest_one(override: str, near: str
         ("tasks.flow2d.boundary.x=periodic", "tasks.flow2d: expected ndim or layout"),
         ("training", "override: expected key=value"),
         ("training.lr=[1", "overrides: expected YAML values"),
+        ("checkpoint.interval=0", "checkpoint.interval: expected"),
     ],
 )
 def test_wrong_value_is_named_with_its_key(override: str, says: str) -> None:
     assert says in str(error_of(override))
+
+
+def test_list_in_the_place_of_keys_is_refused() -> None:
+    assert "stages" in str(error_of("stages=[1]")) or "merge" in str(error_of("stages=[1]"))
+
+
+def test_list_over_keys_of_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("stages: {autoencoder: {epochs: 1}}\n")
+    assert "don't merge" in str(error_of("stages=[1]", path=path))
 
 
 def test_missing_task_is_named() -> None:

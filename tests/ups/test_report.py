@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ups.errors import OutputError
 from ups.eval.figures import curves_figure, error_figure, fields_figure, spectra_figure
 from ups.eval.intervals import Interval, bootstrap
 from ups.eval.report import Report, Row, TaskReport, write_report
@@ -75,6 +77,25 @@ def test_report_json_has_null_for_what_is_no_number(tmp_path: Path) -> None:
     path = write_report(tmp_path, Report("t", [TaskReport("burgers1d", "", rows, (1.0, 2.0))]))["json"]
     nothing = {"mean": None, "low": None, "high": None}
     assert json.loads(path.read_text(), parse_constant=pytest.fail)["rows"]["fno"]["nrmse"] == nothing
+
+
+def test_report_that_can_not_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in write_report(tmp_path, report()).values()}
+    written = []
+
+    def fail(path: Path, content: bytes) -> None:
+        written.append(path)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "no room")
+        path.write_bytes(b"half")
+
+    monkeypatch.setattr("ups.eval.report.write_atomically", fail)
+    with pytest.raises(OutputError, match="no room") as caught:
+        write_report(tmp_path, report())
+    assert (caught.value.exit_code, caught.value.path) == (6, str(tmp_path))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_report_csv_has_a_line_per_row_metric_and_step() -> None:

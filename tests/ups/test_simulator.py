@@ -203,6 +203,13 @@ def test_steady_task_goes_from_its_input_to_the_solution_in_one_step() -> None:
         ({"parameters": {"nu": [0.1, 0.1, 0.1]}}, "shape", "nu: expected a number or (2,)"),
         ({"dt": -0.1}, "time_step", "expected > 0, found"),
         ({"dt": [0.1, 0.1, 0.1]}, "shape", "dt: expected a number, (2,) or (2, 1)"),
+        ({"fields": np.full((2, 16, 1), np.nan)}, "not_finite", "sample 0 of 'fields' isn't finite"),
+        ({"fields": "u"}, "dtype", "fields: expected real numbers"),
+        ({"fields": np.zeros((2, 16, 1), complex)}, "dtype", "fields: expected real numbers"),
+        ({"fields": np.zeros((0, 16, 1))}, "shape", "fields: expected (B, 16, 1), found (0, 16, 1)"),
+        ({"parameters": {"nu": np.nan}}, "not_finite", "parameter nu isn't finite"),
+        ({"parameters": {"nu": "x"}}, "dtype", "nu: expected real numbers"),
+        ({"dt": "a"}, "dtype", "dt: expected real numbers"),
         ({"fields": np.zeros((2, 15, 1))}, "shape", "fields: expected (B, 16, 1), found (2, 15, 1)"),
     ],
 )
@@ -212,6 +219,13 @@ def test_wrong_arguments_are_named(change: dict[str, Any], kind: str, says: str)
         make_simulator().rollout(given.pop("fields"), given.pop("steps"), **given)
     assert caught.value.kind == kind
     assert says in str(caught.value)
+
+
+def test_fields_backwards_in_memory_are_taken() -> None:
+    simulator, fields = make_simulator(), fields_of()
+    expected = simulator.rollout(fields[:, ::-1].copy(), 1, task="burgers1d", parameters={"nu": 0.02})
+    found = simulator.rollout(fields[:, ::-1], 1, task="burgers1d", parameters={"nu": 0.02})
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 # --- training, file ------------------------------------------------------------------------------------

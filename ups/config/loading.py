@@ -39,6 +39,9 @@ def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequen
         raise as_own(error) from error
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
+    except TypeError as error:  # OmegaConf's, of a list over keys
+        hint = "see docs/training.md for the known keys"
+        raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
     assert isinstance(values, dict)
     named = {str(key): value for key, value in values.items()}
     if isinstance(data := named.setdefault("data", {}), dict) and data.get("root") is None:

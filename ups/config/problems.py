@@ -39,7 +39,7 @@ def first_problem(
     template = EXPECTED.get(first["type"])
     expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
     # pydantic adds the alternative of a union to the place of the error: `num_workers.int`.
-    is_alternative = parts[-1].startswith(("int", "constrained-", "literal["))
+    is_alternative = parts[-1] == "int" or parts[-1].startswith(("constrained-", "literal["))
     named = ".".join(parts[:-1]) if is_alternative else key
     return ConfigError(named, path=where, expected=expected, found=repr(first["input"]))
 

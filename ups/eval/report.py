@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from ups.checkpoint import write_atomically
+from ups.errors import OutputError
 from ups.eval.intervals import Interval
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
@@ -129,18 +131,29 @@ class Report:
 
 
 def write_report(folder: Path, report: Report) -> dict[str, Path]:
-    """Write `report.json`, `report.csv` and `report.html`; returns where they are, by suffix."""
+    """Write `report.json`, `report.csv` and `report.html`; returns where they are, by suffix.
+
+    Raises:
+        OutputError: None of them is changed then.
+    """
     from ups.eval.report_page import to_html
 
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "json": json.dumps(report.to_json(), indent=2, default=str, allow_nan=False) + "\n",
         "csv": report.to_csv(),
         "html": to_html(report),
     }
     paths = {suffix: folder / f"report.{suffix}" for suffix in texts}
-    for suffix, text in texts.items():
-        write_atomically(paths[suffix], text.encode())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".report", dir=folder) as partial:
+            written = {suffix: Path(partial) / path.name for suffix, path in paths.items()}
+            for suffix, text in texts.items():
+                write_atomically(written[suffix], text.encode())
+            for suffix, path in paths.items():
+                written[suffix].replace(path)
+    except OSError as error:
+        raise OutputError.of(error, folder) from error
     return paths
 
 

@@ -72,7 +72,8 @@ def diverged(loss_name: str, step: int) -> DivergedError:
     """The error for a loss that isn't finite."""
     error = DivergedError(
         f"step {step}: loss {loss_name!r} is not finite",
-        hint="the last good checkpoint is kept; lower training.lr or set training.grad_clip",
+        hint="lower training.lr or set training.grad_clip, and begin anew with --restart; "
+        "what was exported before is kept",
     )
     error.step, error.loss_name = step, loss_name
     return error

@@ -90,7 +90,7 @@ def save_state(
         ranks: Who trains together.
 
     Raises:
-        CheckpointError: Kind "not_written".
+        OutputError: The old state is still there.
     """
     rng = {"rng.cpu": ranks.gather(torch.get_rng_state())}
     if torch.cuda.is_available():
@@ -132,7 +132,11 @@ def load_state(
         CheckpointError: Kinds "other_config" and "other_data" with the keys that differ, or as
             `load_checkpoint`.
     """
-    tensors, document = load_checkpoint(path, kind=TRAINING)
+    try:
+        tensors, document = load_checkpoint(path, kind=TRAINING)
+    except CheckpointError as error:
+        error.hint = "begin anew with --restart; what was exported before is kept"
+        raise
     _expect_same(path, "configuration", differing_keys(document["config"], config, stage=stage))
     was, now = json.loads(json.dumps([document["data_identity"], dict(data_identity)]))
     _expect_same(path, "data", _differing(_flat(was), _flat(now)))
