@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ups_store.build.__main__ import main
 
 if TYPE_CHECKING:
+    from ups.config.run import WandbConfig
     from ups_store.build.stores import BuildReport
 
 
@@ -19,26 +20,48 @@ def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildRepor
     """Whom the build's report is told: a run of Weights & Biases, if the configuration wants one.
 
     Raises:
-        ConfigError: If wandb isn't installed; before hours of work.
+        ConfigError: If `logging` is wrong, or wandb isn't installed; before hours of work.
     """
     values = _values(config, overrides)
-    settings = (values.get("logging") or {}).get("wandb") or {}
-    if not settings.get("enabled"):
+    if not values.get("logging"):
         return None
-    from ups.config.run import WandbConfig
+    settings = _wandb(values["logging"], config, overrides)
+    if not settings.enabled:
+        return None
     from ups.train.sinks import WandbSink, import_wandb
 
     import_wandb()
     folder = Path((values.get("checkpoint") or {}).get("dir") or "checkpoints")
 
     def tell(report: BuildReport) -> None:
-        sink = WandbSink(
-            WandbConfig(**settings), stage="build", folder=folder, run_config=values, run_id=None
-        )
+        sink = WandbSink(settings, stage="build", folder=folder, run_config=values, run_id=None)
         sink.write({"event": "startup", "stage": "build", **report.startup.metrics()})
         sink.close(has_failed=False)
 
     return tell
+
+
+def _wandb(logging: Any, config: Path | None, overrides: Sequence[str]) -> WandbConfig:
+    """The settings of Weights & Biases, checked as a training checks them."""
+    from pydantic import ValidationError, create_model
+
+    from ups.config.problems import first_problem
+    from ups.config.run import LoggingConfig, RunConfig
+
+    given = (
+        {key: value for key, value in logging.items() if value is not None}
+        if isinstance(logging, dict)
+        else logging
+    )
+    # The build has no such section, and a training's configuration may lack what only a training needs.
+    model = create_model("OfLogging", logging=(LoggingConfig, ...))
+    try:
+        checked = model.model_validate({"logging": given})
+    except ValidationError as error:
+        outside = [override.partition("=")[0] for override in overrides]
+        raise first_problem(error, model=RunConfig, path=config, outside=outside) from error
+    settings: WandbConfig = checked.logging.wandb  # type: ignore[attr-defined]
+    return settings
 
 
 def _values(config: Path | None, overrides: Sequence[str]) -> dict[str, Any]:

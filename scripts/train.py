@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from ups.config import RunConfig, dump_config, load_config
-from ups.errors import ConfigError, ConfigWarning, UpsError
+from ups.errors import ConfigError, ConfigWarning, OutputError, UpsError
 from ups_store.errors import StoreError
 
 _EXIT_INTERRUPTED = 5  # as in `ups_store.build`
@@ -58,8 +58,9 @@ def main(
         _tell(f"error: {error}", log)
         raise typer.Exit(error.exit_code) from None
     except OSError as error:
-        _tell(f"error: {error.filename or ''}: {error.strerror or error}", log)
-        raise typer.Exit(UpsError.exit_code) from None
+        ours = OutputError.of(error, error.filename or "a file", doing="can't be used")
+        _tell(f"error: {ours}", log)
+        raise typer.Exit(ours.exit_code) from None
     except KeyboardInterrupt:
         log.print("interrupted")
         raise typer.Exit(_EXIT_INTERRUPTED) from None
@@ -101,6 +102,7 @@ def _train(
     from ups.train.run import run_stage
     from ups.train.stage import ALL
     from ups.train.startup import process_began
+    from ups.train.unused_settings import unused_in_one_stage
 
     def note(text: str) -> None:
         _tell(text, log)
@@ -108,6 +110,8 @@ def _train(
     common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
     if stage == ALL:
         return run_all(resolved, config_path=config, overrides=overrides, **common)
+    for text in unused_in_one_stage(resolved) if _rank() == 0 else ():
+        note(f"warning: {text}")
     return run_stage(stage, resolved, **common)
 
 

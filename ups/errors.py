@@ -80,11 +80,11 @@ class OutputError(UpsError):
     kind = "not_written"
 
     @classmethod
-    def of(cls, error: OSError, path: object) -> OutputError:
-        """What the system said about writing to a path."""
+    def of(cls, error: OSError, path: object, *, doing: str = "can't be written") -> OutputError:
+        """What the system said about a path."""
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space, or write elsewhere" if is_full else "check the path and its permissions"
-        made = cls(f"can't be written ({(error.strerror or str(error)).lower()})", path=path, hint=hint)
+        made = cls(f"{doing} ({(error.strerror or str(error)).lower()})", path=path, hint=hint)
         made.exit_code = _EXIT_DISK_FULL if is_full else cls.exit_code
         return made
 

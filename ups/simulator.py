@@ -28,6 +28,7 @@ from ups.simulator_spec import (
     OPERATOR,
     SimulatedTask,
     SimulatorSpec,
+    expect_known_encoder,
     expect_simulated_task,
     parse_simulator_spec,
 )
@@ -136,7 +137,12 @@ class Simulator(nn.Module):
         return torch.stack(states, dim=1)
 
     def decode(self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str) -> Tensor:
-        """Normalised states to physical fields on the task's grid, shape (B, X..., C)."""
+        """Normalised states to physical fields on the task's grid, shape (B, X..., C).
+
+        Raises:
+            ConfigError: Kind "unknown_encoder", if the operator's states aren't those of the autoencoder.
+        """
+        expect_known_encoder(self.spec)
         known = self.spec.tasks[task]
         normalizer = self._normalizer(task, FIELDS)
         if self.autoencoder is None:
@@ -173,9 +179,11 @@ class Simulator(nn.Module):
         Returns:
             Physical units, float32, shape (B, K, X..., C), on the model's device; without the initial state.
         Raises:
-            ConfigError: Another task, a missing or unknown parameter, steps of a steady task.
+            ConfigError: Another task, a missing or unknown parameter, steps of a steady task; kind
+                "unknown_encoder" of an operator whose states nothing can decode.
             ShapeError: If the fields aren't on the task's grid.
         """
+        expect_known_encoder(self.spec)
         name = expect_simulated_task(self.spec, task)
         known = self.spec.tasks[name]
         values_BXC = frames_of(fields, known, device=self.device)

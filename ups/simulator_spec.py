@@ -11,6 +11,7 @@ from ups.errors import CheckpointError, ConfigError
 from ups.grid import GridSpec
 
 OPERATOR = "operator"  # kind of checkpoint
+CHECKPOINT_NAME = "operator.safetensors"
 FIELDS = "fields"
 
 States = Literal["latent", "fields"]
@@ -84,7 +85,9 @@ class SimulatorSpec:
         time_stride: Stored time steps from one step of the operator to the next in training.
         operator: Fields of `ups.models.latent_operator.OperatorSize`.
         autoencoder_sha256: Of the autoencoder's weights, as `ups.checkpoint.hash_tensors` gives it; None
-            where states are patches of fields.
+            where states are patches of fields, or latents that nothing says it made.
+        is_encoder_known: Whether states can be encoded and decoded: False for an operator that was trained on
+            latents of which nothing says what encoded them, of any of its tasks.
     """
 
     states: States
@@ -95,6 +98,7 @@ class SimulatorSpec:
     time_stride: int
     operator: Mapping[str, Any]
     autoencoder_sha256: str | None
+    is_encoder_known: bool = True
 
     def task_number(self, task: str) -> int:
         """Place of a task among the operator's."""
@@ -123,6 +127,20 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"its specification is incomplete ({error!r})"
         raise CheckpointError(problem, kind="no_spec", path=path, hint="train the operator again") from error
+
+
+def expect_known_encoder(spec: SimulatorSpec) -> None:
+    """Refuse to turn fields into states, or states into fields, where nothing says what does.
+
+    Raises:
+        ConfigError: Kind "unknown_encoder".
+    """
+    if not spec.is_encoder_known:
+        raise ConfigError(
+            "the operator was trained on latents of an unknown encoder, which nothing can decode",
+            kind="unknown_encoder",
+            hint="compare its latents with scripts/evaluate.py, or train on latents of your autoencoder",
+        )
 
 
 def expect_simulated_task(spec: SimulatorSpec, task: str | None) -> str:

@@ -14,7 +14,7 @@ from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config import RunConfig, load_config
 from ups.data.latent_windows import LatentWindows
 from ups.data.live_windows import LiveWindows
-from ups.data.on_demand import open_training_windows
+from ups.data.on_demand.opening import open_training_windows
 from ups.data.solvers import make_dataset
 from ups.grid import GridSpec
 from ups_store.build.config import load_config as load_build_config

@@ -52,9 +52,13 @@ def make_autoencoder(config: RunConfig) -> Autoencoder:
 
 
 def make_simulator(
-    config: RunConfig, autoencoder: Autoencoder | None = None, *, stride: int = 1
+    config: RunConfig,
+    autoencoder: Autoencoder | None = None,
+    *,
+    stride: int = 1,
+    is_encoder_known: bool = True,
 ) -> Simulator:
-    """On patches of the fields, or on the latents of an autoencoder."""
+    """On patches of the fields, or on the latents of an autoencoder, or of nobody knows what."""
     train = {task: open_fields(config.build, task, "train") for task in config.data.task}
     tasks = {task: _task(config, fields, autoencoder, stride) for task, fields in train.items()}
     ndim = max(fields.info.grid.ndim for fields in train.values())
@@ -66,7 +70,8 @@ def make_simulator(
         patch_size=None if autoencoder else PATCH,
         time_stride=stride,
         operator=OPERATOR,
-        autoencoder_sha256="0" * 64 if autoencoder else None,
+        autoencoder_sha256="0" * 64 if autoencoder and is_encoder_known else None,
+        is_encoder_known=is_encoder_known,
     )
     return Simulator(spec, autoencoder).eval()
 

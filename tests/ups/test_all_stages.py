@@ -120,6 +120,64 @@ def test_joint_takes_the_place_of_the_autoencoder(run: Path) -> None:
     assert caught.value.kind == "same_folder"
 
 
+def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_trained(run: Path) -> None:
+    settings = ["training.use_inverse_losses=true", "stages.joint.epochs=1"]
+    for override, kind in (
+        ("operator.state=fields", "no_latents"),
+        ("training.use_inverse_losses=false", "no_inverse_losses"),
+        ("latent.checkpoint=given.safetensors", "given_encoder"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            all_of(run, *settings, override)
+        assert caught.value.kind == kind
+    assert not Path("checkpoints").exists()
+
+
+def test_encoder_that_is_given_is_used_and_none_is_trained(run: Path) -> None:
+    all_of(run)
+    Path("checkpoints/autoencoder.safetensors").rename("given.safetensors")
+    shutil.rmtree("checkpoints")
+    shutil.rmtree("latents")
+    report, notes = all_of(run, "latent.checkpoint=given.safetensors")
+    assert list(report["stages"]) == ["operator"]
+    assert "no autoencoder is trained: latent.checkpoint = given.safetensors" in notes
+    startup = report["stages"]["operator"]["startup"]
+    assert startup["startup/cache_sec"] == report["cache"]["startup/cache_sec"]
+    assert not Path("checkpoints/autoencoder.safetensors").exists()
+    own = "latent.checkpoint=checkpoints/autoencoder.safetensors"
+    assert first_stage(configure(run, own)) == "autoencoder"
+
+
+def test_field_stores_are_timed_apart_from_the_imports(run: Path) -> None:
+    began = time.time()
+    notes: list[str] = []
+    config = configure(run, "operator.state=fields")
+    overrides = ["operator.state=fields"]
+    path = run / "run.yaml"
+    report = run_all(config, config_path=path, overrides=overrides, note=notes.append, began=began)
+    startup = report["stages"]["operator"]["startup"]
+    assert startup["startup/field_cache_sec"] > 0.1
+    assert 0 <= startup["startup/imports_sec"] < 0.5 * startup["startup/field_cache_sec"]
+    assert startup["startup/total_startup_time_min"] * 60 > startup["startup/field_cache_sec"]
+
+
+def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(run)
+
+    def build(command: list[str], *, note: Any) -> None:
+        told = Path(command[command.index("--manifest") + 1])
+        assert told.name == "latents.manifest.json"
+        own = told.with_name("latents.manifest-00000-of-00002.json")
+        own.parent.mkdir(parents=True)
+        own.write_text(json.dumps({"stores": [{"reused": True}]}))
+
+    monkeypatch.setattr("ups.train.build_stores._run", build)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    metrics = build_latents(config, config_path=None, overrides=[], is_first=True, note=print)
+    assert metrics["startup/cache_reused"] == 1.0
+
+
 def test_operator_on_fields_needs_no_encoder(run: Path) -> None:
     report, _ = all_of(run, "operator.state=fields")
     assert list(report["stages"]) == ["operator"]
@@ -176,6 +234,11 @@ def test_script_tells_mistakes_in_a_sentence(run: Path, arguments: list[str], sa
     assert says in done.stderr
     assert done.exit_code in (1, 2)
     assert done.stdout == ""
+
+
+def test_evaluation_with_a_single_stage_warns(run: Path) -> None:
+    done = inside("--config", "run.yaml", "--stage", "operator", "evaluation.enabled=true")
+    assert "warning: evaluation.enabled has no effect: stage all evaluates" in done.stderr
 
 
 def test_flag_allows_unknown_encoders(run: Path) -> None:

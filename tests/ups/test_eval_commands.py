@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -181,6 +182,21 @@ def test_equal_budgets_are_the_run_s_shared_by_its_tasks() -> None:
         equal_budgets(logs[:1], num_tasks=1)
 
 
+def test_equal_budgets_take_the_autoencoder_that_was_trained_last() -> None:
+    autoencoder = StageLog("autoencoder", 65.0, 5.0, 55.0, 0.0, 100, 3200, trained_at=50.0)
+    joint = StageLog("joint", 204.0, 4.0, 190.0, 0.0, 500, 8000, trained_at=90.0)
+    operator = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000, trained_at=100.0)
+
+    def budgets(*logs: StageLog) -> tuple[float | None, int | None]:
+        seconds, samples = equal_budgets(logs, num_tasks=1)
+        return seconds.seconds, samples.samples
+
+    assert budgets(joint) == budgets(autoencoder, joint) == (200.0, 8000)
+    assert budgets(autoencoder, joint, operator) == (300.0, 32000)
+    later = dataclasses.replace(autoencoder, trained_at=95.0)
+    assert budgets(later, joint, operator) == (160.0, 32000)
+
+
 # --- predict -------------------------------------------------------------------------------------------
 
 
@@ -223,6 +239,31 @@ def test_predict_beyond_the_source_draws_what_it_wrote(folder: Path, tmp_path: P
     done = predict(folder, source, tmp_path / "a.zarr.zip", "--steps", 9, "--figure", figure)
     assert done.exit_code == 0, done.output
     assert figure.exists()
+
+
+def test_predict_with_other_parameters_writes_those_that_were_used(folder: Path, tmp_path: Path) -> None:
+    source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    done = predict(folder, source, out, "--steps", 2, "--parameter", "nu=0.7", "--figure", tmp_path / "a.png")
+    assert done.exit_code == 0, done.output
+    with ups_store.open(out) as store:
+        np.testing.assert_array_equal(store["nu"], [0.7, 0.7])
+
+
+def test_predict_takes_only_parameters_for_parameters(folder: Path, tmp_path: Path) -> None:
+    """Numbers of steps and boundaries are none; the one value that training knew is written, too."""
+    source, out = tmp_path / "ragged.zarr.zip", tmp_path / "out.zarr.zip"
+    with ups_store.open(folder / "stores" / "burgers1d_test.zarr.zip") as given:
+        arrays = {"fields": given["fields"].copy(), "num_steps": np.array([4, 6]), "bc_left": np.ones(2)}
+        specs = {name: ups_store.ArraySpec(values.shape, values.dtype) for name, values in arrays.items()}
+        with ups_store.create(source, specs, attrs=given.attrs, identity={}) as writer:
+            writer.commit_many(range(2), arrays)
+            writer.finish()
+    done = predict(folder, source, out, "--steps", 2)
+    assert done.exit_code == 0, done.output
+    with ups_store.open(out) as store:
+        assert {*store.arrays} >= {"fields", "nu"}
+        assert not {"num_steps", "bc_left"} & {*store.arrays}
+        np.testing.assert_array_equal(store["nu"], [0.1, 0.1])
 
 
 def test_predict_of_a_steady_task_keeps_its_input(folder: Path, tmp_path: Path) -> None:

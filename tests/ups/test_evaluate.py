@@ -172,7 +172,7 @@ def test_baselines_of_the_run_are_found_and_others_are_named(root: Path, tmp_pat
 
 def write_latents(root: Path, folder: Path) -> RunConfig:
     """Latent stores as an import of `.pt` files leaves them: nothing says what encoded them."""
-    config = configure(root, **{"training.latent_cache_dir": folder, "training.allow_unknown_encoder": True})
+    config = configure(root, **{"training.latent_cache_dir": folder})
     rng = np.random.default_rng(0)
     for split, num in (("train", 6), ("test", 3)):
         latent = rng.standard_normal((num, 6, NUM_TOKENS, LATENT_DIM)).astype(np.float32)
@@ -194,7 +194,7 @@ def write_latents(root: Path, folder: Path) -> RunConfig:
 
 def test_latents_of_an_unknown_encoder_are_compared_as_latents(root: Path, tmp_path: Path) -> None:
     config = write_latents(root, tmp_path)
-    simulator = make_simulator(configure(root), make_autoencoder(configure(root)))
+    simulator = make_simulator(configure(root), make_autoencoder(configure(root)), is_encoder_known=False)
     report = evaluate(config, simulator, baselines=[train(root)])
     (task,) = report.tasks
     assert task.space == "latent"
@@ -210,6 +210,14 @@ def test_latents_of_an_unknown_encoder_are_compared_as_latents(root: Path, tmp_p
 
 def test_latents_of_an_unknown_encoder_need_their_split(root: Path, tmp_path: Path) -> None:
     config = write_latents(root, tmp_path)
-    simulator = make_simulator(configure(root), make_autoencoder(configure(root)))
+    simulator = make_simulator(configure(root), make_autoencoder(configure(root)), is_encoder_known=False)
     with pytest.raises(ConfigError, match="no latent store of burgers1d val"):
         evaluate(config, simulator, split="val")
+
+
+def test_flag_of_today_does_not_decide_what_an_operator_was_trained_on(root: Path, tmp_path: Path) -> None:
+    write_latents(root, tmp_path)
+    settings = {"training.latent_cache_dir": tmp_path, "training.allow_unknown_encoder": True}
+    simulator = make_simulator(configure(root), make_autoencoder(configure(root)))
+    report = evaluate(configure(root, **settings), simulator)
+    assert report.tasks[0].space == "fields"

@@ -86,6 +86,27 @@ def test_store_and_hdf5_give_the_same_frames(root: Path, tmp_path: Path) -> None
     assert caught.value.kind == "no_store"
 
 
+def test_partitions_of_a_field_store_are_taken(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--tasks", "burgers1d", "--root", str(root), "--cache-dir", str(tmp_path), "--no-parallel"]
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert CliRunner().invoke(build, flags).exit_code == 0
+    monkeypatch.undo()
+    stored, direct = open_split(root, cache=tmp_path), open_split(root, cache=tmp_path, source="hdf5")
+    assert isinstance(stored, StoreFields)
+    assert stored.info == direct.info
+    samples, steps = np.arange(len(direct.num_steps)), np.zeros(len(direct.num_steps), int)
+    given = stored.read("fields", samples, steps)
+    np.testing.assert_array_equal(given, direct.read("fields", samples, steps))
+    next(tmp_path.glob("burgers1d_train-00001-of-*")).unlink()
+    assert isinstance(open_split(root, cache=tmp_path), MemoryFields)
+    with pytest.raises(ConfigError, match="partitions are missing"):
+        open_split(root, cache=tmp_path, source="store")
+
+
 def test_ragged_runs_have_only_their_own_steps(tmp_path: Path) -> None:
     path = tmp_path / "burgers1d_train.zarr.zip"
     fields, steps = np.arange(24, dtype=np.float32).reshape(2, 3, 4, 1), np.array([3, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from operator_runs import SETTINGS, Quiet, configure
 from torch import Tensor
 
 import ups
+import ups.train.joint
 import ups_store
 from ups.autoencoder import load_autoencoder
 from ups.checkpoint import hash_tensors
@@ -21,8 +23,10 @@ from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups.objectives.inverse import inverse_losses
 from ups.objectives.reconstruction import relative_square_error
+from ups.simulator import save_simulator
 from ups.train.joint import JointStage, make_joint_stage
 from ups.train.run import run_stage
+from ups.train.stage import data_identity_of
 from ups.train.trainer import Trainer
 from ups_store.build.config import load_config as load_build_config
 from ups_store.build.stores import build_all
@@ -195,6 +199,39 @@ def test_run_continues_to_the_bit_after_it_has_exported(run: Path) -> None:
     torch.testing.assert_close(
         second.stage.model.state_dict(), through.stage.model.state_dict(), rtol=0, atol=0
     )
+
+
+def test_run_continues_with_the_statistics_that_it_began_with(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
+    first.save()
+    exact = ups.train.joint._scale
+
+    def otherwise_rounded(*arguments: Any) -> dict[str, list[float]]:
+        return {name: [1.001 * value for value in values] for name, values in exact(*arguments).items()}
+
+    monkeypatch.setattr("ups.train.joint._scale", otherwise_rounded)
+    stage = make_stage(run, ONE)
+    assert stage.model.spec != first.stage.model.spec
+    second = Trainer(stage, joint(run, ONE), device=CPU)
+    assert second.stage.model.spec == first.stage.model.spec
+    for before, now in zip(first.stage.model.buffers(), stage.model.buffers(), strict=True):
+        torch.testing.assert_close(now, before, rtol=0, atol=0)
+    hashes = {name: some.store.config_hash for name, some in stage._windows.tasks.items()}
+    assert data_identity_of(stage) == hashes
+
+
+def test_report_is_of_what_joint_training_left_also_after_an_operator_s(run: Path) -> None:
+    config = joint(run, ONE, "stages.joint.steps_per_epoch=5")
+    report = run_stage("joint", config, note=print)
+    path = Path("checkpoints/operator.safetensors")
+    simulator = ups.load(str(path))
+    torch.nn.init.normal_(simulator.operator.out.weight, std=1.0)
+    save_simulator(path, simulator, config={}, report={})
+    again = run_stage("joint", config, note=print)
+    assert again["nrmse"] == report["nrmse"]
+    assert again["checkpoint"] == "checkpoints/joint.safetensors"
 
 
 @pytest.mark.parametrize(

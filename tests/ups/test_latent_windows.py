@@ -191,8 +191,9 @@ def test_pass_takes_every_window_once_and_tasks_by_their_number_of_windows(batch
     assert {name: tasks.count(name) for name in set(tasks)} == {
         "burgers1d": 12,
         "advection1d": 4,
-        "darcy2d": 2,
+        "darcy2d": 3,
     }
+    assert sorted(len(batch) for batch in found if batch.task == "darcy2d") == [3, 3, 4]
     first = torch.cat([batch.states[:, 0, 0, 0] for batch in found if batch.task == "burgers1d"])
     assert sorted(first.tolist()) == [100.0 * i + step for i in range(N) for step in range(T - 1)]
     assert tasks != sorted(tasks)
@@ -237,6 +238,14 @@ def test_statistics_are_those_of_the_valid_states_by_channel(tmp_path: Path) -> 
     valid = np.concatenate([latent[sample, :num].reshape(-1, D) for sample, num in enumerate(num_steps)])
     np.testing.assert_allclose(found["fields"].mean, valid.mean(0), rtol=1e-4)
     np.testing.assert_allclose(found["fields"].std, valid.std(0), rtol=1e-4)
+
+
+def test_statistics_of_states_far_from_zero_are_exact(tmp_path: Path) -> None:
+    wave = np.sin(np.arange(N * T * L, dtype=np.float64)).reshape(N, T, L)
+    fields = np.stack([1e9 + wave, np.full_like(wave, 101325.1), 1e-8 * wave], axis=-1)
+    found = measure_state_statistics(open_windows(write_store(tmp_path / "a.zarr.zip", {"fields": fields})))
+    np.testing.assert_allclose(found["fields"].std, [wave.std(), 1.0, 1e-8 * wave.std()], rtol=1e-6)
+    np.testing.assert_allclose(found["fields"].mean[:2], [1e9 + wave.mean(), 101325.1], rtol=1e-12)
 
 
 def test_input_of_a_steady_task_has_statistics_of_its_own(tmp_path: Path) -> None:

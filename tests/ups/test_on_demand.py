@@ -27,12 +27,12 @@ from on_demand_helpers import (
 )
 
 import ups_store
-from ups.data import on_demand_passes
 from ups.data.latent_windows import LatentWindows, WindowBatch
 from ups.data.live_windows import LiveWindows
-from ups.data.on_demand_build import BuildEndedError
-from ups.data.on_demand_passing import PassingJob
-from ups.data.on_demand_plan import latent_build
+from ups.data.on_demand import passes as all_passes
+from ups.data.on_demand.background import BuildEndedError
+from ups.data.on_demand.plan import latent_build
+from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.state_statistics import measure_state_statistics
 from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
@@ -159,6 +159,15 @@ def test_batches_do_not_depend_on_whether_the_store_was_there(folder: Path) -> N
     expect_equal(first_pass(reused), made)
     assert any("latents reused" in note for note in notes)
     assert not background_threads()
+
+
+@pytest.mark.parametrize("mode", ["auto", "none"])
+def test_no_batch_is_larger_than_was_asked_for(folder: Path, mode: str) -> None:
+    windows = live(folder, f"training.cache_mode={mode}", "data.limit=10")  # 30 windows, batches of 16
+    num = windows.batches_per_pass
+    sizes = [len(windows.batch(number)) for number in range(2 * num)]
+    windows.close()
+    assert sorted(sizes) == [15] * 4
 
 
 def test_batches_are_a_function_of_the_seed(folder: Path) -> None:
@@ -368,14 +377,14 @@ def test_none_mode_continues_in_the_middle_of_a_pass(folder: Path) -> None:
 
 
 def test_none_mode_holds_only_what_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_demand_passes, "_PASSING_NBYTES", 1)
+    monkeypatch.setattr(all_passes, "_UNKEPT_NBYTES", 1)
     windows = live(folder, "training.cache_mode=none")
     held = []
     for number in range(windows.batches_per_pass):
         windows.batch(number)
         assert windows._current is not None
         source = windows._current[1].tasks["burgers1d"].source
-        assert isinstance(source, PassingJob)
+        assert isinstance(source, UnkeptJob)
         held.append(len(source.store.held()))
     assert max(held) < NUM_TRAIN
     windows.close()
@@ -414,7 +423,7 @@ def test_limit_takes_its_samples_from_the_whole_store_and_leaves_it(folder: Path
     windows = open_windows(folder, "data.limit=8")
     assert isinstance(windows, LatentWindows)
     found = rows_of(first_pass(windows))
-    assert sum(found.values()) == 16  # one batch of the 24 windows
+    assert sum(found.values()) == 24
     whole = live(folder)
     assert found <= rows_of(first_pass(whole))
     assert store_path(folder).read_bytes() == before
@@ -539,3 +548,22 @@ def test_stores_are_those_that_the_build_command_makes(folder: Path) -> None:
     ]
     assert contents[0] == contents[1]
     assert own.cache.dir == folder / "latents"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("training.pin_memory=false",),
+        ("training.pin_memory=false", "latent.pin_memory=true"),
+        ("training.num_workers=3", "training.latent_cache_dtype=float32"),
+        ("training.num_workers=3", "training.use_parallel_encoding=false", "reading.batch_size=2"),
+        ("training.num_workers=3", "reading.num_workers=1"),
+    ],
+)
+def test_run_says_to_its_build_what_it_says_to_the_build_command(folder: Path, keys: tuple[str, ...]) -> None:
+    own = latent_build(configure(folder, *keys), autoencoder_path=checkpoint(folder), device="auto")
+    paths = [f"data.root={folder / 'data'}", f"checkpoint.dir={folder / 'checkpoints'}"]
+    paths.append(f"training.latent_cache_dir={folder / 'latents'}")
+    command = load_build_config(folder / "run.yaml", overrides=[*paths, *keys])
+    assert (own.latent, own.cache, own.reading) == (command.latent, command.cache, command.reading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.data.on_demand_order import (
+from ups.data.on_demand.order import (
     FIRST_AHEAD,
     Arrivals,
     PassDraws,

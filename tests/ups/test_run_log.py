@@ -26,7 +26,7 @@ from ups.train.meter import Stopwatch
 from ups.train.run import run_stage
 from ups.train.startup import StartupClock, measuring, process_began, startup_phase
 from ups.train.trainer import Trainer
-from ups.train.unused_settings import unused_settings
+from ups.train.unused_settings import unused_in_one_stage, unused_settings
 
 
 class FakeRun:
@@ -142,6 +142,11 @@ def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         log.note("hello")
         log.record("start")
     assert capsys.readouterr() == ("", "")
+
+
+def test_note_before_there_are_sinks_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    RunLog(stage="operator", total_steps=10).note("hello")
+    assert capsys.readouterr().err == "hello\n"
 
 
 class Recorder:
@@ -320,6 +325,35 @@ def test_setting_without_effect_is_named(tmp_path: Path, override: str, says: st
     assert says in sentence
     key = override.partition("=")[0]
     assert sentence.startswith(f"{key} has no effect")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "operator.noise=0.1",
+        "operator.curriculum=0.5",
+        "training.lambda_relative=1",
+        "training.lambda_spectral=1",
+    ],
+)
+def test_setting_of_the_operator_is_named_in_joint_training_alone(tmp_path: Path, override: str) -> None:
+    config = make_config(tmp_path, override, "training.rollout_horizon=2", "stages.joint.epochs=1")
+    (sentence,) = unused_settings(config, "joint")
+    key = override.partition("=")[0]
+    assert sentence == f"{key} has no effect in stage joint: stage operator reads it"
+    for stage in ("autoencoder", "operator"):
+        assert list(unused_settings(config, stage)) == []
+
+
+def test_curriculum_of_one_step_is_named(tmp_path: Path) -> None:
+    (sentence,) = unused_settings(make_config(tmp_path, "operator.curriculum=0.5"), "operator")
+    assert sentence == "operator.curriculum has no effect: training.rollout_horizon is 1"
+
+
+def test_evaluation_after_a_single_stage_is_named(tmp_path: Path) -> None:
+    assert list(unused_in_one_stage(make_config(tmp_path))) == []
+    (sentence,) = unused_in_one_stage(make_config(tmp_path, "evaluation.enabled=true"))
+    assert sentence.startswith("evaluation.enabled has no effect")
 
 
 def test_setting_that_its_kind_reads_is_not_named(tmp_path: Path) -> None:

@@ -89,3 +89,25 @@ def test_missing_wandb_is_told_before_the_work(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="wandb isn't installed"):
         script.begin(config, [])
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("logging.wandb.projekt=waves", "logging.wandb.projekt"),
+        ("logging.wandb.tags=3", "logging.wandb.tags"),
+        ("logging.wandb.enabled=perhaps", "logging.wandb.enabled"),
+        ("logging.wandb=on", "logging.wandb"),
+        ("logging=3", "logging"),
+    ],
+)
+def test_wrong_settings_are_told_before_the_build(
+    script: Any, config: Path, monkeypatch: pytest.MonkeyPatch, override: str, says: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    with pytest.raises(ConfigError, match=says):
+        script.begin(config, [override])
+
+
+def test_settings_left_empty_switch_it_off(script: Any, config: Path) -> None:
+    assert script.begin(config, ["logging.wandb=null"]) is None

@@ -74,6 +74,16 @@ def test_continuation_adds_up_and_a_new_beginning_starts_anew(tmp_path: Path) ->
     assert log.loss[0] == [5, 10, 15, 20]
 
 
+def test_steps_that_a_crash_has_repeated_count_every_time(tmp_path: Path) -> None:
+    path = tmp_path / "operator.jsonl"
+    write_log(path, one_run(0.0))
+    write_log(path, one_run(100.0, first=5))  # it was killed at step 10; step 5 had been saved
+    (log,) = read_stage_logs(configure(tmp_path))
+    assert log.train_s == pytest.approx(2 * (40 / 40 + 40 / 20))
+    assert log.data_wait_s == pytest.approx(2 * 0.5)
+    assert (log.steps, log.trained_at) == (15, 106.0)
+
+
 def test_stages_come_in_the_order_of_training_also_from_one_file(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     write_log(path, one_run(100.0), stage="operator")

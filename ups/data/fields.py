@@ -16,10 +16,11 @@ import psutil
 
 import ups_store
 from ups.data.config import BuildConfig, DataConfig
+from ups.data.store_places import differing_selection, place_of, store_path
 from ups.errors import ConfigError
 from ups.grid import GridSpec
 from ups_store.build.plan import StorePlan, plan_store
-from ups_store.errors import SourceError
+from ups_store.errors import SourceError, StoreNotFoundError
 from ups_store.ingest.source import open_source
 from ups_store.partitioned_store import PartitionedStore
 
@@ -156,31 +157,28 @@ def open_fields(
         ConfigError: If there is no such store, the split has no samples, or it doesn't fit into memory.
         ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
-    path = config.cache.dir / f"{task}_{split}.zarr.zip"
-    problem = _problem_with_store(path, config.data) if source != "hdf5" else "not asked for"
-    if problem is None:
-        return StoreFields(ups_store.open(path), limit=config.data.limit)
+    path = store_path(config.cache.dir, task, split)
+    place = place_of(path) if source != "hdf5" else None
+    problem = _problem_with_store(place, config.data) if place is not None else "there is none"
+    if place is not None and problem is None:
+        return StoreFields(ups_store.open(place), limit=config.data.limit)
     if source == "store":
         hint = "run `python -m ups_store.build`, or training.field_source=hdf5"
         raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
     return _read_hdf5(config, task, split)
 
 
-def _problem_with_store(path: Path, data: DataConfig) -> str | None:
+def _problem_with_store(place: Path, data: DataConfig) -> str | None:
     """Why a store can't serve, or None."""
-    if not path.exists():
-        return "there is none"
-    with ups_store.open(path) as store:
+    try:
+        store = ups_store.open(place)
+    except StoreNotFoundError as error:  # a partition is missing
+        return str(error)
+    with store:
         if FIELDS not in store:
             return "it holds no fields"
-        content = store.identity.get("content", {})
-        wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
-        if content.get("split_fractions") is not None:
-            wanted["split_fractions"] = list(data.split_fractions)
-        differing = [
-            f"{key} is {content.get(key)}" for key, value in wanted.items() if content.get(key) != value
-        ]
-    return ", ".join(differing) or None
+        differing = differing_selection(store, data)
+    return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items()) or None
 
 
 def _read_hdf5(config: BuildConfig, task: str, split: str) -> MemoryFields:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ups.data.augment import augment
+from ups.data.batching import seed_of
 from ups.data.fields import Fields
 from ups.data.normalize import frame_items
 
@@ -93,7 +94,7 @@ class FrameBatches:
         if which != self._pass:
             self._pass, self._order = which, self._draw_order(which)
         index, items = self._order[position]
-        generator = torch.Generator().manual_seed(_derived_seed(self._seed, 1, number))
+        generator = torch.Generator().manual_seed(seed_of(self._seed, 1, number))
         made = _read(self._streams[index], items, self._parameters, generator)
         if not self._augmented:
             return made
@@ -103,7 +104,7 @@ class FrameBatches:
 
     def _draw_order(self, which: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """Streams and items of every batch of a pass."""
-        rng = np.random.default_rng(_derived_seed(self._seed, 0, which))
+        rng = np.random.default_rng(seed_of(self._seed, 0, which))
         order: list[tuple[int, npt.NDArray[np.int64]]] = []
         for index, (stream, count) in enumerate(zip(self._streams, self._counts, strict=True)):
             items = rng.permutation(len(stream.samples))
@@ -147,7 +148,3 @@ def _read(
         torch.from_numpy(table.astype(np.float32)),
         generator,
     )
-
-
-def _derived_seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

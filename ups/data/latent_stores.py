@@ -10,6 +10,7 @@ import ups_store
 from ups.config import RunConfig
 from ups.data.config import DataConfig
 from ups.data.fields import FIELDS, Store
+from ups.data.store_places import differing_selection, encoder_of, place_of, store_path
 from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
 from ups_store.identity import describe_differences, differences
@@ -49,8 +50,8 @@ def open_latents(
     encoder = LatentEncoder.load(autoencoder_path, task=task)
     store = _open(latent_folder(config), task, split, holds=LATENT)
     _expect_same_data(store, config.data)
-    found = store.identity.get("content", {}).get("encoder")
-    if isinstance(found, Mapping):
+    found = encoder_of(store)
+    if found is not None:
         _expect_same_encoder(store, found, encoder)
     elif not allow_unknown_encoder:
         raise ConfigError(
@@ -76,43 +77,34 @@ def open_field_states(config: RunConfig, task: str, split: str) -> Store:
 
 
 def _open(folder: Path, task: str, split: str, *, holds: str) -> Store:
-    path = folder / f"{task}_{split}.zarr.zip"
+    path = store_path(folder, task, split)
     encoder = "" if holds == LATENT else " latent.encoder=none"
     command = f"python -m ups_store.build --config YOURS data.task={task}{encoder}"
-    building = path.with_name(f"{path.name}.building")
-    if not path.exists():
-        partitions = sorted(folder.glob(f"{task}_{split}-*-of-*.zarr.zip"))
-        if partitions:
-            count = partitions[0].name.rpartition("-of-")[2]
-            path = folder / f"{task}_{split}-*-of-{count}"
-        else:
-            raise ConfigError(
-                f"no {holds} store of {task} {split}",
-                kind="no_store",
-                path=path,
-                found="an unfinished one" if building.exists() else None,
-                hint=f"build it: `{command}`; it says so if the split has no samples",
-            )
-    store = ups_store.open(path)
+    place = place_of(path)
+    if place is None:
+        building = path.with_name(f"{path.name}.building")
+        raise ConfigError(
+            f"no {holds} store of {task} {split}",
+            kind="no_store",
+            path=path,
+            found="an unfinished one" if building.exists() else None,
+            hint=f"build it: `{command}`; it says so if the split has no samples",
+        )
+    store = ups_store.open(place)
     if holds not in store:
         shown = ", ".join(store.arrays)
         raise ConfigError(
-            f"the store holds no {holds}", kind="no_store", path=path, found=shown, hint=f"`{command}`"
+            f"the store holds no {holds}", kind="no_store", path=place, found=shown, hint=f"`{command}`"
         )
     if len(store) == 0:
-        raise ConfigError(f"{task} {split} has no samples", kind="empty_split", path=path)
+        raise ConfigError(f"{task} {split} has no samples", kind="empty_split", path=place)
     return store
 
 
 def _expect_same_data(store: Store, data: DataConfig) -> None:
     """Fail if the store was made by another selection; what it doesn't say isn't compared."""
-    content = store.identity.get("content", {})
-    wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
-    if content.get("split_fractions") is not None:
-        wanted["split_fractions"] = list(data.split_fractions)
-    differing = {
-        key: (content[key], value) for key, value in wanted.items() if content.get(key, value) != value
-    }
+    said = differing_selection(store, data)
+    differing = {key: (found, wanted) for key, (found, wanted) in said.items() if found is not None}
     if differing:
         raise ConfigError(
             "the store holds another selection of the data",

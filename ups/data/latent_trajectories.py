@@ -62,14 +62,9 @@ class LatentFields:
         return {name: column.astype(np.float64) for name, column in values.items()}
 
 
-def is_of_unknown_encoder(config: RunConfig, task: str) -> bool:
-    """Whether the configuration lets an operator be trained on latents of an unknown encoder, and it was."""
-    path = latent_folder(config) / f"{task}_train.zarr.zip"
-    if not config.training.allow_unknown_encoder or not path.exists():
-        return False
-    with ups_store.open(path) as store:
-        encoder = store.identity.get("content", {}).get("encoder")
-        return LATENT in store and not isinstance(encoder, Mapping)
+def tells_encoder(store: Store) -> bool:
+    """Whether nothing is unknown about how a store's states were made: fields, or latents that say it."""
+    return LATENT not in store or isinstance(store.identity.get("content", {}).get("encoder"), Mapping)
 
 
 def open_latent_fields(config: RunConfig, task: str, split: str) -> LatentFields:
@@ -81,7 +76,12 @@ def open_latent_fields(config: RunConfig, task: str, split: str) -> LatentFields
     """
     path = latent_folder(config) / f"{task}_{split}.zarr.zip"
     if not path.exists():
-        raise ConfigError(f"no latent store of {task} {split}", kind="no_store", path=path)
+        raise ConfigError(
+            f"no latent store of {task} {split}",
+            kind="no_store",
+            path=path,
+            hint="latents of an unknown encoder can't be made from fields: import those of this split, too",
+        )
     store = ups_store.open(path)
     if LATENT not in store or len(store) == 0:
         found = ", ".join(store.arrays)

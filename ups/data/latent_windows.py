@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.data.batching import batch_ends, count_batches, seed_of
 from ups.data.task_windows import TaskWindows, Windows
 from ups_store.permutation import Permutation
 
@@ -46,12 +47,12 @@ class WindowBatch:
 class LatentWindows:
     """Batches of random windows, homogeneous in task, without end.
 
-    A pass goes through all windows once, tasks mixed and each as often as it has windows; the windows that
-    don't fill a last batch wait for another pass.
+    A pass goes through all windows once, tasks mixed and each as often as it has windows. The batches of a
+    task have as many windows as one another, or one more; never more than `batch_size`.
 
     Args:
         tasks: Windows by task.
-        batch_size: Windows of a batch.
+        batch_size: Most windows of a batch.
         seed: Seed of the order.
         parameters: Names of the parameters, in the order that batches give them.
 
@@ -70,8 +71,10 @@ class LatentWindows:
         self.tasks = tasks
         self._names = tuple(tasks)
         self._tasks = tuple(tasks.values())
-        self._batch_size, self._seed, self._parameters = batch_size, seed, parameters
-        self._counts = [max(1, len(windows) // batch_size) for windows in self._tasks]
+        self._seed, self._parameters = seed, parameters
+        self._ends = [
+            batch_ends(len(windows), count_batches(len(windows), batch_size)) for windows in self._tasks
+        ]
         self._items = [
             Permutation(len(windows), seed, _ITEMS, number) for number, windows in enumerate(self._tasks)
         ]
@@ -80,8 +83,8 @@ class LatentWindows:
 
     @property
     def batches_per_pass(self) -> int:
-        """Number of batches in which every window comes at most once."""
-        return sum(self._counts)
+        """Number of batches in which every window comes once."""
+        return sum(map(len, self._ends))
 
     def batch(self, number: int) -> WindowBatch:
         """The batch of a number, >= 0; cheap when numbers go up."""
@@ -90,9 +93,10 @@ class LatentWindows:
             self._pass, self._order = which, self._draw_order(which)
         task, place = self._order[position].tolist()
         windows = self._tasks[task]
-        positions = np.arange(place * self._batch_size, (place + 1) * self._batch_size)
-        items = self._items[task](positions[positions < len(windows)], tweak=which)
-        generator = torch.Generator().manual_seed(_derived_seed(self._seed, _GENERATOR, number))
+        ends = self._ends[task]
+        positions = np.arange(ends[place - 1] if place else 0, ends[place])
+        items = self._items[task](positions, tweak=which)
+        generator = torch.Generator().manual_seed(seed_of(self._seed, _GENERATOR, number))
         return make_batch(
             self._names[task], windows.read(items), parameters=self._parameters, generator=generator
         )
@@ -100,10 +104,10 @@ class LatentWindows:
     def _draw_order(self, which: int) -> np.ndarray:
         """Task, and place among its batches, of every batch of a pass, shape (batches, 2)."""
         places = [
-            np.stack([np.full(count, task), np.arange(count)], axis=1)
-            for task, count in enumerate(self._counts)
+            np.stack([np.full(len(ends), task), np.arange(len(ends))], axis=1)
+            for task, ends in enumerate(self._ends)
         ]
-        rng = np.random.default_rng(_derived_seed(self._seed, _ORDER, which))
+        rng = np.random.default_rng(seed_of(self._seed, _ORDER, which))
         return rng.permutation(np.concatenate(places))
 
 
@@ -122,7 +126,3 @@ def make_batch(
         torch.from_numpy(windows.dt.astype(np.float32)),
         generator,
     )
-
-
-def _derived_seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

@@ -11,14 +11,15 @@ from typing import Protocol
 
 import torch
 
+from ups.data.batching import seed_of
 from ups.data.latent_windows import LatentWindows, WindowBatch, make_batch
-from ups.data.on_demand_build import BackgroundBuild
-from ups.data.on_demand_jobs import StoreJob
-from ups.data.on_demand_order import Draw, Items, PassDraws, seed_of
-from ups.data.on_demand_passing import PassingJob
+from ups.data.on_demand.background import BackgroundBuild
+from ups.data.on_demand.order import Draw, Items, PassDraws
+from ups.data.on_demand.store_jobs import StoreJob
+from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.task_windows import TaskWindows, Windows
 
-_GENERATOR = 2  # purpose of random numbers, beside those of `on_demand_order`
+_GENERATOR = 2  # purpose of random numbers, beside those of `on_demand.order`
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class LiveTask:
     """
 
     windows: TaskWindows
-    source: StoreJob | PassingJob | None
+    source: StoreJob | UnkeptJob | None
 
     def has(self, trajectories: Items) -> bool:
         """Whether trajectories are there."""
@@ -87,7 +88,7 @@ class LivePass:
 
     def _forget(self, draw: Draw, task: LiveTask) -> None:
         """Once in a stretch, let go of trajectories that have no window left."""
-        if not isinstance(task.source, PassingJob) or draw.stretch == self._stretch[draw.task]:
+        if not isinstance(task.source, UnkeptJob) or draw.stretch == self._stretch[draw.task]:
             return
         self._stretch[draw.task] = draw.stretch
         held = task.source.store.held()

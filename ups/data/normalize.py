@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,7 @@ from ups.data.fields import FIELDS, Fields
 from ups.errors import ConfigError
 
 _FRAMES_AT_ONCE = 256
-# A channel that doesn't vary is only shifted.
-_LEAST_STD = 1e-12
+LEAST_STD = 1e-12  # a channel that doesn't vary is only shifted
 
 
 @dataclass(frozen=True)
@@ -39,30 +40,48 @@ def measure_statistics(fields: Fields) -> dict[str, Statistics]:
     return {array: _measure(fields, array) for array in fields.info.grid.arrays}
 
 
-def _measure(fields: Fields, array: str) -> Statistics:
-    samples, steps = frame_items(fields, array)
+def channel_statistics(batches: Iterable[npt.NDArray[Any]], *, least_std: float = LEAST_STD) -> Statistics:
+    """Mean and standard deviation of every channel.
+
+    Args:
+        batches: The values in batches (..., C), not all empty.
+        least_std: A channel that varies less doesn't vary; times its values where those are above 1.
+    Returns:
+        1 for the deviation of a channel that doesn't vary; NaN where values aren't finite.
+    """
+    shift_C: npt.NDArray[np.float64] | None = None
     total = square = np.zeros(())
     num_values = 0
-    # Sums of differences from a value of the data: exact enough however far the mean is from zero.
-    origin = fields.read(array, samples[:1], steps[:1]).reshape(-1, dict(fields.info.grid.channels)[array])
-    shift_C = origin.astype(np.float64).mean(0)
-    for first in range(0, len(samples), _FRAMES_AT_ONCE):
-        some = slice(first, first + _FRAMES_AT_ONCE)
-        values = fields.read(array, samples[some], steps[some]).astype(np.float64) - shift_C
+    for batch in batches:
+        if not batch.size:
+            continue
+        if shift_C is None:
+            # Sums of differences from a value of the data: exact enough however far the mean is from zero.
+            shift_C = batch[0].reshape(-1, batch.shape[-1]).astype(np.float64).mean(0)
+        values = batch.astype(np.float64) - shift_C
         over = tuple(range(values.ndim - 1))
         total = total + values.sum(over)
         square = square + (values * values).sum(over)
         num_values += values[..., 0].size
+    assert shift_C is not None, "no values"
     mean_C = total / num_values
     std_C = np.sqrt(np.maximum(square / num_values - mean_C**2, 0.0))
-    if not np.isfinite(std_C).all():
+    is_constant = std_C <= least_std * np.maximum(1.0, np.abs(shift_C))
+    std_C = np.where(is_constant, 1.0, std_C)
+    return Statistics(tuple((mean_C + shift_C).tolist()), tuple(std_C.tolist()))
+
+
+def _measure(fields: Fields, array: str) -> Statistics:
+    samples, steps = frame_items(fields, array)
+    batches = (slice(first, first + _FRAMES_AT_ONCE) for first in range(0, len(samples), _FRAMES_AT_ONCE))
+    found = channel_statistics(fields.read(array, samples[some], steps[some]) for some in batches)
+    if not np.isfinite(found.std).all():
         raise ConfigError(
             f"the statistics of {array!r} of {fields.info.task} aren't finite",
             kind="not_finite",
             hint="data.on_nan=fail names the sample",
         )
-    std_C = np.where(std_C > _LEAST_STD, std_C, 1.0)
-    return Statistics(tuple((mean_C + shift_C).tolist()), tuple(std_C.tolist()))
+    return found
 
 
 def frame_items(fields: Fields, array: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

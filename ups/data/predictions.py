@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import ups_store
 from ups.data.config import BuildConfig
-from ups.data.fields import FIELDS
+from ups.data.fields import _NO_PARAMETERS, FIELDS
 from ups.errors import ConfigError
 from ups_store.ingest.source import Selection, open_source
 from ups_store.preview import save_preview
@@ -53,6 +53,11 @@ class GivenStates:
         for name in sorted(self.parameters):
             digest.update(name.encode() + np.ascontiguousarray(self.parameters[name]).tobytes())
         return digest.hexdigest()
+
+    def with_parameters(self, told: Mapping[str, float]) -> GivenStates:
+        """The same states with some parameters set to a number, for all samples."""
+        columns = {name: np.full(len(self.values), value, np.float64) for name, value in told.items()}
+        return replace(self, parameters={**self.parameters, **columns})
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,9 @@ def read_given(path: Path, task: str, where: Where, *, config: BuildConfig) -> G
         values=np.asarray(arrays[where.array] if is_steady else fields[:, where.start], np.float32),
         after=np.asarray(after[:, : where.num_after], np.float32),
         parameters={
-            name: np.asarray(values, np.float64) for name, values in arrays.items() if values.ndim == 1
+            name: np.asarray(values, np.float64)
+            for name, values in arrays.items()
+            if values.ndim == 1 and not name.startswith(_NO_PARAMETERS)
         },
         t=float(where.start if t is None else t[where.start]),
         coordinates={
@@ -156,7 +163,7 @@ class PredictionStore:
     """A store of predicted trajectories while it is written; a context manager.
 
     "fields" is (N, K + 1, X..., C): the given state, then the predicted frames; of a steady task (N, 1, X...,
-    C) beside the given field. Parameters are kept. Running again continues.
+    C) beside the given field. Parameters are those of `given`. Running again continues.
 
     Args:
         path: Where it goes.

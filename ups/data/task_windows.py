@@ -21,9 +21,10 @@ from ups.errors import ConfigError
 from ups_store.torch.windows import Window, WindowIndex
 
 LATENT_INPUT = "latent_input"
-_TIMES, _NUM_STEPS = "t", "num_steps"
+NUM_STEPS = "num_steps"
+_TIMES = "t"
 _UNEVEN = 1e-3  # relative; times are stored in float32
-_NO_PARAMETERS = (_NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
+_NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
 
 Items = npt.NDArray[np.int64]
 Preload = Literal["auto", "off", "page-cache", "copy", "pinned", "device"]
@@ -53,6 +54,8 @@ class TaskWindows:
         horizon: K.
         time_stride: Stored time steps from one frame to the next.
         limit: At most so many samples, the first ones.
+        is_complete: Whether all samples are there. While they aren't, times that samples have of their own
+            are looked at when their windows are read.
 
     Attributes:
         store: The store.
@@ -66,7 +69,13 @@ class TaskWindows:
     """
 
     def __init__(
-        self, store: Store, *, horizon: int = 1, time_stride: int = 1, limit: int | None = None
+        self,
+        store: Store,
+        *,
+        horizon: int = 1,
+        time_stride: int = 1,
+        limit: int | None = None,
+        is_complete: bool = True,
     ) -> None:
         self.store = store
         self.state = LATENT if LATENT in store else FIELDS
@@ -84,7 +93,7 @@ class TaskWindows:
         self.num_samples = min(len(store), limit or len(store))
         self.num_steps = self._read_num_steps()
         self._index = self._make_index()
-        self._times = self._make_times()
+        self._times = self._make_times(is_complete=is_complete)
         self._on_device: Any = None
 
     def __len__(self) -> int:
@@ -172,9 +181,9 @@ class TaskWindows:
 
     def _read_num_steps(self) -> Items:
         """Valid time steps of every sample."""
-        if _NUM_STEPS not in self.store:
+        if NUM_STEPS not in self.store:
             return np.full(self.num_samples, self._num_times, np.int64)
-        stored = self.store.gather(np.arange(self.num_samples), [_NUM_STEPS])[_NUM_STEPS]
+        stored = self.store.gather(np.arange(self.num_samples), [NUM_STEPS])[NUM_STEPS]
         return stored.astype(np.int64).clip(0, self._num_times)
 
     def _make_index(self) -> WindowIndex:
@@ -190,18 +199,26 @@ class TaskWindows:
             )
         return index
 
-    def _make_times(self) -> npt.NDArray[np.float64]:
-        """Time of every stored step, (T,) or (N, T); numbers of the steps where the store has none."""
+    def _make_times(self, *, is_complete: bool) -> npt.NDArray[np.float64] | None:
+        """Time of every stored step, (T,), or its number; None if samples have times of their own."""
         if _TIMES not in self.store or self.is_steady:
             return np.arange(self._num_times, dtype=np.float64)
-        if _TIMES in self.store.arrays:
-            times = self.store.gather(np.arange(self.num_samples), [_TIMES])[_TIMES]
-        else:
-            times = self.store.constants[_TIMES]
-        times = times.astype(np.float64)
+        if _TIMES not in self.store.arrays:
+            return self._checked_times(self.store.constants[_TIMES])
+        if is_complete:
+            self._read_times(np.arange(self.num_samples))
+        return None
+
+    def _read_times(self, samples: Items) -> npt.NDArray[np.float64]:
+        """Times of samples that have their own, shape (B, T)."""
+        return self._checked_times(self.store.gather(samples, [_TIMES])[_TIMES])
+
+    def _checked_times(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Times in float64, (T,) or (B, T); several steps in a row have to be of one length."""
+        times: npt.NDArray[np.float64] = stored.astype(np.float64)
         steps = times[..., self._stride :] - times[..., : -self._stride]
-        spread = float(steps.max() - steps.min()) / float(np.abs(steps).max())
-        if times.shape[-1] != self._num_times or (self.horizon > 1 and spread > _UNEVEN):
+        is_odd = np.ptp(steps, axis=-1) > _UNEVEN * np.abs(steps).max(axis=-1)
+        if times.shape[-1] != self._num_times or (self.horizon > 1 and is_odd.any()):
             raise ConfigError(
                 "the time steps are not of one length",
                 kind="uneven_times",
@@ -213,7 +230,7 @@ class TaskWindows:
         return times
 
     def _dt(self, samples: Items, starts: Items) -> npt.NDArray[np.float64]:
+        times = self._read_times(samples) if self._times is None else self._times[None]
+        rows = np.arange(len(samples)) if self._times is None else np.zeros_like(samples)
         ends = starts + self.horizon * self._stride
-        if self._times.ndim == 1:
-            return (self._times[ends] - self._times[starts]) / self.horizon
-        return (self._times[samples, ends] - self._times[samples, starts]) / self.horizon
+        return (times[rows, ends] - times[rows, starts]) / self.horizon

@@ -17,14 +17,13 @@ from ups.checkpoint import read_document
 from ups.config import RunConfig, load_config
 from ups.data.errors import StoreError
 from ups.device import choose_device
-from ups.errors import CheckpointError, ConfigError, ConfigWarning, UpsError
+from ups.errors import CheckpointError, ConfigError, ConfigWarning, OutputError, UpsError
 from ups.eval.baseline_model import Kind
 from ups.eval.evaluate import Split
 from ups.simulator import Simulator, load_simulator
-from ups.simulator_spec import OPERATOR
+from ups.simulator_spec import CHECKPOINT_NAME, OPERATOR
 
 EXIT_INTERRUPTED = 5  # as of all our commands
-CHECKPOINT_NAME = "operator.safetensors"
 
 
 @contextmanager
@@ -36,8 +35,9 @@ def telling_errors(log: Console) -> Iterator[None]:
         log.print(f"error: {error}", markup=False)
         raise typer.Exit(error.exit_code) from None
     except OSError as error:
-        log.print(f"error: {error.filename or ''}: {error.strerror or error}", markup=False)
-        raise typer.Exit(UpsError.exit_code) from None
+        ours = OutputError.of(error, error.filename or "a file", doing="can't be used")
+        log.print(f"error: {ours}", markup=False)
+        raise typer.Exit(ours.exit_code) from None
     except KeyboardInterrupt:
         log.print("interrupted: the same command goes on")
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -10,11 +10,7 @@ import torch
 
 from ups.config import RunConfig
 from ups.data.fields import open_fields
-from ups.data.latent_trajectories import (
-    is_of_unknown_encoder,
-    open_latent_fields,
-    open_latent_trajectories,
-)
+from ups.data.latent_trajectories import open_latent_fields, open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.errors import ConfigError
 from ups.eval.baseline_model import Baseline
@@ -79,7 +75,7 @@ def make_contest(
             found=task,
         )
     wanted = 1 if simulator.spec.tasks[task].steady else horizon
-    if is_of_unknown_encoder(config, task):
+    if not simulator.spec.is_encoder_known:
         return _latent_contest(config, simulator, task, split, wanted, operator_note)
     return _field_contest(config, simulator, task, split, wanted, baselines, operator_note)
 

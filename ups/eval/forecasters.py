@@ -143,6 +143,11 @@ class LatentForecaster:
         return normalizer.inverse(states_BKLD)
 
 
+def operator_forecaster(simulator: Simulator) -> OperatorForecaster | LatentForecaster:
+    """The operator in the space in which it can be compared: of fields, unless nothing decodes its states."""
+    return OperatorForecaster(simulator) if simulator.spec.is_encoder_known else LatentForecaster(simulator)
+
+
 class AutoencoderFloor:
     """decoder(encoder(truth)): sees the truth, so it is no forecast but what no latent operator can beat.
 

@@ -37,7 +37,7 @@ class PredictionRequest:
         task: Name of the task; None where the operator knows one.
         start: Time step of the source that is given.
         dt: Time of a step; None for that of the training.
-        parameters: Numbers by name that are used instead of the source's.
+        parameters: Numbers by name that are used instead of the source's, and written instead of them.
         limit: At most so many samples.
         batch_size: Samples that are predicted together.
         figure: PNG of the first sample, beside the source's own frames where it has them.
@@ -80,14 +80,11 @@ def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) ->
     name = expect_simulated_task(simulator.spec, request.task)
     task = simulator.spec.tasks[name]
     where = Where(task.input_array, request.start, simulator.spec.time_stride, request.steps, request.limit)
-    given = read_given(request.source, name, where, config=config.build)
+    source = read_given(request.source, name, where, config=config.build)
+    given = source.with_parameters({**_only_values(task, source), **request.parameters})
     dt = None if task.steady else request.dt or task.dt
     note(f"{name}: {len(given.values)} samples of {given.origin}, {request.steps} steps")
-    identity = {
-        "checkpoint": hash_tensors(request.checkpoint),
-        "dt": dt,
-        "parameters": dict(request.parameters),
-    }
+    identity = {"checkpoint": hash_tensors(request.checkpoint), "dt": dt}
     _predict(simulator, name, given, np.arange(1), request)  # mistakes are told before a file is begun
     store = PredictionStore(
         request.out,
@@ -109,6 +106,12 @@ def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) ->
     return {"store": str(path), "figure": figure}
 
 
+def _only_values(task: SimulatedTask, source: GivenStates) -> dict[str, float]:
+    """Parameters that the source doesn't have and training knew one value of, which a rollout takes."""
+    ends = {name: ends for name, ends in task.parameters.items() if name not in source.parameters}
+    return {name: low for name, (low, high) in ends.items() if low == high}
+
+
 def _predict(
     simulator: Simulator,
     name: str,
@@ -118,28 +121,27 @@ def _predict(
 ) -> Frames:
     """Predicted frames of some samples, shape (B, K, X..., C)."""
     task = simulator.spec.tasks[name]
+    taken = {*task.parameters, *request.parameters}  # a flag for what the operator doesn't know is refused
     parameters = {
-        key: torch.from_numpy(values[samples])
-        for key, values in given.parameters.items()
-        if key in task.parameters
+        key: torch.from_numpy(values[samples]) for key, values in given.parameters.items() if key in taken
     }
-    told = {key: torch.tensor(value) for key, value in request.parameters.items()}
     frames = simulator.rollout(
         torch.from_numpy(given.values[samples]),
         request.steps,
         task=name,
-        parameters={**parameters, **told},
+        parameters=parameters,
         dt=None if task.steady else request.dt,
     )
     return frames.cpu().numpy()
 
 
 def _draw(simulator: Simulator, name: str, given: GivenStates, request: PredictionRequest) -> str:
-    """Truth, prediction and error of the first sample where the source goes as far; else what was written."""
+    """Truth, prediction and error of the first sample where the source has it; else what was written."""
     assert request.figure is not None
     request.figure.parent.mkdir(parents=True, exist_ok=True)
     task = simulator.spec.tasks[name]
-    if given.after.shape[1] < request.steps or request.dt not in (None, task.dt):
+    is_comparable = request.dt in (None, task.dt) and not request.parameters
+    if given.after.shape[1] < request.steps or not is_comparable:
         save_preview_of(request.out, request.figure)
         return str(request.figure)
     prediction, truth = _predict(simulator, name, given, np.arange(1), request)[0], given.after[0]

@@ -6,6 +6,7 @@ C channels.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ups.autoencoder import Autoencoder
 from ups.data.frames import FrameBatch
-from ups.eval.metrics import nrmse_per_sample
+from ups.eval.metrics import defined_nrmse, mean_of_defined
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,17 @@ class Floor:
     """Errors of the reconstruction.
 
     Attributes:
-        nrmse: nRMSE averaged over frames and channels, by "task" or "task/array" of constant fields.
+        nrmse: nRMSE averaged over frames and channels, by "task" or "task/array" of constant fields; those
+            whose truth is zero throughout are left out.
         sizes: Sizes under the same names.
         num_frames: Frames that were looked at, under the same names.
+        left_out: Frames and channels that were left out, under the same names.
     """
 
     nrmse: Mapping[str, float]
     sizes: Mapping[str, LatentSize]
     num_frames: Mapping[str, int]
+    left_out: Mapping[str, int]
 
     @property
     def mean(self) -> float:
@@ -68,23 +72,35 @@ def measure_floor(
         batches: Frames of validation or test.
         queries: Centres of the grid's cells by task, shape (P, N), on the model's device.
         latent_dtype: Dtype that the latents are rounded to before decoding, as in a store.
+
+    Raises:
+        ConfigError: Kind "zero_truth", if all frames of an array are zero throughout.
     """
     errors: dict[str, list[Tensor]] = {}
+    num_frames: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     sizes: dict[str, LatentSize] = {}
     for batch in batches:
         name = batch.task if batch.array == "fields" else f"{batch.task}/{batch.array}"
         prediction = reconstruct(model, batch, query=queries[batch.task], latent_dtype=latent_dtype)
         truth = batch.values.to(prediction.device)
         pair = (field.double().unsqueeze(1) for field in (prediction, truth))
-        errors.setdefault(name, []).append(nrmse_per_sample(*pair).flatten(1).mean(1))
+        errors.setdefault(name, []).append(found := defined_nrmse(*pair))
+        num_frames[name] += len(truth)
+        left_out[name] += len(truth) * truth.shape[-1] - len(found)
         num_latents = model.spec.num_tokens * model.spec.latent_dim
         sizes[name] = LatentSize(model.spec.tasks[batch.task].grid.num_values(batch.array), num_latents)
-    joined = {name: torch.cat(values) for name, values in errors.items()}
-    return Floor(
-        nrmse={name: values.mean().item() for name, values in joined.items()},
-        sizes=sizes,
-        num_frames={name: len(values) for name, values in joined.items()},
-    )
+    nrmse = {
+        name: mean_of_defined(values, task=name, channels=_channels(model, name))
+        for name, values in errors.items()
+    }
+    return Floor(nrmse, sizes, dict(num_frames), dict(left_out))
+
+
+def _channels(model: Autoencoder, name: str) -> tuple[str, ...]:
+    """Names of the channels of "task" or "task/array", for people."""
+    task, _, array = name.partition("/")
+    return (array,) if array else model.spec.tasks[task].channels
 
 
 def reconstruct(

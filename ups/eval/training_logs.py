@@ -31,6 +31,7 @@ class StageLog:
         samples: Training items seen: frames of an autoencoder, windows of an operator.
         loss: Sum of the losses.
         score: What validation counts.
+        trained_at: When the last epoch was over, seconds since 1970; 0 if none was.
         gpu_share: Mean utilisation of the GPU, 0 to 1; None without one.
     """
 
@@ -44,6 +45,7 @@ class StageLog:
     loss: Curve = field(default=((), ()), repr=False)
     score: Curve = field(default=((), ()), repr=False)
     gpu_share: float | None = None
+    trained_at: float = 0.0
 
     @property
     def data_wait_share(self) -> float:
@@ -100,20 +102,16 @@ def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
     batch_size = _samples_per_step(stage, records)
     steps = [record for record in records if record.get("event") == "step"]
     epochs = [record for record in records if record.get("event") == "epoch" and "score" in record]
-    train_s = wait_s = 0.0
-    before = 0
-    for record in steps:
-        rate = float(record.get(_RATE) or 0.0)
-        seconds = (int(record["step"]) - before) * batch_size / rate if rate > 0 else 0.0
-        before = int(record["step"])
-        train_s += seconds
-        wait_s += seconds * float(record.get(_WAIT, 0.0))
+    runs = _runs(records)
+    train_s, wait_s = (
+        sum(parts) for parts in zip(*(_step_seconds(r, batch_size) for r in runs), strict=True)
+    )
     losses = [sum(v for k, v in record.items() if k.startswith("loss/")) for record in steps]
     last = max((int(record.get("step", 0)) for record in records), default=0)
     gpu = [record[key] for record in steps for key in ("training/gpu_utilization_pct",) if record.get(key)]
     return StageLog(
         stage=stage,
-        seconds=sum(_run_seconds(run) for run in _runs(records)),
+        seconds=sum(_run_seconds(run) for run in runs),
         startup_s=sum(60 * float(record[_STARTUP]) for record in records if _STARTUP in record),
         train_s=train_s,
         data_wait_s=wait_s,
@@ -122,6 +120,7 @@ def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
         loss=([int(record["step"]) for record in steps], losses),
         score=([int(record["step"]) for record in epochs], [float(record["score"]) for record in epochs]),
         gpu_share=sum(gpu) / len(gpu) / 100 if gpu else None,
+        trained_at=max((float(record["time"]) for record in epochs), default=0.0),
     )
 
 
@@ -133,6 +132,21 @@ def _runs(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
             runs.append([])
         runs[-1].append(record)
     return runs
+
+
+def _step_seconds(run: Sequence[Mapping[str, Any]], batch_size: int) -> tuple[float, float]:
+    """Seconds in optimiser steps and, of these, waiting for data; a run after a crash repeats some steps."""
+    train_s = wait_s = 0.0
+    before = int(run[0].get("step", 0)) if run[0].get("event") == "start" else 0
+    for record in run:
+        if record.get("event") != "step":
+            continue
+        rate = float(record.get(_RATE) or 0.0)
+        seconds = (int(record["step"]) - before) * batch_size / rate if rate > 0 else 0.0
+        before = int(record["step"])
+        train_s += seconds
+        wait_s += seconds * float(record.get(_WAIT, 0.0))
+    return train_s, wait_s
 
 
 def _run_seconds(run: Sequence[Mapping[str, Any]]) -> float:

@@ -14,7 +14,9 @@ from typing import Any
 from ups.config import RunConfig
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.command import expect_split
+from ups.train.autoencoder import CHECKPOINT_NAME as AUTOENCODER_NAME
 from ups.train.build_stores import build_fields, build_latents
+from ups.train.joint import expect_joint
 from ups.train.ranks import joined_ranks
 from ups.train.run import run_stage
 from ups.train.stage import ALL
@@ -54,21 +56,24 @@ def run_all(
     """
     if config.evaluation.enabled:
         expect_split(config.evaluation.split)  # before hours of training
+    first = first_stage(config)
     train = partial(_train_unless_valid, config=config, note=note, restart=restart)
     stages: dict[str, Any] = {}
-    training, cache = config.training, dict[str, float]()
+    training, cache, startup = config.training, dict[str, float](), dict[str, float]()
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, _):
         said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
         said |= {"is_first": ranks.is_first, "note": note}
-        first = first_stage(config)
+        if _has_given_encoder(config) and ranks.is_first:
+            note(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
         if first == "joint" or config.operator.state == "fields":
-            build_fields(**said)
+            startup = build_fields(**said)
         if first is not None:
-            stages[first] = train(first, began=began)
+            stages[first] = train(first, began=began, startup=startup)
+            began, startup = None, {}  # the start of the process is the first stage's
         if config.operator.state == "latent" and training.cache_mode not in _WITHOUT_STORES:
             cache = build_latents(config, **said)
         if config.stage("operator").epochs:
-            stages["operator"] = train("operator", startup=cache)
+            stages["operator"] = train("operator", began=began, startup=startup | cache)
     evaluation = {}
     if config.evaluation.enabled and ranks.is_first:
         seconds = {name: report["seconds"] for name, report in stages.items()}
@@ -82,11 +87,13 @@ def first_stage(config: RunConfig) -> str | None:
     """The stage that makes the encoder: "joint" where it has epochs; None where none is needed or wanted.
 
     Raises:
-        ConfigError: Kind "same_folder", if stage joint's field stores and the latent stores had one path.
+        ConfigError: Kind "same_folder", if stage joint's field stores and the latent stores had one path;
+            "given_encoder", if stage joint would train another one than `latent.checkpoint`; and those of
+            stage joint.
     """
-    if config.operator.state == "fields":
-        return None
     if "joint" in config.stages and config.stage("joint").epochs:
+        expect_joint(config)
+        _expect_no_given_encoder(config)
         if config.training.latent_cache_dir in (None, config.cache.dir):
             raise ConfigError(
                 "stage joint reads stores of fields, which stores of latents would replace",
@@ -95,7 +102,26 @@ def first_stage(config: RunConfig) -> str | None:
                 found=str(config.cache.dir),
             )
         return "joint"
+    if config.operator.state == "fields" or _has_given_encoder(config):
+        return None
     return "autoencoder" if config.stage("autoencoder").epochs else None
+
+
+def _has_given_encoder(config: RunConfig) -> bool:
+    """Whether latents are those of another autoencoder than the one that this run would train."""
+    own = config.checkpoint.dir / AUTOENCODER_NAME
+    is_wanted = config.operator.state == "latent"
+    return is_wanted and config.autoencoder_path.absolute() != own.absolute()
+
+
+def _expect_no_given_encoder(config: RunConfig) -> None:
+    if _has_given_encoder(config):
+        raise ConfigError(
+            "stage joint trains an autoencoder, but latents are to be those of another one",
+            kind="given_encoder",
+            expected="stages.joint.epochs=0, or no latent.checkpoint",
+            found=f"latent.checkpoint = {config.latent.checkpoint}",
+        )
 
 
 def _train_unless_valid(

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from ups.config import RunConfig
+from ups.data.build_files import own_manifest
 from ups.errors import InterruptedTrainingError, UpsError
 
 BUILD = ("-m", "ups_store.build")
@@ -26,7 +27,7 @@ def build_latents(
     is_first: bool,
     note: Callable[[str], None],
 ) -> dict[str, float]:
-    """Build the stores of latents that the present autoencoder makes; valid ones are kept.
+    """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
 
     Args:
         config: Configuration of the run.
@@ -44,24 +45,26 @@ def build_latents(
     """
     manifest = config.checkpoint.dir / "latents.manifest.json"
     folder = config.training.latent_cache_dir or config.cache.dir
-    flags = ["--checkpoint", str(config.checkpoint.dir / "autoencoder.safetensors")]
+    flags = ["--checkpoint", str(config.autoencoder_path)]
     flags += ["--cache-dir", str(folder), "--cache-dtype", config.training.latent_cache_dtype]
     flags += ["--manifest", str(manifest)] if is_first else []
     began = time.perf_counter()
     _run([*_command(config_path, overrides), *flags], note=note if is_first else _nobody)
     metrics = {"startup/cache_sec": time.perf_counter() - began}
     if is_first:
-        stores = json.loads(manifest.read_text(encoding="utf-8"))["stores"]
+        stores = json.loads(own_manifest(manifest).read_text(encoding="utf-8"))["stores"]
         metrics["startup/cache_reused"] = float(all(store["reused"] for store in stores))
     return metrics
 
 
 def build_fields(
     *, config_path: Path | None, overrides: Sequence[str], is_first: bool, note: Callable[[str], None]
-) -> None:
-    """Build stores of the fields themselves; see `build_latents`."""
+) -> dict[str, float]:
+    """Build stores of the fields themselves; see `build_latents`. Returns `startup/field_cache_sec`."""
+    began = time.perf_counter()
     command = _command(config_path, [*overrides, "latent.encoder=none"])
     _run(command, note=note if is_first else _nobody)
+    return {"startup/field_cache_sec": time.perf_counter() - began}
 
 
 def _command(config_path: Path | None, overrides: Sequence[str]) -> list[str]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
 from ups.train.distributed import map_tensors
+
+_LOOK_EVERY_S = 0.2  # how long a request to stop may go unnoticed
+
+
+class WaitEndedError(Exception):
+    """Who waited for a batch was asked to stop; the batch may still be had."""
 
 
 class BatchFeed:
@@ -32,8 +38,16 @@ class BatchFeed:
         self._next: int | None = None
         self._thread: ThreadPoolExecutor | None = None
 
-    def get(self, number: int) -> Any:
-        """The batch of a number; numbers are asked for one after another."""
+    def get(self, number: int, *, is_stopping: Callable[[], bool] | None = None) -> Any:
+        """The batch of a number; numbers are asked for one after another.
+
+        Args:
+            number: Of the batch.
+            is_stopping: Asked while the thread is waited for, whether waiting has no use any more.
+
+        Raises:
+            WaitEndedError: If it hasn't; only where batches are made ahead.
+        """
         if self._ahead == 0:
             return self._made(number)
         if self._thread is None:
@@ -41,7 +55,9 @@ class BatchFeed:
         begin = number if self._next is None else self._next
         self._next = max(number + 1, min(number + 1 + self._ahead, self._end))
         self._coming.extend(self._thread.submit(self._made, n) for n in range(begin, self._next))
-        return self._coming.popleft().result()
+        batch = _awaited(self._coming[0], is_stopping)
+        self._coming.popleft()
+        return batch
 
     def close(self) -> None:
         """Drop what was made ahead; the batch that is being made is waited for."""
@@ -61,6 +77,15 @@ class BatchFeed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _awaited(batch: Future[Any], is_stopping: Callable[[], bool] | None) -> Any:
+    """The result; in short waits, between which Python runs the handlers of signals."""
+    while is_stopping is not None and not batch.done():
+        if is_stopping():
+            raise WaitEndedError
+        wait([batch], timeout=_LOOK_EVERY_S)
+    return batch.result()
 
 
 def _pinned(tensor: Tensor) -> Tensor:

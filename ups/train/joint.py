@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ups.autoencoder import Autoencoder, save_autoencoder
 from ups.autoencoder_spec import AutoencoderSpec
@@ -38,6 +38,8 @@ from ups.train.rollout_validation import RolloutValidation, open_validation
 from ups.train.stage import Losses
 from ups.train.startup import startup_phase
 
+# What the stage reports on; stage operator replaces the copy of it that others use.
+CHECKPOINT_NAME = "joint.safetensors"
 # Frames of a task that the scale of its latents is measured on.
 _FRAMES_OF_SCALE = 256
 _LEAST_STD = 1e-6  # a channel that doesn't vary is only shifted
@@ -57,7 +59,7 @@ def make_joint_stage(config: RunConfig, *, device: torch.device) -> JointStage:
         ConfigError: Kinds "no_inverse_losses", "no_latents", those of the stores, or of sizes.
         ups_store.StoreError: If the data can't be read.
     """
-    _expect_joint(config)
+    expect_joint(config)
     with startup_phase("data_opening"):
         windows = {
             task: TaskWindows(
@@ -112,8 +114,9 @@ class JointStage:
             windows, batch_size=settings.batch_size, seed=config.seed, parameters=model.spec.parameters
         )
         self.batches_per_pass = self._windows.batches_per_pass
-        self.data_identity = model.spec.to_json()  # now: exporting adds the hash of the autoencoder
-        self.path = config.checkpoint.dir / OPERATOR_NAME
+        self.data_identity = {name: some.store.config_hash for name, some in windows.items()}
+        self.path = config.checkpoint.dir / CHECKPOINT_NAME
+        self.operator_path = config.checkpoint.dir / OPERATOR_NAME
         self.autoencoder_path = config.checkpoint.dir / AUTOENCODER_NAME
 
     def batch(self, number: int) -> JointBatch:
@@ -151,13 +154,30 @@ class JointStage:
         }
 
     def export(self, metrics: dict[str, float]) -> Path:
-        """Write `autoencoder.safetensors`, and `operator.safetensors` that names it."""
+        """Write `autoencoder.safetensors`, and the simulator that names it, also as the present operator."""
         config = self._config.model_dump(mode="json")
         save_autoencoder(self.autoencoder_path, self.autoencoder, config=config, report=metrics)
         digest = hash_tensors(self.autoencoder_path)
         self.model.spec = dataclasses.replace(self.model.spec, autoencoder_sha256=digest)
-        save_simulator(self.path, self.model, config=config, report=metrics)
+        for path in (self.path, self.operator_path):
+            save_simulator(path, self.model, config=config, report=metrics)
         return self.path
+
+    def state(self) -> dict[str, Any]:
+        """The statistics: measured by another machine they may differ in the last bit."""
+        return {"simulator": self.model.spec.to_json(), "autoencoder": self.autoencoder.spec.to_json()}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take the statistics of `state`."""
+        self.model.spec = SimulatorSpec.from_json(values["simulator"])
+        self.autoencoder.spec = AutoencoderSpec.from_json(values["autoencoder"])
+        for module, tasks in (
+            (self.model, self.model.spec.tasks),
+            (self.autoencoder, self.autoencoder.spec.tasks),
+        ):
+            for name, task in tasks.items():
+                for array, statistics in task.statistics.items():
+                    _set_statistics(module.normalizer[f"{name}/{array}"], statistics)
 
     def finish(self) -> dict[str, Any]:
         """Errors of what was exported beside persistence and the autoencoder's floor."""
@@ -178,7 +198,12 @@ class JointStage:
         }
 
 
-def _expect_joint(config: RunConfig) -> None:
+def expect_joint(config: RunConfig) -> None:
+    """Refuse a configuration with which stage joint would leave nothing of use.
+
+    Raises:
+        ConfigError: Kinds "no_inverse_losses", "no_latents".
+    """
     if not config.training.use_inverse_losses:
         raise ConfigError(
             "without inverse losses stage joint leaves an autoencoder that doesn't restore its fields",
@@ -192,6 +217,12 @@ def _expect_joint(config: RunConfig) -> None:
             expected="operator.state=latent",
             found=config.operator.state,
         )
+
+
+def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]) -> None:
+    for name, values in statistics.items():
+        buffer = normalizer.get_buffer(name)
+        buffer.copy_(torch.tensor(values))
 
 
 def _make_simulator(

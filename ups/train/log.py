@@ -65,8 +65,8 @@ class RunLog:
         self._progress.update(self._bar, rates=shown)
 
     def note(self, text: str) -> None:
-        """Say something on the terminal."""
-        if self.sinks:
+        """Say something on the terminal, also before there are sinks."""
+        if not self._is_quiet:
             self.console.print(text, markup=False)
 
     def epoch(self, number: int, total: int, values: dict[str, float]) -> None:

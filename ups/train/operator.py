@@ -22,16 +22,15 @@ from ups.data.augment_windows import augment_windows
 from ups.data.latent_windows import LatentWindows, WindowBatch
 from ups.data.live_windows import LiveWindows
 from ups.errors import CheckpointError, ConfigError
-from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
+from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.objectives.rollout import rollout_losses
 from ups.simulator import Simulator, load_simulator, save_simulator
+from ups.simulator_spec import CHECKPOINT_NAME as CHECKPOINT_NAME
 from ups.simulator_spec import FIELDS
-from ups.train.operator_states import STAGE, make_spec, open_windows
-from ups.train.rollout_validation import RolloutValidation, open_validation
+from ups.train.operator_states import STAGE, are_of_known_encoder, make_spec, open_windows
+from ups.train.rollout_validation import RolloutValidation, open_latent_validation, open_validation
 from ups.train.stage import Losses
 from ups.train.startup import startup_phase
-
-CHECKPOINT_NAME = "operator.safetensors"
 
 
 def make_operator_stage(config: RunConfig, *, device: torch.device) -> OperatorStage:
@@ -49,9 +48,18 @@ def make_operator_stage(config: RunConfig, *, device: torch.device) -> OperatorS
         autoencoder, digest = _load_autoencoder(config, path, device), hash_tensors(path)
     with startup_phase("data_opening"):
         windows = open_windows(config, autoencoder_path=path, device=device, note=_note)
-        validation = open_validation(config)
+        is_known = are_of_known_encoder(windows)
+        validation = open_validation(config) if is_known else open_latent_validation(config)
+        if not is_known:
+            _note("nothing says what encoded these latents: they aren't decoded, errors are those of latents")
     with startup_phase("statistics"):
-        spec = make_spec(config, windows.tasks, autoencoder=autoencoder, autoencoder_sha256=digest)
+        spec = make_spec(
+            config,
+            windows.tasks,
+            autoencoder=autoencoder,
+            autoencoder_sha256=digest,
+            is_encoder_known=is_known,
+        )
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
         simulator = Simulator(spec, autoencoder).to(device)
@@ -128,33 +136,44 @@ class OperatorStage:
         )
 
     def validate(self) -> dict[str, float]:
-        """nRMSE of decoded rollouts per task; `score` is their mean."""
-        nrmse = self._validation.nrmse(OperatorForecaster(self.model))
-        return {"score": _mean(nrmse), **{f"val/nrmse/{name}": value for name, value in nrmse.items()}}
+        """nRMSE of decoded rollouts per task; `score` is their mean.
+
+        Of states that nothing can decode it is that of latents, under "val/latent_nrmse/".
+        """
+        nrmse = self._validation.nrmse(operator_forecaster(self.model))
+        prefix = "val/nrmse/" if self.model.spec.is_encoder_known else "val/latent_nrmse/"
+        return {"score": _mean(nrmse), **{f"{prefix}{name}": value for name, value in nrmse.items()}}
 
     def export(self, metrics: dict[str, float]) -> Path:
         """Write `operator.safetensors`: operator, autoencoder, statistics."""
         save_simulator(self.path, self.model, config=self._config.model_dump(mode="json"), report=metrics)
         return self.path
 
-    def finish(self) -> dict[str, Any]:
-        """Errors of what was exported beside persistence and the autoencoder's floor."""
+    def close(self) -> None:
+        """End what makes latents in the background; closing twice is allowed."""
         if isinstance(self._windows, LiveWindows):
             self._windows.close()
+
+    def finish(self) -> dict[str, Any]:
+        """Errors of what was exported beside persistence and the autoencoder's floor."""
+        self.close()
         simulator = load_simulator(self.path, device=str(self._device))
-        operator = self._validation.nrmse(OperatorForecaster(simulator))
+        operator = self._validation.nrmse(operator_forecaster(simulator))
+        left_out = self._validation.left_out
         transient = [name for name, task in simulator.spec.tasks.items() if not task.steady]
         persistence = self._validation.of(transient).nrmse(Persistence())
         floor = {}
-        if simulator.autoencoder is not None:
+        if simulator.autoencoder is not None and simulator.spec.is_encoder_known:
             floor = self._validation.nrmse(AutoencoderFloor(simulator.autoencoder))
         return {
             "checkpoint": str(self.path),
             "states": simulator.spec.states,
+            "nrmse_of": "fields" if simulator.spec.is_encoder_known else "latents",
             "parameters": sum(weight.numel() for weight in simulator.operator.parameters()),
             "rollout_steps": self._validation.num_steps,
             "score": _mean(operator),
             "nrmse": operator,
+            "nrmse_left_out": left_out,
             "persistence_nrmse": persistence,
             "floor_nrmse": floor,
         }

@@ -14,9 +14,10 @@ from ups.autoencoder_spec import TaskSpec
 from ups.config import RunConfig
 from ups.data.fields import StoreFields
 from ups.data.latent_stores import open_field_states
+from ups.data.latent_trajectories import tells_encoder
 from ups.data.latent_windows import LatentWindows
 from ups.data.live_windows import LiveWindows
-from ups.data.on_demand import open_training_windows
+from ups.data.on_demand.opening import open_training_windows
 from ups.data.state_statistics import INPUT, measure_state_statistics
 from ups.data.task_windows import TaskWindows
 from ups.errors import ConfigError
@@ -66,6 +67,13 @@ def open_windows(
     return LatentWindows(windows, batch_size=batch_size, seed=config.seed, parameters=parameters)
 
 
+def are_of_known_encoder(windows: LatentWindows | LiveWindows) -> bool:
+    """Whether all stores of latents say what encoded them; those that are made while training do."""
+    if isinstance(windows, LiveWindows):
+        return True
+    return all(tells_encoder(some.store) for some in windows.tasks.values())
+
+
 def parameter_names(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted."""
     return tuple(sorted({name for some in windows.values() for name in some.parameters}))
@@ -77,8 +85,16 @@ def make_spec(
     *,
     autoencoder: Autoencoder | None,
     autoencoder_sha256: str | None,
+    is_encoder_known: bool,
 ) -> SimulatorSpec:
     """The simulator's specification: grids, statistics and time steps from the stores, sizes as configured.
+
+    Args:
+        config: Configuration of the run.
+        windows: Training windows by task.
+        autoencoder: Encoder and decoder where states are latents.
+        autoencoder_sha256: Of its weights.
+        is_encoder_known: Whether it made the latents, as `are_of_known_encoder` tells.
 
     Raises:
         ConfigError: If the sizes don't fit the grids, or a grid has more axes than the operator.
@@ -99,7 +115,8 @@ def make_spec(
         patch_size=patch_size,
         time_stride=config.training.time_stride,
         operator={**vars(size), "depths": list(size.depths)},
-        autoencoder_sha256=autoencoder_sha256,
+        autoencoder_sha256=autoencoder_sha256 if is_encoder_known else None,
+        is_encoder_known=is_encoder_known,
     )
 
 

@@ -1,4 +1,7 @@
-"""Validation of an operator: rollouts of trajectories of the validation split, decoded, in field space."""
+"""Validation of an operator: rollouts of trajectories of the validation split, decoded, in field space.
+
+States that nothing can decode are compared as they are.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import numpy as np
 
 from ups.config import RunConfig
 from ups.data.fields import FIELDS
+from ups.data.latent_trajectories import open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.eval.forecasters import AutoencoderFloor, Forecaster
-from ups.eval.metrics import nrmse_per_sample
+from ups.eval.metrics import defined_nrmse, mean_of_defined
 from ups.eval.rollout import predict
 
 _BATCH_NBYTES = 64 << 20  # of true frames in float32
@@ -22,10 +26,15 @@ class RolloutValidation:
     Args:
         trajectories: By task.
         num: Trajectories of each task, at most.
+
+    Attributes:
+        left_out: By task, errors of the last `nrmse` that aren't defined, as the truth is zero in that frame
+            and channel; tasks without such aren't named.
     """
 
     def __init__(self, trajectories: Mapping[str, Trajectories], *, num: int) -> None:
         self.trajectories = trajectories
+        self.left_out: dict[str, int] = {}
         self._num = num
 
     @property
@@ -39,7 +48,12 @@ class RolloutValidation:
         return RolloutValidation(some, num=self._num)
 
     def nrmse(self, forecaster: Forecaster | AutoencoderFloor) -> dict[str, float]:
-        """nRMSE over all predicted steps, trajectories and channels, by task; physical units."""
+        """nRMSE over all predicted steps, trajectories and channels with a truth, by task; physical units.
+
+        Raises:
+            ConfigError: Kind "zero_truth", if the truth of a task is zero throughout.
+        """
+        self.left_out = {}
         return {name: self._nrmse(forecaster, some) for name, some in self.trajectories.items()}
 
     def _nrmse(self, forecaster: Forecaster | AutoencoderFloor, trajectories: Trajectories) -> float:
@@ -47,13 +61,16 @@ class RolloutValidation:
         samples = ((np.arange(num) + 0.5) * len(trajectories) / num).astype(np.int64)
         nbytes = 4 * trajectories.horizon * trajectories.info.grid.num_values(FIELDS)
         size = max(1, _BATCH_NBYTES // nbytes)
-        total = 0.0
+        parts, num_errors = [], 0
         for first in range(0, num, size):
             batch = trajectories.read(samples[first : first + size])
             prediction = predict(forecaster, batch, trajectories)
-            errors = nrmse_per_sample(prediction.double(), batch.truth.double())
-            total += float(errors.flatten(1).mean(1).sum())
-        return total / num
+            parts.append(defined_nrmse(prediction.double(), batch.truth.double()))
+            num_errors += batch.truth.shape[:2].numel() * batch.truth.shape[-1]
+        info = trajectories.info
+        if missing := num_errors - sum(map(len, parts)):
+            self.left_out[info.task] = missing
+        return mean_of_defined(parts, task=info.task, channels=info.channels)
 
 
 def open_validation(config: RunConfig) -> RolloutValidation:
@@ -71,6 +88,21 @@ def open_validation(config: RunConfig) -> RolloutValidation:
             source=config.training.field_source,
             stride=config.training.time_stride,
         )
+        for task in config.data.task
+    }
+    return RolloutValidation(trajectories, num=config.operator.val_trajectories)
+
+
+def open_latent_validation(config: RunConfig) -> RolloutValidation:
+    """Open the validation trajectories of all tasks as latents, which need be no fields' that are at hand.
+
+    Raises:
+        ConfigError: As `open_latent_trajectories`, such as for a split without a store.
+        ups_store.StoreError: If a store can't be read.
+    """
+    stride = config.training.time_stride
+    trajectories = {
+        task: open_latent_trajectories(config, task, "val", stride=stride, horizon=None)
         for task in config.data.task
     }
     return RolloutValidation(trajectories, num=config.operator.val_trajectories)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from ups.config import RunConfig
 from ups.errors import ConfigError
 from ups.train.ranks import joined_ranks
 from ups.train.sinks import import_wandb
-from ups.train.stage import make_stage
+from ups.train.stage import close_data_of, make_stage
 from ups.train.startup import StartupClock, measuring
 from ups.train.trainer import Trainer
 from ups.train.unused_settings import unused_settings
@@ -48,17 +49,18 @@ def run_stage(
         raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
     if config.logging.wandb.enabled:
         import_wandb()  # a mistake is told before minutes of opening data
-    clock = StartupClock(began=began)
-    clock.take(startup or {})
+    clock = StartupClock(began=began, before=startup)
     training = config.training
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
         measuring(clock),
+        ExitStack() as stack,
     ):
         for text in unused_settings(config, name) if ranks.is_first else ():
             note(f"warning: {text}")
         with clock.phase("stage"):
             stage = make_stage(name, config, device=device)
+        stack.callback(close_data_of, stage)  # also if its state can't be continued from
         with clock.phase("trainer"):
             trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
         report = trainer.fit()

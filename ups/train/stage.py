@@ -29,6 +29,10 @@ class Stage(Protocol):
     is trained on; by default it is the specification of its model (`model.spec`), where the statistics of the
     training split stand. Parts of its making may be timed with `ups.train.startup.startup_phase`.
 
+    A stage may have `close()`, which ends what works for its data in the background, and with it a `batch`
+    that waits for that; called on every rank when training ends, however it ends, and perhaps twice. It may
+    have `state()`, JSON values that continuing needs besides the model's weights, and `restore(values)`.
+
     Attributes:
         name: As in the configuration.
         model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
@@ -73,6 +77,26 @@ def data_identity_of(stage: Stage) -> Mapping[str, Any]:
         return dict(stage.data_identity)
     spec = getattr(stage.model, "spec", None)
     return {} if spec is None else dict(spec.to_json())
+
+
+def close_data_of(stage: Stage) -> None:
+    """End what works for a stage's data in the background, if it has any such."""
+    close = getattr(stage, "close", None)
+    if close is not None:
+        close()
+
+
+def state_of(stage: Stage) -> Mapping[str, Any]:
+    """What continuing needs besides the model's weights, as JSON values."""
+    state = getattr(stage, "state", None)
+    return {} if state is None else dict(state())
+
+
+def restore_stage(stage: Stage, position: Mapping[str, Any]) -> None:
+    """Give a stage that wants it the `state_of` in a saved position."""
+    restore = getattr(stage, "restore", None)
+    if restore is not None:
+        restore(position["stage"])
 
 
 # Module and function that makes the stage from (config, device). Later stages are added here.

@@ -9,7 +9,8 @@ from contextvars import ContextVar
 
 import psutil
 
-_SECONDS = "startup/{}_sec"
+_SECONDS_END = "_sec"
+_SECONDS = "startup/{}" + _SECONDS_END
 TOTAL = "startup/total_startup_time_min"
 
 
@@ -18,13 +19,16 @@ class StartupClock:
 
     Args:
         began: When the start began, in seconds since 1970; by default now. What passed since is "imports".
+        before: Seconds and other metrics of what was measured elsewhere, such as by a build of stores; with
+            `began` these seconds passed since then, and aren't those of "imports".
     """
 
-    def __init__(self, *, began: float | None = None) -> None:
+    def __init__(self, *, began: float | None = None, before: Mapping[str, float] | None = None) -> None:
         self._began = time.time() if began is None else began
-        self.metrics: dict[str, float] = {}
+        self.metrics = dict(before or {})
         if began is not None:
-            self._add("imports", time.time() - began)
+            measured_s = sum(value for name, value in self.metrics.items() if name.endswith(_SECONDS_END))
+            self._add("imports", time.time() - began - measured_s)
         self._inner_s: list[float] = []
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,14 +19,14 @@ from ups.optim.optimizer import make_optimizer
 from ups.optim.schedule import LearningRate
 from ups.train.compiling import forward_of
 from ups.train.distributed import ParallelLosses
-from ups.train.feed import BatchFeed
+from ups.train.feed import BatchFeed, WaitEndedError
 from ups.train.gpu import GpuWatch
 from ups.train.interrupt import StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, Stopwatch, diverged
 from ups.train.ranks import ALONE, Agreement, Ranks
 from ups.train.sinks import open_sinks
-from ups.train.stage import Stage, data_identity_of
+from ups.train.stage import Stage, close_data_of, data_identity_of, restore_stage, state_of
 from ups.train.startup import StartupClock
 from ups.train.state import expect_shared, load_state, save_state
 
@@ -98,16 +99,23 @@ class Trainer:
         """Epochs that are over."""
         return self.step // self.steps_per_epoch
 
-    def train_step(self) -> None:
-        """One optimiser step: gradients of `accum_steps` batches, clipped, applied, averaged."""
+    def train_step(self, *, is_stopping: Callable[[], bool] | None = None) -> None:
+        """One optimiser step: gradients of `accum_steps` batches, clipped, applied, averaged.
+
+        Args:
+            is_stopping: Whether to give up waiting for the step's first batch; nothing has changed then.
+
+        Raises:
+            WaitEndedError: If it was given up.
+        """
         accum_steps = self.config.training.accum_steps
         self.stage.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate.at(self.step)
-        end = (self.step + 1) * accum_steps
-        for number in range(end - accum_steps, end):
+        begin, end = self.step * accum_steps, (self.step + 1) * accum_steps
+        for number in range(begin, end):
             with self.stopwatch.waiting():
-                batch = self.feed.get(number)
+                batch = self.feed.get(number, is_stopping=is_stopping if number == begin else None)
             with self.losses.accumulating(is_last=number == end - 1):
                 with self._autocast():
                     losses, share = self.losses(batch)
@@ -140,11 +148,10 @@ class Trainer:
         with log, self.gpu, self.feed, stop_on_signals() as stop:
             log.record("start", step=self.step, config=self.config.model_dump(mode="json"))
             log.note(_sizes(self.stage.model, self.total_steps, self.ranks, resumed_at=self.step))
-            agreement = Agreement(self.ranks)
-            while self.step < self.total_steps and not self._is_patience_over():
-                self._run_epoch(stop, agreement)
-            agreement.end()
-            report = self.ranks.first_does(self.stage.finish)
+            try:
+                report = self._train(stop)
+            finally:
+                close_data_of(self.stage)  # first, or leaving the feed waits for a batch that may never come
             log.record("end", step=self.step, report=report)
         if not self.config.checkpoint.keep_training_state and self.ranks.is_first:
             self.state_path.unlink(missing_ok=True)
@@ -161,17 +168,37 @@ class Trainer:
             scaler=self.scaler,
             config=self.config,
             data_identity=data_identity_of(self.stage),
-            position={**position, "learning_rate": self.learning_rate.state(), "wandb_id": self.wandb_id},
+            position={
+                **position,
+                "learning_rate": self.learning_rate.state(),
+                "wandb_id": self.wandb_id,
+                "stage": state_of(self.stage),
+            },
             ranks=self.ranks,
         )
+
+    def _train(self, stop: StopRequest) -> Any:
+        """The remaining epochs, and the stage's report."""
+        agreement = Agreement(self.ranks)
+        while self.step < self.total_steps and not self._is_patience_over():
+            self._run_epoch(stop, agreement)
+        agreement.end()
+        return self.ranks.first_does(self.stage.finish)
 
     def _run_epoch(self, stop: StopRequest, agreement: Agreement) -> None:
         """Steps to the end of the present epoch, then validation."""
         began, every = time.perf_counter(), self.config.training.log_every
         interval = self.config.checkpoint.interval
-        end = (self.epoch + 1) * self.steps_per_epoch
+        end, logged = (self.epoch + 1) * self.steps_per_epoch, self.step
+        # Ranks have to stop after the same step: one alone can't give up.
+        is_stopping = (lambda: stop.number > 0) if self.ranks.world_size == 1 else None
         while self.step < end:
-            self.train_step()
+            try:
+                self.train_step(is_stopping=is_stopping)
+            except WaitEndedError:
+                if self.step > logged:
+                    self._log_losses()
+                self._interrupted(stop.number)
             if not self.startup_metrics:
                 self._started(seconds=time.perf_counter() - began)
             self.log.advance(self.step)
@@ -179,6 +206,7 @@ class Trainer:
             number = agreement(stop.number)
             if self.step % every == 0 or self.step == end or is_save_due or number:
                 losses = self._log_losses()  # raises if one isn't finite, so nothing bad is saved
+                logged = self.step
             if number and self.step < end:
                 self._interrupted(number)
             if is_save_due and self.step < end:
@@ -257,6 +285,7 @@ class Trainer:
         self.step, self.best = position["step"], position["best"]
         self.bad_epochs, self.wandb_id = position["bad_epochs"], position["wandb_id"]
         self.learning_rate.restore(position["learning_rate"])
+        restore_stage(self.stage, position)
 
 
 def _sizes(model: nn.Module, total_steps: int, ranks: Ranks, *, resumed_at: int) -> str:

@@ -32,6 +32,11 @@ _SWITCHED_BY = {
     "compile_mode": "compile",
     "inverse_loss_frequency": "use_inverse_losses",
 }
+# How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
+_READ_BY_OPERATOR = {
+    "operator": ("noise", "curriculum"),
+    "training": ("lambda_relative", "lambda_spectral"),
+}
 
 
 def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
@@ -48,6 +53,18 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
             yield f"training.{name} has no effect: training.{switch} is off"
     if stage == "autoencoder" and config.training.use_inverse_losses and "joint" not in config.stages:
         yield "training.use_inverse_losses has no effect: stage joint trains with them"
+    if stage == "joint":
+        for section, names in _READ_BY_OPERATOR.items():
+            for name in _changed(getattr(config, section), names):
+                yield f"{section}.{name} has no effect in stage joint: stage operator reads it"
+    if stage == "operator" and config.operator.curriculum and config.training.rollout_horizon == 1:
+        yield "operator.curriculum has no effect: training.rollout_horizon is 1"
+
+
+def unused_in_one_stage(config: RunConfig) -> Iterator[str]:
+    """As `unused_settings`, for what `--stage all` alone reads."""
+    if config.evaluation.enabled:
+        yield "evaluation.enabled has no effect: stage all evaluates, after training"
 
 
 def _not_read(

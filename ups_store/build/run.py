@@ -90,7 +90,7 @@ def build_store(
         with store:
             return _result(plan, store, clock, num_committed=num_committed, statistics=Statistics())
     with clock.timed("open"):
-        writer = _writer(plan, content, overwrite=overwrite)
+        writer = open_writer(plan, content, overwrite=overwrite)
     with writer:
         filling = filling_of(writer)
         tuner = Tuner(filling, readers, clock=clock, note=watcher.note) if readers.is_tuned else None
@@ -208,8 +208,18 @@ def _result(
     )
 
 
-def _writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool) -> StoreWriter:
-    """The store's writer; an unfinished file of another identity is replaced if nothing would be lost."""
+def open_writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool = False) -> StoreWriter:
+    """The store's writer; an unfinished file of another identity is replaced if nothing would be lost.
+
+    Args:
+        plan: What is built, and where.
+        content: What `ups_store.create` takes as identity.
+        overwrite: Whether to begin anew whatever is there.
+    Raises:
+        IdentityMismatchError: If an unfinished file of another identity holds samples.
+        BuildLockedError: If somebody builds it.
+        StoreError: As `ups_store.create`.
+    """
 
     def create(on_mismatch: Literal["raise", "restart"]) -> StoreWriter:
         return ups_store.create(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.on_demand_order import Items
-from ups.data.on_demand_plan import WantedStore
+from ups.data.on_demand.order import Items
+from ups.data.on_demand.plan import WantedStore
 from ups.data.task_windows import TaskWindows
 
 
@@ -69,7 +69,7 @@ class FirstWindows(TaskWindows):
         time_stride: int,
     ) -> None:
         first: Any = FirstTrajectories(windows.store, samples, wait)
-        super().__init__(first, horizon=horizon, time_stride=time_stride)
+        super().__init__(first, horizon=horizon, time_stride=time_stride, is_complete=False)
         self._ranges = ranges
 
     def parameter_ranges(self) -> dict[str, tuple[float, float]]:

@@ -6,21 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ups.data.batching import count_batches, seed_of
 from ups.data.config import ReadingConfig
 from ups.data.fields import Store
 from ups.data.latent_windows import LatentWindows
 from ups.data.live_windows import LivePass, LiveTask
-from ups.data.on_demand_build import BackgroundBuild, Note
-from ups.data.on_demand_first import FirstWindows, ranges_by_file
-from ups.data.on_demand_jobs import StoreJob
-from ups.data.on_demand_order import Arrivals, Items, PassDraws, most_ahead, seed_of
-from ups.data.on_demand_passing import PassingJob
-from ups.data.on_demand_plan import WantedStore
+from ups.data.on_demand.background import BackgroundBuild, Note
+from ups.data.on_demand.first_trajectories import FirstWindows, ranges_by_file
+from ups.data.on_demand.order import Arrivals, Items, PassDraws, most_ahead
+from ups.data.on_demand.plan import WantedStore
+from ups.data.on_demand.store_jobs import StoreJob
+from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.task_windows import Preload, TaskWindows
 from ups_store.build.ranks import Ranks
 
-_ARRIVAL = 3  # purpose of random numbers, beside those of `on_demand_order` and `live_windows`
-_PASSING_NBYTES = 64 << 20  # of latents that may come before they are needed where nothing keeps them
+_ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `live_windows`
+_UNKEPT_NBYTES = 64 << 20  # of latents that may come before they are needed where nothing keeps them
 _STRETCHES_AHEAD = 2  # that are encoded before they are needed, there
 
 
@@ -29,7 +30,7 @@ class WindowSettings:
     """What windows and batches are wanted.
 
     Attributes:
-        batch_size: Windows of a batch.
+        batch_size: Most windows of a batch.
         horizon: Steps of a window.
         time_stride: Stored time steps of a step.
         seed: Of every random choice.
@@ -46,9 +47,9 @@ class WindowSettings:
     preload: Preload
     device: str
 
-    def windows(self, store: Any) -> TaskWindows:
+    def windows(self, store: Any, *, is_complete: bool) -> TaskWindows:
         """Windows of a store, complete or not, or of what stands for one."""
-        return TaskWindows(store, horizon=self.horizon, time_stride=self.time_stride)
+        return TaskWindows(store, horizon=self.horizon, time_stride=self.time_stride, is_complete=is_complete)
 
     def first_windows(
         self, windows: TaskWindows, wanted: WantedStore, samples: Items, wait: Callable[[], None]
@@ -91,7 +92,10 @@ class StorePasses:
         note: Note,
     ) -> None:
         self._settings, self._opened, self._note = settings, opened, note
-        self._windows = {task: settings.windows(store_of(some)) for task, some in opened.items()}
+        self._windows = {
+            task: settings.windows(store_of(some), is_complete=not isinstance(some, StoreJob))
+            for task, some in opened.items()
+        }
         for task, some in opened.items():
             if not isinstance(some, StoreJob):
                 self._preload(task)
@@ -117,7 +121,7 @@ class StorePasses:
             self._build.wait_finished()
         for task, some in self._opened.items():
             if isinstance(some, StoreJob):
-                self._windows[task] = self._settings.windows(some.store)
+                self._windows[task] = self._settings.windows(some.store, is_complete=True)
                 self._preload(task)
         return self._settings.latent_windows(self._windows)
 
@@ -141,7 +145,7 @@ class StorePasses:
         return self._settings.first_windows(self._windows[task], wanted, samples, wait)
 
 
-class PassingPasses:
+class UnkeptPasses:
     """Passes for each of which fields are read and encoded again; nothing is kept. See `Passes`.
 
     Args:
@@ -182,11 +186,11 @@ class PassingPasses:
 
     def _begin(self, which: int, position: int) -> LivePass:
         self.close()
-        jobs = {task: PassingJob(some) for task, some in self._wanted.items()}
-        windows = {task: self._settings.windows(job.store) for task, job in jobs.items()}
+        jobs = {task: UnkeptJob(some) for task, some in self._wanted.items()}
+        windows = {task: self._settings.windows(job.store, is_complete=False) for task, job in jobs.items()}
         self._arrivals = {
             task: _arrivals(
-                self._wanted[task], some, self._settings, number, which=which, nbytes=_PASSING_NBYTES
+                self._wanted[task], some, self._settings, number, which=which, nbytes=_UNKEPT_NBYTES
             )
             for number, (task, some) in enumerate(windows.items())
         }
@@ -230,4 +234,4 @@ def _arrivals(
     ahead = most_ahead(num)
     if nbytes is not None:
         ahead = min(ahead, max(1, nbytes // wanted.plan.sample_nbytes))
-    return Arrivals(stretches, len(windows) // num, max(1, len(windows) // settings.batch_size), ahead)
+    return Arrivals(stretches, len(windows) // num, count_batches(len(windows), settings.batch_size), ahead)

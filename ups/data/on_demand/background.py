@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ups.data.config import ReadingConfig
-from ups.data.on_demand_order import Items
+from ups.data.on_demand.order import Items
 from ups.errors import UpsError
 from ups_store.build.readers import Readers
 from ups_store.ingest.pool import ReaderPool

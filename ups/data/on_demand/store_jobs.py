@@ -9,19 +9,18 @@ import torch.distributed as dist
 
 import ups_store
 from ups.data.fields import Store
-from ups.data.on_demand_build import Note, Progress
-from ups.data.on_demand_order import Items
-from ups.data.on_demand_plan import WantedStore
+from ups.data.on_demand.background import Note, Progress
+from ups.data.on_demand.order import Items
+from ups.data.on_demand.plan import WantedStore
 from ups_store import files
 from ups_store.build.fill import Filling
 from ups_store.build.helping import join_builder, wait_for_store
 from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers
-from ups_store.build.run import check_sources
+from ups_store.build.run import check_sources, open_writer
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.errors import (
     BuildLockedError,
-    IdentityMismatchError,
     StoreNotFoundError,
     StoreReplacedError,
 )
@@ -185,31 +184,13 @@ def _begin(wanted: WantedStore) -> ups_store.StoreWriter | ups_store.Store:
     Raises:
         BuildLockedError: If somebody builds it.
     """
-    writer = _create(wanted)
+    writer = open_writer(wanted.plan, wanted.content)
     store = _published(wanted)
     if store is None:
         return writer
     with writer:  # while it is open nobody else builds in the file
         files.remove(building_path(wanted.path))
     return store
-
-
-def _create(wanted: WantedStore) -> ups_store.StoreWriter:
-    """The store's writer; an unfinished file of another identity is replaced if nothing would be lost."""
-    plan = wanted.plan
-    options: dict[str, Any] = {
-        "constants": plan.constants,
-        "dims": plan.dims,
-        "identity": wanted.content,
-        "attrs": plan.attrs,
-    }
-    try:
-        return ups_store.create(plan.path, plan.arrays, **options)
-    except IdentityMismatchError:
-        with open_store(building_path(plan.path), partial=True) as unfinished:
-            if unfinished.committed.any():
-                raise
-        return ups_store.create(plan.path, plan.arrays, **options, on_mismatch="restart")
 
 
 def filling_of(wanted: WantedStore, committer: Any, readers: Readers, watcher: Progress) -> Filling:

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.on_demand_build import Progress
-from ups.data.on_demand_jobs import filling_of
-from ups.data.on_demand_order import Items
-from ups.data.on_demand_plan import WantedStore
+from ups.data.on_demand.background import Progress
+from ups.data.on_demand.order import Items
+from ups.data.on_demand.plan import WantedStore
+from ups.data.on_demand.store_jobs import filling_of
 from ups_store.build.readers import Readers
 from ups_store.build.run import check_sources
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-class PassingLatents:
+class UnkeptLatents:
     """Latents of the trajectories that are needed now, for `Filling` a committer, for windows a store.
 
     Args:
@@ -84,7 +84,7 @@ class PassingLatents:
         return gathered
 
 
-class PassingJob:
+class UnkeptJob:
     """Encodes trajectories as they are needed, and keeps nothing.
 
     Args:
@@ -98,7 +98,7 @@ class PassingJob:
 
     def __init__(self, wanted: WantedStore) -> None:
         self.title, self.num_samples = wanted.plan.title, wanted.plan.num_samples
-        self.store = PassingLatents(wanted)
+        self.store = UnkeptLatents(wanted)
         self._wanted, self._num_made = wanted, 0
 
     def has(self, samples: Items) -> bool:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ups_store
-from ups.data.config import BuildConfig, CacheConfig
+from ups.data.config import BuildConfig, CacheConfig, ReadingConfig
 from ups.data.fields import Store
-from ups.data.on_demand_order import Items, arrival_stretches
+from ups.data.on_demand.order import Items, arrival_stretches
+from ups.data.store_places import place_of
+from ups.data.task_windows import NUM_STEPS
 from ups.errors import ConfigError
 from ups_store.build.config import LatentConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.readers import Readers
+from ups_store.build.shared_keys import take_build_keys
 from ups_store.console import format_nbytes
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.identity import config_hash, describe_differences, differences
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 
-_SUFFIX = ".zarr.zip"
 # In groups of samples that are encoded together:
 _SPREAD_GROUPS = 16  # of the first stretch: statistics are measured on it before training
 _GROUPS_OF_STRETCH = 64  # of the others: what is lost between two of them is little then
@@ -96,16 +98,13 @@ def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> B
     Raises:
         ConfigError: If the run's stores hold fields.
     """
-    training, own = config.training, config.latent.model_dump(exclude_unset=True)
-    if own.get("encoder") == "none":
+    sections = {"training", "checkpoint", "cache", "reading", "latent"}
+    said = take_build_keys({"latent": {}} | config.model_dump(include=sections, exclude_unset=True))
+    if "latent" not in said:
         hint = "leave latent.encoder out"
         raise ConfigError("latent.encoder", expected="an encoder", found="none: stores of fields", hint=hint)
-    reading = config.reading
-    if "num_workers" not in reading.model_fields_set:
-        num_workers = training.num_workers if training.use_parallel_encoding else 0
-        reading = reading.model_copy(update={"num_workers": num_workers})
-    cache = CacheConfig(dir=training.latent_cache_dir or config.cache.dir, dtype=training.latent_cache_dtype)
-    latent = LatentConfig(**{**own, "checkpoint": autoencoder_path, "device": device})
+    latent = LatentConfig(**{**said["latent"], "checkpoint": autoencoder_path, "device": device})
+    cache, reading = CacheConfig(**said["cache"]), ReadingConfig(**said.get("reading", {}))
     return config.build.model_copy(update={"cache": cache, "latent": latent, "reading": reading})
 
 
@@ -121,26 +120,18 @@ def wanted_stores(
         saves_digests: Whether digests are kept beside the stores.
     Raises:
         SourceError: If sources are missing or unreadable, or a split would be empty.
+        ConfigError: Kinds "empty_split", "uneven_times".
         CheckpointError: As the encoder.
     """
     with Readers(build.reading, note=note) as readers:
         plans = [plan_store(build, task, split, readers=readers) for task in build.data.task]
         for plan in plans:
             _expect_samples(plan)
+            _expect_one_length(plan)
             if plan.source_nbytes > _LARGE_NBYTES and build.data.source_digest == "full":
                 note(f"{plan.title}: looking at {format_nbytes(plan.source_nbytes)} of sources")
         digests = DigestCache(build.cache.dir, readers=readers, save=saves_digests)
         return [_wanted(plan, build, digests) for plan in plans]
-
-
-def place_of(path: Path) -> Path:
-    """Where a store is looked for: at its path, or as the partitions that several machines made of it."""
-    name = path.name.removesuffix(_SUFFIX)
-    partitions = [] if path.exists() else sorted(path.parent.glob(f"{name}-*-of-*{_SUFFIX}"))
-    if not partitions:
-        return path
-    count = partitions[0].name.rpartition("-of-")[2]
-    return path.with_name(f"{name}-*-of-{count}")
 
 
 def open_valid(wanted: WantedStore, *, note: Note) -> Store | None:
@@ -150,7 +141,7 @@ def open_valid(wanted: WantedStore, *, note: Note) -> Store | None:
         FormatError: If something that isn't a store, or a damaged one, is in its place.
     """
     try:
-        store = ups_store.open(place_of(wanted.path))
+        store = ups_store.open(place_of(wanted.path) or wanted.path)
     except StoreNotFoundError:  # or a partition is missing
         return None
     except FormatError as error:
@@ -178,4 +169,16 @@ def _expect_samples(plan: StorePlan) -> None:
             kind="empty_split",
             expected="at least 1 sample",
             hint="change data.split_fractions, or bring more samples",
+        )
+
+
+def _expect_one_length(plan: StorePlan) -> None:
+    """Which windows there are has to be known before the samples are."""
+    if NUM_STEPS in plan.arrays:
+        raise ConfigError(
+            f"the trajectories of {plan.title} have numbers of time steps of their own",
+            kind="uneven_times",
+            expected="the same number for all, to encode them on demand",
+            found=f"an array {NUM_STEPS!r}",
+            hint="build the store (python -m ups_store.build) and set training.cache_mode=store",
         )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ups.data.batching import batch_ends, seed_of
+
 Items = npt.NDArray[np.int64]
 
 FIRST_AHEAD = 8  # trajectories beyond those that are used up, from the first batch on
@@ -51,11 +53,6 @@ def arrival_stretches(
     return [trajectories[is_first], *(stretch for stretch in kept if len(stretch))]
 
 
-def seed_of(*numbers: int) -> int:
-    """One seed of several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
 def most_ahead(num_trajectories: int) -> int:
     """How many trajectories may come before they are needed; more mix better, and have to be waited for."""
     return max(LEAST_AHEAD, num_trajectories // SHARE_AHEAD)
@@ -82,8 +79,7 @@ class WindowBuffer:
 
     def __init__(self, arrival: Items, *, num_windows: int, num_batches: int, ahead: int, seed: int) -> None:
         self._arrival, self._num_windows, self._ahead = arrival, num_windows, ahead
-        size, num_longer = divmod(len(arrival) * num_windows, num_batches)
-        self._ends: Items = np.cumsum([size] * (num_batches - num_longer) + [size + 1] * num_longer)
+        self._ends: Items = batch_ends(len(arrival) * num_windows, num_batches)
         self._random = np.random.default_rng(seed)
         self._windows: Items = np.empty(0, np.int64)  # the first `_held` are in the buffer
         self._held = self._num_taken = 0

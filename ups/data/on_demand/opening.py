@@ -19,9 +19,10 @@ from ups.data.fields import Store
 from ups.data.latent_stores import latent_folder, open_latents
 from ups.data.latent_windows import LatentWindows
 from ups.data.live_windows import LiveWindows, Passes
-from ups.data.on_demand_jobs import StoreJob, begin_in_memory, begin_store
-from ups.data.on_demand_passes import PassingPasses, StorePasses, WindowSettings
-from ups.data.on_demand_plan import Note, WantedStore, latent_build, open_valid, place_of, wanted_stores
+from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
+from ups.data.on_demand.plan import Note, WantedStore, latent_build, open_valid, wanted_stores
+from ups.data.on_demand.store_jobs import StoreJob, begin_in_memory, begin_store
+from ups.data.store_places import encoder_of, place_of, store_path
 from ups.data.task_windows import TaskWindows
 from ups.errors import ConfigError
 from ups_store.build.outputs import make_folder
@@ -49,7 +50,7 @@ def open_training_windows(
         config: Configuration of the run.
         split: "train", usually.
         autoencoder_path: The checkpoint whose latents are wanted.
-        batch_size: Windows of a batch.
+        batch_size: Most windows of a batch.
         horizon: Steps of a window.
         seed: Seed of the order.
         device: Where latents are made, and used.
@@ -99,7 +100,7 @@ def _passes(
     note: Note,
 ) -> Passes:
     if mode == "none":
-        return PassingPasses(wanted, settings, reading=build.reading, note=note)
+        return UnkeptPasses(wanted, settings, reading=build.reading, note=note)
     # Every machine makes whole stores: training takes windows from all of a split.
     ranks = dataclasses.replace(Ranks.from_environment(), num_machines=1)
 
@@ -163,7 +164,7 @@ def _may_be_made(config: RunConfig, split: str) -> bool:
 def _hash_of(path: Path) -> str | None:
     """Hash of the store that is there, if there is one."""
     try:
-        with ups_store.open(place_of(path)) as store:
+        with ups_store.open(place_of(path) or path) as store:
             return store.config_hash
     except StoreError:
         return None
@@ -171,8 +172,8 @@ def _hash_of(path: Path) -> str | None:
 
 def _is_of_unknown_encoder(path: Path) -> bool:
     try:
-        with ups_store.open(place_of(path)) as store:
-            return not isinstance(store.identity.get("content", {}).get("encoder"), Mapping)
+        with ups_store.open(place_of(path) or path) as store:
+            return encoder_of(store) is None
     except StoreError:  # not there; or damaged, which is told when it is opened to be used
         return False
 
@@ -185,11 +186,11 @@ def _are_whole(build: BuildConfig, split: str, note: Note) -> bool:
 
 
 def _all_there(config: RunConfig, split: str) -> bool:
-    return all(path.exists() or place_of(path) != path for path in _paths(config, split))
+    return all(place_of(path) is not None for path in _paths(config, split))
 
 
 def _paths(config: RunConfig, split: str) -> list[Path]:
-    return [latent_folder(config) / f"{task}_{split}.zarr.zip" for task in config.data.task]
+    return [store_path(latent_folder(config), task, split) for task in config.data.task]
 
 
 def _plan_in_words(config: RunConfig, mode: str) -> str:

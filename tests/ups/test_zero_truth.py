@@ -1,0 +1,100 @@
+"""Validation frames that are zero in a channel: their relative error isn't defined, and isn't averaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ups.autoencoder import Autoencoder
+from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.data.fields import FieldsInfo, MemoryFields
+from ups.data.frames import FrameBatch
+from ups.data.trajectories import Trajectories
+from ups.errors import ConfigError
+from ups.eval.forecasters import Persistence
+from ups.eval.metrics import defined_nrmse, nrmse_per_sample
+from ups.eval.reconstruction import measure_floor
+from ups.grid import GridSpec
+from ups.models.any_point_decoder import grid_queries
+from ups.train.rollout_validation import RolloutValidation
+
+GRID = GridSpec((8,), (True,), (("fields", 2),))
+CHANNELS = ("density", "velocity")
+
+
+def validation(fields: np.ndarray) -> RolloutValidation:
+    info = FieldsInfo("gas", GRID, CHANNELS, {}, {}, (), steady=False)
+    own = MemoryFields(info, {"fields": fields}, origin="memory")
+    return RolloutValidation({"gas": Trajectories(own, stored_t=None)}, num=4)
+
+
+@pytest.fixture
+def fields() -> np.ndarray:
+    """Shape (4, 3, 8, 2); the velocity of the second frame of one trajectory is zero."""
+    values = np.random.default_rng(0).standard_normal((4, 3, 8, 2)).astype(np.float32)
+    values[2, 1, :, 1] = 0
+    return values
+
+
+def test_frame_without_truth_is_left_out_of_the_validation_and_counted(fields: np.ndarray) -> None:
+    own = validation(fields)
+    found = own.nrmse(Persistence())["gas"]
+    truth = torch.from_numpy(fields[:, 1:]).double()
+    errors = nrmse_per_sample(torch.from_numpy(fields[:, :1]).double().expand_as(truth), truth)
+    assert found == pytest.approx(errors[errors.isfinite()].mean().item())
+    assert own.left_out == {"gas": 1}
+    assert validation(fields[:2]).nrmse(Persistence())["gas"] == pytest.approx(errors[:2].mean().item())
+
+
+def test_counts_of_what_was_left_out_are_those_of_the_last_validation(fields: np.ndarray) -> None:
+    own = validation(fields)
+    assert own.left_out == {}
+    for _ in range(2):
+        own.nrmse(Persistence())
+        assert own.left_out == {"gas": 1}
+
+
+def test_truth_that_is_zero_throughout_is_refused_naming_task_and_channels(fields: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match=r"frames of gas are zero .* channel density or velocity") as caught:
+        validation(np.zeros_like(fields)).nrmse(Persistence())
+    assert caught.value.kind == "zero_truth"
+
+
+def test_prediction_that_is_not_finite_is_no_reason_to_leave_it_out(fields: np.ndarray) -> None:
+    fields[0, 0] = np.nan  # given, so predicted for ever
+    assert np.isnan(validation(fields).nrmse(Persistence())["gas"])
+    truth = torch.ones(1, 1, 8, 2)
+    assert defined_nrmse(torch.full_like(truth, torch.inf), truth).tolist() == [torch.inf] * 2
+
+
+def floor_of(fields: np.ndarray) -> tuple[float, int, int]:
+    plain = {"fields": {"mean": [0.0] * 2, "std": [1.0] * 2}}
+    sizes = {"width": 8, "depth": 1, "num_heads": 2}
+    spec = AutoencoderSpec(
+        tasks={"gas": TaskSpec(GRID, CHANNELS, False, plain)},
+        parameters=(),
+        latent_dim=2,
+        num_tokens=2,
+        patch_size=4,
+        encoder=sizes,
+        decoder={**sizes, "radius": 1},
+    )
+    batch = FrameBatch(
+        task="gas",
+        array="fields",
+        values=torch.from_numpy(fields[:, 1]),
+        parameters=torch.zeros(4, 0),
+        generator=torch.Generator(),
+    )
+    floor = measure_floor(Autoencoder(spec).eval(), [batch], queries={"gas": grid_queries((8,))})
+    return floor.nrmse["gas"], floor.num_frames["gas"], floor.left_out["gas"]
+
+
+def test_floor_leaves_out_frames_without_truth_and_counts_them(fields: np.ndarray) -> None:
+    nrmse, num_frames, left_out = floor_of(fields)
+    assert np.isfinite(nrmse)
+    assert (num_frames, left_out) == (4, 1)
+    with pytest.raises(ConfigError, match="gas") as caught:
+        floor_of(np.zeros_like(fields))
+    assert caught.value.kind == "zero_truth"
