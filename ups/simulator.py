@@ -22,7 +22,7 @@ from ups.models.any_point_decoder import grid_queries
 from ups.models.latent_operator import LatentOperator, OperatorSize
 from ups.nn.conditioning import Condition
 from ups.nn.patches import patchify, unpatchify
-from ups.simulator_inputs import Numbers, frames_of, parameter_table, step_times
+from ups.simulator_inputs import Numbers, expect_room, frames_of, parameter_table, step_times
 from ups.simulator_spec import (
     FIELDS,
     OPERATOR,
@@ -180,17 +180,19 @@ class Simulator(nn.Module):
             Physical units, float32, shape (B, K, X..., C), on the model's device; without the initial state.
         Raises:
             ConfigError: Another task, a missing or unknown parameter, steps of a steady task; kind
-                "unknown_encoder" of an operator whose states nothing can decode.
+                "unknown_encoder" of an operator whose states nothing can decode; kind "no_memory".
             ShapeError: If the fields aren't on the task's grid.
         """
         expect_known_encoder(self.spec)
         name = expect_simulated_task(self.spec, task)
         known = self.spec.tasks[name]
         values_BXC = frames_of(fields, known, device=self.device)
-        if steps < 1 or (known.steady and steps != 1):
-            expected = "1 of a steady task" if known.steady else "at least 1"
+        is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
+        if not is_count or (known.steady and steps != 1):
+            expected = "1 of a steady task" if known.steady else "a whole number, at least 1"
             raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=steps)
         num = len(values_BXC)
+        expect_room(known, num=num, steps=steps, device=self.device)
         order = self.spec.parameters
         parameters_BP = parameter_table(parameters or {}, known, order=order, num=num, device=self.device)
         dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=self.device)

@@ -5,16 +5,20 @@ Letters: B batch, X the axes of the grid, C channels, P parameters, K steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 from torch import Tensor
 
 from ups.errors import ConfigError, ShapeError
-from ups.simulator_spec import SimulatedTask
+from ups.simulator_spec import FIELDS, SimulatedTask
+
+_FLOAT32_BYTES = 4
 
 Numbers = Tensor | npt.NDArray[Any] | float
 
@@ -70,6 +74,26 @@ def parameter_table(
             raise ShapeError(name, expected=f"a number or ({num},)", found=tuple(values.shape))
         table_BP[:, order.index(name)] = values
     return table_BP
+
+
+def expect_room(task: SimulatedTask, *, num: int, steps: int, device: torch.device) -> None:
+    """Fail before a rollout that doesn't fit into the device's free memory; it is held twice at the end.
+
+    Raises:
+        ConfigError: Kind "no_memory".
+    """
+    values = math.prod(task.grid.points) * dict(task.grid.channels)[FIELDS]
+    needed = 2 * _FLOAT32_BYTES * num * steps * values
+    is_cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if is_cuda else psutil.virtual_memory().available
+    if needed > free:
+        raise ConfigError(
+            f"a rollout of {num} samples and {steps} steps doesn't fit into memory",
+            kind="no_memory",
+            expected=f"at most {free / 2**20:,.0f} MiB",
+            found=f"{needed / 2**20:,.0f} MiB",
+            hint="roll out fewer samples at a time, or fewer steps",
+        )
 
 
 def step_times(dt: Numbers, *, num: int, steps: int, device: torch.device) -> Tensor:

@@ -198,6 +198,8 @@ def test_steady_task_goes_from_its_input_to_the_solution_in_one_step() -> None:
         ({"task": None}, "other_task", "expected burgers1d or darcy2d, found none named"),
         ({"task": "cfd1d"}, "other_task", "found cfd1d"),
         ({"steps": 0}, "steps", "at least 1"),
+        ({"steps": 2.5}, "steps", "a whole number, at least 1, found 2.5"),
+        ({"steps": 10**12}, "no_memory", "2 samples and 1000000000000 steps doesn't fit into memory"),
         ({"parameters": {}}, "missing_parameter", "parameter nu is missing: expected a value, 0.01 to 0.1"),
         ({"parameters": {"nu": 0.1, "beta": 1}}, "unknown_parameter", "expected nu, found beta"),
         ({"parameters": {"nu": [0.1, 0.1, 0.1]}}, "shape", "nu: expected a number or (2,)"),

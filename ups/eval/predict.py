@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ups.errors import ConfigError
 from ups.eval.command import config_of
 from ups.eval.figures import fields_figure
 from ups.simulator import Simulator
+from ups.simulator_inputs import expect_room
 from ups.simulator_spec import FIELDS, OPERATOR, SimulatedTask, expect_simulated_task
 
 Frames = npt.NDArray[np.float32]
@@ -85,7 +86,11 @@ def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) ->
     dt = None if task.steady else request.dt or task.dt
     note(f"{name}: {len(given.values)} samples of {given.origin}, {request.steps} steps")
     identity = {"checkpoint": hash_tensors(request.checkpoint), "dt": dt}
-    _predict(simulator, name, given, np.arange(1), request)  # mistakes are told before a file is begun
+    # Mistakes are told before a file is begun.
+    largest = min(request.batch_size, len(given.values))
+    expect_room(task, num=largest, steps=request.steps, device=simulator.device)
+    tried = request.steps if task.steady else min(request.steps, 1)
+    _predict(simulator, name, given, np.arange(1), replace(request, steps=tried))
     store = PredictionStore(
         request.out,
         given,
