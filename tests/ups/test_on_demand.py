@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import Counter
@@ -122,7 +123,8 @@ class Gate:
 @pytest.fixture(autouse=True)
 def _threads_end() -> Any:
     yield
-    deadline = time.monotonic() + 10
+    gc.collect()  # what a test forgot may hang in a cycle
+    deadline = time.monotonic() + 60
     while background_threads() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not background_threads()
