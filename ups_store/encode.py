@@ -110,9 +110,10 @@ def encode_pieces(
     Yields:
         Pieces in the order of `samples`; one is valid until the next is asked for, which reuses its memory.
     """
-    per_piece = max(1, piece_bytes // max(1, sum(array.stride for array in layout.per_sample)))
-    num = min(per_piece, len(samples))
-    buffers = [scratch.slots(array, num) for array in layout.per_sample]
+    nbytes = len(samples) * sum(array.stride for array in layout.per_sample)
+    num_pieces = max(1, round(nbytes / piece_bytes))  # of equal length: a short last one costs as many calls
+    per_piece = -(-len(samples) // num_pieces)
+    buffers = [scratch.slots(array, per_piece) for array in layout.per_sample]
     for first in range(0, len(samples), per_piece):
         chosen = rows[first : first + per_piece]
         slots = tuple(buffer[: len(chosen)] for buffer in buffers)
