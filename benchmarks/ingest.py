@@ -182,7 +182,7 @@ class Supervision(_Compressed):
     @cached_property
     def comparison(self) -> Comparison:
         supervised, unsupervised = timed(self.pools[0].read), timed(self.read_unsupervised)
-        return compare(supervised, unsupervised, pairs=3 * SCALE.write_pairs, nbytes=self.nbytes)
+        return compare(supervised, unsupervised, pairs=6 * SCALE.write_pairs, nbytes=self.nbytes)
 
     @tracked("deadlines, heartbeats and slots of one reader, over the same reads without", TIME, at_most=1.02)
     def track_supervised_over_unsupervised(self) -> float:

@@ -51,7 +51,7 @@ class Batch(_Tensors):
     | an array's name | (B, ...) | without windows every array; with windows those that don't vary in time |
     | `index` | (B,) int64 | items of the dataset |
     | `task` | str | task of the store; a list of B where a batch mixes tasks |
-    | `mask` | (B,) bool | loaders with `drop_last=False`: False where a row only fills up the batch |
+    | `valid` | (B,) bool | loaders with `drop_last=False`: False where a row only fills up the last batch |
     """
 
     @property
