@@ -109,3 +109,32 @@ def all_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 def names_in(folder: Path) -> list[str]:
     """File names in a folder, sorted."""
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def flip(path: Path, *offsets: int) -> None:
+    """Change one bit of the bytes at `offsets` of a file."""
+    with path.open("r+b") as file:
+        for offset in offsets:
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 1]))
+
+
+def damage(path: Path, array: str, sample: int) -> None:
+    """Change one bit of a sample in a finished store."""
+    with ups_store.open(path) as store:
+        offset = path.read_bytes().index(store[array][sample].tobytes())
+    flip(path, offset)
+
+
+class StopAt:
+    """A `progress` that presses Ctrl-C at one of its calls; `num_calls` counts them, also those after it."""
+
+    def __init__(self, call: int) -> None:
+        self.call, self.num_calls = call, 0
+
+    def __call__(self, nbytes: int) -> None:
+        self.num_calls += 1
+        if self.num_calls == self.call:
+            raise KeyboardInterrupt

@@ -154,7 +154,7 @@ def _refuse_packed(root: RootMeta, path: Path) -> None:
             path=path,
             kind="packed",
             clause="13.2",
-            hint="unpack it with `ups-store unpack`, or read it with `ups_store.packed_store.open_packed`",
+            hint="unpack it with `ups-store unpack`, or read it with `ups_store.packed.open_packed`",
         )
 
 

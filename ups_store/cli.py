@@ -9,5 +9,5 @@ def main() -> None:
     """Run the verb that the command line names, and end the process with its exit code."""
     with importing():
         from ups_store.console import run
-        from ups_store.verbs import app
+        from ups_store.verbs.app import app
     run(lambda: app(prog_name="ups-store", standalone_mode=False))

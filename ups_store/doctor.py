@@ -1,9 +1,8 @@
-"""What is the matter with a file, and what can be saved from it; `salvage` saves it into a new store."""
+"""What is the matter with a file, and what of it can be saved."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,21 +11,16 @@ from typing import Any
 import numpy as np
 
 from ups_store import files
-from ups_store.array_spec import ArraySpec
 from ups_store.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.catalog import Catalog, read_building, read_finished
-from ups_store.creation import create
 from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.gather import Samples
-from ups_store.intact import Intact, intact_by_chunks, intact_by_commits, intact_by_report, read_intact
-from ups_store.layout import PAGE_BYTES, ArrayLayout
-from ups_store.metadata import dtype_of
-from ups_store.pread import read_constant
+from ups_store.intact import Intact, intact_by_chunks, intact_by_commits, intact_by_report
+from ups_store.layout import PAGE_BYTES
 from ups_store.recovery import BUILDING_SUFFIX
-from ups_store.rootless import is_identity_lost, read_without_root
+from ups_store.rootless import read_without_root
 from ups_store.verify import verify_file
 
-ORIGINAL_SAMPLE = "original_sample"
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
 _MARKS = (b'"ups_store"', TAIL_MAGIC)
 
@@ -152,8 +146,8 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
 
 
 def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
-    from ups_store.packed_store import open_packed
-    from ups_store.packed_verify import verify_packed
+    from ups_store.packed.store import open_packed
+    from ups_store.packed.verify import verify_packed
 
     try:
         with open_packed(path) as store:
@@ -203,94 +197,9 @@ def _has_mark(fd: int) -> bool:
     return any(mark in files.read_at(fd, at, _MARK_BYTES) for at in (first, last) for mark in _MARKS)
 
 
-def salvage(diagnosis: Diagnosis, out: Path) -> Path:
-    """Copy what verifies into a new store; the examined file stays as it is.
-
-    The new store has an int64 array `original_sample` with the old sample numbers, and its identity says what
-    it was salvaged from, or `"identity": "lost"`.
-
-    Args:
-        diagnosis: Of the file.
-        out: Where the new store goes; there must be nothing yet.
-    Returns:
-        The path of the new store.
-    Raises:
-        FormatError: If nothing verifies.
-        FileExistsError: If there is something at `out`.
-        CorruptChunkError: If the file changed since it was examined.
-    """
-    catalog, intact, samples = diagnosis.catalog, diagnosis.intact, diagnosis.savable
-    if catalog is None or intact is None or not len(samples):
-        raise FormatError(
-            "there is nothing to save",
-            path=diagnosis.path,
-            kind="nothing_to_salvage",
-            expected="at least 1 sample that verifies",
-            found=diagnosis.status.value,
-            hint=None if intact else ADVICE[diagnosis.status],
-        )
-    if files.exists(out):
-        raise FileExistsError(f"{out}: there is something already; give the new store another name")
-    with _opened(diagnosis.path) as fd:
-        layout, names = catalog.layout, intact.arrays
-        specs = {name: _spec(layout.arrays[name], len(samples)) for name in names}
-        number = _free_name(layout.arrays)
-        constants = {
-            name: read_constant(fd, layout.arrays[name], path=diagnosis.path) for name in intact.constants
-        }
-        with create(
-            out,
-            {**specs, number: ArraySpec((len(samples),), "int64", dims=("sample",))},
-            constants=constants,
-            dims={name: layout.arrays[name].meta.dims for name in constants},
-            identity=_identity(diagnosis, catalog),
-            attrs=catalog.root.attrs,
-        ) as writer:
-            first = 0
-            for batch, values in read_intact(fd, layout, names, samples, path=diagnosis.path):
-                writer.commit_many(np.arange(first, first + len(batch)), {**values, number: batch})
-                first += len(batch)
-            return writer.finish()
-
-
 def spans(samples: Samples) -> list[list[int]]:
     """Sorted sample numbers as stretches `[first, past_last]`."""
     if not len(samples):
         return []
     parts = np.split(samples, np.flatnonzero(np.diff(samples) != 1) + 1)
     return [[int(part[0]), int(part[-1]) + 1] for part in parts]
-
-
-def _identity(diagnosis: Diagnosis, catalog: Catalog) -> dict[str, Any]:
-    if is_identity_lost(catalog):
-        source: dict[str, Any] = {"identity": "lost"}
-    else:
-        identity = catalog.root.identity
-        source = {"source_config_hash": catalog.root.config_hash, "source_content": identity.get("content")}
-    return {
-        "kind": "salvaged",
-        **source,
-        "samples": spans(diagnosis.savable),
-        "lost_arrays": list(diagnosis.lost_arrays),
-    }
-
-
-def _spec(array: ArrayLayout, num: int) -> ArraySpec:
-    meta = array.meta
-    return ArraySpec((num, *meta.sample_shape), dtype_of(meta.dtype), dims=meta.dims, attrs=meta.attrs)
-
-
-def _free_name(taken: dict[str, ArrayLayout]) -> str:
-    name = ORIGINAL_SAMPLE
-    while name in taken:  # a store that was salvaged before
-        name = f"{name}_before" if name == ORIGINAL_SAMPLE else f"{name}_"
-    return name
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = files.open_existing(path)
-    try:
-        yield fd
-    finally:
-        files.close(fd)

@@ -9,6 +9,9 @@ from typing import Any
 from ups_store.canonical import canonical_json, plain_json
 from ups_store.metadata import ArrayMeta
 
+FORMAT = 1  # major version of the document, that of the store format
+_KEYS = ["arrays", "constants", "content", "format"]
+
 
 def config_hash(identity: Mapping[str, Any]) -> str:
     """sha256 of the canonical identity document, 64 hexadecimal digits (spec 8.3)."""
@@ -36,9 +39,32 @@ def identity_document(
         meta.name: {"shape": list(meta.shape), "dtype": meta.dtype, "dims": list(meta.dims)}
         for meta in arrays
     }
-    document = {"format": 1, "arrays": geometry, "constants": dict(constants), "content": dict(content)}
+    document = {"format": FORMAT, "arrays": geometry, "constants": dict(constants), "content": dict(content)}
     plain: dict[str, Any] = plain_json(document, what="identity")
     return plain
+
+
+def flaws(identity: Mapping[str, Any], constants: Iterable[str]) -> list[str]:
+    """What of an identity document isn't as spec 8.1 says; empty where all is.
+
+    Its `arrays` are left to who opens the store: they are compared with the arrays' own documents.
+
+    Args:
+        identity: The document.
+        constants: Names of the arrays without a sample axis.
+    """
+    found = []
+    if sorted(identity) != _KEYS:
+        found.append(f"keys {_KEYS}, found {sorted(identity)}")
+    number = identity.get("format")
+    if type(number) is not int or number != FORMAT:
+        found.append(f"key 'format': {FORMAT}, found {number!r}")
+    if not isinstance(identity.get("content"), dict):
+        found.append(f"key 'content': an object, found {identity.get('content')!r}")
+    digests = identity.get("constants")
+    if not isinstance(digests, dict) or sorted(digests) != sorted(constants):
+        found.append(f"key 'constants': digests of {sorted(constants)}, found {digests!r}")
+    return found
 
 
 def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[Any, Any]]:

@@ -23,7 +23,7 @@ from ups_store.metadata import dtype_of
 from ups_store.pread import read_constant, read_samples
 from ups_store.recovery import read_commits, sample_crcs
 from ups_store.rootless import is_identity_lost
-from ups_store.verify import Report
+from ups_store.verify_report import Report
 
 BATCH_BYTES = 16 << 20  # read and committed together
 _BLOCK_BYTES = 4 << 20

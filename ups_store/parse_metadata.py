@@ -117,31 +117,34 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
             clause="4.3",
             hint="it is a Zarr file of another program: read it with zarr-python",
         )
-    version = ours.get("format_version")
+    bad = functools.partial(_bad_root_key, path, ours)
+    version, config_hash, identity = (ours.get(key) for key in ("format_version", "config_hash", "identity"))
     numbers = _VERSION_PATTERN.fullmatch(version) if isinstance(version, str) else None
-    config_hash, identity = ours.get("config_hash"), ours.get("identity")
-    if not numbers or not isinstance(config_hash, str) or not isinstance(identity, dict):
-        raise FormatError(
-            "attribute 'ups_store' is incomplete",
-            path=path,
-            kind="root_metadata",
-            clause="4.3",
-            expected="format_version 'MAJOR.MINOR', config_hash, identity",
-            found=_short(sorted(ours)),
-        )
+    if numbers is None:
+        raise bad("format_version", "'MAJOR.MINOR', numbers of at most six digits")
+    if not isinstance(config_hash, str):
+        raise bad("config_hash", "64 hexadecimal digits")
+    if not isinstance(identity, dict):
+        raise bad("identity", "an object")
     packed = ours.get("packed")
-    if packed is not None and not isinstance(packed, dict):
-        raise FormatError(
-            "attribute 'ups_store', key 'packed'",
-            path=path,
-            kind="root_metadata",
-            clause="13.2",
-            expected="an object",
-            found=_short(packed),
-        )
+    if "packed" in ours and not isinstance(packed, dict):
+        raise bad("packed", "an object", clause="13.2")
     others = {key: value for key, value in attrs.items() if key != "ups_store"}
     _check_attrs(others, path=path, entry="zarr.json")
     return RootMeta((int(numbers[1]), int(numbers[2])), config_hash, identity, others, packed)
+
+
+def _bad_root_key(
+    path: object, ours: dict[str, Any], key: str, expected: str, *, clause: str = "4.3"
+) -> FormatError:
+    return FormatError(
+        f"attribute 'ups_store', key {key!r}",
+        path=path,
+        kind="root_metadata",
+        clause=clause,
+        expected=expected,
+        found=_short(ours[key]) if key in ours else f"only {_short(sorted(ours))}",
+    )
 
 
 def _check_attrs(attrs: dict[str, Any], *, path: object, entry: str) -> None:

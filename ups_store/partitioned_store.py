@@ -20,7 +20,7 @@ from ups_store.output import check_output
 from ups_store.partitions import PARTITION_KEY
 from ups_store.preload import Mode, PreloadReport
 from ups_store.store import Store
-from ups_store.verify import Report
+from ups_store.verify_report import Report
 
 
 class PartitionedStore:

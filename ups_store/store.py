@@ -26,7 +26,7 @@ from ups_store.touch import TouchChecks
 
 if TYPE_CHECKING:
     from ups_store.preload import Mode, PreloadReport, Progress
-    from ups_store.verify import Report
+    from ups_store.verify_report import Report
 
 Verify: TypeAlias = Literal["touch"]
 

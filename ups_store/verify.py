@@ -24,70 +24,12 @@ from ups_store.errors import StoreReplacedError, VersionTooNewError
 from ups_store.identity import constant_digest
 from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout
 from ups_store.metadata import ArrayMeta, RootMeta
+from ups_store.verify_metadata import identity_problems, surplus
+from ups_store.verify_report import Problem, Report
 from ups_store.zip_records import Entry, pack_directory
 
 _BLOCK_BYTES = 4 << 20  # read at a time and thread
 _MAX_SHOWN = 16  # differing stretches of one record that are reported one by one
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong.
-
-    Attributes:
-        kind: Stable identifier: "chunk_crc", "slot_padding", "shard_index", "local_header", ...
-        clause: Clause of the spec that is violated.
-        byte_range: `(first, past_last)` byte in the file.
-        array: Array, where one is concerned.
-        sample: Sample, where one can be told.
-        detail: What was expected and found.
-    """
-
-    kind: str
-    clause: str
-    byte_range: tuple[int, int]
-    array: str | None = None
-    sample: int | None = None
-    detail: str = ""
-
-    def __str__(self) -> str:
-        where = [f"array {self.array!r}"] if self.array else []
-        where += [f"sample {self.sample}"] if self.sample is not None else []
-        where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
-        return f"{', '.join(where)}: {self.kind} {self.detail} (spec {self.clause})"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `verify` found.
-
-    Attributes:
-        path: The file.
-        nbytes: Bytes that were checked: all of them.
-        num_chunks: Chunk checksums that were checked.
-        problems: What is wrong, in file order.
-    """
-
-    path: Path
-    nbytes: int
-    num_chunks: int
-    problems: tuple[Problem, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    @property
-    def damaged(self) -> dict[str, list[int]]:
-        """Samples with damage, by array; an array of which no sample can be told has an empty list."""
-        found: dict[str, set[int]] = {}
-        for problem in self.problems:
-            if problem.array:
-                found.setdefault(problem.array, set()).update(
-                    [] if problem.sample is None else [problem.sample]
-                )
-        return {name: sorted(samples) for name, samples in found.items()}
 
 
 @dataclass(frozen=True)
@@ -149,12 +91,17 @@ class _Verifier:
             problems += self._compare(
                 entry.offset, entry.pack_local_header(crcs[entry]), "local_header", "3.3"
             )
-            problems += self._compare(entry.data_offset, document.to_json(), "metadata_text", "4.1")
+            text = document.to_json()
+            problems += self._compare(entry.data_offset, text, "metadata_text", "4.1") + surplus(entry, text)
+        metas = [array.meta for array in self.layout.arrays.values()]
+        problems += identity_problems(self.layout.metadata[0], self.catalog.root.identity, metas)
         for array in self.layout.arrays.values():
             if array.entry:
                 header = array.entry.pack_local_header(crcs[array.entry])
                 problems += self._compare(array.entry.offset, header, "local_header", "3.3")
                 problems += self._check_data(array, array.entry, crcs[array.entry])
+            elif array.meta.is_constant:  # without elements
+                problems += self._check_constant(array, b"")
         directory = pack_directory(self.layout.entries, self.catalog.crcs)
         problems += self._compare(self.layout.directory_offset, directory, "directory", "3.5")
         return Report(self.path, self.layout.file_nbytes, self.num_chunks, tuple(problems))

@@ -15,6 +15,7 @@ from pdebench_files import Arrays, T, X, coordinate, values, write
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.result import BuildResult
 from ups_store.build.stores import BuildReport, build_all
 from ups_store.creation import identity_of
 from ups_store.identity import config_hash
@@ -115,3 +116,21 @@ def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
     """Start Python with its output in pipes."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def result_of(**changes: Any) -> BuildResult:
+    """What a build of 16 samples in a few seconds tells of itself, with changes."""
+    values = {
+        "path": Path("cache/burgers1d_train.zarr.zip"),
+        "task": "burgers1d",
+        "split": "train",
+        "config_hash": "ab" * 32,
+        "reused": False,
+        "num_samples": 16,
+        "num_committed": 16,
+        "source_sample_nbytes": 500_000,
+        "nbytes": 12_100,
+        "age_s": 0.0,
+        "seconds": {"digest": 1.0, "read": 2.5, "commit": 0.5, "total": 5.0},
+    }
+    return BuildResult(**{**values, **changes})  # type: ignore[arg-type]

@@ -36,6 +36,24 @@ def write(path: Path, datasets: Mapping[str, np.ndarray], attrs: Mapping[str, ob
     return path
 
 
+def edited(path: Path, edit: Callable[[h5py.File], object]) -> Path:
+    """A file after a change of it; returns its path."""
+    with h5py.File(path, "r+") as file:
+        edit(file)
+    return path
+
+
+def reduced(arrays: Arrays, *, space: int, time: int) -> Arrays:
+    """Every `space`-th point along each spatial axis, every `time`-th frame."""
+    every_space, every_time = slice(None, None, space), slice(None, None, time)
+    cut: dict[str, tuple[slice, ...]] = {
+        "fields": (slice(None), every_time, *[every_space] * (arrays["fields"].ndim - 3)),
+        "coefficient": (slice(None), every_space, every_space),
+        "force": (slice(None), every_space, every_space),
+    }
+    return {name: array[cut[name]] for name, array in arrays.items()}
+
+
 def write_scalar_1d(path: Path, *, num_samples: int = 5, attrs: Mapping[str, object] | None = None) -> Path:
     datasets = {
         "tensor": values("tensor", (num_samples, T, X)),

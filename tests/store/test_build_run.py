@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from build_helpers import BURGERS, Recorder, build, interrupt_after, plan, settings, write_burgers
+from build_helpers import BURGERS, Recorder, build, interrupt_after, plan, result_of, settings, write_burgers
 from rich.console import Console
 
 import ups_store
@@ -23,7 +23,6 @@ from ups_store.build import read
 from ups_store.build.config import BuildConfig
 from ups_store.build.outputs import make_folder, replace_text
 from ups_store.build.read import split_batches
-from ups_store.build.run import BuildResult
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.stores import prepare_manifest, write_manifest
 from ups_store.build.watch import ConsoleWatcher
@@ -587,25 +586,8 @@ def test_stopwatch_counts_what_an_iterable_takes_and_not_its_user(monkeypatch: p
     assert clock.to_json() == {"read": 4.0, "total": 100.0}
 
 
-def result_of(**changes: object) -> BuildResult:
-    values: dict[str, object] = {
-        "path": Path("cache/burgers1d_train.zarr.zip"),
-        "task": "burgers1d",
-        "split": "train",
-        "config_hash": "ab" * 32,
-        "reused": False,
-        "num_samples": 16,
-        "num_committed": 16,
-        "source_sample_nbytes": 500_000,
-        "nbytes": 12_100,
-        "age_s": 0.0,
-        "seconds": {"total": 2.345},
-    }
-    return BuildResult(**{**values, **changes})  # type: ignore[arg-type]
-
-
 def test_summary_is_one_line() -> None:
-    assert result_of().summary() == (
+    assert result_of(seconds={"total": 2.345}).summary() == (
         "burgers1d train: 16 samples, 12.1 kB, built in 2.3 s, abababababab, cache/burgers1d_train.zarr.zip"
     )
     assert "valid, made 3 days ago" in result_of(reused=True, age_s=300_000.0).summary()

@@ -10,32 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build_helpers import BURGERS, Recorder, build, settings, write_burgers
+from build_helpers import BURGERS, Recorder, build, result_of, settings, write_burgers
 
 from ups_store.build import command
 from ups_store.build.ranks import Ranks
-from ups_store.build.result import BuildResult
 from ups_store.build.startup import PHASES, Startup
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.stores import BuildReport
 from ups_store.build.watchers import _noting_warnings
-
-
-def result_of(**changes: Any) -> BuildResult:
-    values = {
-        "path": Path("cache/burgers1d_train.zarr.zip"),
-        "task": "burgers1d",
-        "split": "train",
-        "config_hash": "ab" * 32,
-        "reused": False,
-        "num_samples": 16,
-        "num_committed": 16,
-        "source_sample_nbytes": 500_000,
-        "nbytes": 12_100,
-        "age_s": 0.0,
-        "seconds": {"digest": 1.0, "read": 2.5, "commit": 0.5, "total": 5.0},
-    }
-    return BuildResult(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_startup_adds_up_phases_and_takes_the_total_of_the_run() -> None:

@@ -17,6 +17,7 @@ from pdebench_files import (
     X,
     Y,
     coordinate,
+    reduced,
     values,
     write,
     write_cfd1d,
@@ -28,6 +29,7 @@ from pdebench_files import (
 
 import ups_store
 from ups_store.build import read
+from ups_store.build.stores import BuildReport
 from ups_store.errors import SourceError
 from ups_store.ingest import regions
 from ups_store.tasks import get_task
@@ -47,16 +49,6 @@ def rows_of(task: str, num_samples: int) -> dict[str, list[int]]:
     return {"train": rest[: len(rest) - quarter], "val": rest[len(rest) - quarter :], "test": test}
 
 
-def reduced(arrays: Arrays, *, space: int, time: int) -> Arrays:
-    every_space, every_time = slice(None, None, space), slice(None, None, time)
-    cut: dict[str, tuple[slice, ...]] = {
-        "fields": (slice(None), every_time, *[every_space] * (arrays["fields"].ndim - 3)),
-        "coefficient": (slice(None), every_space, every_space),
-        "force": (slice(None), every_space, every_space),
-    }
-    return {name: array[cut[name]] for name, array in arrays.items()}
-
-
 def assert_store_holds(path: Path, expected: Arrays, rows: list[int], dtype: Any = np.float32) -> None:
     with ups_store.open(path) as store:
         assert len(store) == len(rows)
@@ -64,6 +56,15 @@ def assert_store_holds(path: Path, expected: Arrays, rows: list[int], dtype: Any
         for name, array in expected.items():
             assert store[name].dtype == dtype
             assert np.array_equal(store[name], array[rows].astype(dtype), equal_nan=True), name
+
+
+def assert_built(folder: Path, expected: Arrays, rows: dict[str, list[int]], /, **keys: Any) -> BuildReport:
+    """Build every split, and compare the stores with the `rows` of `expected` that they should hold."""
+    report = build(settings(folder, split_fractions=FRACTIONS, **keys))
+    assert [result.split for result in report.stores] == [split for split in rows if rows[split]]
+    for result in report.stores:
+        assert_store_holds(result.path, expected, rows[result.split])
+    return report
 
 
 # --- every family -------------------------------------------------------------------------------------
@@ -79,18 +80,8 @@ def test_built_stores_hold_what_h5py_reads(family: Family, space: int, time: int
     rows = rows_of(family.task, num_samples)
     if family.file_name.startswith((family.task, "Sod")):  # of one split as a whole
         rows = {"test" if "Sod" in family.file_name else "train": list(range(num_samples))}
-    config = settings(
-        tmp_path,
-        task=family.task,
-        files=[family.file_name],
-        split_fractions=FRACTIONS,
-        reduce_space=space,
-        reduce_time=time,
-    )
-    report = build(config)
-    assert [result.split for result in report.stores] == [split for split in rows if rows[split]]
-    for result in report.stores:
-        assert_store_holds(result.path, expected, rows[result.split])
+    keys = {"task": family.task, "files": [family.file_name]}
+    assert_built(tmp_path, expected, rows, **keys, reduce_space=space, reduce_time=time)
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
@@ -101,19 +92,9 @@ def test_stores_built_from_pdebench_hold_what_h5py_reads(
     family = next(f for f in FAMILIES if get_task(f.task).matches(path.name) and f.file_name != "Sod6.hdf5")
     expected = reduced(plain(path, family.read), space=space, time=time)
     rows = rows_of(family.task, len(expected["fields"]))
-    config = settings(
-        tmp_path,
-        task=family.task,
-        root=str(REAL_FILES),
-        files=[path.name],
-        split_fractions=FRACTIONS,
-        reduce_space=space,
-        reduce_time=time,
-    )
-    report = build(config)
-    assert [result.split for result in report.stores] == [split for split in rows if rows[split]]
+    keys = {"task": family.task, "root": str(REAL_FILES), "files": [path.name]}
+    report = assert_built(tmp_path, expected, rows, **keys, reduce_space=space, reduce_time=time)
     for result in report.stores:
-        assert_store_holds(result.path, expected, rows[result.split])
         statistics = result.statistics["fields"]
         chosen = expected["fields"][rows[result.split]]
         assert (statistics["min"], statistics["max"]) == (chosen.min(), chosen.max())

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run_command
 from rich.console import Console
-from small_stores import MakeStore, begin, mixed_values, samples_of
+from small_stores import MakeStore, begin, flip, mixed_values, samples_of
 
 import ups_store
-from ups_store import Store, cli, console, files
+from ups_store import Store, console, files
 from ups_store.console import format_age, format_nbytes
 
 VALUES = mixed_values()
@@ -46,10 +47,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """Run the command line in this process."""
 
     def run(*args: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Result(int(ended.value.code or 0), *capsys.readouterr())
+        return Result(run_command(monkeypatch, *args), *capsys.readouterr())
 
     return run
 
@@ -57,15 +55,6 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def rows_of(result: Result) -> list[str]:
     """Lines of the output, with one space between words."""
     return [" ".join(line.split()) for line in result.out.splitlines()]
-
-
-def flip(path: Path, offset: int) -> None:
-    """Change one byte of a file."""
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def offset_of(path: Path, array: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from command_line import run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_stores import (
     MakeStore,
+    StopAt,
     all_arrays,
     assert_same_bits,
     build,
+    damage,
     mixed_constants,
     mixed_values,
     names_in,
@@ -24,7 +26,7 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import cli, concat
+from ups_store import concat
 from ups_store.concat import concat_stores, ranges_of_fractions, split_store
 from ups_store.errors import CorruptChunkError, IdentityMismatchError, SpecError
 from ups_store.metadata import DTYPE_NAMES, dtype_of
@@ -128,11 +130,7 @@ def test_concat_names_what_differs(tmp_path: Path, case: str) -> None:
 
 def test_concat_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
     path = make_store()
-    with ups_store.open(path) as store:
-        at = path.read_bytes().index(store["fields"][1].tobytes())
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(b"\xff\xff")
+    damage(path, "fields", 1)
     with ups_store.open(path) as store:
         for call in (
             lambda: concat_stores([store], tmp_path / "out"),
@@ -149,17 +147,11 @@ def test_interrupted_concat_continues(
     store = ups_store.open(make_store())
     expected = concat_stores([store, store], tmp_path / "whole").read_bytes()
     monkeypatch.setattr(concat, "COPY_BYTES", 1)
-    calls: list[int] = []
-
-    def stop(nbytes: int) -> None:
-        calls.append(nbytes)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-
+    stop = StopAt(5)
     with pytest.raises(KeyboardInterrupt):
         concat_stores([store, store], tmp_path / "out", progress=stop)
-    assert concat_stores([store, store], tmp_path / "out", progress=calls.append).read_bytes() == expected
-    assert len(calls) == 8
+    assert concat_stores([store, store], tmp_path / "out", progress=stop).read_bytes() == expected
+    assert stop.num_calls == 8
 
 
 def test_concat_never_mixes_contents_of_one_identity(
@@ -238,15 +230,8 @@ def test_interrupted_split_continues_after_the_targets_it_finished(
 ) -> None:
     store = ups_store.open(make_store())
     outs, samples = [tmp_path / "out0", tmp_path / "out1"], [(0, 2), (2, 4)]
-    calls: list[int] = []
-
-    def stop(nbytes: int) -> None:
-        calls.append(nbytes)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        split_store(store, outs, samples=samples, progress=stop)
+        split_store(store, outs, samples=samples, progress=StopAt(2))
     first = outs[0].stat()
     split_store(store, outs, samples=samples)
     assert outs[0].stat().st_ino == first.st_ino
@@ -304,27 +289,20 @@ def test_fractions_that_leave_nothing_for_one_are_refused() -> None:
         ranges_of_fractions(3, [0.98, 0.01, 0.01])
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 def test_commands_split_and_concat(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, a, b, out = make_store(), tmp_path / "a", tmp_path / "b", tmp_path / "out"
-    assert run(monkeypatch, "split", path, a, b, "--fractions", "0.75,0.25") == 0
+    assert run_command(monkeypatch, "split", path, a, b, "--fractions", "0.75,0.25") == 0
     told = capsys.readouterr()
     assert told.out.split() == [str(a), str(b)]
     assert [line.split(": wrote ")[1][:10] for line in told.err.splitlines()] == ["3 samples,", "1 samples,"]
-    assert run(monkeypatch, "concat", a, b, out) == 0
+    assert run_command(monkeypatch, "concat", a, b, out) == 0
     assert capsys.readouterr().err.startswith(f"{out}: wrote 4 samples, ")
-    assert run(monkeypatch, "concat", a, out) == 2, "the target was forgotten"
-    assert run(monkeypatch, "concat", a, b, out, "--force") == 0
+    assert run_command(monkeypatch, "concat", a, out) == 2, "the target was forgotten"
+    assert run_command(monkeypatch, "concat", a, b, out, "--force") == 0
     assert_same_bits(all_arrays(out), mixed_values())
-    assert run(monkeypatch, "split", path, tmp_path / "c", "--samples", "1:3") == 0
+    assert run_command(monkeypatch, "split", path, tmp_path / "c", "--samples", "1:3") == 0
     assert_same_bits(all_arrays(tmp_path / "c"), samples_of(mixed_values(), [1, 2]))
 
 
@@ -343,10 +321,10 @@ def test_commands_split_and_concat(
 def test_split_command_with_wrong_options_is_a_usage_error(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    assert run(monkeypatch, "split", make_store(), tmp_path / "out", *options) == 2
+    assert run_command(monkeypatch, "split", make_store(), tmp_path / "out", *options) == 2
 
 
 def test_concat_command_without_target_is_a_usage_error(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(monkeypatch, "concat", make_store()) == 2
+    assert run_command(monkeypatch, "concat", make_store()) == 2

@@ -19,7 +19,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from small_stores import MakeStore, build, mixed_constants, mixed_values, names_in
+from small_stores import MakeStore, build, damage, mixed_constants, mixed_values, names_in
 
 import ups_store
 from ups_store.convert import FORMATS, export_store
@@ -313,11 +313,7 @@ def test_export_without_force_never_replaces_a_file_that_appears_meanwhile(
 
 def test_export_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Path, to: str) -> None:
     path = make_store()
-    with ups_store.open(path) as store:
-        at = path.read_bytes().index(store["fields"][2].tobytes())
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(b"\xff\xff\xff\xff")
+    damage(path, "fields", 2)
     with ups_store.open(path) as store:
         with pytest.raises(CorruptChunkError) as caught:
             export_store(store, tmp_path / "out", to=to)

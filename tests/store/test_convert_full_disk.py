@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_stores import build, names_in
+from tiny_disk import DISK_BYTES
 
 import ups_store
 from ups_store.convert import FORMATS, export_store
 from ups_store.errors import DiskFullError
-from ups_store.packed_store import open_packed
-from ups_store.packing import pack_store, unpack_store
-
-DISK_BYTES = 1 << 20
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs isn't allowed here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+from ups_store.packed import open_packed
+from ups_store.packed.pack import pack_store
+from ups_store.packed.unpack import unpack_store
 
 
 @pytest.fixture

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import run_command
 from small_stores import MakeStore
 
 import ups_store
-from ups_store import cli
 from ups_store.console import format_nbytes
 
 Invoke = Callable[..., tuple[int, str, str]]
@@ -23,10 +22,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """Run the command line in this process: exit code, stdout, stderr."""
 
     def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
+        return run_command(monkeypatch, *args), *capsys.readouterr()
 
     return run
 

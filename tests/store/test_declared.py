@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from declared_files import EXAMPLES, FOURIER, RUNS, Example, N, declared_task, write_fourier, write_runs
-from pdebench_files import T, X, Y, coordinate, values
+from pdebench_files import T, X, Y, coordinate, edited, values
 
 from ups_store.errors import SourceError
 from ups_store.ingest.declared import Declared
@@ -34,12 +34,6 @@ def error_of(path: Path, layout: dict[str, Any]) -> SourceError:
         info_of(path, layout)
     assert caught.value.path == str(path)
     return caught.value
-
-
-def edited(path: Path, edit: Callable[[h5py.File], object]) -> Path:
-    with h5py.File(path, "r+") as file:
-        edit(file)
-    return path
 
 
 def with_keys(example: Example, **keys: Any) -> dict[str, Any]:

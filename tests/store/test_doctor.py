@@ -19,6 +19,7 @@ from small_stores import (
     assert_same_bits,
     begin,
     build,
+    flip,
     mixed_constants,
     mixed_values,
     samples_of,
@@ -27,11 +28,12 @@ from small_stores import (
 import ups_store
 from ups_store import CorruptChunkError, FormatError
 from ups_store.checksum import crc32c
-from ups_store.doctor import ORIGINAL_SAMPLE, Status, examine, salvage, spans
+from ups_store.doctor import Status, examine, spans
 from ups_store.layout import Layout
-from ups_store.packed_store import open_packed
-from ups_store.packing import pack_store
+from ups_store.packed import open_packed
+from ups_store.packed.pack import pack_store
 from ups_store.recovery import building_path
+from ups_store.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
 
 VALUES = mixed_values(6)
@@ -46,14 +48,6 @@ def path(make_store: MakeStore) -> Path:
 def layout_of(path: Path) -> Layout:
     with ups_store.open(path, partial=True) as store:
         return store._catalog.layout
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def unfinished(folder: Path, committed: list[int]) -> Path:

@@ -62,7 +62,7 @@ def test_ctrl_c_while_the_build_imports_hdf5_is_one_line_and_5(module: str) -> N
 
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
-    "module", ["typer", "numpy", "ups_store.verbs", "ups_store.identity", "ups_store.doctor_verb"]
+    "module", ["typer", "numpy", "ups_store.verbs", "ups_store.identity", "ups_store.verbs.doctor"]
 )
 def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> None:
     done = press(module, "ups_store", "--help")

@@ -5,27 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_disk import DISK_BYTES
 
 import ups_store
 
-DISK_BYTES = 1 << 20
 FITS, TOO_LARGE = 20, 400  # samples of 4 KiB
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs isn't allowed here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def _create(path: Path, num_samples: int, seed: int = 0) -> ups_store.StoreWriter:

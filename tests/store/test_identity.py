@@ -17,6 +17,7 @@ from ups_store.identity import (
     constant_digest,
     describe_differences,
     differences,
+    flaws,
     identity_document,
 )
 from ups_store.metadata import ArrayMeta
@@ -116,3 +117,35 @@ def test_describe_differences_says_how_many_more_there_are() -> None:
     differing = {f"k{i}": (i, i + 1) for i in range(10)}
     lines = describe_differences(differing, limit=3).splitlines()
     assert lines == ["k0: 0 -> 1", "k1: 1 -> 2", "k2: 2 -> 3", "and 7 more"]
+
+
+WHOLE = {"format": 1, "arrays": {}, "constants": {"x": "00"}, "content": {}}
+
+
+def test_flaws_of_a_whole_document_are_none() -> None:
+    assert flaws(WHOLE, ["x"]) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        ({"extra": 1}, "extra"),
+        ({"format": 2}, "format"),
+        ({"format": True}, "format"),
+        ({"format": "1"}, "format"),
+        ({"content": None}, "content"),
+        ({"content": []}, "content"),
+        ({"constants": None}, "constants"),
+        ({"constants": {}}, "constants"),
+        ({"constants": {"x": "00", "u": "11"}}, "constants"),
+    ],
+)
+def test_flaws_name_what_isnt_as_the_spec_says(edit: dict[str, Any], named: str) -> None:
+    (flaw,) = flaws({**WHOLE, **edit}, ["x"])
+    assert named in flaw
+
+
+@pytest.mark.parametrize("key", ["format", "constants", "content"])
+def test_flaws_name_a_key_that_is_missing(key: str) -> None:
+    document = {name: value for name, value in WHOLE.items() if name != key}
+    assert any(key in flaw for flaw in flaws(document, ["x"]))

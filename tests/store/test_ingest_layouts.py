@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -17,6 +16,8 @@ from pdebench_files import (
     X,
     Y,
     coordinate,
+    edited,
+    reduced,
     values,
     write,
     write_cfd1d,
@@ -42,17 +43,6 @@ SELECTIONS = [Selection(), Selection(reduce_space=3, reduce_time=2), Selection(r
 REAL = sorted(REAL_FILES.glob("*.h*5"))
 
 
-def reduced(arrays: dict[str, np.ndarray], selection: Selection) -> dict[str, np.ndarray]:
-    time = slice(None, None, selection.reduce_time)
-    space = slice(None, None, selection.reduce_space)
-    cut = {
-        "fields": (slice(None), time, *[space] * (arrays["fields"].ndim - 3)),
-        "coefficient": (slice(None), space, space),
-        "force": (slice(None), space, space),
-    }
-    return {name: array[cut[name]] for name, array in arrays.items()}
-
-
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     assert set(found) == set(expected)
     for name, array in found.items():
@@ -66,12 +56,6 @@ def error_of(path: Path, *, task: Task | None = None) -> SourceError:
         open_source(path, task=task)
     assert caught.value.path == str(path)
     return caught.value
-
-
-def edit(path: Path, change: Callable[[h5py.File], None]) -> Path:
-    with h5py.File(path, "a") as file:
-        change(file)
-    return path
 
 
 @pytest.fixture(params=FAMILIES, ids=str)
@@ -90,7 +74,7 @@ def test_read_returns_values_of_the_file_in_store_order(
     monkeypatch.setattr(regions, "BLOCK_BYTES", block_bytes)
     path = family.write(tmp_path / family.file_name)
     with h5py.File(path) as file:
-        expected = reduced(family.read(file), selection)
+        expected = reduced(family.read(file), space=selection.reduce_space, time=selection.reduce_time)
     with open_source(path, task=get_task(family.task), selection=selection) as source:
         found = source.read(range(source.info.num_samples))
         assert source.info.layout == family.layout
@@ -114,7 +98,7 @@ def test_selection_of_one_point_or_step_of_many_is_refused(
 def test_read_of_file_by_pdebench_returns_its_values(path: Path, selection: Selection) -> None:
     family = next(f for f in FAMILIES if get_task(f.task).matches(path.name) and f.file_name != "Sod6.hdf5")
     with h5py.File(path) as file:
-        expected = reduced(family.read(file), selection)
+        expected = reduced(family.read(file), space=selection.reduce_space, time=selection.reduce_time)
     with open_source(path, task=task_of_file(path.name), selection=selection) as source:
         info, found = source.info, source.read(range(source.info.num_samples))
     assert_same(found, expected)
@@ -217,7 +201,9 @@ def test_navier_stokes_has_time_of_one_sample_and_force_components(tmp_path: Pat
 
 
 def test_navier_stokes_without_time_has_no_constants(tmp_path: Path) -> None:
-    path = edit(write_navier_stokes(tmp_path / "a.h5", latest_index=None), lambda file: file.__delitem__("t"))
+    path = edited(
+        write_navier_stokes(tmp_path / "a.h5", latest_index=None), lambda file: file.__delitem__("t")
+    )
     with open_source(path) as source:
         assert source.info.constants == {}
 
@@ -246,7 +232,7 @@ def test_boundary_comes_from_task_and_file_name(tmp_path: Path) -> None:
 
 
 def test_groups_are_sorted_as_text(tmp_path: Path) -> None:
-    path = edit(write_diffsorp(tmp_path / "a.h5"), lambda file: file.move("0001", "00005"))
+    path = edited(write_diffsorp(tmp_path / "a.h5"), lambda file: file.move("0001", "00005"))
     with open_source(path) as source, h5py.File(path) as file:
         assert np.array_equal(source.read([1])["fields"][0], file["00005/data"][...])
 
@@ -433,7 +419,7 @@ def test_file_without_datasets_has_no_layout(tmp_path: Path) -> None:
     ],
 )
 def test_missing_dataset_is_named_beside_what_is_there(write_file, name: str, tmp_path: Path) -> None:
-    path = edit(write_file(tmp_path / "a.h5"), lambda file: file.__delitem__(name))
+    path = edited(write_file(tmp_path / "a.h5"), lambda file: file.__delitem__(name))
     error = error_of(path)
     assert (error.kind, error.dataset) == ("missing_dataset", name)
     assert error.found
@@ -452,7 +438,7 @@ def test_dangling_external_link_is_a_missing_dataset(tmp_path: Path) -> None:
         del file["Vx"]
         file["Vx"] = h5py.ExternalLink("gone.h5", "/Vx")
 
-    error = error_of(edit(path, dangle))
+    error = error_of(edited(path, dangle))
     assert (error.kind, error.dataset) == ("missing_dataset", "Vx")
 
 
@@ -522,14 +508,14 @@ def test_axes_in_the_other_order_are_noticed_by_the_coordinates(tmp_path: Path) 
         del file["0000/data"]
         file["0000/data"] = data.swapaxes(1, 2)
 
-    assert error_of(edit(path, swap)).kind == "wrong_length"
+    assert error_of(edited(path, swap)).kind == "wrong_length"
 
 
 def test_time_that_differs_between_samples_is_refused(tmp_path: Path) -> None:
     def shift(file: h5py.File) -> None:
         file["t"][2] += 1
 
-    error = error_of(edit(write_navier_stokes(tmp_path / "a.h5"), shift))
+    error = error_of(edited(write_navier_stokes(tmp_path / "a.h5"), shift))
     assert (error.kind, error.sample, error.dataset) == ("grids_differ", 2, "t")
 
 
@@ -613,7 +599,7 @@ def test_sample_with_another_grid_is_refused_when_it_is_read(tmp_path: Path) -> 
     def shift(file: h5py.File) -> None:
         file["0003/grid/x"][1] = 77.0
 
-    with open_source(edit(write_diffreact(tmp_path / "a.h5"), shift)) as source:
+    with open_source(edited(write_diffreact(tmp_path / "a.h5"), shift)) as source:
         source.read([0, 1, 2, 4])
         with pytest.raises(SourceError) as caught:
             source.read([3])
@@ -628,7 +614,7 @@ def test_sample_of_another_shape_is_refused_when_it_is_read(tmp_path: Path) -> N
         del file["0003/data"]
         file["0003/data"] = data[:-1]
 
-    path = edit(write_diffsorp(tmp_path / "a.h5"), shorten)
+    path = edited(write_diffsorp(tmp_path / "a.h5"), shorten)
     with open_source(path) as source, pytest.raises(SourceError) as caught:
         source.read(range(5))
     assert (caught.value.kind, caught.value.sample) == ("shapes_differ", 3)
@@ -636,7 +622,7 @@ def test_sample_of_another_shape_is_refused_when_it_is_read(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["data", "grid/x"])
 def test_sample_without_a_dataset_is_refused_when_it_is_read(name: str, tmp_path: Path) -> None:
-    path = edit(write_diffsorp(tmp_path / "a.h5"), lambda file: file.__delitem__(f"0002/{name}"))
+    path = edited(write_diffsorp(tmp_path / "a.h5"), lambda file: file.__delitem__(f"0002/{name}"))
     with open_source(path) as source, pytest.raises(SourceError) as caught:
         source.read(range(5))
     error = caught.value
@@ -663,11 +649,11 @@ def _different_x(path: Path) -> Path:
     def change(file: h5py.File) -> None:
         file["x-coordinate"][2] = 9.0
 
-    return edit(write_scalar_1d(path), change)
+    return edited(write_scalar_1d(path), change)
 
 
 def _without_x(path: Path) -> Path:
-    return edit(write_scalar_1d(path), lambda file: file.__delitem__("x-coordinate"))
+    return edited(write_scalar_1d(path), lambda file: file.__delitem__("x-coordinate"))
 
 
 def _another_length(path: Path) -> Path:
@@ -729,7 +715,7 @@ def test_shock_tube_does_not_join_the_training_files(tmp_path: Path) -> None:
 
 def test_ingest_imports_neither_torch_nor_zarr() -> None:
     code = (
-        "import sys; import ups_store.ingest.source, ups_store.ingest.splits;"
+        "import sys; import ups_store.ingest.source, ups_store.ingest.source_files;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'zarr')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

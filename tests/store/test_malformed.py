@@ -24,7 +24,7 @@ from ups_store.checksum import crc32
 from ups_store.errors import FormatError, StoreError, TruncatedError, VersionTooNewError
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
 from ups_store.testing.archive import edit_document, edit_identity, edit_shape, put_together, take_apart
-from ups_store.verify import Report
+from ups_store.verify_report import Report
 from ups_store.zip_records import Entry, pack_directory
 
 MAX_SECONDS = 2.0
@@ -83,6 +83,7 @@ EXPECTED = {
         version_missing version_a_number version_a_deep_list version_not_ascii identity_hash_null
         identity_null
     """,
+    (FormatError, "root_metadata", "13.2"): "packed_null",
     (VersionTooNewError, "version_too_new", "10.2"): "version_of_newer_major",
     (FormatError, "root_metadata", "10.2"): "version_of_older_major",
     (FormatError, "identity_hash", "8.2"): "identity_with_infinity identity_with_lone_surrogate",
@@ -133,6 +134,12 @@ PROBLEMS = {
     "attributes_with_integer_of_60_bits": ("metadata_text", None, None),
     "metadata_with_white_space": ("metadata_text", None, None),
     "metadata_with_a_key_twice": ("metadata_text", None, None),
+    "metadata_with_spaces_behind": ("metadata_text", None, None),
+    "root_metadata_with_a_page_of_spaces": ("metadata_text", None, None),
+    "identity_with_another_key": ("identity", None, None),
+    "identity_without_content": ("identity", None, None),
+    "identity_of_format_2": ("identity", None, None),
+    "identity_with_digest_of_no_constant": ("identity", None, None),
 }
 PAYLOAD_DAMAGE = {
     "payload_of_large_array",

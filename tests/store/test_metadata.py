@@ -361,6 +361,13 @@ def test_parse_root_refuses_the_group_of_another_program(edit: Any) -> None:
 def test_parse_root_refuses_incomplete_attributes(values: dict[str, Any]) -> None:
     error = refusal_of_root(edited_root(lambda root: root["attributes"]["ups_store"].update(values)))
     assert (error.kind, error.clause) == ("root_metadata", "4.3")
+    assert f"key {next(iter(values))!r}" in error.problem
+
+
+@pytest.mark.parametrize("packed", [None, 1, []])
+def test_parse_root_refuses_a_mark_that_is_no_object(packed: Any) -> None:
+    error = refusal_of_root(edited_root(lambda root: root["attributes"]["ups_store"].update(packed=packed)))
+    assert (error.kind, error.clause) == ("root_metadata", "13.2")
 
 
 def test_parse_root_refuses_attributes_without_canonical_form() -> None:

@@ -10,9 +10,9 @@ import pytest
 from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 
 import ups_store
-from ups_store import SampleIndexError, SpecError, packed_store
-from ups_store.packed_store import PackedStore, open_packed
-from ups_store.packing import pack_store
+from ups_store import SampleIndexError, SpecError
+from ups_store.packed import PackedStore, open_packed
+from ups_store.packed.pack import pack_store
 
 Stores = tuple[ups_store.Store, PackedStore]
 
@@ -63,13 +63,13 @@ def test_packed_gather_converts_to_the_outputs_dtype(stores: Stores) -> None:
 def test_packed_sample_is_decoded_once_a_batch(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     _, packed = stores
     decoded: list[int | None] = []
-    read_chunk = packed_store.PackedStore.read_chunk
+    read_chunk = PackedStore.read_chunk
 
     def counting(self: PackedStore, array: Any, sample: int | None, out: Any) -> None:
         decoded.append(sample)
         read_chunk(self, array, sample, out)
 
-    monkeypatch.setattr(packed_store.PackedStore, "read_chunk", counting)
+    monkeypatch.setattr(PackedStore, "read_chunk", counting)
     packed.gather([3, 1, 3, 3], ["fields"], start=[0, 1, 2, 3], length=2)
     assert decoded == [1, 3]
 

@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
+from command_line import run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_stores import (
     MakeStore,
+    StopAt,
     assert_same_bits,
     build,
+    damage,
     mixed_constants,
     mixed_values,
     names_in,
@@ -31,7 +34,6 @@ from zarr.storage import ZipStore
 
 import ups_store
 import ups_store.zarr_bfloat16
-from ups_store import cli, packing
 from ups_store.checksum import crc32c
 from ups_store.errors import (
     ArrayNotFoundError,
@@ -44,10 +46,11 @@ from ups_store.errors import (
     StoreError,
 )
 from ups_store.metadata import DTYPE_NAMES, dtype_of
-from ups_store.packed_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
-from ups_store.packed_store import open_packed
-from ups_store.packed_verify import verify_packed
-from ups_store.packing import pack_store, unpack_store
+from ups_store.packed import open_packed, unpack
+from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
+from ups_store.packed.pack import pack_store
+from ups_store.packed.unpack import unpack_store
+from ups_store.packed.verify import verify_packed
 from ups_store.testing import write_sample_store
 
 HAS_PCODEC = importlib.util.find_spec("pcodec") is not None
@@ -239,19 +242,13 @@ def test_interrupted_unpack_continues(
 ) -> None:
     path = make_store()
     packed = packed_at(path, tmp_path / "p")
-    monkeypatch.setattr(packing, "BLOCK_BYTES", 1)
-    calls: list[int] = []
-
-    def stop(nbytes: int) -> None:
-        calls.append(nbytes)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
+    monkeypatch.setattr(unpack, "BLOCK_BYTES", 1)
+    stop = StopAt(2)
     with pytest.raises(KeyboardInterrupt):
         unpacked_at(packed, tmp_path / "out", progress=stop)
     assert not (tmp_path / "out").exists()
-    assert unpacked_at(packed, tmp_path / "out", progress=calls.append).read_bytes() == path.read_bytes()
-    assert len(calls) == 4
+    assert unpacked_at(packed, tmp_path / "out", progress=stop).read_bytes() == path.read_bytes()
+    assert stop.num_calls == 4
 
 
 def test_unpack_that_gives_other_bytes_is_not_published(make_store: MakeStore, tmp_path: Path) -> None:
@@ -293,11 +290,7 @@ def test_pack_without_the_package_pcodec_says_what_to_install(
 
 def test_pack_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
     path = make_store()
-    with ups_store.open(path) as store:
-        at = path.read_bytes().index(store["fields"][1].tobytes())
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(b"\xff\xff\xff\xff")
+    damage(path, "fields", 1)
     with pytest.raises(CorruptChunkError):
         packed_at(path, tmp_path / "p")
     assert names_in(tmp_path) == [path.name]
@@ -306,7 +299,7 @@ def test_pack_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Pat
 def test_pack_refuses_chunks_over_the_limit(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups_store.packed_catalog.MAX_CHUNK_BYTES", 4096)
+    monkeypatch.setattr("ups_store.packed.catalog.MAX_CHUNK_BYTES", 4096)
     with pytest.raises(FormatError) as caught:
         packed_at(make_store(), tmp_path / "p")
     assert (caught.value.kind, caught.value.array) == ("limits", "fields")
@@ -463,30 +456,23 @@ def test_verify_of_a_damaged_chunk_names_array_and_sample(small: bytes, tmp_path
 # --- command lines
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 def test_commands_pack_verify_and_unpack(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, packed, out = make_store(), tmp_path / "a.packed.zarr.zip", tmp_path / "out"
-    assert run(monkeypatch, "pack", path, packed, "--codec", "zstd", "--level", "3", "--json") == 0
+    assert run_command(monkeypatch, "pack", path, packed, "--codec", "zstd", "--level", "3", "--json") == 0
     assert json.loads(capsys.readouterr().out)["mapped_nbytes"] == path.stat().st_size
-    assert run(monkeypatch, "pack", path, packed) == 2
-    assert run(monkeypatch, "pack", path, packed, "--force") == 0
+    assert run_command(monkeypatch, "pack", path, packed) == 2
+    assert run_command(monkeypatch, "pack", path, packed, "--force") == 0
     assert "times smaller" in capsys.readouterr().out
-    assert run(monkeypatch, "verify", packed) == 0
+    assert run_command(monkeypatch, "verify", packed) == 0
     assert "ok" in capsys.readouterr().out
-    assert run(monkeypatch, "unpack", packed, out) == 0
+    assert run_command(monkeypatch, "unpack", packed, out) == 0
     assert out.read_bytes() == path.read_bytes()
     told = capsys.readouterr()
     assert told.out == f"{out}\n"
     assert told.err.startswith(f"{out}: wrote 4 samples, ")
-    assert run(monkeypatch, "unpack", path, tmp_path / "c") == 1
+    assert run_command(monkeypatch, "unpack", path, tmp_path / "c") == 1
 
 
 def test_command_info_tells_what_a_packed_store_holds(
@@ -494,7 +480,7 @@ def test_command_info_tells_what_a_packed_store_holds(
 ) -> None:
     path = make_store()
     packed = packed_at(path, tmp_path / "p", codec="zstd", level=3)
-    assert run(monkeypatch, "info", path, packed, "--json") == 0
+    assert run_command(monkeypatch, "info", path, packed, "--json") == 0
     mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
     assert (told["codec"], told["level"], told["reads"]) == ("zstd", 3, "decode")
     assert (told["nbytes"], told["mapped_nbytes"]) == (packed.stat().st_size, path.stat().st_size)
@@ -504,11 +490,11 @@ def test_command_info_tells_what_a_packed_store_holds(
         assert told["arrays"][name] == {**array, "slot_nbytes": None}
     assert told["constants"] == mapped["constants"]
     assert told["shared_samples"] == {}
-    assert run(monkeypatch, "info", packed) == 0
+    assert run_command(monkeypatch, "info", packed) == 0
     out = capsys.readouterr().out
     assert "packed by zstd, level 3" in out
     assert told["config_hash"] in out
-    assert run(monkeypatch, "info", packed, "--stats") == 2
+    assert run_command(monkeypatch, "info", packed, "--stats") == 2
     assert "unpack" in capsys.readouterr().err
 
 
@@ -522,7 +508,7 @@ def test_command_verify_finds_damage_in_a_packed_store(
     raw = bytearray(packed.read_bytes())
     raw[entry.data_offset + 9] ^= 1
     packed.write_bytes(raw)
-    assert run(monkeypatch, "verify", packed, "--json") == 1
+    assert run_command(monkeypatch, "verify", packed, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], found["problems"][0]["array"], found["problems"][0]["sample"]) == (
         False,

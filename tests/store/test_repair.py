@@ -11,7 +11,7 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import coordinate, write
 from small_stores import build as build_small
-from small_stores import mixed_values
+from small_stores import flip, mixed_values
 
 import ups_store
 from ups_store import ConfigError, FormatError, IdentityMismatchError
@@ -50,15 +50,6 @@ def path(config: Path) -> Path:
 def layout_of(path: Path) -> Layout:
     with ups_store.open(path) as store:
         return store._catalog.layout
-
-
-def flip(path: Path, *offsets: int) -> None:
-    with path.open("r+b") as file:
-        for offset in offsets:
-            file.seek(offset)
-            byte = file.read(1)[0]
-            file.seek(offset)
-            file.write(bytes([byte ^ 1]))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from small_stores import MakeStore
-from test_full_disk import tiny_disk  # noqa: F401  # a fixture
 
 from ups_store import files
 from ups_store.build.event_log import EventLog
@@ -65,7 +64,7 @@ def test_interrupt_removes_the_temporary_file(tmp_path: Path, monkeypatch: pytes
 
 def test_preview_on_full_disk_is_one_line_that_names_it_and_leaves_nothing(
     make_store: MakeStore,
-    tiny_disk: Path,  # noqa: F811
+    tiny_disk: Path,
 ) -> None:
     out = tiny_disk / "p.png"
     (tiny_disk / "filler").write_bytes(bytes(files.free_bytes(tiny_disk)))
@@ -78,7 +77,7 @@ def test_preview_on_full_disk_is_one_line_that_names_it_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_log_on_full_disk_names_the_file_and_closes_it(is_begun: bool, tiny_disk: Path) -> None:  # noqa: F811
+def test_log_on_full_disk_names_the_file_and_closes_it(is_begun: bool, tiny_disk: Path) -> None:
     log = EventLog(tiny_disk / "log.jsonl")
     if is_begun:
         log.__enter__()

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_stores import MakeStore, build, mixed_constants, mixed_values
+from small_stores import MakeStore, build, flip, mixed_constants, mixed_values
 
 import ups_store
 from ups_store import ArraySpec, FormatError, StoreNotFoundError, StoreReplacedError, verify
 from ups_store.checksum import crc32, crc32c
 from ups_store.layout import Layout
-from ups_store.verify import Problem, Report, verify_file
+from ups_store.verify import verify_file
+from ups_store.verify_report import Problem, Report
 from ups_store.zip_records import pack_directory
 
 
@@ -35,12 +36,6 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
-
-
-def flip(path: Path, *offsets: int) -> None:
-    raw = path.read_bytes()
-    for offset in offsets:
-        overwrite(path, offset, bytes([raw[offset] ^ 1]))
 
 
 def kinds(report: Report) -> list[str]:

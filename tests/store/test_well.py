@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from pdebench_files import T, X, Y, coordinate, values
+from pdebench_files import T, X, Y, coordinate, edited, values
 from well_files import (
     CHANNELS_2D,
     add_boundary,
@@ -40,12 +39,6 @@ def error_of(path: Path, *, task: Task | None = None) -> SourceError:
         info_of(path, task=task)
     assert caught.value.path == str(path)
     return caught.value
-
-
-def edited(path: Path, edit: Callable[[h5py.File], object]) -> Path:
-    with h5py.File(path, "r+") as file:
-        edit(file)
-    return path
 
 
 # --- values -------------------------------------------------------------------------------------------

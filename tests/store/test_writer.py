@@ -15,6 +15,7 @@ from small_stores import (
     assert_same_bits,
     begin,
     build,
+    flip,
     mixed_constants,
     mixed_values,
     names_in,
@@ -259,7 +260,7 @@ def test_finish_refuses_plain_chunks_that_changed_since_they_were_written(path: 
     with begin(path, values, constants=mixed_constants()) as writer:
         writer.commit_many(range(4), values)
         array = writer.building.layout.arrays[name]
-        flip_byte(writer.building.building_path, array.offset)
+        flip(writer.building.building_path, array.offset)
         with pytest.raises(CorruptChunkError) as caught:
             writer.finish()
     assert array.entry is not None
@@ -272,18 +273,10 @@ def test_slot_that_changed_before_finish_is_found_by_verify(path: Path) -> None:
     values = mixed_values()
     with begin(path, values) as writer:
         writer.commit_many(range(4), values)
-        flip_byte(writer.building.building_path, writer.building.layout.arrays["fields"].slot(2)[0])
+        flip(writer.building.building_path, writer.building.layout.arrays["fields"].slot(2)[0])
         writer.finish()
     with ups_store.open(path) as store:
         assert store.verify().damaged == {"fields": [2]}
-
-
-def flip_byte(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 # --- the same arguments give the same bytes -----------------------------------------------------------
@@ -317,7 +310,7 @@ def test_lazy_build_after_another_boot_drops_samples_whose_bytes_do_not_check(
         writer.commit_many([0, 1, 2], samples_of(values, [0, 1, 2]))
         layout, where = writer.building.layout, writer.building.building_path
     for offset in (layout.arrays["fields"].slot(0)[0], layout.arrays["nu"].slot(2)[0]):
-        flip_byte(where, offset)
+        flip(where, offset)
     monkeypatch.setattr(files, "boot_id", lambda: boot)
     with begin(path, values, durability="lazy") as writer:
         assert writer.missing().tolist() == [0, 2, 3]
@@ -333,7 +326,7 @@ def test_lazy_build_without_known_boots_checks_its_samples(
     values = mixed_values()
     with begin(path, values, durability="lazy") as writer:
         writer.commit_many(range(4), values)
-        flip_byte(writer.building.building_path, writer.building.layout.arrays["fields"].slot(1)[0])
+        flip(writer.building.building_path, writer.building.layout.arrays["fields"].slot(1)[0])
         assert writer.missing().tolist() == [1]
 
 
@@ -341,7 +334,7 @@ def test_lazy_build_in_the_same_boot_trusts_its_records(path: Path) -> None:
     values = mixed_values()
     with begin(path, values, durability="lazy") as writer:
         writer.commit_many(range(4), values)
-        flip_byte(writer.building.building_path, writer.building.layout.arrays["fields"].slot(1)[0])
+        flip(writer.building.building_path, writer.building.layout.arrays["fields"].slot(1)[0])
         assert writer.missing().tolist() == []
 
 

@@ -22,7 +22,7 @@ from ups_store.creation import identity_of
 from ups_store.encoder import Encoder, expect_size, load_encoder
 from ups_store.ingest.read_request import DescribeRequest
 from ups_store.ingest.source import Selection, SourceInfo, check_same_grid
-from ups_store.ingest.splits import SourceFile, SourcePart, find_sources
+from ups_store.ingest.source_files import SourceFile, SourcePart, find_sources
 from ups_store.partitions import PARTITION_KEY
 from ups_store.tasks import Task
 

@@ -9,11 +9,12 @@ from types import UnionType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ups_store.errors import ConfigError
 
 # What pydantic says in terms of Python, by its type of error; {} are its own numbers.
-EXPECTED = {
+_EXPECTED = {
     "model_type": "keys and values",
     "dict_type": "keys and values",
     "tuple_type": "a list",
@@ -53,9 +54,15 @@ def first_problem(
     if first["type"] == "missing" and isinstance(first["input"], dict):
         hint = f"say {key}=... or give its flag" if key in _known_keys(model) else None
         return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=hint)
-    template = EXPECTED.get(first["type"])
-    expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
-    return ConfigError(key, path=where, expected=expected, found=repr(first["input"]))
+    return ConfigError(key, path=where, expected=expected_by(first), found=repr(first["input"]))
+
+
+def expected_by(problem: ErrorDetails) -> str:
+    """What pydantic expected, in the terms of a YAML file."""
+    template = _EXPECTED.get(problem["type"])
+    if template is None:
+        return problem["msg"].removeprefix("Input should be ")
+    return template.format(**problem.get("ctx", {}))
 
 
 def _near(key: str, known: Sequence[str], beside: Sequence[str]) -> str:

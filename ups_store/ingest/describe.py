@@ -10,8 +10,10 @@ import h5py
 import numpy as np
 
 from ups_store.errors import ConfigError
+from ups_store.ingest.checked_dataset import checked_dataset
 from ups_store.ingest.contents import AXIS_NAMES, Contents, Part, StoredArray
-from ups_store.ingest.hdf5 import get_dataset, source_error, translated
+from ups_store.ingest.coordinates import computed_coordinates, stored_coordinates
+from ups_store.ingest.hdf5 import get_dataset, source_error
 from ups_store.ingest.info import ArrayInfo, Selection, SourceInfo
 from ups_store.ingest.layout import Layout
 from ups_store.ingest.parameters import NumberPart
@@ -42,7 +44,7 @@ def _measure_part(
     file: h5py.File, contents: Contents, part: Part, lengths: dict[str, int], *, kinds: str
 ) -> None:
     name = contents.dataset_path(part)
-    dataset = _checked_dataset(file, name, axes=part.axes, kinds=kinds)
+    dataset = checked_dataset(file, name, axes=part.axes, kinds=kinds)
     for axis, length in zip(part.axes, dataset.shape, strict=True):
         if length == 0:
             raise source_error(
@@ -92,8 +94,8 @@ def describe(
             for name, array in contents.arrays.items()
         },
         constants={
-            **_computed(layout, lengths, selection),
-            **_constants(file, contents, lengths, selection),
+            **computed_coordinates(layout, lengths, selection),
+            **stored_coordinates(file, contents, lengths, selection),
         },
         parameters=layout.parameters(file),
         channels=contents.channels,
@@ -119,67 +121,6 @@ def _expect_some_left(path: Path, lengths: Mapping[str, int], selection: Selecti
             )
 
 
-def read_coordinates(
-    file: h5py.File, contents: Contents, lengths: Mapping[str, int], *, sample: int = 0
-) -> dict[str, np.ndarray]:
-    """Every coordinate as it is stored, from the group of a sample where there are groups.
-
-    Raises:
-        SourceError: Kind "missing_dataset", "wrong_rank", "wrong_dtype" or "wrong_length".
-    """
-    coordinates = {}
-    for axis, part in contents.coordinates.items():
-        name = contents.dataset_path(part, sample=sample)
-        dataset = _checked_dataset(file, name, axes=part.axes, kinds="fiu", sample=sample)
-        _expect_lengths(dataset, name, part, lengths)
-        with translated("can't read", path=file.filename, dataset=name, sample=sample):
-            coordinates[axis] = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
-    return coordinates
-
-
-def _checked_dataset(
-    file: h5py.File, name: str, *, axes: str, kinds: str, sample: int | None = None
-) -> h5py.Dataset:
-    dataset = get_dataset(file, name, sample=sample)
-    dtype = dataset.dtype
-    if dataset.ndim != len(axes):
-        raise source_error(
-            f"dataset {name!r} has the wrong rank",
-            kind="wrong_rank",
-            path=file.filename,
-            dataset=name,
-            sample=sample,
-            expected=f"({', '.join(AXIS_NAMES[axis] for axis in axes)})",
-            found=f"shape {dataset.shape}",
-        )
-    if dtype.kind not in kinds or dtype.itemsize > 8:  # 8: no array type is wider than float64
-        raise source_error(
-            f"dataset {name!r} has the wrong dtype",
-            kind="wrong_dtype",
-            path=file.filename,
-            dataset=name,
-            sample=sample,
-            expected="float16, float32 or float64" if kinds == "f" else "numbers of at most 8 bytes",
-            found=dtype,
-            hint="convert the file",
-        )
-    return dataset
-
-
-def _expect_lengths(dataset: h5py.Dataset, name: str, part: Part, lengths: Mapping[str, int]) -> None:
-    for axis, length in zip(part.axes, dataset.shape, strict=True):
-        # PDEBench's t-coordinate has one entry more than there are frames; the last one is unused.
-        if length != lengths[axis] and not (axis == "t" and length == lengths[axis] + 1):
-            raise source_error(
-                f"coordinate {name!r} doesn't fit the {AXIS_NAMES[axis]} axis",
-                kind="wrong_length",
-                path=dataset.file.filename,
-                dataset=name,
-                expected=lengths[axis],
-                found=length,
-            )
-
-
 def _array_info(
     file: h5py.File, contents: Contents, array: StoredArray, lengths: Mapping[str, int], selection: Selection
 ) -> ArrayInfo:
@@ -201,48 +142,6 @@ def _array_info(
         dtype=np.result_type(np.float16, *(dataset.dtype.newbyteorder("=") for _, dataset in datasets)),
         dims=tuple(AXIS_NAMES[axis] for axis in axes),
     )
-
-
-def _computed(layout: Layout, lengths: Mapping[str, int], selection: Selection) -> dict[str, np.ndarray]:
-    computed = layout.computed_coordinates(lengths)
-    return {axis: values[:: selection.step(axis)].copy() for axis, values in computed.items()}
-
-
-def _constants(
-    file: h5py.File, contents: Contents, lengths: Mapping[str, int], selection: Selection
-) -> dict[str, np.ndarray]:
-    """Coordinates as long as their axes, one row for all samples."""
-    constants = {}
-    for axis, values in read_coordinates(file, contents, lengths).items():
-        row = values
-        if values.ndim == 2:
-            row = values[0]
-            other = np.flatnonzero((values != row).any(axis=1))
-            if other.size:
-                raise source_error(
-                    f"coordinate {axis!r} isn't that of sample 0",
-                    kind="grids_differ",
-                    path=file.filename,
-                    dataset=contents.coordinates[axis].dataset,
-                    sample=int(other[0]),
-                )
-        _expect_finite(file, contents.coordinates[axis].dataset, row)
-        constants[axis] = row[: lengths[axis] : selection.step(axis)].copy()
-    return constants
-
-
-def _expect_finite(file: h5py.File, name: str, row: np.ndarray) -> None:
-    bad = np.flatnonzero(~np.isfinite(row))
-    if bad.size:
-        raise source_error(
-            f"coordinate {name!r} isn't finite",
-            kind="not_finite",
-            path=file.filename,
-            dataset=name,
-            expected="numbers",
-            found=f"{row[bad[0]]!s} at index {bad[0]}",
-            hint="mend the source: there is no grid without coordinates",
-        )
 
 
 def _expect_distinct_names(info: SourceInfo) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from ups_store.errors import StoreClosedError
 from ups_store.ingest.contents import Contents, Part, StoredArray
-from ups_store.ingest.describe import describe, measure, read_coordinates
+from ups_store.ingest.coordinates import read_coordinates
+from ups_store.ingest.describe import describe, measure
 from ups_store.ingest.grids import check_same_grid, difference
 from ups_store.ingest.hdf5 import get_dataset, open_hdf5, source_error, translated
 from ups_store.ingest.info import EVERYTHING, ArrayInfo, Selection, SourceInfo

@@ -1,25 +1,16 @@
-"""Which files, and which samples of each, make a split."""
+"""The splits, and which samples of a file are of which (for the files of a split see `source_files`)."""
 
 from __future__ import annotations
 
-import glob
 import math
-import os
-import re
-from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Literal
 
-from ups_store.errors import ConfigError, SourceError
-from ups_store.ingest.natural_order import natural_key
-from ups_store.tasks import Task
+from ups_store.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
-_ALIASES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-_SUFFIXES = (".h5", ".hdf5")
-_MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
-_SHOWN_NAMES = 8
+# What files, folders and configurations may call them.
+SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -45,47 +36,17 @@ class SplitFractions:
             )
 
 
-@dataclass(frozen=True)
-class SourceFile:
-    """A file that contributes to a split.
-
-    Attributes:
-        path: The file, as it was named or found.
-        whole: Whether all its samples are of the split; otherwise `split_range` shares them out.
-    """
-
-    path: Path
-    whole: bool
-
-    def part(
-        self, num_samples: int, *, split: str, fractions: SplitFractions, test_part: Literal["first", "last"]
-    ) -> SourcePart:
-        """The samples of this file that are of the split, given how many it has; may be none."""
-        if self.whole:
-            return SourcePart(self.path, range(num_samples))
-        indices = split_range(num_samples, split=split, fractions=fractions, test_part=test_part)
-        return SourcePart(self.path, indices)
-
-
-@dataclass(frozen=True)
-class SourcePart:
-    """Samples of one file."""
-
-    path: Path
-    indices: range
-
-
 def canonical_split(name: str) -> str:
     """The split of a name; "valid" and "validation" mean "val".
 
     Raises:
         ConfigError: If there is none; `kind` is "unknown_split".
     """
-    if name not in _ALIASES:
+    if name not in SPLIT_NAMES:
         raise ConfigError(
             "unknown split", kind="unknown_split", expected=f"one of {SPLITS}", found=repr(name)
         )
-    return _ALIASES[name]
+    return SPLIT_NAMES[name]
 
 
 def split_range(
@@ -115,200 +76,3 @@ def split_range(
 
 def _floor(value: float) -> int:
     return math.floor(value + 1e-9)  # 100 * 0.29 is 28.999999999999996
-
-
-def find_sources(
-    root: str | os.PathLike[str], *, task: Task, split: str, files: Sequence[str] | None = None
-) -> tuple[SourceFile, ...]:
-    """The files of a split, sorted with numbers by value, each real file once.
-
-    Of the HDF5 files under `root`, to four folders deep, the first kind that is there:
-
-    1. `<task>_<split>.h5`, the split as a whole ("valid" and "validation" mean "val");
-    2. shards `<task>_<split>_*.h5`, or the files of a folder `<task>/<split>` or `<task>/data/<split>`,
-       likewise;
-    3. files with a name that PDEBench gives the task, shared out by the rule. Files published for testing
-       only are left out: they have other grids.
-
-    Once any split of the task is a file of its own, so is every other: kind 3 isn't mixed in, since its
-    samples may be the same ones. A task that a configuration declares may name its files instead, of each
-    split or of all, which the rule then shares out.
-
-    Args:
-        root: Folder to look in.
-        task: The task.
-        split: Name of the split.
-        files: Instead of looking: paths and glob patterns, relative to `root` or absolute. A file named
-            as in 1 or 2 is of its split as a whole, one published for testing only of test.
-
-    Raises:
-        SourceError: Kind "missing_root", "missing_file" (of `files`), "not_a_file" (a pipe or device),
-            "ambiguous_source" (two files under `root` that could be the same one) or "no_source", with what
-            was looked for and what is there.
-        ConfigError: If the split is unknown.
-    """
-    split = canonical_split(split)
-    root = Path(root)
-    if not os.path.isdir(root):  # unlike Path.is_dir, False for names that can't exist
-        raise _bad_root(root, "not a folder" if os.path.lexists(root) else "no such folder")
-    if files is not None:
-        candidates = _unique(_named_files(root, files, key="data.files"))
-        found = _chosen(candidates, task, split)
-    elif task.files:
-        candidates = _unique(_declared_files(root, task, split))
-        found = tuple(SourceFile(path, whole=split in task.files) for path in candidates)
-    else:
-        candidates = _unique(_hdf5_files(root))
-        found = _discovered(candidates, task, split)
-    if not found:
-        raise _no_source(root, task, split, candidates)
-    for source in found:
-        _expect_regular(source.path)
-    return found
-
-
-def _hdf5_files(root: Path) -> list[Path]:
-    found = []
-
-    def refuse(error: OSError) -> None:
-        if error.filename == os.fspath(root):  # other folders, such as lost+found, needn't be ours to see
-            raise _bad_root(root, f"folder can't be listed ({error.strerror})") from error
-
-    for folder, folders, names in os.walk(root, followlinks=True, onerror=refuse):
-        if len(Path(folder).relative_to(root).parts) >= _MAX_DEPTH:
-            folders.clear()  # also what ends a loop of links
-        found += [Path(folder, name) for name in names if name.endswith(_SUFFIXES)]
-    return [path for path in found if _may_be_source(path)]
-
-
-def _declared_files(root: Path, task: Task, split: str) -> list[Path]:
-    key = split if split in task.files else "all"
-    return _named_files(root, task.files.get(key, ()), key=f"tasks.{task.name}.files.{key}")
-
-
-def _named_files(root: Path, files: Iterable[str], *, key: str) -> list[Path]:
-    found = []
-    for pattern in files:
-        as_path = Path(root, pattern)  # an absolute pattern stays itself
-        names = [as_path] if as_path.exists() else glob.glob(pattern, root_dir=root, recursive=True)
-        matches = [path for name in names if _may_be_source(path := Path(root, name))]
-        if not matches:
-            raise SourceError(
-                "no such file",
-                kind="missing_file",
-                path=as_path,
-                hint=f"check {key}; relative paths and patterns start from data.root",
-            )
-        found += matches
-    return found
-
-
-def _may_be_source(path: Path) -> bool:
-    # A pipe or device counts until it is chosen, so that it is refused by name rather than not seen.
-    return path.exists() and not path.is_dir()
-
-
-def _expect_regular(path: Path) -> None:
-    """Refuse what opening may wait for: pipes, sockets and devices."""
-    if not path.is_file():
-        raise SourceError(
-            "not a regular file",
-            kind="not_a_file",
-            path=path,
-            expected="an HDF5 file",
-            found=_special(path),
-            hint="copy the data into a file",
-        )
-
-
-def _special(path: Path) -> str:
-    if path.is_fifo():
-        return "a pipe"
-    return "a socket" if path.is_socket() else "a device"
-
-
-def _unique(paths: Iterable[Path]) -> list[Path]:
-    """Each real file once, naturally sorted."""
-    by_real_path: dict[str, Path] = {}
-    for path in sorted(paths, key=lambda path: (natural_key(path.name), str(path))):
-        by_real_path.setdefault(os.path.realpath(path), path)
-    return list(by_real_path.values())
-
-
-def _own_split(path: Path, task: Task) -> tuple[str, bool] | None:
-    """Split and whether it is a shard, for a file named after a split of the task, or in a folder that is."""
-    match = re.fullmatch(rf"{task.name}_({'|'.join(_ALIASES)})(_.+)?\.(h5|hdf5)", path.name)
-    if match:
-        return canonical_split(match[1]), match[2] is not None
-    *_, set_folder, data, folder = ("", "", *Path(os.path.abspath(path)).parts[:-1])
-    if folder in _ALIASES and task.name in (data, set_folder if data == "data" else ""):
-        return canonical_split(folder), True
-    return None
-
-
-def _discovered(candidates: Sequence[Path], task: Task, split: str) -> tuple[SourceFile, ...]:
-    own = {path: named for path in candidates if (named := _own_split(path, task))}
-    whole = [path for path, named in own.items() if named == (split, False)]
-    shards = [path for path, named in own.items() if named == (split, True)]
-    if len(whole) > 1:
-        raise _ambiguous(whole[0], whole[1])
-    if own:
-        return tuple(SourceFile(path, whole=True) for path in _distinct(whole or shards))
-    published = [p for p in candidates if task.matches(p.name) and not task.is_benchmark(p.name)]
-    return tuple(SourceFile(path, whole=False) for path in _distinct(published))
-
-
-def _chosen(candidates: Sequence[Path], task: Task, split: str) -> tuple[SourceFile, ...]:
-    found = []
-    for path in candidates:
-        named = _own_split(path, task)
-        own = named[0] if named else "test" if task.is_benchmark(path.name) else None
-        if own in (None, split):
-            found.append(SourceFile(path, whole=own is not None))
-    return tuple(found)
-
-
-def _distinct(paths: Sequence[Path]) -> Sequence[Path]:
-    """The paths, unless two of them look like copies of one file, which would count its samples twice."""
-    by_stem: dict[str, Path] = {}
-    for path in paths:
-        if by_stem.setdefault(path.stem, path) is not path:
-            raise _ambiguous(by_stem[path.stem], path)
-    return paths
-
-
-def _ambiguous(one: Path, other: Path) -> SourceError:
-    return SourceError(
-        "two files could be the same source",
-        kind="ambiguous_source",
-        path=one,
-        found=other,
-        hint="remove one, or use data.files to choose",
-    )
-
-
-def _bad_root(root: Path, problem: str) -> SourceError:
-    return SourceError(
-        problem, kind="missing_root", path=root, hint="check data.root, --root or PDEBENCH_ROOT"
-    )
-
-
-def _no_source(root: Path, task: Task, split: str, candidates: Sequence[Path]) -> SourceError:
-    names = [path.name for path in candidates[:_SHOWN_NAMES]]
-    if len(candidates) > _SHOWN_NAMES:
-        names.append(f"... ({len(candidates)} files)")
-    return SourceError(
-        f"no source for {task.name} {split}",
-        kind="no_source",
-        path=root,
-        expected=", ".join(_expected_names(task, split)),
-        found=", ".join(names) or "no .h5 or .hdf5 file",
-        hint="check data.root, or use data.files to name the files",
-    )
-
-
-def _expected_names(task: Task, split: str) -> list[str]:
-    if task.files:
-        return [f"tasks.{task.name}.files.{split}"]
-    names = [f"{task.name}_{split}.h5", f"{task.name}_{split}_*.h5", f"a folder {task.name}/data/{split}"]
-    return [*names, "or PDEBench's names for the task"] if task.file_patterns else names

@@ -128,6 +128,11 @@ def replace_data(parts: Sequence[Part], name: str, data: bytes) -> list[Part]:
     return [replace(part, data=data) if part.name == name else part for part in parts]
 
 
+def edit_data(parts: Sequence[Part], name: str, edit: Callable[[bytes], bytes]) -> list[Part]:
+    """The same parts with data in one of them that are made from the right ones."""
+    return replace_data(parts, name, edit(next(part.data for part in parts if part.name == name)))
+
+
 def edit_document(parts: Sequence[Part], name: str, edit: Edit) -> list[Part]:
     """The same parts with an edited JSON document; whatever `json` can write, also what no store may hold."""
     document = read_document(parts, name)

@@ -17,50 +17,20 @@ from unittest import mock
 
 from ups_store import files, locks
 from ups_store.errors import StoreNotFoundError
-
-SECTOR_BYTES = 512
-_NUM_SECTOR_VARIANTS = 2
+from ups_store.testing.unsynced import Change, Resize, Write, variants_of
 
 
 class PowerLoss(BaseException):
     """The machine went off; not an Exception, so that no error handling mistakes it for one."""
 
 
-@dataclass(frozen=True)
-class _Write:
-    offset: int
-    data: bytes
-
-    def on(self, content: bytearray) -> None:
-        end = self.offset + len(self.data)
-        content.extend(bytes(max(0, end - len(content))))
-        content[self.offset : end] = self.data
-
-
-@dataclass(frozen=True)
-class _Resize:
-    """A new length: by truncation, or by allocation of zeros."""
-
-    nbytes: int
-    only_grow: bool
-
-    def on(self, content: bytearray) -> None:
-        if len(content) < self.nbytes:
-            content.extend(bytes(self.nbytes - len(content)))
-        elif not self.only_grow:
-            del content[self.nbytes :]
-
-
-_Change = _Write | _Resize
-
-
 @dataclass(eq=False)
 class _Inode:
     durable: bytearray = field(default_factory=bytearray)
     content: bytearray = field(default_factory=bytearray)
-    pending: list[_Change] = field(default_factory=list)
+    pending: list[Change] = field(default_factory=list)
 
-    def change(self, change: _Change) -> None:
+    def change(self, change: Change) -> None:
         change.on(self.content)
         self.pending.append(change)
 
@@ -68,7 +38,7 @@ class _Inode:
         """Stands in for `files.sync`."""
         self.durable, self.pending = bytearray(self.content), []
 
-    def left_after(self, kept: list[_Change]) -> _Inode:
+    def left_after(self, kept: list[Change]) -> _Inode:
         content = bytearray(self.durable)
         for change in kept:
             change.on(content)
@@ -127,7 +97,7 @@ class Disk:
                 change.on(names)
             dirty = [inode for inode in dict.fromkeys(names.values()) if inode.pending]
             assert len(dirty) <= 1, "the variants of several unsynced files aren't multiplied out"
-            variants = _variants(dirty[0].pending, random.Random(seed)) if dirty else iter([[]])
+            variants = variants_of(dirty[0].pending, random.Random(seed)) if dirty else iter([[]])
             for kept in variants:
                 left = {inode: inode.left_after(kept if inode in dirty else []) for inode in names.values()}
                 yield {path: bytes(left[inode].content) for path, inode in names.items()}
@@ -169,17 +139,17 @@ class Disk:
     def write_at(self, fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Stands in for `files.write_at`."""
         self._change()
-        self._open[fd].change(_Write(offset, bytes(data)))
+        self._open[fd].change(Write(offset, bytes(data)))
 
     def allocate(self, fd: int, nbytes: int) -> None:
         """Stands in for `files.allocate`."""
         self._change()
-        self._open[fd].change(_Resize(nbytes, only_grow=True))
+        self._open[fd].change(Resize(nbytes, only_grow=True))
 
     def truncate(self, fd: int, nbytes: int) -> None:
         """Stands in for `files.truncate`."""
         self._change()
-        self._open[fd].change(_Resize(nbytes, only_grow=False))
+        self._open[fd].change(Resize(nbytes, only_grow=False))
 
     def start_writeback(self, fd: int, offset: int, nbytes: int) -> None:
         """Stands in for `files.start_writeback`: a hint, so the bytes stay what they were, unsynced."""
@@ -268,41 +238,6 @@ class Disk:
     def _check_power(self) -> None:
         if self.is_off:
             raise PowerLoss
-
-
-def _variants(pending: list[_Change], chance: random.Random) -> Iterator[list[_Change]]:
-    """Which unsynced changes of a file may have reached it: prefixes, single ones, all but one, torn ones."""
-    num = len(pending)
-    for i in range(num + 1):
-        yield pending[:i]
-    for i in range(num if num > 1 else 0):
-        yield [pending[i]]
-        yield pending[:i] + pending[i + 1 :]
-    for i, change in enumerate(pending):
-        if isinstance(change, _Write):
-            for torn in _torn(change, chance):
-                yield [*pending[:i], *torn]
-                yield [*torn, *pending[i + 1 :]]
-
-
-def _torn(write: _Write, chance: random.Random) -> Iterator[list[_Change]]:
-    """A write of which a part arrived: the first or last half, or any of its sectors."""
-    cut = (write.offset + len(write.data) // 2) // SECTOR_BYTES * SECTOR_BYTES - write.offset
-    if 0 < cut < len(write.data):
-        yield [_Write(write.offset, write.data[:cut])]
-        yield [_Write(write.offset + cut, write.data[cut:])]
-        for _ in range(_NUM_SECTOR_VARIANTS):
-            yield [sector for sector in _sectors(write) if chance.random() < 0.5]
-
-
-def _sectors(write: _Write) -> Iterator[_Write]:
-    """The write cut at the sectors of the disk, which arrive whole or not at all (spec 6.10)."""
-    end = write.offset + len(write.data)
-    first = write.offset
-    while first < end:
-        past = min(end, (first // SECTOR_BYTES + 1) * SECTOR_BYTES)
-        yield _Write(first, write.data[first - write.offset : past - write.offset])
-        first = past
 
 
 _REPLACED = [

@@ -12,13 +12,13 @@ from ups_store.testing.archive import (
     Edit,
     Part,
     data_offset,
+    edit_data,
     edit_document,
     edit_identity,
     edit_shape,
     overwrite,
     put_together,
     read_document,
-    replace_data,
     take_apart,
 )
 from ups_store.testing.sample_store import EMPTY, FLAGS, LARGE, SMALL
@@ -66,13 +66,7 @@ def _shape(array: str, *shape: int) -> Builder:
 
 def _text(name: str, text: Callable[[bytes], bytes]) -> Builder:
     """Another text of a metadata entry, made from the right one."""
-
-    def build(good: bytes) -> bytes:
-        parts = take_apart(good)
-        raw = next(part.data for part in parts if part.name == name)
-        return put_together(replace_data(parts, name, text(raw)))
-
-    return build
+    return lambda good: put_together(edit_data(take_apart(good), name, text))
 
 
 def _root_text(found: bytes, replaced: bytes) -> Builder:
@@ -155,6 +149,7 @@ DOCUMENT_DEFECTS: dict[str, Builder] = {
     "version_not_ascii": _ours(format_version="1.\u0661"),
     "version_of_newer_major": _ours(format_version="2.0"),
     "version_of_older_major": _ours(format_version="0.9"),
+    "packed_null": _ours(packed=None),
     # the identity
     "identity_edited_without_hash": _root(
         lambda root: root["attributes"]["ups_store"]["identity"]["content"].update(task="other")

@@ -6,16 +6,18 @@ import struct
 from collections.abc import Callable
 
 from ups_store.checksum import crc32c
+from ups_store.layout import PAGE_BYTES
 from ups_store.testing.archive import (
     Builder,
     Document,
     Part,
     data_offset,
+    edit_data,
     edit_document,
+    edit_identity,
     find_places,
     overwrite,
     put_together,
-    replace_data,
     take_apart,
 )
 from ups_store.testing.sample_store import CONSTANT, FLAGS, LARGE, NUM_SAMPLES, SMALL
@@ -30,13 +32,12 @@ _INDEX = NUM_SAMPLES * _SLOT_NBYTES
 
 def _data(name: str, change: Callable[[bytes], bytes]) -> Builder:
     """Other data of an entry; its CRC-32 follows, so only checksums inside the data can tell."""
+    return lambda good: put_together(edit_data(take_apart(good), name, change))
 
-    def build(good: bytes) -> bytes:
-        parts = take_apart(good)
-        data = next(part.data for part in parts if part.name == name)
-        return put_together(replace_data(parts, name, change(data)))
 
-    return build
+def _identity(edit: Callable[[Document], object]) -> Builder:
+    """Edit the identity document; its hash follows."""
+    return lambda good: put_together(edit_identity(take_apart(good), edit))
 
 
 def _byte(name: str, at: int, value: int) -> Builder:
@@ -90,6 +91,12 @@ DAMAGED: dict[str, Builder] = {
     "metadata_with_a_key_twice": _data(
         _SMALL_ARRAY, lambda text: text.replace(b"{", b'{"zarr_format":3,', 1)
     ),
+    "metadata_with_spaces_behind": _data(_SMALL_ARRAY, lambda text: text + b"  "),
+    "root_metadata_with_a_page_of_spaces": _data(ROOT_NAME, lambda text: text.ljust(len(text) + PAGE_BYTES)),
+    "identity_with_another_key": _identity(lambda identity: identity.update(extra=1)),
+    "identity_without_content": _identity(lambda identity: identity.pop("content")),
+    "identity_of_format_2": _identity(lambda identity: identity.update(format=2)),
+    "identity_with_digest_of_no_constant": _identity(lambda identity: identity["constants"].update(u="0")),
 }
 
 

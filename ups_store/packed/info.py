@@ -9,8 +9,8 @@ from ups_store import files, mappings
 from ups_store.info import ArrayInfo, StoreInfo
 
 if TYPE_CHECKING:
-    from ups_store.packed_catalog import PackedArray
-    from ups_store.packed_store import PackedStore
+    from ups_store.packed.catalog import PackedArray
+    from ups_store.packed.store import PackedStore
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ def doctor(
 
     The file itself is never changed.
     """
-    from ups_store.doctor import examine, salvage
+    from ups_store.doctor import examine
+    from ups_store.salvage import salvage
 
     with progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=as_json) as bar:
         found = examine(path, progress=bar)

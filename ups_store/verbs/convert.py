@@ -163,7 +163,7 @@ def pack(
     verbose: Verbose = 0,
 ) -> None:
     """Compress a store for shipping; `unpack` gives the same file back, byte for byte."""
-    from ups_store.packing import pack_store
+    from ups_store.packed.pack import pack_store
 
     with (
         interruptible(NOTHING_KEPT),
@@ -188,8 +188,8 @@ def unpack(
     verbose: Verbose = 0,
 ) -> None:
     """Make the mapped store that was packed, byte for byte. Run it again to continue."""
-    from ups_store.packed_store import open_packed
-    from ups_store.packing import unpack_store
+    from ups_store.packed.store import open_packed
+    from ups_store.packed.unpack import unpack_store
 
     with (
         interruptible(),

@@ -15,7 +15,7 @@ from rich.text import Text
 from ups_store.array_statistics import ArrayStatistics
 from ups_store.console import format_age, format_nbytes
 from ups_store.info import ArrayInfo, BuildInfo, StoreInfo
-from ups_store.packed_info import PackedInfo
+from ups_store.packed.info import PackedInfo
 
 _SHORT_HASH = 12
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 import ups_store
-from ups_store import convert_verbs, doctor_verb, info_verb, store_verbs, verify_verb
 from ups_store.console import Verbose
+from ups_store.verbs import convert, diff, doctor, garbage, info, preview, verify
 
 app = typer.Typer(
     add_completion=False,
@@ -43,5 +43,5 @@ def _common(
     """
 
 
-for verbs in (info_verb, verify_verb, store_verbs, convert_verbs, doctor_verb):
+for verbs in (info, verify, preview, diff, garbage, convert, doctor):
     verbs.add_to(app)

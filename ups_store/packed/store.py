@@ -21,7 +21,7 @@ from ups_store.indices import Indices, check_indices
 from ups_store.layout import CHECKSUM_BYTES
 from ups_store.metadata import dtype_of
 from ups_store.output import check_output
-from ups_store.packed_catalog import PackedArray, PackedCatalog, read_index, read_packed
+from ups_store.packed.catalog import PackedArray, PackedCatalog, read_index, read_packed
 from ups_store.runs import cast_into
 
 

@@ -24,7 +24,7 @@ from ups_store.errors import ConfigError, StoreError
 from ups_store.reader import open_store
 
 if TYPE_CHECKING:
-    from ups_store.verify import Report
+    from ups_store.verify_report import Report
 
 DAMAGED = 1
 MAX_PROBLEMS = 50  # shown for people; --json and -v show all
@@ -113,8 +113,8 @@ def _tell_found(path: Path, found: Report, seconds: float, as_json: bool) -> int
 
 def _verify_packed(path: Path, as_json: bool) -> int:
     """Check one packed store by decoding all of it; returns the exit code."""
-    from ups_store.packed_store import open_packed
-    from ups_store.packed_verify import verify_packed
+    from ups_store.packed.store import open_packed
+    from ups_store.packed.verify import verify_packed
 
     started = time.perf_counter()
     try:

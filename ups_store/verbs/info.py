@@ -15,7 +15,7 @@ from ups_store.reader import open_store
 
 if TYPE_CHECKING:
     from ups_store.info import StoreInfo
-    from ups_store.packed_store import PackedStore
+    from ups_store.packed.store import PackedStore
 
 
 def info(
@@ -49,7 +49,7 @@ def _open(path: Path) -> ups_store.Store | PackedStore:
     except FormatError as error:
         if error.kind != "packed":
             raise
-    from ups_store.packed_store import open_packed
+    from ups_store.packed.store import open_packed
 
     return open_packed(path)
 
@@ -60,7 +60,7 @@ def _describe(store: ups_store.Store | PackedStore, stats: bool, *, quiet: bool)
     if isinstance(store, ups_store.Store):
         with progress_bar(f"reading {store.path.name}", total=store.nbytes, quiet=quiet or not stats) as bar:
             return describe(store, statistics=stats, progress=bar)
-    from ups_store.packed_info import describe_packed
+    from ups_store.packed.info import describe_packed
 
     if stats:
         hint = "unpack it with `ups-store unpack`, or leave --stats out"
@@ -86,7 +86,7 @@ def _shared(stores: list[ups_store.Store | PackedStore], infos: list[StoreInfo])
 
 
 def _show_infos(infos: list[StoreInfo]) -> None:
-    from ups_store.info_text import one_store, several_stores
+    from ups_store.verbs.info_text import one_store, several_stores
 
     output = results()
     if len(infos) > 1:

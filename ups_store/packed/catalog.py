@@ -17,7 +17,7 @@ from ups_store.directory import read_directory
 from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES, Layout
 from ups_store.metadata import ArrayMeta, RootMeta
-from ups_store.packed_codecs import (
+from ups_store.packed.chunk_codecs import (
     MAX_CHUNK_BYTES,
     Chain,
     Packing,

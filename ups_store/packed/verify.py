@@ -13,10 +13,11 @@ from ups_store.checksum import crc32
 from ups_store.errors import CorruptChunkError
 from ups_store.identity import constant_digest
 from ups_store.metadata import dtype_of
-from ups_store.packed_catalog import PackedArray
-from ups_store.packed_codecs import packed_document
-from ups_store.packed_store import PackedStore
-from ups_store.verify import Problem, Report
+from ups_store.packed.catalog import PackedArray
+from ups_store.packed.chunk_codecs import packed_document
+from ups_store.packed.store import PackedStore
+from ups_store.verify_metadata import identity_problems, surplus
+from ups_store.verify_report import Problem, Report
 from ups_store.zip_records import Entry, pack_directory
 
 _BLOCK_BYTES = 4 << 20
@@ -47,7 +48,9 @@ class _PackedVerifier:
         entries, crcs = self.catalog.entries, self.catalog.crcs
         problems: list[Problem] = []
         for entry, text in zip(self.catalog.metadata, self._texts(), strict=True):
-            problems += self._compare(entry.data_offset, text, "metadata_text", "4.1")
+            problems += self._compare(entry.data_offset, text, "metadata_text", "4.1") + surplus(entry, text)
+        metas = [array.meta for array in self.catalog.arrays.values()]
+        problems += identity_problems(self.catalog.metadata[0], self.catalog.root.identity, metas)
         for entry, crc in zip(entries, crcs, strict=True):
             problems += self._compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
         for array in self.catalog.arrays.values():

@@ -1,0 +1,109 @@
+"""What verifies of a damaged or unfinished file, copied into a new store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups_store import files
+from ups_store.array_spec import ArraySpec
+from ups_store.catalog import Catalog
+from ups_store.creation import create
+from ups_store.doctor import ADVICE, Diagnosis, spans
+from ups_store.errors import FormatError
+from ups_store.intact import read_intact
+from ups_store.layout import ArrayLayout
+from ups_store.metadata import dtype_of
+from ups_store.pread import read_constant
+from ups_store.rootless import is_identity_lost
+
+ORIGINAL_SAMPLE = "original_sample"
+
+
+def salvage(diagnosis: Diagnosis, out: Path) -> Path:
+    """Copy what verifies into a new store; the examined file stays as it is.
+
+    The new store has an int64 array `original_sample` with the old sample numbers, and its identity says what
+    it was salvaged from, or `"identity": "lost"`.
+
+    Args:
+        diagnosis: Of the file.
+        out: Where the new store goes; there must be nothing yet.
+    Returns:
+        The path of the new store.
+    Raises:
+        FormatError: If nothing verifies.
+        FileExistsError: If there is something at `out`.
+        CorruptChunkError: If the file changed since it was examined.
+    """
+    catalog, intact, samples = diagnosis.catalog, diagnosis.intact, diagnosis.savable
+    if catalog is None or intact is None or not len(samples):
+        raise FormatError(
+            "there is nothing to save",
+            path=diagnosis.path,
+            kind="nothing_to_salvage",
+            expected="at least 1 sample that verifies",
+            found=diagnosis.status.value,
+            hint=None if intact else ADVICE[diagnosis.status],
+        )
+    if files.exists(out):
+        raise FileExistsError(f"{out}: there is something already; give the new store another name")
+    with _opened(diagnosis.path) as fd:
+        layout, names = catalog.layout, intact.arrays
+        specs = {name: _spec(layout.arrays[name], len(samples)) for name in names}
+        number = _free_name(layout.arrays)
+        constants = {
+            name: read_constant(fd, layout.arrays[name], path=diagnosis.path) for name in intact.constants
+        }
+        with create(
+            out,
+            {**specs, number: ArraySpec((len(samples),), "int64", dims=("sample",))},
+            constants=constants,
+            dims={name: layout.arrays[name].meta.dims for name in constants},
+            identity=_identity(diagnosis, catalog),
+            attrs=catalog.root.attrs,
+        ) as writer:
+            first = 0
+            for batch, values in read_intact(fd, layout, names, samples, path=diagnosis.path):
+                writer.commit_many(np.arange(first, first + len(batch)), {**values, number: batch})
+                first += len(batch)
+            return writer.finish()
+
+
+def _identity(diagnosis: Diagnosis, catalog: Catalog) -> dict[str, Any]:
+    if is_identity_lost(catalog):
+        source: dict[str, Any] = {"identity": "lost"}
+    else:
+        identity = catalog.root.identity
+        source = {"source_config_hash": catalog.root.config_hash, "source_content": identity.get("content")}
+    return {
+        "kind": "salvaged",
+        **source,
+        "samples": spans(diagnosis.savable),
+        "lost_arrays": list(diagnosis.lost_arrays),
+    }
+
+
+def _spec(array: ArrayLayout, num: int) -> ArraySpec:
+    meta = array.meta
+    return ArraySpec((num, *meta.sample_shape), dtype_of(meta.dtype), dims=meta.dims, attrs=meta.attrs)
+
+
+def _free_name(taken: dict[str, ArrayLayout]) -> str:
+    name = ORIGINAL_SAMPLE
+    while name in taken:  # a store that was salvaged before
+        name = f"{name}_before" if name == ORIGINAL_SAMPLE else f"{name}_"
+    return name
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = files.open_existing(path)
+    try:
+        yield fd
+    finally:
+        files.close(fd)

@@ -1,0 +1,65 @@
+"""The verb `diff`: what two stores were made from, compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from ups_store.console import Verbose, print_json
+from ups_store.identity import differences
+from ups_store.reader import open_store
+
+Differences: TypeAlias = dict[str, tuple[Any, Any]]
+
+DIFFERENT = 1  # as of diff(1)
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
+    b: Annotated[Path, typer.Argument(help="another one")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    verbose: Verbose = 0,
+) -> int:
+    """Compare what two stores were made from.
+
+    Exit code 0 if their identities are the same, 1 if they differ.
+    """
+    with open_store(a, partial=True) as left, open_store(b, partial=True) as right:
+        differing = differences(dict(left.identity), dict(right.identity))
+        attrs = differences(dict(left.attrs), dict(right.attrs))
+        is_finished = not (left.is_partial or right.is_partial)
+        same_content = left.fingerprint == right.fingerprint if is_finished else None
+    if as_json:
+        print_json(
+            {
+                "paths": [a, b],
+                "same_identity": not differing,
+                "same_content": same_content,
+                "differences": differing,
+                "attrs_differences": attrs,
+            }
+        )
+    else:
+        _show_differences(differing, attrs, same_content)
+    return DIFFERENT if differing else 0
+
+
+def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
+    headings = {"identity": differing, "attributes, which are no part of it": attrs}
+    for heading, found in headings.items():
+        noun = "difference" if len(found) == 1 else "differences"
+        print(f"{heading}: {len(found)} {noun}" if found else f"{heading}: the same")
+        for key, values in found.items():
+            before, after = (json.dumps(value, ensure_ascii=False) for value in values)
+            print(f"  {key}: {before} -> {after}")
+    verdict = {True: "the same", False: "different", None: "not compared, for one is unfinished"}
+    print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(diff)

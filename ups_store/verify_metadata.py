@@ -1,0 +1,27 @@
+"""What verifying says of metadata: text that goes on behind its end, and the identity (spec 4.1, 8.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ups_store.identity import flaws
+from ups_store.metadata import ArrayMeta
+from ups_store.verify_report import Problem
+from ups_store.zip_records import Entry
+
+
+def surplus(entry: Entry, text: bytes) -> list[Problem]:
+    """A problem if a metadata entry goes on where its text should end (spec 4.1)."""
+    if entry.nbytes <= len(text):
+        return []
+    where = (entry.data_offset + len(text), entry.end)
+    detail = f"of {entry.name}: expected {len(text)} bytes, found {entry.nbytes}"
+    return [Problem("metadata_text", "4.1", where, detail=detail)]
+
+
+def identity_problems(root: Entry, identity: Mapping[str, Any], arrays: Iterable[ArrayMeta]) -> list[Problem]:
+    """A problem for each part of the identity document, in the entry `root`, that isn't as spec 8.1 says."""
+    constants = [meta.name for meta in arrays if meta.is_constant]
+    where = (root.data_offset, root.end)
+    return [Problem("identity", "8.1", where, detail=detail) for detail in flaws(identity, constants)]
