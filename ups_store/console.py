@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import json
@@ -61,6 +62,11 @@ def results() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
+def numbered(num: int, noun: str) -> str:
+    """`1 problem`, `1,200 problems`."""
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"
+
+
 def print_json(document: Any) -> None:
     """Write one JSON document as one line to stdout; NumPy scalars and paths are converted.
 
@@ -96,6 +102,8 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
+    # All is done and told: a Ctrl-C while Python ends must not turn the exit code into another.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(code or 0)
 
 

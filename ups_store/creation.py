@@ -36,6 +36,8 @@ from ups_store.recovery import BUILDING_SUFFIX, Building, State, building_path, 
 from ups_store.writer import Committer, StoreWriter
 from ups_store.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
 
+_TAKEN = "move it away, or choose another name"
+_REPLACE = "on_mismatch='restart' or --overwrite"
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
 _SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)
 _OVERTAKEN = (FileExistsError, FileNotFoundError)
@@ -147,7 +149,7 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
         raise FormatError("it names a file in memory", path=path, kind="not_a_file", hint=hint)
     for place in (path, building_path(path)):
         if place.is_dir():
-            raise FormatError("there is a folder", path=place, kind="not_a_file", hint="choose another name")
+            raise FormatError("there is a folder", path=place, kind="not_a_file", hint=_TAKEN)
     if force or not path.exists():
         return
     fd = files.open_existing(path)
@@ -163,7 +165,7 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
             kind="foreign",
             clause="2.2",
             found=start[:8].hex(" ") or "an empty file",
-            hint="move it away, choose another name, or say on_mismatch='restart' or --overwrite",
+            hint=f"{_TAKEN}, or say {_REPLACE}",
         )
 
 
@@ -247,7 +249,7 @@ def _check_same(found: Any, expected: Any, path: Path) -> None:
         f"the unfinished file was made from something else (found -> asked for):\n"
         f"{describe_differences(differing)}\n",
         path=path,
-        hint="finish it with its own configuration, or replace it: on_mismatch='restart', --overwrite",
+        hint=f"finish it with its own configuration, or say {_REPLACE}",
     )
     error.differences = differing
     raise error

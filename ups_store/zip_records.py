@@ -302,6 +302,6 @@ def parse_local_header(raw: bytes, offset: int, *, path: object) -> CentralRecor
         kind="local_header",
         clause="3.3",
         byte_range=(offset, offset + len(raw)),
-        found=raw[:8].hex(" "),
-        hint="it isn't a store under construction, or its start is damaged",
+        found=raw[:8].hex(" ") or "the end of the file",
+        hint="it isn't a store under construction, or its start is damaged: move it away",
     )

@@ -105,6 +105,25 @@ def test_dry_run_says_what_would_become_of_every_store_and_writes_nothing(
     assert [line.split(": ")[1] for line in lines] == ["reuse", "build", "build"]
 
 
+def test_dry_run_ends_with_1_where_the_build_would_refuse(invoke: Invoke, source: Path) -> None:
+    Path(f"cache/{NAME}").mkdir(parents=True)
+    outcome = invoke("--tasks burgers1d --root source --splits train --dry-run")
+    assert outcome.code == 1
+    assert ": refuse: there is a folder in its place, " in outcome.out
+    assert outcome.err == ""
+
+
+def test_rank_that_only_helps_leaves_results_to_the_builder(
+    invoke: Invoke, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "--tasks burgers1d --root source --splits train"
+    built = invoke(words)
+    assert built.out.count("\n") == 1
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    assert invoke(words).out == ""
+
+
 def test_overwrite_and_rehash_reach_the_dry_run(
     invoke: Invoke, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

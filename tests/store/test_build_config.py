@@ -269,7 +269,7 @@ def test_file_that_can_not_be_read_is_named(name: str, reason: str, tmp_path: Pa
     with pytest.raises(ConfigError, match=reason) as caught:
         load_config(tmp_path / name)
     assert caught.value.path == str(tmp_path / name)
-    assert caught.value.hint == "check --config"
+    assert caught.value.hint == "check the name of the configuration"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 100_000])

@@ -164,8 +164,8 @@ def test_verify_names_every_damaged_place(make_store: MakeStore, invoke: Invoke)
     place = f"array 'fields', sample 1, bytes {offset + 5184}..{offset + 5184 + 5120 + 4}: chunk_crc"
     assert f"{path}: {place}" in result.out
     assert "(spec 5.2)" in result.out
-    assert f"{path}: 1 damaged samples in array 'fields'" in result.out
-    assert f"{path}: DAMAGED, 1 problems" in result.out
+    assert f"{path}: 1 damaged sample in array 'fields'" in result.out
+    assert f"{path}: DAMAGED, 1 problem " in result.out
 
 
 def test_verify_json_tells_place_and_verdict(make_store: MakeStore, invoke: Invoke) -> None:
@@ -335,10 +335,19 @@ def test_missing_store_is_one_line_and_1(invoke: Invoke, tmp_path: Path, verb: l
 
 
 def test_os_error_is_one_line_and_1(make_store: MakeStore, invoke: Invoke, tmp_path: Path) -> None:
-    out = tmp_path / "missing" / "x.png"
+    out = tmp_path / "x.png"
+    out.mkdir()
     result = invoke("preview", make_store(), "--out", out)
     assert result.code == 1
-    assert result.err == f"error: {out}: no such file or directory\n"
+    assert result.err == f"error: {out}: is a directory\n"
+
+
+def test_preview_into_a_missing_folder_names_the_folder(
+    make_store: MakeStore, invoke: Invoke, tmp_path: Path
+) -> None:
+    result = invoke("preview", make_store(), "--out", tmp_path / "missing" / "x.png")
+    assert result.code == 1
+    assert result.err == f"error: {tmp_path / 'missing'}: no such folder; create it first\n"
 
 
 @pytest.mark.parametrize("args", [["-vv", "info"], ["info", "-vv"], ["info", "-v", "-v"]])

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,16 @@ import typer
 from rich.console import Console
 
 from ups_store import console
-from ups_store.console import exit_code_of, format_age, format_nbytes, interruptible, log, print_json, run
+from ups_store.console import (
+    exit_code_of,
+    format_age,
+    format_nbytes,
+    interruptible,
+    log,
+    numbered,
+    print_json,
+    run,
+)
 from ups_store.errors import (
     BuildInterruptedError,
     BuildLockedError,
@@ -194,6 +204,28 @@ def test_sigterm_is_treated_like_ctrl_c_and_only_inside() -> None:
         signal.raise_signal(signal.SIGTERM)
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_while_python_ends_changes_nothing() -> None:
+    program = """
+import atexit, time
+from ups_store.console import run
+atexit.register(time.sleep, 0.5)
+atexit.register(print, "ending", flush=True)
+run(lambda: 0)
+"""
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ending\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize(("num", "text"), [(0, "0 problems"), (1, "1 problem"), (1200, "1,200 problems")])
+def test_numbers_agree_with_their_nouns(num: int, text: str) -> None:
+    assert numbered(num, "problem") == text
 
 
 def test_interruptible_leaves_results_and_other_errors_alone() -> None:

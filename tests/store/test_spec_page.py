@@ -12,8 +12,8 @@ import pytest
 import ups_store
 from scripts.make_hexdump import SPEC, array_document, blocks, split_page
 from ups_store.errors import FormatError
-from ups_store.metadata import ArrayMeta
-from ups_store.parse_metadata import parse_array
+from ups_store.metadata import ArrayMeta, RootMeta
+from ups_store.parse_metadata import parse_array, parse_root
 from ups_store.zip_records import Entry, align
 
 CODE = Path(__file__).parents[2] / "ups_store"
@@ -74,6 +74,40 @@ def test_texts_of_other_values_are_refused(text: str | bytes) -> None:
     assert raw != TEXT.encode()
     with pytest.raises(FormatError):
         parse_array("nu", raw, path="x")
+
+
+ROOT = RootMeta((1, 0), "0" * 64, {}, {"a": 1}, None)
+ROOT_TEXT = ROOT.to_json().decode()
+
+
+@pytest.mark.parametrize("end", ["", " ", "\n" * 4096])
+def test_white_space_after_the_text_of_the_root_is_read(end: str) -> None:
+    """Spec 4.1, 4.3."""
+    assert parse_root((ROOT_TEXT.rstrip() + end).encode(), path="x") == ROOT
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400, r'"\ud800"', r'"\udc00\ud800"'])
+def test_values_without_a_canonical_text_are_refused(number: str) -> None:
+    """Spec 4.1."""
+    for text, parse in ((ROOT_TEXT, parse_root), (TEXT, lambda raw, path: parse_array("nu", raw, path=path))):
+        changed = text.replace('"a":1', f'"a":{number}')
+        assert changed != text
+        with pytest.raises(FormatError):
+            parse(changed.encode(), path="x")
+
+
+@pytest.mark.parametrize(
+    "version", ["1.0000001", "1.1000000", "1.00", "01.0", "1", "1.0.0", "1.0 ", "1.-1", "\u0661.0"]
+)
+def test_versions_that_are_not_two_numbers_of_six_digits_are_refused(version: str) -> None:
+    """Spec 10.1."""
+    with pytest.raises(FormatError):
+        parse_root(ROOT_TEXT.replace('"1.0"', f'"{version}"').encode(), path="x")
+
+
+def test_version_of_six_digits_is_read() -> None:
+    """Spec 10.1."""
+    assert parse_root(ROOT_TEXT.replace('"1.0"', '"1.999999"').encode(), path="x").version == (1, 999_999)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4088, 4090, 4096])

@@ -176,6 +176,8 @@ def build(
         if dry_run:
             explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
             _show_explained(explained, as_json=as_json)
+            if any(explanation.action == "refuse" for explanation in explained):
+                raise typer.Exit(1)
             return
         tell = run.begin(config, overrides or []) if run.begin and ranks.is_builder else None
         report = stores.build_all(
@@ -187,7 +189,7 @@ def build(
         stores.write_manifest(manifest, report)
     if as_json:
         print_json(report.to_json())
-    else:
+    elif ranks.is_builder:  # its stores are those of the other ranks of its machine
         for result in report.stores:
             print(result.summary())
     if tell:

@@ -42,7 +42,12 @@ def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
     if real in including:
         chain = " -> ".join(file.name for file in (*including, real))
         raise ConfigError("files include each other in a circle", path=path, found=chain)
-    own = _read_one(path, hint=f"check `include` in {including[-1].name}" if including else "check --config")
+    own = _read_one(
+        path,
+        hint=f"check `include` in {including[-1].name}"
+        if including
+        else "check the name of the configuration",
+    )
     included = own.pop("include", None) or []
     names = [included] if isinstance(included, str) else list(included)
     parts = [read_yaml(path.parent / str(name), including=(*including, real)) for name in names]

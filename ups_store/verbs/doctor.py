@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups_store.console import Verbose, interruptible, is_verbose, print_json, progress_bar
+from ups_store.console import Verbose, interruptible, is_verbose, numbered, print_json, progress_bar
+from ups_store.errors import StoreNotFoundError
 
 if TYPE_CHECKING:
     from ups_store.doctor import Diagnosis
@@ -32,7 +33,7 @@ def doctor(
     from ups_store.doctor import examine
     from ups_store.salvage import salvage
 
-    with progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=as_json) as bar:
+    with progress_bar(f"checking {path.name}", total=_nbytes_of(path), quiet=as_json) as bar:
         found = examine(path, progress=bar)
     saved = None
     if out is not None:
@@ -45,6 +46,13 @@ def doctor(
     return 0 if found.status.is_sound else NOT_SOUND
 
 
+def _nbytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError as error:
+        raise StoreNotFoundError("no such file", path=path, hint="check the path") from error
+
+
 def _show(found: Diagnosis, saved: Path | None) -> None:
     from ups_store.doctor import ADVICE, Status
 
@@ -55,7 +63,7 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
     for problem in shown:
         print(f"  {problem}")
     if len(shown) < len(found.problems):
-        print(f"  and {len(found.problems) - len(shown):,} more problems; -v shows all")
+        print(f"  and {numbered(len(found.problems) - len(shown), 'more problem')}; -v shows all")
     if found.catalog is not None:
         print(f"  {savable:,} of {found.num_samples:,} samples verify")
     if found.lost_arrays:

@@ -9,6 +9,7 @@ import typer
 
 from ups_store.console import Verbose
 from ups_store.early_interrupt import importing
+from ups_store.errors import StoreNotFoundError
 from ups_store.reader import open_store
 
 
@@ -26,6 +27,8 @@ def preview(
     """
     if out is not None and out.suffix.lower() != ".png":
         raise typer.BadParameter(f"{out}: expected a name that ends in .png", param_hint="--out")
+    if out is not None and not out.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=out.parent, hint="create it first")
     with importing():  # what takes long of a preview
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401

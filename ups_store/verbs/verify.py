@@ -16,6 +16,7 @@ from ups_store.console import (
     interruptible,
     is_verbose,
     log,
+    numbered,
     print_json,
     progress_bar,
     report,
@@ -139,10 +140,10 @@ def _show_report(path: Path, found: Report, seconds: float) -> None:
     for problem in shown:
         print(f"{path}: {problem}")
     if len(shown) < len(found.problems):
-        print(f"{path}: and {len(found.problems) - len(shown):,} more problems; -v shows all")
+        print(f"{path}: and {numbered(len(found.problems) - len(shown), 'more problem')}; -v shows all")
     for name, samples in found.damaged.items():
-        print(f"{path}: {len(samples):,} damaged samples in array {name!r}")
-    verdict = "ok" if found.ok else f"DAMAGED, {len(found.problems):,} problems"
+        print(f"{path}: {numbered(len(samples), 'damaged sample')} in array {name!r}")
+    verdict = "ok" if found.ok else f"DAMAGED, {numbered(len(found.problems), 'problem')}"
     rate = found.nbytes / max(seconds, 1e-9) / 1e9
     print(
         f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"
