@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 t
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import errno
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn
@@ -97,7 +99,7 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     _verbosity = verbosity
     _open_standard_streams()
     try:
-        with _terminable():
+        with _terminable(), _interruptible_anywhere():
             code = _exit_code_of_main(main)
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
@@ -137,6 +139,26 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _interruptible_anywhere() -> Iterator[None]:
+    """Raise a Ctrl-C that landed in a finaliser, which can't raise, once more a moment later."""
+    previous = sys.unraisablehook
+
+    def hook(lost: Any) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            again = threading.Timer(0.01, _thread.interrupt_main)
+            again.daemon = True  # if all is done meanwhile, Python's end needn't wait for it
+            again.start()
+        else:
+            previous(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
 
 
 @contextlib.contextmanager

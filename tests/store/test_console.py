@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -204,6 +205,31 @@ def test_sigterm_is_treated_like_ctrl_c_and_only_inside() -> None:
         signal.raise_signal(signal.SIGTERM)
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_in_a_finaliser_still_interrupts(capsys: Capture) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def program() -> int:
+        Interrupted()
+        time.sleep(20)
+        return 0
+
+    assert code_of(program) == 5
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_other_errors_in_a_finaliser_go_where_they_went_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError
+
+    lost: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: lost.append(args.exc_type))
+    assert code_of(lambda: 0 if Failing() else 1) == 0
+    assert lost == [ValueError]
 
 
 def test_ctrl_c_while_python_ends_changes_nothing() -> None:
