@@ -20,9 +20,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python scripts/demo.py $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(QUICK),--quick)
 
-# FNO and U-Net with the operator's wall time, and with its samples, beside it.
+# FNO and U-Net, or KINDS="fno fno_neuraloperator ...", with the operator's wall time, and with its samples, beside it.
 compare: install
-	$(BIN)/python scripts/compare.py --config $(CONFIG) --out reports/compare
+	$(BIN)/python scripts/compare.py --config $(CONFIG) $(addprefix --kind ,$(KINDS)) --out reports/compare
 
 test: install
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=95

@@ -5,13 +5,14 @@ python scripts/compare.py --config configs/demo.yaml --out reports/compare
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from ups.commands import tell_on_stderr, telling_errors
+from ups.output import expect_writable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -24,6 +25,9 @@ def main(
         Path | None, typer.Option(help="by default <checkpoint.dir>/operator.safetensors")
     ] = None,
     split: Annotated[str | None, typer.Option(help="train, val or test; by default evaluation.split")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="fno, unet, fno_neuraloperator; by default the first two")
+    ] = None,
     budget_seconds: Annotated[
         float | None, typer.Option(help="by default what the run's training took, by its logs")
     ] = None,
@@ -34,49 +38,49 @@ def main(
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("reports/compare"),
     as_json: Annotated[bool, typer.Option("--json", help="report as JSON on stdout")] = False,
 ) -> None:
-    """Train both baselines at both budgets, and evaluate all beside the operator."""
-    # torch takes a second, which --help needn't wait for
-    from ups.eval.baseline_files import obtain_baseline
-    from ups.eval.command import expect_kinds, expect_split, open_run, telling_errors
-    from ups.eval.equal_budgets import equal_budgets
-    from ups.eval.evaluate import evaluate
-    from ups.eval.report import write_report
-    from ups.eval.report_table import show_report
-    from ups.eval.training_logs import read_stage_logs
+    """Train each baseline at both budgets, and evaluate all beside the operator."""
+    with telling_errors(tell_on_stderr):
+        # torch takes a second, which --help needn't wait for
+        from ups.eval.baseline_files import obtain_baseline
+        from ups.eval.command import expect_kinds, open_run, publish
+        from ups.eval.equal_budgets import equal_budgets
+        from ups.eval.evaluate import evaluate, expect_split
+        from ups.eval.training_logs import read_stage_logs
 
-    log = Console(stderr=True, soft_wrap=True, highlight=False)
-
-    def note(text: str) -> None:
-        log.print(text, markup=False)
-
-    with telling_errors(log):
-        resolved, simulator = open_run(checkpoint, config_path=config, overrides=overrides or (), log=log)
+        kinds = expect_kinds(kind)
+        expect_writable(out)
+        resolved, simulator = open_run(
+            checkpoint, config_path=config, overrides=overrides or (), tell=tell_on_stderr
+        )
         which = expect_split(split or resolved.evaluation.split)
         tasks = resolved.data.task
+        logs = read_stage_logs(resolved, note=tell_on_stderr)
         budgets = equal_budgets(
-            read_stage_logs(resolved),
+            logs,
             num_tasks=len(tasks),
             seconds=budget_seconds,
             samples=budget_samples,
         )
         baselines = [
             obtain_baseline(
-                resolved, kind, task, budget=budget, device=simulator.device, restart=restart, note=note
+                resolved,
+                name,
+                task,
+                budget=budget,
+                device=simulator.device,
+                restart=restart,
+                note=tell_on_stderr,
             )
             for task in tasks
             for budget in budgets
-            for kind in expect_kinds(None)
+            for name in kinds
         ]
-        report = evaluate(resolved, simulator, split=which, baselines=baselines, note=note)
+        report = evaluate(
+            resolved, simulator, split=which, baselines=baselines, logs=logs, note=tell_on_stderr
+        )
         title = f"{', '.join(tasks)}: at a {' and at a '.join(map(str, budgets))} for each baseline"
         report = replace(report, title=title)
-        paths = write_report(out, report)
-        if as_json:
-            typer.echo(json.dumps(report.to_json(), default=str))
-        else:
-            show_report(report, Console(soft_wrap=True, highlight=False))
-        for path in paths.values():
-            note(str(path))
+        publish(report, out, as_json=as_json, tell=tell_on_stderr)
 
 
 if __name__ == "__main__":

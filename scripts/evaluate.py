@@ -5,13 +5,14 @@ python scripts/evaluate.py --config configs/demo.yaml --split test --out reports
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from ups.commands import tell_on_stderr, telling_errors
+from ups.output import expect_writable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,38 +36,28 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="report as JSON on stdout")] = False,
 ) -> None:
     """Roll out on a split; baselines in <checkpoint.dir>/baselines are evaluated, too."""
-    # torch takes a second, which --help needn't wait for
-    from ups.eval.baseline_files import find_baselines
-    from ups.eval.command import expect_split, open_run, parse_numbers, telling_errors
-    from ups.eval.evaluate import evaluate
-    from ups.eval.report import write_report
-    from ups.eval.report_table import show_report
+    with telling_errors(tell_on_stderr):
+        # torch takes a second, which --help needn't wait for
+        from ups.eval.baseline_files import find_baselines
+        from ups.eval.command import open_run, parse_numbers, publish
+        from ups.eval.evaluate import evaluate, expect_split
 
-    log = Console(stderr=True, soft_wrap=True, highlight=False)
-
-    def note(text: str) -> None:
-        log.print(text, markup=False)
-
-    with telling_errors(log):
+        expect_writable(out)
         phases = parse_numbers("--phase", phase or ())
-        resolved, simulator = open_run(checkpoint, config_path=config, overrides=overrides or (), log=log)
+        resolved, simulator = open_run(
+            checkpoint, config_path=config, overrides=overrides or (), tell=tell_on_stderr
+        )
         report = evaluate(
             resolved,
             simulator,
             split=expect_split(split or resolved.evaluation.split),
             horizon=steps,
-            baselines=find_baselines(resolved, simulator, note=note),
+            baselines=find_baselines(resolved, simulator, note=tell_on_stderr),
             phases=phases,
-            note=note,
+            note=tell_on_stderr,
         )
         report = replace(report, title=title) if title else report
-        paths = write_report(out, report)
-        if as_json:
-            typer.echo(json.dumps(report.to_json(), default=str))
-        else:
-            show_report(report, Console(soft_wrap=True, highlight=False))
-        for path in paths.values():
-            note(str(path))
+        publish(report, out, as_json=as_json, tell=tell_on_stderr)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ups.commands import tell_on_stderr, telling_errors
 from ups.data.solvers import SOLVERS, make_dataset
 from ups_store.errors import DiskFullError, StoreError
 
-_EXIT_INTERRUPTED = 5  # as in `ups_store.build`
 _HDF5_ERRNO = re.compile(r"errno = (\d+)")  # libhdf5 tells the system's error in the middle of a paragraph
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -49,37 +49,31 @@ def main(
     physics = {"nu": nu, "beta": beta, "du": du, "dv": dv, "k": k}
     grid = {"points": points, "frames": frames, "end_time": end_time}
     settings = {name: value for name, value in {**grid, **physics}.items() if value is not None}
-    log = Console(stderr=True, soft_wrap=True, highlight=False)
     sys.unraisablehook = _hide_hdf5_cleanup
-    try:
-        path = _make_with_progress(
-            task, out, log=log, samples=samples, seed=seed, force=force, settings=settings
-        )
-    except (StoreError, OSError, RuntimeError) as error:
-        ours = error if isinstance(error, StoreError) else _as_ours(error, out)
-        log.print(f"error: {ours}", markup=False)
-        raise typer.Exit(ours.exit_code) from None
-    except KeyboardInterrupt:
-        log.print("interrupted: nothing was written")
-        raise typer.Exit(_EXIT_INTERRUPTED) from None
+    with telling_errors(tell_on_stderr, interrupted="interrupted: nothing was written"):
+        path = _make_with_progress(task, out, samples=samples, seed=seed, force=force, settings=settings)
     typer.echo(f"{path}  {decimal(path.stat().st_size)}")
 
 
 def _make_with_progress(
-    task: str, out: Path, *, log: Console, samples: int, seed: int, force: bool, settings: dict[str, float]
+    task: str, out: Path, *, samples: int, seed: int, force: bool, settings: dict[str, float]
 ) -> Path:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    log = Console(stderr=True)
     with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as progress:
         bar = progress.add_task(task, total=samples)
-        return make_dataset(
-            task,
-            out,
-            num_samples=samples,
-            seed=seed,
-            overwrite=force,
-            progress=lambda done: progress.update(bar, completed=done),
-            **settings,
-        )
+        try:
+            return make_dataset(
+                task,
+                out,
+                num_samples=samples,
+                seed=seed,
+                overwrite=force,
+                progress=lambda done: progress.update(bar, completed=done),
+                **settings,
+            )
+        except (OSError, RuntimeError) as error:
+            raise (error if isinstance(error, StoreError) else _as_ours(error, out)) from None
 
 
 def _as_ours(error: OSError | RuntimeError, out: Path) -> StoreError:

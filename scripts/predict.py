@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from ups.commands import tell_on_stderr, telling_errors
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,12 +36,11 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="what was written, as JSON on stdout")] = False,
 ) -> None:
     """Start at one frame of every sample and predict what follows."""
-    # torch takes a second, which --help needn't wait for
-    from ups.eval.command import parse_numbers, telling_errors
-    from ups.eval.predict import PredictionRequest, predict_store
+    with telling_errors(tell_on_stderr):
+        # torch takes a second, which --help needn't wait for
+        from ups.eval.command import parse_numbers
+        from ups.eval.predict import PredictionRequest, predict_store
 
-    log = Console(stderr=True, soft_wrap=True, highlight=False)
-    with telling_errors(log):
         written = predict_store(
             PredictionRequest(
                 source=source,
@@ -57,7 +57,7 @@ def main(
                 device=device,
                 replace=force,
             ),
-            note=lambda text: log.print(text, markup=False),
+            note=tell_on_stderr,
         )
     typer.echo(json.dumps(written) if as_json else "\n".join(map(str, filter(None, written.values()))))
 

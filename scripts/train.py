@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ups.config import RunConfig, dump_config, load_config
-from ups.errors import ConfigError, ConfigWarning, OutputError, UpsError
-from ups_store.errors import StoreError
+from ups.commands import resolve_config, tell_on_stderr, telling_errors
+from ups.config import RunConfig, dump_config
+from ups.errors import ConfigError, InterruptedTrainingError
 
-_EXIT_INTERRUPTED = 5  # as in `ups_store.build`
+# A second Ctrl-C, or one while a command of another kind works; stages say more.
+_AT_ONCE = "stopped at once: what was saved before is kept; the same command continues from there"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,24 +46,17 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="report as JSON on stdout")] = False,
 ) -> None:
     """Train a stage; run it again to continue after an interruption."""
-    log = Console(stderr=True, soft_wrap=True, highlight=False)
-    try:
+    with telling_errors(_tell, interrupted=_AT_ONCE):
         given = [*(overrides or ()), *_flags(stage, epochs, seed, allow_unknown_encoder)]
-        resolved = _resolve(config, given, log)
+        resolved = resolve_config(config, given, tell=_tell_once)
         if print_config:
             typer.echo(dump_config(resolved), nl=False)
             return
-        report = _train(stage, resolved, config=config, overrides=given, restart=restart, log=log)
-    except (UpsError, StoreError) as error:
-        _tell(f"error: {error}", log)
-        raise typer.Exit(error.exit_code) from None
-    except OSError as error:
-        ours = OutputError.of(error, error.filename or "a file", doing="can't be used")
-        _tell(f"error: {ours}", log)
-        raise typer.Exit(ours.exit_code) from None
-    except KeyboardInterrupt:
-        log.print("interrupted")
-        raise typer.Exit(_EXIT_INTERRUPTED) from None
+        try:
+            report = _train(stage, resolved, config=config, overrides=given, restart=restart)
+        except InterruptedTrainingError as stopped:  # as it was asked to: no error
+            _tell(str(stopped))
+            raise typer.Exit(stopped.exit_code) from None
     if _rank() == 0:
         _report(report, as_json=as_json)
 
@@ -77,15 +70,6 @@ def _flags(stage: str, epochs: int | None, seed: int | None, allow_unknown_encod
     return [f"{key}={value}" for key, value in flags.items() if value is not None]
 
 
-def _resolve(config: Path | None, overrides: list[str], log: Console) -> RunConfig:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConfigWarning)
-        resolved = load_config(config, overrides=overrides)
-    for warning in caught if _rank() == 0 else ():
-        log.print(f"warning: {warning.message}", markup=False)
-    return resolved
-
-
 def _train(
     stage: str,
     resolved: RunConfig,
@@ -93,7 +77,6 @@ def _train(
     config: Path | None,
     overrides: list[str],
     restart: bool,
-    log: Console,
 ) -> dict[str, Any]:
     # DDP would warn that `find_unused_parameters` isn't needed whenever a batch needs all parameters.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -104,14 +87,11 @@ def _train(
     from ups.train.startup import process_began
     from ups.train.unused_settings import unused_in_one_stage
 
-    def note(text: str) -> None:
-        _tell(text, log)
-
-    common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
+    common: dict[str, Any] = {"note": _tell, "restart": restart, "began": process_began()}
     if stage == ALL:
         return run_all(resolved, config_path=config, overrides=overrides, **common)
-    for text in unused_in_one_stage(resolved) if _rank() == 0 else ():
-        note(f"warning: {text}")
+    for text in unused_in_one_stage(resolved):
+        _tell_once(f"warning: {text}")
     return run_stage(stage, resolved, **common)
 
 
@@ -124,9 +104,15 @@ def _report(report: dict[str, Any], *, as_json: bool) -> None:
         show_report(report, Console(soft_wrap=True, highlight=False))
 
 
-def _tell(text: str, log: Console) -> None:
+def _tell(text: str) -> None:
     """Ranks but the first say who they are."""
-    log.print(text if _rank() == 0 else f"rank {_rank()}: {text}", markup=False)
+    tell_on_stderr(text if _rank() == 0 else f"rank {_rank()}: {text}")
+
+
+def _tell_once(text: str) -> None:
+    """What all ranks find alike, the first one says."""
+    if _rank() == 0:
+        tell_on_stderr(text)
 
 
 def _rank() -> int:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec, parse_spec
-from ups.checkpoint import load_checkpoint, save_checkpoint
-from ups.errors import CheckpointError
+from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.grid import FIELDS
 from ups.models.any_point_decoder import AnyPointDecoder
 from ups.models.grid_encoder import GridEncoder
 from ups.nn.conditioning import Condition
@@ -45,7 +45,7 @@ class Autoencoder(nn.Module):
             for array in task.grid.arrays:
                 self.normalizer[f"{name}/{array}"] = Normalizer(**task.statistics[array])
 
-    def encode(self, values_BXC: Tensor, parameters: Tensor, *, task: str, array: str = "fields") -> Tensor:
+    def encode(self, values_BXC: Tensor, parameters: Tensor, *, task: str, array: str = FIELDS) -> Tensor:
         """Encode frames in physical units.
 
         Args:
@@ -63,7 +63,7 @@ class Autoencoder(nn.Module):
         return self.encoder[grid.name](normalised, condition, array=array)
 
     def decode(
-        self, tokens_BLD: Tensor, query: Tensor, parameters: Tensor, *, task: str, array: str = "fields"
+        self, tokens_BLD: Tensor, query: Tensor, parameters: Tensor, *, task: str, array: str = FIELDS
     ) -> Tensor:
         """Decode at points, fractions of the domain, (P, N) or (B, P, N); physical units, (B, P, C)."""
         grid = self.spec.tasks[task].grid
@@ -72,7 +72,7 @@ class Autoencoder(nn.Module):
         return self.normalizer_of(task, array).inverse(normalised)
 
     def forward(
-        self, values_BXC: Tensor, query: Tensor, parameters: Tensor, *, task: str, array: str = "fields"
+        self, values_BXC: Tensor, query: Tensor, parameters: Tensor, *, task: str, array: str = FIELDS
     ) -> Tensor:
         """Encode, and decode at points: (B, X..., C) to (B, P, C)."""
         tokens_BLD = self.encode(values_BXC, parameters, task=task, array=array)
@@ -132,13 +132,5 @@ def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Au
     """
     tensors, document = load_checkpoint(path, kind=AUTOENCODER, device=device)
     model = Autoencoder(parse_spec(document, path)).to(device)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(
-            "its weights aren't those of its specification",
-            kind="other_weights",
-            path=path,
-            found=" ".join(str(error).split())[:200],
-        ) from error
+    fill_weights(model, tensors, path=path)
     return model.eval()

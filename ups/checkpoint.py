@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.errors import CheckpointError, OutputError
+from ups.output import write_atomically
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 CHECKPOINT_VERSION = 1
 _LENGTH = struct.Struct("<Q")
@@ -85,6 +86,28 @@ def load_checkpoint(
             hint=_HINT,
         )
     return {name: tensor.to(device) for name, tensor in tensors.items()}, ours["document"]
+
+
+def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, path: str | os.PathLike[str]) -> None:
+    """Copy a checkpoint's tensors into the model that its specification describes.
+
+    Args:
+        model: Takes all of them, and has no others.
+        tensors: By name, as `load_checkpoint` returns them.
+        path: Where they are from, for the error.
+
+    Raises:
+        CheckpointError: Kind "other_weights" if names or shapes differ.
+    """
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(
+            "its weights aren't those of its specification",
+            kind="other_weights",
+            path=path,
+            found=" ".join(str(error).split())[:200],
+        ) from error
 
 
 def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
@@ -210,21 +233,3 @@ def _truncated(path: Path, expected: int, found: int) -> CheckpointError:
 
 def _not_ours(path: str | os.PathLike[str], why: str) -> CheckpointError:
     return CheckpointError(f"not a checkpoint ({why})", kind="not_a_checkpoint", path=path, hint=_HINT)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that appears whole and survives a power cut; the old one stays until then."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name
-        finally:
-            os.close(folder)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ups.encoder import ComputeDtype, LatentEncoder
 from ups.errors import CheckpointError
+from ups.grid import FIELDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 MICRO_BATCH = 256  # frames, at most
 MICRO_BATCH_BYTES = 64 << 20  # of frames, at most; with what a forward makes of them some 2 GB
-_FIELDS = "fields"
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Note = Callable[[str], None]
@@ -92,7 +92,7 @@ class BatchEncoder:
     ) -> None:
         self.encoder = encoder
         self.note = note
-        self._frame_nbytes = 4 * math.prod(encoder.grid.points) * dict(encoder.grid.channels)[_FIELDS]
+        self._frame_nbytes = 4 * math.prod(encoder.grid.points) * dict(encoder.grid.channels)[FIELDS]
         self.micro_batch = max(1, min(micro_batch, MICRO_BATCH_BYTES // self._frame_nbytes))
         self._num_lanes, self._pin_memory = num_lanes, pin_memory
         self._lanes: Lanes | None = None  # once the first batch comes
@@ -110,7 +110,7 @@ class BatchEncoder:
     def output_spec(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays of the latent store for those of the fields; says so if the latents are no smaller."""
         specs = self.encoder.output_spec(arrays)
-        values, latents = np.prod(arrays[_FIELDS].shape[2:]), np.prod(self.encoder.latent_shape)
+        values, latents = np.prod(arrays[FIELDS].shape[2:]), np.prod(self.encoder.latent_shape)
         if latents >= values:
             self.note(
                 f"{self.encoder.task}: {latents} latent numbers a frame are no fewer than its {values} values"
@@ -120,7 +120,7 @@ class BatchEncoder:
 
     def group_size(self, arrays: Mapping[str, Any]) -> int:
         """Samples that share a micro-batch; batches that hold whole groups leave no place of one empty."""
-        num_frames = arrays[_FIELDS].shape[1]
+        num_frames = arrays[FIELDS].shape[1]
         return MicroBatches(num_frames, largest=self.micro_batch).num_samples
 
     def encode(self, batch: Arrays, *, samples: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
@@ -151,7 +151,7 @@ class BatchEncoder:
         encoded = {name: values for name, values in batch.items() if name not in arrays}
         jobs: list[Future[None]] = []
         for array in arrays:
-            name = "latent" if array == _FIELDS else "latent_input"
+            name = "latent" if array == FIELDS else "latent_input"
             encoded[name] = self._begin_array(array, batch, samples, jobs)
 
         def finish() -> dict[str, npt.NDArray[Any]]:
@@ -179,7 +179,7 @@ class BatchEncoder:
         self, array: str, batch: Arrays, samples: npt.NDArray[np.int64], jobs: list[Future[None]]
     ) -> npt.NDArray[Any]:
         """Begin the micro-batches of one array, and return where the latents will be."""
-        values = batch[array] if array == _FIELDS else batch[array][:, None]
+        values = batch[array] if array == FIELDS else batch[array][:, None]
         cut = MicroBatches(values.shape[1], largest=self.micro_batch)
         out = np.empty((*values.shape[:2], *self.encoder.latent_shape), self._dtype)
         parameters = {name: batch[name] for name in self.encoder.spec.parameters if name in batch}
@@ -194,13 +194,13 @@ class BatchEncoder:
                 micro.numpy()[places, :num] = values[rows, frames]
                 into = _Place(out, rows, places, frames)
                 jobs.append(self._lanes.submit(partial(self._forward, array, {**given, array: micro}, into)))
-        return out if array == _FIELDS else out[:, 0]
+        return out if array == FIELDS else out[:, 0]
 
     def _forward(self, array: str, micro: Mapping[str, Any], into: _Place) -> None:
         """Encode one micro-batch, shape (S, frames, X..., C), and put its latents in their place."""
-        given = micro if array == _FIELDS else {**micro, array: micro[array][:, 0]}
+        given = micro if array == FIELDS else {**micro, array: micro[array][:, 0]}
         tokens = self.encoder.encode_on_device(given, array=array)
-        into.put(_to_host(tokens if array == _FIELDS else tokens.unsqueeze(1)))
+        into.put(_to_host(tokens if array == FIELDS else tokens.unsqueeze(1)))
 
     def _host_tensor(self, shape: tuple[int, ...]) -> Tensor:
         """Memory for a micro-batch, from which a CUDA device copies while others compute."""

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec, expect_task, parse_spec
 from ups.checkpoint import hash_tensors, read_document
 from ups.errors import ShapeError
+from ups.grid import FIELDS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ups.autoencoder import Autoencoder
 
-_FIELDS = "fields"
 
 Spec = TypeVar("Spec")  # `ups_store.ArraySpec`, which only `ups.data` may import
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
@@ -127,9 +127,9 @@ class LatentEncoder:
         specs = dict(input_spec)
         for array, num_channels in self.grid.channels:
             spec: Any = specs.pop(array, None)
-            leading = 2 if array == _FIELDS else 1
+            leading = 2 if array == FIELDS else 1
             self._expect_on_grid(array, spec, leading=leading, num_channels=num_channels)
-            name = "latent" if array == _FIELDS else "latent_input"
+            name = "latent" if array == FIELDS else "latent_input"
             specs[name] = dataclasses.replace(
                 spec,
                 shape=(*spec.shape[:leading], *self.latent_shape),
@@ -144,7 +144,7 @@ class LatentEncoder:
         if spec is None:
             raise ShapeError(f"no {trained}", path=self.path)
         expected = (*spec.shape[:leading], *self.grid.points, num_channels)
-        may_lack_channels = array != _FIELDS and num_channels == 1
+        may_lack_channels = array != FIELDS and num_channels == 1
         if tuple(spec.shape) not in (expected, expected[:-1] if may_lack_channels else expected):
             hint = "train on these fields, or reduce them as for training (data.reduce_space)"
             raise ShapeError(trained, path=self.path, expected=expected, found=tuple(spec.shape), hint=hint)
@@ -161,11 +161,11 @@ class LatentEncoder:
         """
         encoded = {}
         for array in self.grid.arrays:
-            name = "latent" if array == _FIELDS else "latent_input"
+            name = "latent" if array == FIELDS else "latent_input"
             encoded[name] = self.encode_on_device(batch, array=array).cpu().numpy()
         return encoded
 
-    def encode_on_device(self, batch: Mapping[str, Any], *, array: str = _FIELDS) -> Tensor:
+    def encode_on_device(self, batch: Mapping[str, Any], *, array: str = FIELDS) -> Tensor:
         """Encode one array of a batch; arrays or tensors in, a float32 tensor on the device out.
 
         Asynchronous on CUDA, on the current stream.
@@ -174,7 +174,7 @@ class LatentEncoder:
 
         model = self.load_model()
         values = torch.as_tensor(batch[array]).to(self.device, torch.float32, non_blocking=True)
-        frames = values.flatten(0, 1) if array == _FIELDS else values
+        frames = values.flatten(0, 1) if array == FIELDS else values
         num_frames = len(frames) // max(1, len(values))
         if frames.ndim == 1 + self.grid.ndim:
             frames = frames.unsqueeze(-1)
@@ -189,7 +189,7 @@ class LatentEncoder:
             on_device = parameters.to(self.device, non_blocking=True)
             tokens = model.encode(frames, on_device, task=self.task, array=array)
         tokens = tokens.float()
-        return tokens.unflatten(0, values.shape[:2]) if array == _FIELDS else tokens
+        return tokens.unflatten(0, values.shape[:2]) if array == FIELDS else tokens
 
     def load_model(self) -> Autoencoder:
         """The autoencoder, loaded to the device the first time, and then there for any stream and thread."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from ups.errors import ConfigError
 
+FIELDS = "fields"  # the array that every task has: what its equation is about
 _SHOWN = 12  # numbers of tokens that an error names
 
 

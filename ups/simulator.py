@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from ups.autoencoder import Autoencoder, Normalizer
 from ups.autoencoder_spec import parse_spec
-from ups.checkpoint import load_checkpoint, save_checkpoint
-from ups.errors import CheckpointError, ConfigError
+from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.errors import ConfigError
 from ups.models.any_point_decoder import grid_queries
 from ups.models.latent_operator import LatentOperator, OperatorSize
 from ups.nn.conditioning import Condition
 from ups.nn.patches import patchify, unpatchify
-from ups.simulator_inputs import Numbers, expect_room, frames_of, parameter_table, step_times
+from ups.simulator_inputs import Numbers, expect_room, frames_of, parse_parameters, step_times
 from ups.simulator_spec import (
     FIELDS,
     OPERATOR,
@@ -194,7 +194,7 @@ class Simulator(nn.Module):
         num = len(values_BXC)
         expect_room(known, num=num, steps=steps, device=self.device)
         order = self.spec.parameters
-        parameters_BP = parameter_table(parameters or {}, known, order=order, num=num, device=self.device)
+        parameters_BP = parse_parameters(parameters or {}, known, order=order, num=num, device=self.device)
         dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=self.device)
         state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
         frames = []
@@ -247,13 +247,5 @@ def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simu
     inner = document.get("autoencoder")
     autoencoder = None if inner is None else Autoencoder(parse_spec(inner, path))
     simulator = Simulator(spec, autoencoder).to(device)
-    try:
-        simulator.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(
-            "its weights aren't those of its specification",
-            kind="other_weights",
-            path=path,
-            found=" ".join(str(error).split())[:200],
-        ) from error
+    fill_weights(simulator, tensors, path=path)
     return simulator.eval()

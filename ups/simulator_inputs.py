@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError, ShapeError
-from ups.simulator_spec import FIELDS, SimulatedTask
+from ups.grid import FIELDS
+from ups.simulator_spec import SimulatedTask
 
 _FLOAT32_BYTES = 4
 
@@ -42,7 +43,7 @@ def frames_of(fields: Tensor | npt.NDArray[Any], task: SimulatedTask, *, device:
     return values
 
 
-def parameter_table(
+def parse_parameters(
     given: Mapping[str, Numbers],
     task: SimulatedTask,
     *,

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ups.errors import CheckpointError, ConfigError
-from ups.grid import GridSpec
+from ups.grid import FIELDS, GridSpec
 
 OPERATOR = "operator"  # kind of checkpoint
 CHECKPOINT_NAME = "operator.safetensors"
-FIELDS = "fields"
 
 States = Literal["latent", "fields"]
 

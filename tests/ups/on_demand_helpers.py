@@ -12,10 +12,10 @@ import torch
 from ups.autoencoder import Autoencoder, save_autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config import RunConfig, load_config
-from ups.data.latent_windows import LatentWindows
-from ups.data.live_windows import LiveWindows
+from ups.data.on_demand.live_windows import LiveWindows
 from ups.data.on_demand.opening import open_training_windows
 from ups.data.solvers import make_dataset
+from ups.data.window_batches import WindowBatches
 from ups.grid import GridSpec
 from ups_store.build.config import load_config as load_build_config
 from ups_store.build.stores import BuildReport, build_all
@@ -102,7 +102,7 @@ def configure(folder: Path, *overrides: str) -> RunConfig:
 
 def open_windows(
     folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0
-) -> LatentWindows | LiveWindows:
+) -> WindowBatches | LiveWindows:
     return open_training_windows(
         configure(folder, *overrides),
         "train",

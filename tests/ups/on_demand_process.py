@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from on_demand_helpers import open_windows
 
-from ups.data.latent_windows import WindowBatch
+from ups.data.window_batches import WindowBatch
 from ups.train.ranks import joined_ranks
 
 

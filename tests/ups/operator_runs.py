@@ -1,13 +1,19 @@
-"""A small run up to its latent stores: data of three tasks, an autoencoder, stores of latents and fields."""
+"""Small runs for the tests of stages: data of three tasks, an autoencoder, stores of latents and fields.
+
+A module makes a run once (`made_once`), its tests work in copies of it (`own_copy`).
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
 from ups.train.run import run_stage
@@ -41,11 +47,31 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+AUTOENCODER = Path("checkpoints/autoencoder.safetensors")
+
+
 class Quiet:
     """A watcher whom nobody asks."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
+
+
+def made_once(factory: pytest.TempPathFactory, make: Callable[[Path], None]) -> Path:
+    """A new folder in which something was made, with the folder as working directory."""
+    folder = factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make(folder)
+    return folder
+
+
+def own_copy(prepared: Path, tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A copy of a prepared folder, which is the working directory from now on."""
+    folder = tmp_path / "run"
+    shutil.copytree(prepared, folder)
+    patch.chdir(folder)
+    return folder
 
 
 def prepare(folder: Path) -> None:
@@ -57,7 +83,20 @@ def prepare(folder: Path) -> None:
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS))
     run_stage("autoencoder", configure(folder), note=lambda text: None)
     for overrides in ([], ["latent.encoder=none"]):
-        build_all(load_build_config(folder / "run.yaml", overrides=overrides), watcher=Quiet())
+        build(folder, *overrides)
+
+
+def build(folder: Path, *overrides: str) -> list[bool]:
+    """Build the stores of a run; whether each was valid already."""
+    report = build_all(load_build_config(folder / "run.yaml", overrides=overrides), watcher=Quiet())
+    return [result.to_json()["reused"] for result in report.stores]
+
+
+def change_weights(path: Path) -> None:
+    """Make an autoencoder another one of the same shape."""
+    tensors, document = load_checkpoint(path, kind="autoencoder")
+    changed = {name: tensor + 0.01 for name, tensor in tensors.items()}
+    save_checkpoint(path, changed, kind="autoencoder", document=document)
 
 
 def configure(folder: Path, *overrides: str) -> RunConfig:

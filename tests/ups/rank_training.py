@@ -1,4 +1,4 @@
-"""What every rank runs in the tests of data-parallel training: a small regression with two parts."""
+"""What each rank runs in the tests of data-parallel training: a regression of two parts, or an operator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import on_demand_helpers
 import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig, load_config
 from ups.errors import UpsError
-from ups.train.ranks import Ranks, joined_ranks
+from ups.train.operator import make_operator_stage
+from ups.train.ranks import ALONE, Ranks, joined_ranks
 from ups.train.stage import Losses
 from ups.train.trainer import Trainer
+
+CPU = torch.device("cpu")
+OPERATOR = [
+    "data.task=[burgers1d,advection1d]",
+    "operator.pdet.hidden_dim=16",
+    "operator.pdet.depths=[1,1]",
+    "operator.pdet.num_heads=2",
+    "operator.noise=0.05",
+    "operator.val_trajectories=1",
+    "training.cache_mode=store",
+    "training.batch_size=5",
+    "training.rollout_horizon=2",
+    "training.accum_steps=2",
+    "training.lambda_relative=1",
+    "training.lr=0.05",
+    "training.log_every=1",
+    "stages.operator.epochs=1",
+    "stages.operator.steps_per_epoch=6",
+    "stages.operator.optimizer.name=sgd",
+]
 
 
 @dataclass(frozen=True)
@@ -97,7 +119,16 @@ def make_config(folder: Path, *overrides: str) -> RunConfig:
     return load_config(overrides=[*common, *settings, *overrides])
 
 
+def operator_trainer(folder: Path, ranks: Ranks = ALONE) -> Trainer:
+    """Stage operator on the finished latents of `on_demand_helpers`: two tasks, batches of 5 windows."""
+    config = on_demand_helpers.configure(folder, *OPERATOR)
+    return Trainer(make_operator_stage(config, device=CPU), config, device=CPU, ranks=ranks)
+
+
 def train(case: str, folder: Path, ranks: Ranks, device: torch.device) -> dict[str, Any]:
+    if case == "operator":
+        trainer = operator_trainer(folder, ranks)
+        return trainer.fit() | {"step": trainer.step}
     stage = Waves(on_batch=lambda number: _happen(case, number, ranks.rank))
     overrides = ["training.device=cpu"]
     trainer = Trainer(stage, make_config(folder, *overrides), device=device, ranks=ranks)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tiny_autoencoders import SIZES
+
 from ups.autoencoder import Autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config import RunConfig, load_config
+from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, open_fields
-from ups.data.normalize import measure_statistics
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
 from ups.simulator import Simulator
 from ups.simulator_spec import SimulatedTask, SimulatorSpec
 
-SIZES = {"width": 8, "depth": 1, "num_heads": 2}
 OPERATOR = {"width": 8, "depths": [1], "num_heads": 2, "window": 4, "mlp_ratio": 2}
 LATENT_DIM, NUM_TOKENS, PATCH = 4, 8, 4
 

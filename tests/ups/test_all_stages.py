@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 from click.testing import Result
-from operator_runs import SETTINGS, configure
+from operator_runs import SETTINGS, configure, made_once, own_copy
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -27,6 +27,7 @@ from ups.errors import ConfigError, UpsError
 from ups.train.all_stages import first_stage, run_all
 from ups.train.build_stores import build_latents
 from ups.train.report_table import show_report
+from ups.train.trainer import Trainer
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts" / "train.py"
@@ -36,22 +37,19 @@ SHORT = {"epochs": 1, "steps_per_epoch": 5}
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data and a configuration."""
-    folder = tmp_path_factory.mktemp("all")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.1)
-        settings = {**SETTINGS, "data": {"task": "burgers1d", "root": "data"}}
-        settings["stages"] = {"autoencoder": SHORT, "operator": SHORT}
-        Path("run.yaml").write_text(yaml.safe_dump(settings))
-    return folder
+    return made_once(tmp_path_factory, make_sources)
+
+
+def make_sources(folder: Path) -> None:
+    make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.1)
+    settings = {**SETTINGS, "data": {"task": "burgers1d", "root": "data"}}
+    settings["stages"] = {"autoencoder": SHORT, "operator": SHORT}
+    Path("run.yaml").write_text(yaml.safe_dump(settings))
 
 
 @pytest.fixture
 def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "run"
-    shutil.copytree(prepared, folder)
-    monkeypatch.chdir(folder)
-    return folder
+    return own_copy(prepared, tmp_path, monkeypatch)
 
 
 def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
@@ -234,6 +232,38 @@ def test_script_tells_mistakes_in_a_sentence(run: Path, arguments: list[str], sa
     assert says in done.stderr
     assert done.exit_code in (1, 2)
     assert done.stdout == ""
+
+
+def test_stop_before_the_first_step_is_told_in_one_sentence(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ups.train.run.make_stage", stopped)
+    done = inside("--config", "run.yaml")
+    says = "stage autoencoder was stopped before its first step; there is nothing to save yet"
+    assert done.stderr == f"{says}; the same command begins again\n"
+    assert done.exit_code == 5
+
+
+def test_stop_after_a_step_is_told_in_one_sentence_and_no_error(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_step = Trainer.train_step
+
+    def step(trainer: Trainer, **options: Any) -> None:
+        train_step(trainer, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    done = inside("--config", "run.yaml")
+    where = Path("checkpoints/autoencoder.training.safetensors")
+    says = f"stage autoencoder was stopped by SIGTERM after step 1 of 5, and is saved in {where}"
+    assert done.stderr.splitlines()[-1] == f"{says}; the same command continues"
+    assert "error" not in done.stderr
+    assert where.exists()
+    assert done.exit_code == 5
 
 
 def test_evaluation_with_a_single_stage_warns(run: Path) -> None:

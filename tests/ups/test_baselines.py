@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -13,10 +16,12 @@ B, C, P = 2, 2, 1
 GRIDS = {1: (32,), 2: (16, 32)}
 
 
-def make(kind: str, periodic: tuple[bool, ...]) -> nn.Module:
+def make(kind: str, periodic: tuple[bool, ...], **options: bool) -> nn.Module:
     if kind == "fno":
-        return FourierNeuralOperator(C, num_parameters=P, periodic=periodic, width=8, modes=4, depth=2)
-    return UNet(C, num_parameters=P, periodic=periodic, width=8, levels=3)
+        return FourierNeuralOperator(
+            C, num_parameters=P, periodic=periodic, width=8, modes=4, depth=2, **options
+        )
+    return UNet(C, num_parameters=P, periodic=periodic, width=8, levels=3, **options)
 
 
 def awake(model: nn.Module) -> nn.Module:
@@ -88,3 +93,29 @@ def test_baseline_learns_a_shift(kind: str) -> None:
 def test_baselines_of_three_axes_are_refused() -> None:
     with pytest.raises(ConfigError, match="1D and 2D"):
         UNet(C, num_parameters=P, periodic=(True,) * 3)
+
+
+@pytest.mark.parametrize("grid", [(16,), (15,), (8, 12), (7, 12), (8, 11), (9, 11)])
+@torch.no_grad()
+def test_spectral_conv_is_the_sum_over_modes(grid: tuple[int, ...]) -> None:
+    """Li et al. 2021, eq. 5, by sums in double precision; the layer computes in single precision."""
+    modes, ndim, num = 3, len(grid), math.prod(grid)
+    conv, x = SpectralConv(2, modes=modes, ndim=ndim), torch.randn(B, 2, *grid)
+    weights = torch.view_as_complex(conv.weight).to(torch.complex128)
+    places = torch.stack(torch.meshgrid(*map(torch.arange, grid), indexing="ij"), -1).reshape(num, ndim)
+    expected = torch.zeros(B, 2, num, dtype=torch.float64)
+    for mode in itertools.product(*[range(-modes, modes)] * (ndim - 1), range(modes)):
+        corner = int(mode[0] < 0)  # negative modes of the first of two axes have weights of their own
+        phase = 2 * torch.pi * (places.double() @ (torch.tensor(mode) / torch.tensor(grid).double()))
+        wave = torch.polar(torch.ones_like(phase), phase)
+        spectrum = x.flatten(2).to(wave.dtype) @ wave.conj() / num
+        change = torch.einsum("bi,io->bo", spectrum, weights[(corner, ..., *mode)])
+        twice = 1 + (mode[-1] > 0)  # a mode and its conjugate, which isn't stored
+        expected += twice * (change[..., None] * wave).real
+    torch.testing.assert_close(conv(x).flatten(2).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["fno", "unet"])
+def test_untrained_baseline_of_whole_fields_is_zero(kind: str) -> None:
+    field = torch.randn(B, C, 32)
+    assert torch.equal(make(kind, (True,), predicts_change=False)(field, torch.ones(B, P)), 0 * field)

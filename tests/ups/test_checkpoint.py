@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import save_file
 
-from ups.checkpoint import hash_tensors, load_checkpoint, read_document, save_checkpoint
+from ups.checkpoint import fill_weights, hash_tensors, load_checkpoint, read_document, save_checkpoint
 from ups.errors import CheckpointError, OutputError
 
 DOCUMENT = {"lr": 0.1 + 0.2, "nan": math.nan, "nested": {"list": [1, "ä"]}}
@@ -115,7 +115,7 @@ def test_hash_depends_on_own_weights_alone(path: Path) -> None:
 
 def test_hash_and_document_need_no_torch(path: Path) -> None:
     code = (
-        "import sys; from ups.checkpoint import hash_tensors, read_document;"
+        "import sys; from ups.checkpoint import fill_weights, hash_tensors, read_document;"
         f"hash_tensors({str(path)!r}); read_document({str(path)!r}, kind='test');"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
@@ -179,3 +179,13 @@ def test_hash_of_no_tensors_is_refused(path: Path) -> None:
         hash_tensors(path, prefix="operator.")
     assert caught.value.kind == "no_tensors"
     assert read_document(path, kind="test")["nested"]["list"] == [1, "ä"]
+
+
+def test_weights_of_another_model_are_refused_by_name(path: Path) -> None:
+    model = torch.nn.Linear(4, 3)
+    fill_weights(model, {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, path=path)
+    assert float(model.weight.detach().sum()) == 12.0
+    with pytest.raises(CheckpointError) as caught:
+        fill_weights(model, {"weight": torch.ones(3, 5), "bias": torch.zeros(3)}, path=path)
+    assert (caught.value.kind, caught.value.path) == ("other_weights", str(path))
+    assert "weight" in caught.value.found

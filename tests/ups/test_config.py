@@ -126,6 +126,28 @@ def test_wrong_value_is_named_with_its_key(override: str, says: str) -> None:
     assert says in str(error_of(override))
 
 
+def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {task: burgers1d}\ntraining: {lrr: 1, num_workers: -1}\nlatent: {tokns: 4}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides=["encoder.width=0"])
+    title, *lines = str(caught.value).splitlines()
+    assert title == "4 mistakes in the configuration:"
+    assert set(lines) == {
+        "  encoder.width: expected greater than or equal to 1, found 0",
+        f"  {path}: training.num_workers: expected greater than or equal to 0, found -1",
+        f"  {path}: unknown key: found 'latent.tokns'; did you mean latent.tokens?",
+        f"  {path}: unknown key: found 'training.lrr'; did you mean training.lr?",
+    }
+    assert caught.value.exit_code == 2
+
+
+def test_misspelled_key_explains_the_missing_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=["data.taks=burgers1d"])
+    assert str(caught.value) == "unknown key: found 'data.taks'; did you mean data.task?"
+
+
 def test_list_in_the_place_of_keys_is_refused() -> None:
     assert "stages" in str(error_of("stages=[1]")) or "merge" in str(error_of("stages=[1]"))
 

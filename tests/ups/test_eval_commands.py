@@ -65,7 +65,7 @@ def test_evaluate_writes_a_report_and_shows_its_rows(folder: Path, tmp_path: Pat
     assert found["seconds"]["data"] == 2.5
     assert found["config"]["data"]["task"] == ["burgers1d"]
     assert "persistence" in done.stdout
-    assert str(tmp_path / "report" / "report.html") in done.stderr
+    assert str(tmp_path / "report" / "report.html") in done.stdout.splitlines()
     assert (tmp_path / "report" / "report.csv").exists()
 
 
@@ -75,6 +75,7 @@ def test_evaluate_takes_the_checkpoint_s_configuration_and_overrides(folder: Pat
     done = run("evaluate", *arguments, "--out", tmp_path, "data.split_fractions=[0.5,0.4,0.1]")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
+    assert str(tmp_path / "report.html") in done.stderr.splitlines()
     assert found["title"] == "Mine"
     assert "8 trajectories of val" in found["tasks"]["burgers1d"]["protocol"]
     assert len(found["tasks"]["burgers1d"]["t"]) == 2
@@ -89,6 +90,7 @@ def test_evaluate_takes_the_checkpoint_s_configuration_and_overrides(folder: Pat
         (["--split", "holdout"], 2, "--split: expected train, val or test, found 'holdout'"),
         (["--split", "val", "data.split_fractions=[0.9,0.0,0.1]"], 2, "would be empty"),
         (["--steps", "6"], 2, "expected 1 to 5 steps"),
+        (["--steps", "0"], 2, "a rollout of 0 steps doesn't fit"),
         (["--steps", "0"], 2, "expected 1 to 5 steps"),
         (["--phase", "data"], 2, "--phase: expected name=number, found 'data'"),
         (["data.root=nowhere"], 3, "nowhere"),
@@ -105,6 +107,37 @@ def test_evaluate_says_what_is_wrong(
     assert (done.exit_code, says in " ".join(done.stderr.split())) == (code, True), done.output
     assert done.stdout == ""
     assert not (tmp_path / "report").exists()
+
+
+def test_evaluate_refuses_no_steps_of_a_steady_task_too(folder: Path, tmp_path: Path) -> None:
+    given = ("--checkpoint", folder / "latent.safetensors", "data.task=[darcy2d]", "--out", tmp_path)
+    refused = run("evaluate", *given, "--steps", 0)
+    assert refused.exit_code == 2
+    assert "expected 1 step, found" in " ".join(refused.stderr.split())
+    done = run("evaluate", *given, "--steps", 3)
+    assert done.exit_code == 0, done.output
+    assert "darcy2d: latent operator, 1 step of 2 trajectories" in done.stderr
+
+
+def test_a_folder_that_can_not_be_written_is_told_before_the_work(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out, config = tmp_path / "file" / "report", ("--config", folder / "run.yaml")
+    budgets = ("--budget-seconds", 0.2, "--budget-samples", 32)
+    checkpoint = ("--checkpoint", folder / "checkpoints" / "operator.safetensors")
+    source = folder / "stores" / "burgers1d_test.zarr.zip"
+    tries = [
+        run("evaluate", *config, "--out", out),
+        run("compare", *config, *budgets, "--out", out),
+        run("compare", *config, *budgets, *checkpoint, "--out", tmp_path / "new", f"checkpoint.dir={out}"),
+        run("train_baselines", *config, "--budget-samples", 32, f"checkpoint.dir={out}"),
+        predict(folder, source, out / "a.zarr.zip"),
+        predict(folder, source, tmp_path / "a.zarr.zip", "--figure", out / "a.png"),
+    ]
+    for done in tries:
+        lines = done.stderr.splitlines()
+        assert (done.exit_code, done.stdout, len(lines)) == (1, "", 1), done.output
+        assert "can't be written (not a directory)" in lines[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_evaluate_of_a_damaged_checkpoint_says_so(folder: Path, tmp_path: Path) -> None:
@@ -339,4 +372,7 @@ def test_predict_from_what_is_no_source_says_so(folder: Path, tmp_path: Path) ->
     assert missing.exit_code == 3
     assert "none.hdf5" in missing.stderr
     nothing = predict(folder, tmp_path / "none.zarr.zip", tmp_path / "out.zarr.zip")
-    assert nothing.exit_code == 1
+    assert nothing.exit_code == 3
+    (tmp_path / "cut.zarr.zip").write_bytes(store.read_bytes()[:-100])
+    damaged = predict(folder, tmp_path / "cut.zarr.zip", tmp_path / "out.zarr.zip")
+    assert damaged.exit_code == 3, damaged.output

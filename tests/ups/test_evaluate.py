@@ -20,7 +20,9 @@ from ups.eval.baseline_files import baseline_path, find_baselines
 from ups.eval.baseline_model import Baseline, save_baseline
 from ups.eval.evaluate import evaluate
 from ups.eval.report import write_report
+from ups.eval.report_page import to_html
 from ups.eval.train_baseline import Budget, train_baseline
+from ups.eval.training_logs import StageLog
 
 torch.set_num_threads(1)
 
@@ -51,6 +53,16 @@ def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(root: Path, 
     assert "a budget of 32 samples" in rows["fno_samples"]["note"]
     assert any("5 steps of 2 trajectories" in note for note in notes)
     assert len(found["tasks"]["burgers1d"]["t"]) == 5
+
+
+def test_time_of_a_training_is_told_apart_from_its_startup(root: Path) -> None:
+    config = configure(root)
+    log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
+    report = evaluate(config, make_simulator(config), logs=[log])
+    told = "operator trained for 100 s after 4 s of startup, 1,000 steps, 32,000 samples"
+    assert told in report.tasks[0].rows[0].note
+    assert report.seconds["operator"] == 104.0
+    assert "of it until the first step" in to_html(report)
 
 
 def test_persistence_row_is_the_metric_of_the_repeated_frame(root: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,9 @@ from typer.testing import CliRunner
 import ups_store
 from ups.data.augment import augment, shift_frames
 from ups.data.config import BuildConfig, CacheConfig, DataConfig
+from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
 from ups.data.frames import FrameBatch, FrameBatches, spread_batches
-from ups.data.normalize import measure_statistics
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups_store.build.command import app as build
@@ -130,30 +132,28 @@ def test_split_without_samples_is_refused(root: Path) -> None:
 
 
 def test_split_larger_than_memory_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.data.fields._MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr("ups.data.hdf5_split._MEMORY_SHARE", 1e-12)
     with pytest.raises(ConfigError, match="build a field store") as caught:
         open_split(root)
     assert caught.value.kind == "too_large"
 
 
-def test_values_that_are_not_finite_are_refused_unless_kept(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ups_store.ingest.source import Source
-
-    plain = Source.read
-
-    def with_nan(self: Source, indices: Any) -> dict[str, Any]:
-        arrays = plain(self, indices)
-        arrays["fields"][2, 1] = np.nan
-        return arrays
-
-    monkeypatch.setattr(Source, "read", with_nan)
-    with pytest.raises(SourceError) as caught:
-        open_split(root)
-    assert (caught.value.kind, caught.value.array, caught.value.sample) == ("not_finite", "fields", 2)
-    with pytest.raises(ConfigError, match="statistics of 'fields' of burgers1d aren't finite"):
-        measure_statistics(open_split(root, on_nan="keep"))
+def test_values_that_are_not_finite_are_refused_unless_kept(root: Path, tmp_path: Path) -> None:
+    sound, damaged = (tmp_path / f"1D_Burgers_Sols_Nu0.{number}.hdf5" for number in (1, 2))
+    for path in (sound, damaged):
+        shutil.copy(root / "1D_Burgers_Sols_Nu0.1.hdf5", path)
+    with h5py.File(damaged, "r+") as file:
+        file["tensor"][2, 1, 5] = np.nan
+    with pytest.raises(SourceError, match=r"; mend the source, or data\.on_nan=keep$") as caught:
+        open_split(tmp_path)
+    error = caught.value
+    assert (error.kind, error.path, error.array) == ("not_finite", str(damaged), "fields")
+    assert error.sample == 2  # as numbered in its file; in the split it is another
+    kept = open_split(tmp_path, on_nan="keep")
+    assert np.isnan(kept.read("fields", np.array([9]), np.array([1]))).sum() == 1
+    with pytest.raises(ConfigError, match="statistics of 'fields' of burgers1d aren't finite") as refused:
+        measure_statistics(kept)
+    assert refused.value.found == "NaN or infinity in sample 9 of the split, time step 1"
 
 
 # --- statistics ----------------------------------------------------------------------------------------
@@ -235,6 +235,17 @@ def test_pass_takes_every_frame_once_and_never_mixes_tasks(root: Path) -> None:
     burgers = torch.cat([batch.values for batch in made if batch.task == "burgers1d"])
     assert len(burgers) == 8 * 5
     assert len({frame.numpy().tobytes() for frame in burgers}) == 8 * 5
+
+
+def test_batches_are_of_one_size_and_another_rest_is_left_out_of_each_pass(root: Path) -> None:
+    fields = {"burgers1d": open_split(root)}  # 40 frames
+    batches = FrameBatches(fields, batch_size=32, seed=0, augmented=False)
+    made = [batches.batch(number).values for number in range(12)]
+    assert batches.batches_per_pass == 1
+    assert {len(values) for values in made} == {32}
+    assert len({frame.numpy().tobytes() for values in made for frame in values}) == 40
+    few = FrameBatches(fields, batch_size=64, seed=0, augmented=False)
+    assert [len(few.batch(number)) for number in range(3)] == [40] * 3
 
 
 def test_batch_is_a_function_of_seed_and_number(root: Path) -> None:

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from operator_runs import SETTINGS, Quiet, configure
+from operator_runs import SETTINGS, build, configure, made_once, own_copy
 from torch import Tensor
 
 import ups
-import ups.train.joint
+import ups.train.joint_simulator
 import ups_store
 from ups.autoencoder import load_autoencoder
 from ups.checkpoint import hash_tensors
 from ups.config import RunConfig
-from ups.data.latent_stores import open_latents
+from ups.data.field_statistics import Statistics
 from ups.data.solvers import make_dataset
+from ups.data.state_stores import open_latents
 from ups.errors import ConfigError
 from ups.objectives.inverse import inverse_losses
 from ups.objectives.reconstruction import relative_square_error
@@ -28,8 +29,6 @@ from ups.train.joint import JointStage, make_joint_stage
 from ups.train.run import run_stage
 from ups.train.stage import data_identity_of
 from ups.train.trainer import Trainer
-from ups_store.build.config import load_config as load_build_config
-from ups_store.build.stores import build_all
 
 CPU = torch.device("cpu")
 JOINT = ["training.use_inverse_losses=true", "stages.joint.epochs=2", "stages.joint.steps_per_epoch=30"]
@@ -39,29 +38,20 @@ ONE = "data.task=[burgers1d]"
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Field stores of a transient and a steady task."""
-    folder = tmp_path_factory.mktemp("joint")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.1)
-        make_dataset("darcy2d", Path("data"), num_samples=20, points=16)
-        settings = {**SETTINGS, "data": {"task": ["burgers1d", "darcy2d"], "root": "data"}}
-        Path("run.yaml").write_text(yaml.safe_dump(settings))
-        build(folder, "latent.encoder=none")
-    return folder
+    return made_once(tmp_path_factory, make_fields)
+
+
+def make_fields(folder: Path) -> None:
+    make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.1)
+    make_dataset("darcy2d", Path("data"), num_samples=20, points=16)
+    settings = {**SETTINGS, "data": {"task": ["burgers1d", "darcy2d"], "root": "data"}}
+    Path("run.yaml").write_text(yaml.safe_dump(settings))
+    build(folder, "latent.encoder=none")
 
 
 @pytest.fixture
 def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "run"
-    shutil.copytree(prepared, folder)
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def build(folder: Path, *overrides: str) -> list[bool]:
-    """Whether each store was valid already."""
-    report = build_all(load_build_config(folder / "run.yaml", overrides=overrides), watcher=Quiet())
-    return [result.to_json()["reused"] for result in report.stores]
+    return own_copy(prepared, tmp_path, monkeypatch)
 
 
 def joint(folder: Path, *overrides: str) -> RunConfig:
@@ -206,12 +196,15 @@ def test_run_continues_with_the_statistics_that_it_began_with(
 ) -> None:
     first = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
     first.save()
-    exact = ups.train.joint._scale
+    exact = ups.train.joint_simulator._latent_statistics
 
-    def otherwise_rounded(*arguments: Any) -> dict[str, list[float]]:
-        return {name: [1.001 * value for value in values] for name, values in exact(*arguments).items()}
+    def otherwise_rounded(*arguments: Any) -> dict[str, Statistics]:
+        return {
+            name: Statistics(*(tuple(1.001 * value for value in some) for some in (found.mean, found.std)))
+            for name, found in exact(*arguments).items()
+        }
 
-    monkeypatch.setattr("ups.train.joint._scale", otherwise_rounded)
+    monkeypatch.setattr("ups.train.joint_simulator._latent_statistics", otherwise_rounded)
     stage = make_stage(run, ONE)
     assert stage.model.spec != first.stage.model.spec
     second = Trainer(stage, joint(run, ONE), device=CPU)
@@ -232,6 +225,19 @@ def test_report_is_of_what_joint_training_left_also_after_an_operator_s(run: Pat
     again = run_stage("joint", config, note=print)
     assert again["nrmse"] == report["nrmse"]
     assert again["checkpoint"] == "checkpoints/joint.safetensors"
+
+
+def test_report_counts_frames_that_have_no_relative_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = make_stage(run, ONE)
+    stage.export({})
+    fields = stage._validation.trajectories["burgers1d"].fields
+    stored = fields.read
+
+    def zero_at_step_3(array: str, samples: Any, steps: Any) -> Any:
+        return stored(array, samples, steps) * (steps != 3)[:, None, None]
+
+    monkeypatch.setattr(fields, "read", zero_at_step_3)
+    assert stage.finish()["nrmse_left_out"] == {"burgers1d": 2}
 
 
 @pytest.mark.parametrize(

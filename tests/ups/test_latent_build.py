@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from latent_runs import T, write_latent_run
 from test_encode_loop import make_checkpoint
 
 import ups_store
@@ -30,20 +31,11 @@ from ups_store.errors import BuildInterruptedError
 from ups_store.identity import config_hash
 from ups_store.writer import Committer
 
-N, T, X = 20, 5, 32
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A Burgers file in PDEBench's layout, an encoder, and a run's configuration."""
-    (tmp_path / "data").mkdir()
-    with h5py.File(tmp_path / "data" / "1D_Burgers_Sols_Nu0.01.hdf5", "w") as file:
-        file["tensor"] = np.random.default_rng(0).standard_normal((N, T, X)).astype(np.float32)
-        file["x-coordinate"] = np.linspace(0, 1, X, dtype=np.float32)
-        file["t-coordinate"] = np.linspace(0, 2, T + 1, dtype=np.float32)
-        file.attrs["Nu"] = 0.01
-    make_checkpoint(tmp_path / "checkpoints")
-    (tmp_path / "run.yaml").write_text(
+    config = (
         "data: {task: burgers1d, root: data}\n"
         "latent: {dim: 4, tokens: 4}\n"
         "training: {batch_size: 32, latent_cache_dir: latents, num_workers: 0}\n"
@@ -52,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
         "checkpoint: {dir: checkpoints}\n"
         "seed: 0\n"
     )
-    return tmp_path
+    return write_latent_run(tmp_path, num_samples=20, config=config)
 
 
 class Quiet:

@@ -10,10 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
-from test_encode_loop import make_checkpoint
+from latent_runs import write_latent_run
 
 import ups_store
 from ups_store.build.config import load_config
@@ -23,27 +22,19 @@ from ups_store.recovery import building_path
 
 pytestmark = pytest.mark.multi_process
 
-N, T, X = 200, 5, 32
 NAME = "burgers1d_train.zarr.zip"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A Burgers file in PDEBench's layout, an encoder, and a configuration of many small batches."""
-    (tmp_path / "data").mkdir()
-    with h5py.File(tmp_path / "data" / "1D_Burgers_Sols_Nu0.01.hdf5", "w") as file:
-        file["tensor"] = np.random.default_rng(0).standard_normal((N, T, X)).astype(np.float32)
-        file["x-coordinate"] = np.linspace(0, 1, X, dtype=np.float32)
-        file["t-coordinate"] = np.linspace(0, 2, T + 1, dtype=np.float32)
-        file.attrs["Nu"] = 0.01
-    make_checkpoint(tmp_path / "checkpoints")
-    (tmp_path / "run.yaml").write_text(
+    config = (
         "data: {task: burgers1d, root: data, split: train}\n"
         "latent: {dim: 4, tokens: 4, micro_batch: 5}\n"
         "reading: {num_workers: 0, batch_size: 1}\n"
         "checkpoint: {dir: checkpoints}\n"
     )
-    return tmp_path
+    return write_latent_run(tmp_path, num_samples=200, config=config)
 
 
 def command(*arguments: str) -> list[str]:

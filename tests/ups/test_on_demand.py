@@ -28,13 +28,13 @@ from on_demand_helpers import (
 )
 
 import ups_store
-from ups.data.latent_windows import LatentWindows, WindowBatch
-from ups.data.live_windows import LiveWindows
 from ups.data.on_demand import passes as all_passes
 from ups.data.on_demand.background import BuildEndedError
+from ups.data.on_demand.live_windows import LiveWindows
 from ups.data.on_demand.plan import latent_build
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.state_statistics import measure_state_statistics
+from ups.data.window_batches import WindowBatch, WindowBatches
 from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
 from ups_store.build.config import load_config as load_build_config
@@ -61,7 +61,7 @@ def live(folder: Path, *overrides: str, notes: list[str] | None = None, seed: in
     return windows
 
 
-def first_pass(windows: LiveWindows | LatentWindows) -> list[WindowBatch]:
+def first_pass(windows: LiveWindows | WindowBatches) -> list[WindowBatch]:
     return [windows.batch(number) for number in range(windows.batches_per_pass)]
 
 
@@ -147,7 +147,7 @@ def test_later_passes_are_those_of_the_finished_store(folder: Path) -> None:
     num = windows.batches_per_pass
     found = [windows.batch(number) for number in range(3 * num)][num:]
     stored = open_windows(folder, "training.cache_mode=store")
-    assert isinstance(stored, LatentWindows)
+    assert isinstance(stored, WindowBatches)
     assert stored.batches_per_pass == num
     expect_equal(found, [stored.batch(number) for number in range(num, 3 * num)])
 
@@ -323,6 +323,14 @@ def test_sample_that_can_not_be_read_ends_the_first_pass(folder: Path) -> None:
     assert caught.value.kind == "samples_skipped"
 
 
+def test_value_that_is_not_finite_is_told_with_its_file_and_a_key_to_set(folder: Path) -> None:
+    with h5py.File(folder / "data" / BURGERS, "a") as file:
+        file["tensor"][30, 2, 5] = np.nan
+    with pytest.raises(SourceError, match=r"mend the source, or data\.on_nan=keep$") as caught:
+        first_pass(live(folder))
+    assert (Path(caught.value.path).name, caught.value.sample) == (BURGERS, 30)
+
+
 def test_close_ends_the_thread_and_keeps_what_is_committed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,7 +406,7 @@ def test_auto_mode_without_a_folder_needs_a_finished_store(folder: Path) -> None
         open_windows(folder, *config)
     assert caught.value.kind == "no_store"
     build(folder)
-    assert isinstance(open_windows(folder, *config), LatentWindows)
+    assert isinstance(open_windows(folder, *config), WindowBatches)
 
 
 def test_store_mode_does_not_build(folder: Path) -> None:
@@ -423,7 +431,7 @@ def test_limit_takes_its_samples_from_the_whole_store_and_leaves_it(folder: Path
     build(folder)
     before = store_path(folder).read_bytes()
     windows = open_windows(folder, "data.limit=8")
-    assert isinstance(windows, LatentWindows)
+    assert isinstance(windows, WindowBatches)
     found = rows_of(first_pass(windows))
     assert sum(found.values()) == 24
     whole = live(folder)
@@ -503,7 +511,7 @@ def test_store_whose_sources_are_gone_is_used(folder: Path) -> None:
     for source in (folder / "data").iterdir():
         source.unlink()
     notes: list[str] = []
-    assert isinstance(open_windows(folder, notes=notes), LatentWindows)
+    assert isinstance(open_windows(folder, notes=notes), WindowBatches)
     assert any("can't be compared" in note for note in notes)
     store_path(folder).unlink()
     with pytest.raises(SourceError):
@@ -522,7 +530,7 @@ def test_store_of_an_unknown_encoder_is_never_replaced(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         open_windows(folder)
     assert caught.value.kind == "unknown_encoder"
-    assert isinstance(open_windows(folder, "training.allow_unknown_encoder=true"), LatentWindows)
+    assert isinstance(open_windows(folder, "training.allow_unknown_encoder=true"), WindowBatches)
 
 
 def test_first_note_comes_first(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from operator_runs import configure, prepare
+from operator_runs import configure, made_once, prepare
 from torch import Tensor
 
 import ups_store
@@ -24,11 +24,7 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        prepare(folder)
-    return folder
+    return made_once(tmp_path_factory, prepare)
 
 
 def train(folder: Path, *overrides: str) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from on_demand_helpers import BURGERS, NUM_TRAIN, NUM_WINDOWS, N, T, X, build, make_folder, open_windows
 
-from ups.data.live_windows import LiveWindows
+from ups.data.on_demand.live_windows import LiveWindows
 from ups.errors import ConfigError
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operator_runs import TASKS, configure, prepare
+from operator_runs import AUTOENCODER, TASKS, build, change_weights, configure, made_once, own_copy, prepare
 
 import ups
 import ups_store
 from ups.autoencoder import load_autoencoder
-from ups.checkpoint import hash_tensors, load_checkpoint, read_document, save_checkpoint
+from ups.checkpoint import hash_tensors, read_document
 from ups.config import load_config
 from ups.data.fields import open_fields
-from ups.data.latent_stores import open_field_states, open_latents
+from ups.data.state_stores import open_field_states, open_latents
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
 from ups.eval.metrics import nrmse
 from ups.models.latent_operator import SIZES
@@ -29,26 +29,18 @@ from ups.train.operator_size import operator_size
 from ups.train.run import run_stage
 
 CPU = torch.device("cpu")
-AUTOENCODER = Path("checkpoints/autoencoder.safetensors")
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, a trained autoencoder and stores; what is in it isn't changed by tests."""
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        prepare(folder)
-    return folder
+    return made_once(tmp_path_factory, prepare)
 
 
 @pytest.fixture
 def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, which is the working directory."""
-    folder = tmp_path / "run"
-    shutil.copytree(prepared, folder)
-    monkeypatch.chdir(folder)
-    return folder
+    return own_copy(prepared, tmp_path, monkeypatch)
 
 
 def make_stage(folder: Path, *overrides: str) -> OperatorStage:
@@ -57,13 +49,6 @@ def make_stage(folder: Path, *overrides: str) -> OperatorStage:
 
 def only(task: str) -> str:
     return f"data.task=[{task}]"
-
-
-def retrain(path: Path = AUTOENCODER) -> None:
-    """Another autoencoder of the same shape."""
-    tensors, document = load_checkpoint(path, kind="autoencoder")
-    changed = {name: tensor + 0.01 for name, tensor in tensors.items()}
-    save_checkpoint(path, changed, kind="autoencoder", document=document)
 
 
 # --- stores --------------------------------------------------------------------------------------------
@@ -76,7 +61,7 @@ def test_store_of_the_checkpoint_is_taken(run: Path) -> None:
 
 
 def test_store_of_another_encoder_is_refused_saying_what_differs(run: Path) -> None:
-    retrain()
+    change_weights(AUTOENCODER)
     with pytest.raises(ConfigError, match="its latents are those of another encoder") as caught:
         open_latents(configure(run), "burgers1d", "train", autoencoder_path=AUTOENCODER)
     assert caught.value.kind == "other_encoder"
@@ -155,13 +140,7 @@ def test_split_without_samples_is_named(run: Path) -> None:
     overrides = ("data.split_fractions=[0.9,0.0,0.1]", "operator.state=fields", only("burgers1d"))
     rewrite_fields = run / "cache" / "burgers1d_train.zarr.zip"
     rewrite_fields.unlink()
-    from operator_runs import Quiet
-
-    from ups_store.build.config import load_config as load_build_config
-    from ups_store.build.stores import build_all
-
-    given = ["latent.encoder=none", "data.split=train", overrides[0], overrides[2]]
-    build_all(load_build_config(run / "run.yaml", overrides=given), watcher=Quiet())
+    build(run, "latent.encoder=none", "data.split=train", overrides[0], overrides[2])
     with pytest.raises(ConfigError, match="burgers1d val would be empty") as caught:
         make_stage(run, *overrides)
     assert caught.value.kind == "empty_split"

@@ -21,7 +21,7 @@ from ups.eval.figures import curves_figure, error_figure, fields_figure, spectra
 from ups.eval.intervals import Interval, bootstrap
 from ups.eval.report import Report, Row, TaskReport, write_report
 from ups.eval.report_page import to_html
-from ups.eval.report_table import show_report
+from ups.eval.report_table import show_evaluation
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
 
@@ -197,7 +197,7 @@ def test_table_on_a_terminal_of_80_columns_keeps_the_names_of_the_rows() -> None
     row = Row("mean", "mean of the training split", scores(tiny, vrmse=tiny, correlation_time=long), note="n")
     out = io.StringIO()
     task = TaskReport("burgers1d", "1 frame given", [row], (0.5, 1.0))
-    show_report(Report("t", [task]), Console(file=out, width=80))
+    show_evaluation(Report("t", [task]), Console(file=out, width=80))
     text = out.getvalue()
     assert "mean of the training split" in text
     assert all(len(line) <= 80 for line in text.splitlines())

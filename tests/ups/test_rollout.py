@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from ups.autoencoder import Autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.data.config import BuildConfig, CacheConfig, DataConfig
-from ups.data.fields import MemoryFields, open_fields
-from ups.data.normalize import measure_statistics
+from ups.data.field_statistics import measure_statistics
+from ups.data.fields import Fields, MemoryFields, open_fields
 from ups.data.solvers import make_dataset
-from ups.data.trajectories import Trajectories, open_trajectories
+from ups.data.trajectories import Trajectories, open_trajectories, times_of
 from ups.errors import ConfigError, ShapeError
 from ups.eval.forecasters import (
     AutoencoderFloor,
@@ -129,6 +129,37 @@ def test_uneven_times_are_refused(root: Path) -> None:
     fields = open_fields(configure(root), "burgers1d", "test")
     with pytest.raises(ConfigError, match="not of one length"):
         Trajectories(fields, stored_t=np.array([0.0, 1.0, 2.0, 4.0, 5.0, 6.0]))
+
+
+def with_own_times(root: Path, times: np.ndarray, **more: np.ndarray) -> Fields:
+    """16 trajectories of 6 time steps with times (16, 6)."""
+    train = open_fields(configure(root), "burgers1d", "train")
+    steps = np.arange(6)
+    values = [train.read("fields", np.full(6, sample), steps) for sample in range(16)]
+    arrays = {"fields": np.stack(values), "nu": train.parameters(np.arange(16))["nu"], **more}
+    return MemoryFields(train.info, arrays, origin="memory", times=times)
+
+
+def test_times_of_every_sample_may_begin_anywhere(root: Path) -> None:
+    starts, steps = np.arange(16.0)[:, None], 0.5 * np.arange(6)
+    fields = with_own_times(root, starts + steps)
+    np.testing.assert_allclose(Trajectories(fields, stored_t=times_of(fields)).t, steps[1:])
+
+
+def test_times_behind_the_end_of_a_shorter_trajectory_do_not_count(root: Path) -> None:
+    times = np.tile(0.5 * np.arange(6), (16, 1))
+    times[3, 4:] = np.nan
+    num_steps = np.full(16, 6)
+    num_steps[3] = 4
+    fields = with_own_times(root, times, num_steps=num_steps)
+    assert Trajectories(fields, stored_t=times_of(fields)).t.tolist() == [0.5, 1.0, 1.5]
+
+
+def test_trajectories_of_several_step_lengths_are_refused_saying_what_to_do(root: Path) -> None:
+    fields = with_own_times(root, np.linspace(0.1, 0.2, 16)[:, None] * np.arange(6))
+    with pytest.raises(ConfigError, match=r"steps of 0\.1 to 0\.2; .* data\.files") as caught:
+        times_of(fields)
+    assert (caught.value.kind, caught.value.path) == ("uneven_times", "memory")
 
 
 def test_times_are_counted_where_the_source_has_none(root: Path) -> None:

@@ -10,39 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_autoencoders import LINE, PLANE, make_autoencoder
 
 import ups
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.errors import CheckpointError, ConfigError, ShapeError
-from ups.grid import GridSpec
 from ups.nn.patches import patchify, unpatchify
 from ups.simulator import Simulator, load_simulator, save_simulator
 from ups.simulator_spec import SimulatedTask, SimulatorSpec
 
-LINE = GridSpec((16,), (True,), (("fields", 1),))
-PLANE = GridSpec((8, 8), (False, False), (("fields", 1), ("coefficient", 1)))
-SIZES = {"width": 8, "depth": 1, "num_heads": 2}
 OPERATOR = {"width": 8, "depths": [1, 1], "num_heads": 2}
-
-
-def make_autoencoder() -> Autoencoder:
-    one = {"mean": [0.5], "std": [2.0]}
-    spec = AutoencoderSpec(
-        tasks={
-            "burgers1d": TaskSpec(LINE, ("u",), False, {"fields": one}),
-            "darcy2d": TaskSpec(PLANE, ("u",), True, {"fields": one, "coefficient": one}),
-        },
-        parameters=("beta", "nu"),
-        latent_dim=3,
-        num_tokens=4,
-        patch_size=2,
-        encoder=SIZES,
-        decoder={**SIZES, "radius": 1},
-    )
-    torch.manual_seed(0)
-    return Autoencoder(spec).eval()
 
 
 def make_tasks(dim: dict[str, int], tokens: dict[str, tuple[int, ...]]) -> dict[str, SimulatedTask]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,10 @@ from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_model import BASELINE, Baseline, load_baseline, network_size, save_baseline
+from ups.eval.command import expect_kinds
 from ups.eval.forecasters import Persistence, Start
 from ups.eval.rollout import roll_out
-from ups.eval.train_baseline import Budget, train_baseline
+from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.grid import GridSpec
 
 torch.set_num_threads(1)
@@ -161,6 +165,17 @@ def test_size_suits_the_grid(kind: Any, points: tuple[int, ...], size: dict[str,
     assert network_size(kind, GridSpec(points, (True,) * len(points), (("fields", 1),))) == size
 
 
+def test_steady_baseline_predicts_the_solution_itself(root: Path) -> None:
+    """A change would be from the coefficient to the pressure; untrained it is the mean of the pressure."""
+    fields = open_train(root, "darcy2d")
+    spec = make_spec("unet", fields, dt=None, stride=1)
+    test = open_trajectories(configure(root, "darcy2d"), "darcy2d", "test")
+    (batch,) = test.batches()
+    found = Baseline(spec).eval().forecast(Start("darcy2d", batch.given, batch.parameters, None), 1)
+    mean = torch.tensor(spec.statistics["fields"]["mean"])
+    torch.testing.assert_close(found, mean.expand_as(found))
+
+
 # --- the file ------------------------------------------------------------------------------------------
 
 
@@ -186,3 +201,21 @@ def test_file_without_a_specification_is_refused(root: Path, tmp_path: Path) -> 
     save_checkpoint(path, tensors, kind=BASELINE, document=document)
     with pytest.raises(CheckpointError, match="weights aren't those"):
         load_baseline(path)
+
+
+def test_baselines_of_a_package_that_is_missing_are_refused(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "neuralop", None)  # also where it is installed
+    with pytest.raises(ConfigError, match=re.escape("pip install 'ups-store[neuraloperator]'")):
+        expect_kinds(["fno", "fno_neuraloperator"])
+    with pytest.raises(ConfigError) as refused:
+        train(root, "fno_neuraloperator")
+    assert refused.value.kind == "no_neuraloperator"
+    path = tmp_path / "other.safetensors"
+    model = train(root, budget=Budget(samples=1))
+    model.spec = replace(model.spec, kind="fno_neuraloperator")
+    save_baseline(path, model, settings={})
+    with pytest.raises(ConfigError) as refused:
+        load_baseline(path)
+    assert (refused.value.kind, refused.value.path) == ("no_neuraloperator", str(path))

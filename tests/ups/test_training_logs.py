@@ -105,3 +105,28 @@ def test_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
 def test_no_logs_are_no_stages(tmp_path: Path) -> None:
     assert read_stage_logs(configure(tmp_path)) == []
     assert data_wait_share([]) is None
+
+
+def test_a_finished_stage_that_is_run_again_was_trained_no_longer(tmp_path: Path) -> None:
+    again = [
+        {"event": "start", "step": 10, "time": 900.0, "config": CONFIG},
+        {"event": "end", "step": 10, "time": 950.0},
+    ]
+    write_log(tmp_path / "operator.jsonl", [*one_run(100.0), *again])
+    (log,) = read_stage_logs(configure(tmp_path))
+    assert log.seconds == pytest.approx(2 + 6)
+    assert (log.steps, log.samples) == (10, 80)
+
+
+def test_lines_that_are_no_records_are_told_and_left_out(tmp_path: Path) -> None:
+    path, told = tmp_path / "operator.jsonl", list[str]()
+    write_log(path, one_run(100.0))
+    with path.open("ab") as file:
+        file.write(b'7\n{"event": "step", "stage": "oper\xff')
+    (log,) = read_stage_logs(configure(tmp_path), note=told.append)
+    assert log.steps == 10
+    assert [text.partition(": ")[2].partition(" is no")[0] for text in told] == [
+        f"{path}: line 6",
+        f"{path}: line 7",
+    ]
+    assert '\'{"event": "step"' in told[1]

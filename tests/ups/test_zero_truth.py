@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from ups.autoencoder import Autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.config import RunConfig
 from ups.data.fields import FieldsInfo, MemoryFields
 from ups.data.frames import FrameBatch
 from ups.data.trajectories import Trajectories
@@ -17,16 +20,20 @@ from ups.eval.metrics import defined_nrmse, nrmse_per_sample
 from ups.eval.reconstruction import measure_floor
 from ups.grid import GridSpec
 from ups.models.any_point_decoder import grid_queries
+from ups.train.autoencoder import AutoencoderStage
 from ups.train.rollout_validation import RolloutValidation
 
 GRID = GridSpec((8,), (True,), (("fields", 2),))
 CHANNELS = ("density", "velocity")
 
 
-def validation(fields: np.ndarray) -> RolloutValidation:
+def in_memory(fields: np.ndarray) -> MemoryFields:
     info = FieldsInfo("gas", GRID, CHANNELS, {}, {}, (), steady=False)
-    own = MemoryFields(info, {"fields": fields}, origin="memory")
-    return RolloutValidation({"gas": Trajectories(own, stored_t=None)}, num=4)
+    return MemoryFields(info, {"fields": fields}, origin="memory")
+
+
+def validation(fields: np.ndarray) -> RolloutValidation:
+    return RolloutValidation({"gas": Trajectories(in_memory(fields), stored_t=None)}, num=4)
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def test_prediction_that_is_not_finite_is_no_reason_to_leave_it_out(fields: np.n
     assert defined_nrmse(torch.full_like(truth, torch.inf), truth).tolist() == [torch.inf] * 2
 
 
-def floor_of(fields: np.ndarray) -> tuple[float, int, int]:
+def make_autoencoder() -> Autoencoder:
     plain = {"fields": {"mean": [0.0] * 2, "std": [1.0] * 2}}
     sizes = {"width": 8, "depth": 1, "num_heads": 2}
     spec = AutoencoderSpec(
@@ -80,6 +87,10 @@ def floor_of(fields: np.ndarray) -> tuple[float, int, int]:
         encoder=sizes,
         decoder={**sizes, "radius": 1},
     )
+    return Autoencoder(spec).eval()
+
+
+def floor_of(fields: np.ndarray) -> tuple[float, int, int]:
     batch = FrameBatch(
         task="gas",
         array="fields",
@@ -87,7 +98,7 @@ def floor_of(fields: np.ndarray) -> tuple[float, int, int]:
         parameters=torch.zeros(4, 0),
         generator=torch.Generator(),
     )
-    floor = measure_floor(Autoencoder(spec).eval(), [batch], queries={"gas": grid_queries((8,))})
+    floor = measure_floor(make_autoencoder(), [batch], queries={"gas": grid_queries((8,))})
     return floor.nrmse["gas"], floor.num_frames["gas"], floor.left_out["gas"]
 
 
@@ -98,3 +109,16 @@ def test_floor_leaves_out_frames_without_truth_and_counts_them(fields: np.ndarra
     with pytest.raises(ConfigError, match="gas") as caught:
         floor_of(np.zeros_like(fields))
     assert caught.value.kind == "zero_truth"
+
+
+def test_report_of_the_autoencoder_counts_them_too(fields: np.ndarray, tmp_path: Path) -> None:
+    settings = {"data": {"task": ["cfd1d"], "root": "data"}, "checkpoint": {"dir": tmp_path}}
+    stage = AutoencoderStage(
+        RunConfig.model_validate(settings),
+        make_autoencoder(),
+        train={"gas": in_memory(fields)},
+        val={"gas": in_memory(fields)},
+        device=torch.device("cpu"),
+    )
+    stage.export({})
+    assert stage.finish()["nrmse_left_out"] == {"gas": 1}

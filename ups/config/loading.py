@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from ups.config.old_names import take_out_old_names
-from ups.config.problems import as_own, first_problem
+from ups.config.problems import all_problems, as_own
 from ups.config.run import RunConfig
 from ups.data.config import SharedConfigError, parse_overrides, read_yaml
 from ups.errors import ConfigError
@@ -29,7 +29,7 @@ def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequen
         overrides: `key=value` with dotted keys.
 
     Raises:
-        ConfigError: Names the key, what was found, what is expected, and the nearest known key.
+        ConfigError: Names each wrong key, what was found, what is expected, and the nearest known key.
     """
     path = None if path is None else Path(path)
     try:
@@ -51,7 +51,7 @@ def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequen
         return RunConfig.model_validate(take_out_old_names(named), context={"tasks": declared})
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
-        raise first_problem(error, model=RunConfig, path=path, outside=outside) from error
+        raise all_problems(error, model=RunConfig, path=path, outside=outside) from error
 
 
 def dump_config(config: RunConfig) -> str:

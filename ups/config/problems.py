@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from ups.data.config import EXPECTED
+from ups.data.config import expected_by
 from ups.errors import ConfigError
 
+_UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
 
-def first_problem(
+
+def all_problems(
     error: ValidationError, *, model: type[BaseModel], path: Path | None, outside: Collection[str]
 ) -> ConfigError:
-    """Turn the first thing that pydantic found into one sentence.
+    """Say everything that pydantic found: a sentence for each key, a line each where there are several.
 
     Args:
         error: What was raised.
@@ -24,24 +27,41 @@ def first_problem(
         path: File that was read.
         outside: Dotted keys that the file didn't decide.
     """
-    first = error.errors()[0]
-    parts = [str(part) for part in first["loc"]]
-    key, context = ".".join(parts), first.get("ctx", {})
-    known = known_keys(model)
-    where = None if any(key == name or name.startswith(f"{key}.") for name in outside) else path
-    if first["type"] == "extra_forbidden":
+    known, problems = known_keys(model), dict[str, ConfigError]()
+    for one in error.errors():
+        key = _key_of(one)
+        where = None if any(key == name or name.startswith(f"{key}.") for name in outside) else path
+        problems.setdefault(key, _problem(one, key, known=known, path=path, where=where))
+    # A misspelled key explains why another one is missing.
+    meant = {str(problem.hint) for problem in problems.values() if problem.kind == _UNKNOWN}
+    left = [p for p in problems.values() if p.kind != _MISSING or _did_you_mean(p.expected) not in meant]
+    if len(left) == 1:
+        return left[0]
+    kinds = {problem.kind for problem in left}
+    listed = "".join(f"\n  {problem}" for problem in left)
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return ConfigError(f"{len(left)} mistakes in the configuration:{listed}", kind=kind)
+
+
+def _key_of(problem: ErrorDetails) -> str:
+    """Dotted key; pydantic adds the alternative of a union to it, as in `num_workers.int`."""
+    parts = [str(part) for part in problem["loc"]]
+    if parts and (parts[-1] == "int" or parts[-1].startswith(("constrained-", "literal["))):
+        parts.pop()
+    return ".".join(parts)
+
+
+def _problem(
+    problem: ErrorDetails, key: str, *, known: list[str], path: Path | None, where: Path | None
+) -> ConfigError:
+    if problem["type"] == "extra_forbidden":
         hint = _near(key, known)
-        return ConfigError("unknown key", kind="unknown_key", path=where, found=repr(key), hint=hint)
-    if first["type"] == "missing" and key in known:
-        return ConfigError("missing key", kind="missing_key", path=path, expected=key, hint=f"say {key}=...")
-    if first["type"] == "value_error":
-        return as_own(context["error"], key=key, path=where)
-    template = EXPECTED.get(first["type"])
-    expected = template.format(**context) if template else first["msg"].removeprefix("Input should be ")
-    # pydantic adds the alternative of a union to the place of the error: `num_workers.int`.
-    is_alternative = parts[-1] == "int" or parts[-1].startswith(("constrained-", "literal["))
-    named = ".".join(parts[:-1]) if is_alternative else key
-    return ConfigError(named, path=where, expected=expected, found=repr(first["input"]))
+        return ConfigError("unknown key", kind=_UNKNOWN, path=where, found=repr(key), hint=hint)
+    if problem["type"] == "missing" and key in known:
+        return ConfigError("missing key", kind=_MISSING, path=path, expected=key, hint=f"say {key}=...")
+    if problem["type"] == "value_error":
+        return as_own(problem["ctx"]["error"], key=key, path=where)
+    return ConfigError(key, path=where, expected=expected_by(problem), found=repr(problem["input"]))
 
 
 def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -70,7 +90,11 @@ def _near(key: str, known: list[str]) -> str:
     close = difflib.get_close_matches(asked, [*known, *sections], n=1)
     same_name = _same_last_part(asked, known)
     near = same_name or close if "." not in key else close or same_name
-    return f"did you mean {near[0]}?" if near else "see docs/training.md for the known keys"
+    return _did_you_mean(near[0]) if near else "see docs/training.md for the known keys"
+
+
+def _did_you_mean(key: str) -> str:
+    return f"did you mean {key}?"
 
 
 def _same_last_part(key: str, known: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ups.autoencoder_spec import CHECKPOINT_NAME
 from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section
 from ups.config.stage import StageConfig
 from ups.config.training import TrainingConfig
@@ -176,7 +177,7 @@ class RunConfig(Section):
     @property
     def autoencoder_path(self) -> Path:
         """The autoencoder whose latents are used: `latent.checkpoint`, or what its stage writes."""
-        return self.latent.checkpoint or self.checkpoint.dir / "autoencoder.safetensors"
+        return self.latent.checkpoint or self.checkpoint.dir / CHECKPOINT_NAME
 
     def stage(self, name: str) -> StageConfig:
         """A stage's configuration, with what it leaves open taken from `training`."""

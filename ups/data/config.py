@@ -2,13 +2,12 @@
 
 from ups_store.build.config import BuildConfig, CacheConfig, DataConfig, EncodingConfig, ReadingConfig
 from ups_store.build.overrides import parse_overrides
-from ups_store.build.problems import EXPECTED
+from ups_store.build.problems import expected_by
 from ups_store.build.yaml_file import read_yaml
 from ups_store.declaration import TaskDeclaration
 from ups_store.errors import ConfigError as SharedConfigError
 
 __all__ = [
-    "EXPECTED",
     "BuildConfig",
     "CacheConfig",
     "DataConfig",
@@ -16,6 +15,7 @@ __all__ = [
     "ReadingConfig",
     "SharedConfigError",
     "TaskDeclaration",
+    "expected_by",
     "parse_overrides",
     "read_yaml",
 ]

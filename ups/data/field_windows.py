@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.augment import augment
-from ups.data.fields import FIELDS, Fields
+from ups.data.augment import augment_trajectories
+from ups.data.fields import Fields
 from ups.data.trajectories import given_array
 from ups.errors import ConfigError
+from ups.grid import FIELDS
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,6 @@ class FieldWindows:
         return samples, chosen - np.where(samples > 0, ends[samples - 1], 0)
 
     def _augment(self, given: Tensor, truth: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Frames of a window become channels meanwhile, so that all are moved alike."""
-        frames = torch.cat([given.unsqueeze(1), truth], dim=1).movedim(1, -2)
-        info = self._fields.info
-        moved = augment(frames.flatten(-2), task=info.task, periodic=info.grid.periodic, generator=generator)
-        values = moved.unflatten(-1, frames.shape[-2:]).movedim(-2, 1)
-        return values[:, 0], values[:, 1:]
+        frames, info = torch.cat([given.unsqueeze(1), truth], dim=1), self._fields.info
+        moved = augment_trajectories(frames, task=info.task, periodic=info.grid.periodic, generator=generator)
+        return moved[:, 0], moved[:, 1:]

@@ -12,25 +12,22 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 import ups_store
 from ups.data.config import BuildConfig, DataConfig
+from ups.data.hdf5_split import read_split
 from ups.data.store_places import differing_selection, place_of, store_path
 from ups.errors import ConfigError
-from ups.grid import GridSpec
-from ups_store.build.plan import StorePlan, plan_store
-from ups_store.errors import SourceError, StoreNotFoundError
-from ups_store.ingest.source import open_source
+from ups.grid import FIELDS, GridSpec
+from ups_store.build.plan import StorePlan
+from ups_store.errors import StoreNotFoundError
 from ups_store.partitioned_store import PartitionedStore
 
-FIELDS = "fields"
 # Constant fields that belong to the input of a task.
 CONSTANT_FIELDS = ("coefficient", "force")
-_MEMORY_SHARE = 0.5  # of what is free, for one split that is read straight from HDF5
-
-# Per-sample numbers that aren't parameters of the equation.
-_NO_PARAMETERS = ("num_steps", "bc_")
+TIMES = "t"  # time of every stored step, of all samples or of each
+NUM_STEPS = "num_steps"  # valid time steps of each sample, where trajectories differ in length
+_NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
 
 Array = npt.NDArray[Any]
 Store = ups_store.Store | PartitionedStore
@@ -80,6 +77,10 @@ class Fields(Protocol):
         """Parameters of samples by name, each (B,)."""
         ...
 
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """Time of every stored step, (T,), or each sample's own, (N, T); None where the source has none."""
+        ...
+
 
 class StoreFields:
     """Fields of a store, mapped.
@@ -95,8 +96,8 @@ class StoreFields:
         self.origin = str(store.path)
         num_samples = min(len(store), limit or len(store))
         self.num_steps = np.full(num_samples, store.arrays[FIELDS].shape[1], np.int64)
-        if "num_steps" in store:
-            self.num_steps[:] = store.gather(np.arange(num_samples), ["num_steps"])["num_steps"]
+        if NUM_STEPS in store:
+            self.num_steps[:] = store.gather(np.arange(num_samples), [NUM_STEPS])[NUM_STEPS]
 
     def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
         """See `Fields.read`."""
@@ -110,6 +111,10 @@ class StoreFields:
         values = self._store.gather(samples, self.info.parameters)
         return {name: column.astype(np.float64) for name, column in values.items()}
 
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """See `Fields.times`."""
+        return stored_times(self._store, len(self.num_steps))
+
 
 class MemoryFields:
     """Fields in memory, read from HDF5 once.
@@ -118,14 +123,18 @@ class MemoryFields:
         info: What they are.
         arrays: "fields" (N, T, *X, C), constant fields (N, *X[, C]) and parameters (N,).
         origin: Where they come from.
+        times: As `Fields.times` gives them.
     """
 
-    def __init__(self, info: FieldsInfo, arrays: Mapping[str, Array], *, origin: str) -> None:
+    def __init__(
+        self, info: FieldsInfo, arrays: Mapping[str, Array], *, origin: str, times: Array | None = None
+    ) -> None:
         self.info, self.origin = info, origin
+        self._times = None if times is None else np.asarray(times, np.float64)
         self._arrays = arrays
         num_samples, num_steps = arrays[FIELDS].shape[:2]
         self.num_steps = np.full(num_samples, num_steps, np.int64)
-        self.num_steps[:] = arrays.get("num_steps", num_steps)
+        self.num_steps[:] = arrays.get(NUM_STEPS, num_steps)
 
     def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
         """See `Fields.read`."""
@@ -136,6 +145,10 @@ class MemoryFields:
     def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
         """See `Fields.parameters`."""
         return {name: np.asarray(self._arrays[name][samples], np.float64) for name in self.info.parameters}
+
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """See `Fields.times`."""
+        return self._times
 
 
 def open_fields(
@@ -165,7 +178,10 @@ def open_fields(
     if source == "store":
         hint = "run `python -m ups_store.build`, or training.field_source=hdf5"
         raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
-    return _read_hdf5(config, task, split)
+    plan, arrays = read_split(config, task, split)
+    origin = ", ".join(dict.fromkeys(part.path.name for part in plan.parts))
+    times = arrays.get(TIMES, plan.constants.get(TIMES))
+    return MemoryFields(_info_of(plan), arrays, origin=origin, times=times)
 
 
 def _problem_with_store(place: Path, data: DataConfig) -> str | None:
@@ -179,61 +195,6 @@ def _problem_with_store(place: Path, data: DataConfig) -> str | None:
             return "it holds no fields"
         differing = differing_selection(store, data)
     return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items()) or None
-
-
-def _read_hdf5(config: BuildConfig, task: str, split: str) -> MemoryFields:
-    cache = config.cache.model_copy(update={"dtype": "float32"})
-    plan = plan_store(config.model_copy(update={"cache": cache}), task, split)
-    if plan.num_samples == 0:
-        raise ConfigError(
-            f"{task} {split} would be empty",
-            kind="empty_split",
-            path=config.data.root,
-            expected="at least 1 sample",
-            hint="change data.split_fractions, or bring more samples",
-        )
-    _expect_room(plan)
-    arrays: dict[str, Array] = {
-        name: np.empty(tuple(spec.shape), spec.dtype) for name, spec in plan.arrays.items()
-    }
-    first = 0
-    for part, info in zip(plan.parts, plan.infos, strict=True):
-        rows = slice(first, first := first + len(part.indices))
-        with open_source(part.path, task=plan.task, selection=plan.selection) as source:
-            for name, values in source.read(part.indices).items():
-                arrays[name][rows] = values
-        for name, value in info.parameters.items():
-            arrays[name][rows] = value
-    if config.data.on_nan == "fail":
-        _expect_finite(plan, arrays)
-    origin = ", ".join(dict.fromkeys(part.path.name for part in plan.parts))
-    return MemoryFields(_info_of(plan), arrays, origin=origin)
-
-
-def _expect_finite(plan: StorePlan, arrays: Mapping[str, Array]) -> None:
-    for name, values in arrays.items():
-        bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-        if len(bad):
-            raise SourceError(
-                f"{plan.title} has values that are not finite",
-                kind="not_finite",
-                path=plan.parts[0].path.parent,
-                array=name,
-                sample=int(bad[0]),
-                hint="mend the source, or data.on_nan=keep",
-            )
-
-
-def _expect_room(plan: StorePlan) -> None:
-    needed, free = plan.num_samples * plan.sample_nbytes, psutil.virtual_memory().available
-    if needed > _MEMORY_SHARE * free:
-        raise ConfigError(
-            f"{plan.title} doesn't fit into memory",
-            kind="too_large",
-            expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB",
-            found=f"{needed / 2**20:.0f} MiB",
-            hint="build a field store with `python -m ups_store.build`, or use data.limit",
-        )
 
 
 def _info_of(described: Store | StorePlan) -> FieldsInfo:
@@ -256,16 +217,29 @@ def _info_of(described: Store | StorePlan) -> FieldsInfo:
         channels=tuple(attrs.get("channels") or ()),
         boundary=boundary,
         domain_lengths=dict(attrs.get("domain_lengths") or {}),
-        parameters=tuple(
-            name for name in sorted(arrays) if len(arrays[name]) == 1 and not name.startswith(_NO_PARAMETERS)
-        ),
+        parameters=parameters_among(described.arrays),
         steady=arrays[FIELDS][1] == 1,
     )
+
+
+def stored_times(store: Store, num_samples: int) -> npt.NDArray[np.float64] | None:
+    """What `Fields.times` gives of the first samples of a store."""
+    if TIMES not in store:
+        return None
+    if TIMES in store.constants:
+        return np.asarray(store.constants[TIMES], np.float64)
+    return store.gather(np.arange(num_samples), [TIMES])[TIMES].astype(np.float64)
 
 
 def _with_channels(frames: Array, grid: GridSpec) -> Array:
     """Add the channel axis that constant fields of one channel lack."""
     return frames[..., np.newaxis] if frames.ndim == grid.ndim + 1 else frames
+
+
+def parameters_among(arrays: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the parameters of the equation among arrays of samples (anything with a shape), sorted."""
+    numbers = (name for name in sorted(arrays) if len(arrays[name].shape) == 1)
+    return tuple(name for name in numbers if not name.startswith(_NO_PARAMETERS))
 
 
 def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ups.data.augment import augment
-from ups.data.batching import seed_of
+from ups.data.batching import evenly_spread, parameter_table, seed_of
+from ups.data.field_statistics import frame_items
 from ups.data.fields import Fields
-from ups.data.normalize import frame_items
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,14 @@ class _Stream:
 class FrameBatches:
     """Batches of random frames, homogeneous in task and array, without end.
 
-    A pass goes through all frames once, tasks and arrays mixed; the frames that don't fill a last batch wait
-    for another pass.
+    In a pass every frame comes at most once, tasks and arrays mixed. All batches of an array are of one size,
+    so that no frame weighs more than another and a compiled model sees one shape: the frames that don't fill
+    a last batch, fewer than `batch_size` of each array, are left out of the pass. Which ones is drawn anew
+    for every pass, so in the long run every frame comes equally often.
 
     Args:
         fields: Training fields by task.
-        batch_size: Frames of a batch.
+        batch_size: Frames of a batch; of an array that has fewer, all of them.
         seed: Seed of order and augmentation.
         parameters: Names of the parameters, in the order that batches give them.
         augmented: Whether frames are shifted and reflected at random.
@@ -117,9 +119,8 @@ def spread_batches(
 ) -> Iterator[FrameBatch]:
     """Frames for validation: at most `max_frames` of each array of each task, evenly spread, in order."""
     for stream in _streams(fields):
-        num = min(max_frames, len(stream.samples))
-        items = ((np.arange(num) + 0.5) * len(stream.samples) / num).astype(np.int64)
-        for first in range(0, num, batch_size):
+        items = evenly_spread(len(stream.samples), max_frames)
+        for first in range(0, len(items), batch_size):
             generator = torch.Generator().manual_seed(first)
             yield _read(stream, items[first : first + batch_size], parameters, generator)
 
@@ -137,14 +138,10 @@ def _read(
 ) -> FrameBatch:
     samples, steps = stream.samples[items], stream.steps[items]
     values = stream.fields.read(stream.array, samples, steps)
-    known = stream.fields.parameters(samples)
-    absent = np.full(len(items), np.nan)
-    columns = [known.get(name, absent) for name in parameters]
-    table = np.stack(columns, axis=1) if columns else np.zeros((len(items), 0))
     return FrameBatch(
         stream.fields.info.task,
         stream.array,
         torch.from_numpy(values),
-        torch.from_numpy(table.astype(np.float32)),
+        parameter_table(stream.fields.parameters(samples), parameters, len(items)),
         generator,
     )

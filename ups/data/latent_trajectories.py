@@ -5,19 +5,18 @@ Such are stores that were imported from `.pt` files. Letters: N samples, B of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import FIELDS, Array, FieldsInfo, Store
-from ups.data.latent_stores import LATENT, latent_folder
+from ups.data.fields import Array, FieldsInfo, Store, stored_times
+from ups.data.state_stores import LATENT, latent_folder
+from ups.data.store_places import place_of, store_path
 from ups.data.task_windows import LATENT_INPUT, TaskWindows
 from ups.data.trajectories import Trajectories, times_of
 from ups.errors import ConfigError
-from ups.grid import GridSpec
+from ups.grid import FIELDS, GridSpec
 
 
 class LatentFields:
@@ -61,10 +60,9 @@ class LatentFields:
         values = self._store.gather(samples, self.info.parameters)
         return {name: column.astype(np.float64) for name, column in values.items()}
 
-
-def tells_encoder(store: Store) -> bool:
-    """Whether nothing is unknown about how a store's states were made: fields, or latents that say it."""
-    return LATENT not in store or isinstance(store.identity.get("content", {}).get("encoder"), Mapping)
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """See `ups.data.fields.Fields.times`."""
+        return stored_times(self._store, len(self.num_steps))
 
 
 def open_latent_fields(config: RunConfig, task: str, split: str) -> LatentFields:
@@ -74,15 +72,16 @@ def open_latent_fields(config: RunConfig, task: str, split: str) -> LatentFields
         ConfigError: Kinds "no_store", "empty_split".
         ups_store.StoreError: If the store can't be read.
     """
-    path = latent_folder(config) / f"{task}_{split}.zarr.zip"
-    if not path.exists():
+    path = store_path(latent_folder(config), task, split)
+    place = place_of(path)
+    if place is None:
         raise ConfigError(
             f"no latent store of {task} {split}",
             kind="no_store",
             path=path,
             hint="latents of an unknown encoder can't be made from fields: import those of this split, too",
         )
-    store = ups_store.open(path)
+    store = ups_store.open(place)
     if LATENT not in store or len(store) == 0:
         found = ", ".join(store.arrays)
         problem = f"{task} {split} has no latents to evaluate"
@@ -95,5 +94,4 @@ def open_latent_trajectories(
 ) -> Trajectories:
     """Open trajectories of latents; see `ups.data.trajectories.open_trajectories`."""
     fields = open_latent_fields(config, task, split)
-    with ups_store.open(fields.origin) as store:
-        return Trajectories(fields, stored_t=times_of(store), stride=stride, horizon=horizon)
+    return Trajectories(fields, stored_t=times_of(fields), stride=stride, horizon=horizon)

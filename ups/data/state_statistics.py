@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.fields import FIELDS
-from ups.data.latent_stores import LATENT
-from ups.data.normalize import LEAST_STD, Statistics, channel_statistics
+from ups.data.batching import evenly_spread
+from ups.data.field_statistics import LEAST_STD, Statistics, channel_statistics
+from ups.data.state_stores import LATENT
 from ups.data.task_windows import TaskWindows
 from ups.errors import ConfigError
+from ups.grid import FIELDS
 
 _MAX_NBYTES = 256 << 20  # of states that are looked at, in float32: trajectories evenly spread over the split
 _BATCH_NBYTES = 16 << 20
 INPUT = "input"  # key of a steady task's input
-_LEAST_STD_OF_LATENTS = 1e-6  # they are of order 1, and computed in float32
+LEAST_STD_OF_LATENTS = 1e-6  # they are of order 1, and computed in float32
 
 
 def measure_state_statistics(windows: TaskWindows) -> dict[str, Statistics]:
@@ -37,12 +38,11 @@ def measure_state_statistics(windows: TaskWindows) -> dict[str, Statistics]:
 def _measure(windows: TaskWindows, name: str) -> Statistics:
     shape = windows.store.arrays[name].shape[1:]
     nbytes = 4 * int(np.prod(shape))
-    num = max(1, min(windows.num_samples, _MAX_NBYTES // nbytes))
-    samples = ((np.arange(num) + 0.5) * windows.num_samples / num).astype(np.int64)
+    samples = evenly_spread(windows.num_samples, max(1, _MAX_NBYTES // nbytes))
     size = max(1, _BATCH_NBYTES // nbytes)
     found = channel_statistics(
-        (_values(windows, name, samples[first : first + size]) for first in range(0, num, size)),
-        least_std=_LEAST_STD_OF_LATENTS if windows.state == LATENT else LEAST_STD,
+        (_values(windows, name, samples[first : first + size]) for first in range(0, len(samples), size)),
+        least_std=LEAST_STD_OF_LATENTS if windows.state == LATENT else LEAST_STD,
     )
     if not np.isfinite(found.std).all():
         raise ConfigError(

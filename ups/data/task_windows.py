@@ -15,16 +15,22 @@ import torch
 from torch import Tensor
 
 import ups_store
-from ups.data.fields import CONSTANT_FIELDS, FIELDS, Store
-from ups.data.latent_stores import LATENT
+from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, TIMES, Store, parameters_among
+from ups.data.state_stores import LATENT
 from ups.errors import ConfigError
+from ups.grid import FIELDS
 from ups_store.torch.windows import Window, WindowIndex
 
 LATENT_INPUT = "latent_input"
-NUM_STEPS = "num_steps"
-_TIMES = "t"
 _UNEVEN = 1e-3  # relative; times are stored in float32
-_NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
+# Where a store lies by the mode of its preload, in words.
+_PLACES = {
+    "page-cache": "in the page cache",
+    "copy": "in RAM",
+    "pinned": "in page-locked memory",
+    "device": "on the device",
+    "mapped": "read when it is used",
+}
 
 Items = npt.NDArray[np.int64]
 Preload = Literal["auto", "off", "page-cache", "copy", "pinned", "device"]
@@ -82,11 +88,7 @@ class TaskWindows:
         arrays = store.arrays
         self._num_times = arrays[self.state].shape[1]
         self.is_steady = self._num_times == 1
-        self.parameters = tuple(
-            name
-            for name in sorted(arrays)
-            if len(arrays[name].shape) == 1 and not name.startswith(_NO_PARAMETERS)
-        )
+        self.parameters = parameters_among(arrays)
         self.input_array = self._find_input() if self.is_steady else None
         self.horizon = 1 if self.is_steady else horizon
         self._stride = time_stride
@@ -127,7 +129,7 @@ class TaskWindows:
         return float(np.median(self._dt(*self._index.locate(some, epoch=0))))
 
     def preload(self, mode: Preload, *, device: str) -> str:
-        """Bring the store into memory, as `docs/preload.md` says, and return why it lies where it does.
+        """Bring the store into memory, as `docs/preload.md` says, and return where it lies then, in words.
 
         Args:
             mode: "off" leaves it on the disk; so do partitions, whatever is asked for.
@@ -138,7 +140,9 @@ class TaskWindows:
         is_for_device = mode in ("pinned", "device") or (mode == "auto" and device != "cpu")
         report = self.store.preload(mode, device=device if is_for_device else None)
         self._on_device = report.on_device
-        return f"{report.mode}: {report.why}"
+        # The last part of `why` is the budget of the mode that was taken; before it, what was refused.
+        refused = report.why if report.mode == "mapped" else report.why.rpartition("; ")[0]
+        return _PLACES[report.mode] + (f" ({refused})" if refused else "")
 
     def valid_frames(self, samples: Items) -> npt.NDArray[np.bool_]:
         """Which frames of samples are theirs, not padding, shape (B, T)."""
@@ -201,17 +205,17 @@ class TaskWindows:
 
     def _make_times(self, *, is_complete: bool) -> npt.NDArray[np.float64] | None:
         """Time of every stored step, (T,), or its number; None if samples have times of their own."""
-        if _TIMES not in self.store or self.is_steady:
+        if TIMES not in self.store or self.is_steady:
             return np.arange(self._num_times, dtype=np.float64)
-        if _TIMES not in self.store.arrays:
-            return self._checked_times(self.store.constants[_TIMES])
+        if TIMES not in self.store.arrays:
+            return self._checked_times(self.store.constants[TIMES])
         if is_complete:
             self._read_times(np.arange(self.num_samples))
         return None
 
     def _read_times(self, samples: Items) -> npt.NDArray[np.float64]:
         """Times of samples that have their own, shape (B, T)."""
-        return self._checked_times(self.store.gather(samples, [_TIMES])[_TIMES])
+        return self._checked_times(self.store.gather(samples, [TIMES])[TIMES])
 
     def _checked_times(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Times in float64, (T,) or (B, T); several steps in a row have to be of one length."""

@@ -14,13 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-import ups_store
 from ups.data.config import BuildConfig
-from ups.data.fields import FIELDS, Fields, FieldsInfo, Store, StoreFields, open_fields
+from ups.data.fields import Fields, FieldsInfo, open_fields
 from ups.errors import ConfigError
-from ups_store.build.plan import plan_store
+from ups.grid import FIELDS
 
-_TIMES = "t"
 _SPREAD = 1e-3  # of time steps that count as equal: some files have their times in float32
 _BATCH_NBYTES = 64 << 20  # of predicted frames in float32; metrics need several times as much
 
@@ -138,43 +136,30 @@ def open_trajectories(
         ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
     fields = open_fields(config, task, split, source=source)
-    stored_t = _stored_times(fields, config, task, split)
-    return Trajectories(fields, stored_t=stored_t, stride=stride, horizon=horizon)
+    return Trajectories(fields, stored_t=times_of(fields), stride=stride, horizon=horizon)
 
 
-def _stored_times(
-    fields: Fields, config: BuildConfig, task: str, split: str
-) -> npt.NDArray[np.float64] | None:
-    if isinstance(fields, StoreFields):
-        with ups_store.open(fields.origin) as store:
-            return times_of(store)
-    plan = plan_store(config, task, split)
-    if _TIMES in plan.arrays:
-        raise ConfigError(
-            f"every sample of {task} has times of its own",
-            kind="uneven_times",
-            path=config.data.root,
-            hint="build a field store with `python -m ups_store.build`",
-        )
-    found = plan.constants.get(_TIMES)
-    return None if found is None else np.asarray(found, np.float64)
+def times_of(fields: Fields) -> npt.NDArray[np.float64] | None:
+    """Time of every stored time step that all samples have, shape (T,); None where the source has none.
 
-
-def times_of(store: Store) -> npt.NDArray[np.float64] | None:
-    """Time of every stored time step, shape (T,), since the first where samples have times of their own.
+    Where samples have times of their own, it is the time since the first step.
 
     Raises:
         ConfigError: Kind "uneven_times", if the samples' time steps differ.
     """
-    if _TIMES not in store:
-        return None
-    if _TIMES not in store.arrays:
-        return np.asarray(store.constants[_TIMES], np.float64)
-    times = store.gather(np.arange(len(store)), [_TIMES])[_TIMES].astype(np.float64)
-    times -= times[:, :1]
+    times = fields.times()
+    if times is None or times.ndim == 1:
+        return times
+    times = times[:, : fields.num_steps.min()] - times[:, :1]  # what follows are no frames of some
     if not np.allclose(times, times[0], rtol=_SPREAD, atol=0):
+        steps = np.diff(times, axis=1)
         raise ConfigError(
-            "the samples' time steps differ", kind="uneven_times", path=store.path, expected="the same times"
+            f"the trajectories of {fields.info.task} don't go on in the same time steps",
+            kind="uneven_times",
+            path=fields.origin,
+            expected="one step length for all of a split, as they are rolled out and compared step by step",
+            found=f"steps of {steps.min():.4g} to {steps.max():.4g}",
+            hint="build a store of the samples of each step length: choose their files with data.files",
         )
     return np.asarray(times[0])
 
@@ -202,13 +187,15 @@ def _checked_horizon(horizon: int | None, longest: int, fields: Fields, stride: 
     name = fields.info.task
     if len(fields.num_steps) == 0:
         raise ConfigError(f"{name} has no samples to evaluate", kind="empty_split", path=fields.origin)
-    wanted = longest if horizon is None else horizon
+    wanted = max(1, longest) if horizon is None else horizon
+    expected = f"1 to {longest} steps" if longest > 1 else "1 step"
     if not 1 <= wanted <= longest:
         raise ConfigError(
-            f"a rollout of {wanted or 1} steps doesn't fit into the trajectories of {name}",
+            f"a rollout of {'1 step' if wanted == 1 else f'{wanted} steps'} doesn't fit into the trajectories"
+            f" of {name}",
             kind="horizon",
             path=fields.origin,
-            expected=f"1 to {longest} steps" if longest >= 1 else "a smaller training.time_stride",
+            expected=expected if longest >= 1 else "a smaller training.time_stride",
             found=f"{int(fields.num_steps.min())} stored time steps, every {stride}. taken",
         )
     return wanted

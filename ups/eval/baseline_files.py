@@ -13,6 +13,7 @@ from ups.config import RunConfig
 from ups.data.trajectories import open_trajectories
 from ups.eval.baseline_model import LABELS, Baseline, Kind, load_baseline, save_baseline, trained_with
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
+from ups.output import expect_writable
 from ups.simulator import Simulator
 
 _FOLDER = "baselines"  # in the folder of the checkpoints
@@ -56,7 +57,7 @@ def obtain_baseline(
 
     Args:
         config: Configuration of the run.
-        kind: "fno" or "unet".
+        kind: "fno", "unet" or "fno_neuraloperator".
         task: Name of the task.
         budget: How much it may be trained.
         device: Where.
@@ -66,6 +67,7 @@ def obtain_baseline(
     Raises:
         ConfigError: If there is no such baseline for the task.
         DivergedError: If a loss isn't finite.
+        OutputError: If its file can't be written, before it is trained.
         ups_store.StoreError: If the data can't be read.
     """
     path, training = baseline_path(config, kind, task, budget.limit), config.training
@@ -82,6 +84,7 @@ def obtain_baseline(
     if path.exists() and not restart and trained_with(path) == json.loads(json.dumps(settings)):
         note(f"{path} is there already, trained alike")
         return load_baseline(path, device=str(device))
+    expect_writable(path.parent)
     note(f"{task}: {LABELS[kind]}, {budget}")
     model = train_baseline(
         kind,

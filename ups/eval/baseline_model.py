@@ -1,4 +1,4 @@
-"""`Baseline`: a trained FNO or U-Net with what it needs to predict, and the file that holds it.
+"""`Baseline`: a trained network with what it needs to predict, and the file that holds it.
 
 Letters: B trajectories, K steps, X the axes of the grid, C channels, P parameters.
 """
@@ -6,25 +6,31 @@ Letters: B trajectories, K steps, X the axes of the grid, C channels, P paramete
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ups.checkpoint import load_checkpoint, read_document, save_checkpoint
+from ups.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baselines import FourierNeuralOperator, UNet
 from ups.eval.forecasters import Start, parameter_table, shown_size
-from ups.grid import GridSpec
+from ups.eval.neuraloperator_fno import NeuraloperatorFNO
+from ups.grid import FIELDS, GridSpec
 
 BASELINE = "baseline"  # kind of checkpoint
-Kind = Literal["fno", "unet"]
-LABELS: Mapping[str, str] = {"fno": "FNO", "unet": "U-Net"}
+Kind = Literal["fno", "unet", "fno_neuraloperator"]
+LABELS: Mapping[Kind, str] = {"fno": "FNO", "unet": "U-Net", "fno_neuraloperator": "FNO of neuraloperator"}
+_NETWORKS: Mapping[Kind, Callable[..., nn.Module]] = {
+    "fno": FourierNeuralOperator,
+    "unet": UNet,
+    "fno_neuraloperator": NeuraloperatorFNO,
+}
 _DT_TOLERANCE = 1e-3
 
-_MODES = {1: 16, 2: 12}  # of the FNO, along each axis
+_MODES = {1: 16, 2: 12}  # of both FNOs, along each axis
 _LEVELS = 4  # of the U-Net
 
 
@@ -33,7 +39,7 @@ class BaselineSpec:
     """Everything about a baseline but its weights.
 
     Attributes:
-        kind: "fno" or "unet".
+        kind: "fno", "unet" or "fno_neuraloperator".
         task: The one task that it is for.
         grid: Its grid.
         given_array: Array that a prediction starts from.
@@ -109,8 +115,7 @@ class Baseline(nn.Module):
     def __init__(self, spec: BaselineSpec, effort: Effort | None = None) -> None:
         super().__init__()
         self.spec, self.effort = spec, effort
-        make = FourierNeuralOperator if spec.kind == "fno" else UNet
-        channels = dict(spec.grid.channels)["fields"]
+        channels = dict(spec.grid.channels)[FIELDS]
         if dict(spec.grid.channels)[spec.given_array] != channels:
             raise ConfigError(
                 f"baselines of {spec.task} need an input of as many channels as its solution",
@@ -118,7 +123,7 @@ class Baseline(nn.Module):
                 expected=channels,
                 found=dict(spec.grid.channels)[spec.given_array],
             )
-        self.network = make(
+        self.network = _NETWORKS[spec.kind](
             channels, num_parameters=len(spec.parameters), periodic=spec.grid.periodic, **spec.size
         )
         for name, statistics in spec.statistics.items():
@@ -184,7 +189,7 @@ def network_size(kind: Kind, grid: GridSpec) -> dict[str, int]:
     """
     if grid.ndim not in _MODES:
         raise ConfigError("baselines are made for 1D and 2D fields", found=f"{grid.ndim} axes")
-    if kind == "fno":
+    if kind != "unet":
         return {"modes": min(_MODES[grid.ndim], min(grid.points) // 2)}
     levels = 1
     while levels < _LEVELS and all(points % 2**levels == 0 for points in grid.points):
@@ -208,18 +213,18 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
     """Read a baseline, in evaluation mode.
 
     Raises:
+        ConfigError: Kind "no_neuraloperator", if it needs a package that isn't installed.
         CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
     """
     tensors, document = load_checkpoint(path, kind=BASELINE, device=device)
     try:
         effort = {**document["effort"], "curve": tuple(map(tuple, document["effort"]["curve"]))}
         model = Baseline(BaselineSpec.from_json(document["spec"]), Effort(**effort)).to(device)
-        model.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError) as error:
+    except ConfigError as error:  # such as a package that isn't there
+        error.path = str(path)
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         problem = f"its specification is incomplete ({error!r})"
         raise CheckpointError(problem, kind="no_spec", path=path, hint="train the baseline again") from error
-    except RuntimeError as error:
-        found = " ".join(str(error).split())[:200]
-        problem = "its weights aren't those of its specification"
-        raise CheckpointError(problem, kind="other_weights", path=path, found=found) from error
+    fill_weights(model, tensors, path=path)
     return model.eval()

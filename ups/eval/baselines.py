@@ -1,9 +1,9 @@
 """Baselines that every table shows: FNO and U-Net, small, one step ahead on the fields themselves.
 
-Our own short forms of Li et al. 2021 (Fourier neural operator) and Ronneberger et al. 2015 with the circular
-padding and group norm of PDEBench's U-Net. Both predict the change from one frame to the next and start at
-zero, so untrained they are persistence. Letters: B batch, C channels of the field, W width, G the axes of the
-grid.
+Our own short forms of Li et al. 2021 (Fourier neural operator, arXiv:2010.08895) and Ronneberger et al. 2015
+(U-Net, arXiv:1505.04597); `docs/evaluation.md` says how they differ from PDEBench's. Both predict the change
+from one frame to the next, or of a steady task the whole solution, and start at zero. Letters: B batch,
+C channels of the field, W width, G the axes of the grid.
 """
 
 from __future__ import annotations
@@ -54,14 +54,17 @@ class SpectralConv(nn.Module):
 class FourierNeuralOperator(nn.Module):
     """FNO: layers of spectral and pointwise convolution.
 
+    Unlike the paper's, every layer has a residual connection and an activation, the last one too.
+
     Args:
         channels: C.
         num_parameters: Numbers that are given to every point beside the field.
-        periodic: Whether each axis is; along the others every point is told its coordinate, and the field is
-            continued by zeros, as in PDEBench.
+        periodic: Whether each axis is; along the others every point is told its coordinate, and the lifted
+            field is continued by zeros, an eighth of its length.
         width: W.
         modes: Fourier modes along each axis.
         depth: Layers.
+        predicts_change: Whether the output is added to the field.
     """
 
     def __init__(
@@ -73,10 +76,11 @@ class FourierNeuralOperator(nn.Module):
         width: int = 32,
         modes: int = 16,
         depth: int = 4,
+        predicts_change: bool = True,
     ) -> None:
         super().__init__()
-        ndim = _expect_axes(periodic)
-        self.periodic = periodic
+        ndim = expect_axes(periodic)
+        self.periodic, self.predicts_change = periodic, predicts_change
         given = channels + num_parameters + sum(not wraps for wraps in periodic)
         self.lift = pointwise(given, width, ndim=ndim)
         self.spectral = nn.ModuleList(SpectralConv(width, modes=modes, ndim=ndim) for _ in range(depth))
@@ -84,23 +88,24 @@ class FourierNeuralOperator(nn.Module):
         self.out = nn.Sequential(
             pointwise(width, 4 * width, ndim=ndim),
             nn.GELU(),
-            _zero(pointwise(4 * width, channels, ndim=ndim)),
+            zeroed(pointwise(4 * width, channels, ndim=ndim)),
         )
 
     def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
-        """The field one time step later.
+        """The field one time step later, or the solution.
 
         Args:
             field_BCG: Normalised field, shape (B, C, *grid).
             parameters_BP: Normalised parameters, shape (B, P).
         """
-        x_BWG = self.lift(_with_parameters(field_BCG, parameters_BP, self.periodic))
+        x_BWG = self.lift(with_parameters(field_BCG, parameters_BP, self.periodic))
         grid = x_BWG.shape[2:]
-        x_BWG = F.pad(x_BWG, _room(grid, self.periodic))
+        x_BWG = F.pad(x_BWG, padding_behind(grid, self.periodic))
         for spectral, local in zip(self.spectral, self.local, strict=True):
             x_BWG = x_BWG + F.gelu(spectral(x_BWG) + local(x_BWG))
         x_BWG = x_BWG[(..., *(slice(length) for length in grid))]
-        return field_BCG + self.out(x_BWG)
+        out_BCG: Tensor = self.out(x_BWG)
+        return field_BCG + out_BCG if self.predicts_change else out_BCG
 
 
 class ConvBlock(nn.Module):
@@ -138,6 +143,7 @@ class UNet(nn.Module):
         periodic: Whether each axis is; along the others every point is told its coordinate.
         width: W of the finest level.
         levels: Resolutions; the grid is a multiple of 2^(levels - 1) along every axis.
+        predicts_change: Whether the output is added to the field.
     """
 
     def __init__(
@@ -148,10 +154,11 @@ class UNet(nn.Module):
         periodic: tuple[bool, ...],
         width: int = 24,
         levels: int = 4,
+        predicts_change: bool = True,
     ) -> None:
         super().__init__()
-        ndim = _expect_axes(periodic)
-        self.periodic = periodic
+        ndim = expect_axes(periodic)
+        self.periodic, self.predicts_change = periodic, predicts_change
         given = channels + num_parameters + sum(not wraps for wraps in periodic)
         widths = [width * 2**level for level in range(levels)]
         self.down = nn.ModuleList(
@@ -162,11 +169,11 @@ class UNet(nn.Module):
             ConvBlock(fine + coarse, fine, periodic=periodic) for fine, coarse in itertools.pairwise(widths)
         )
         self.pool = (nn.AvgPool1d, nn.AvgPool2d)[ndim - 1](2)
-        self.out = _zero(pointwise(width, channels, ndim=ndim))
+        self.out = zeroed(pointwise(width, channels, ndim=ndim))
 
     def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
         """The field one time step later; arguments as `FourierNeuralOperator.forward`."""
-        x_BWG = _with_parameters(field_BCG, parameters_BP, self.periodic)
+        x_BWG = with_parameters(field_BCG, parameters_BP, self.periodic)
         skips: list[Tensor] = []
         for level, block in enumerate(self.down):
             x_BWG = block(self.pool(x_BWG) if level else x_BWG)
@@ -175,10 +182,11 @@ class UNet(nn.Module):
         for block in reversed(self.up):
             finer = F.interpolate(x_BWG, scale_factor=2.0, mode="nearest")
             x_BWG = block(torch.cat([skips.pop(), finer], dim=1))
-        return field_BCG + self.out(x_BWG)
+        out_BCG: Tensor = self.out(x_BWG)
+        return field_BCG + out_BCG if self.predicts_change else out_BCG
 
 
-def _with_parameters(field_BCG: Tensor, parameters_BP: Tensor, periodic: tuple[bool, ...]) -> Tensor:
+def with_parameters(field_BCG: Tensor, parameters_BP: Tensor, periodic: tuple[bool, ...]) -> Tensor:
     """The field, the parameters at every point, and coordinates in -1..1 along axes with ends."""
     grid = field_BCG.shape[2:]
     parts = [field_BCG, parameters_BP[(..., *(None,) * len(grid))].expand(-1, -1, *grid)]
@@ -191,19 +199,25 @@ def _with_parameters(field_BCG: Tensor, parameters_BP: Tensor, periodic: tuple[b
     return torch.cat(parts, dim=1)
 
 
-def _room(grid: torch.Size, periodic: tuple[bool, ...]) -> list[int]:
+def padding_behind(grid: torch.Size, periodic: tuple[bool, ...]) -> list[int]:
     """Zeros behind the axes that aren't periodic, an eighth of their length, in the order of `F.pad`."""
     behind = [0 if wraps else length // 8 for length, wraps in zip(grid, periodic, strict=True)]
     return [number for room in reversed(behind) for number in (0, room)]
 
 
-def _zero(layer: nn.Module) -> nn.Module:
+def zeroed(layer: nn.Module) -> nn.Module:
+    """The same layer, all its weights set to zero."""
     for weight in layer.parameters():
         nn.init.zeros_(weight)
     return layer
 
 
-def _expect_axes(periodic: tuple[bool, ...]) -> int:
+def expect_axes(periodic: tuple[bool, ...]) -> int:
+    """Number of axes: 1 or 2.
+
+    Raises:
+        ConfigError: For others.
+    """
     if len(periodic) not in (1, 2):
         raise ConfigError("baselines are made for 1D and 2D fields", found=f"{len(periodic)} axes")
     return len(periodic)

@@ -1,8 +1,8 @@
-"""What the commands of evaluation share: configurations of checkpoints, errors as exit codes."""
+"""What the commands of evaluation share: a trained simulator with its configuration, flags, the report."""
 
 from __future__ import annotations
 
-import warnings
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,55 +14,28 @@ import yaml
 from rich.console import Console
 
 from ups.checkpoint import read_document
-from ups.config import RunConfig, load_config
-from ups.data.errors import StoreError
+from ups.commands import Tell, resolve_config
+from ups.config import RunConfig
 from ups.device import choose_device
-from ups.errors import CheckpointError, ConfigError, ConfigWarning, OutputError, UpsError
-from ups.eval.baseline_model import Kind
-from ups.eval.evaluate import Split
+from ups.errors import CheckpointError, ConfigError
+from ups.eval.baseline_model import LABELS, Kind
+from ups.eval.neuraloperator_fno import expect_neuraloperator
+from ups.eval.report import Report, write_report
+from ups.eval.report_table import show_evaluation
 from ups.simulator import Simulator, load_simulator
 from ups.simulator_spec import CHECKPOINT_NAME, OPERATOR
 
-EXIT_INTERRUPTED = 5  # as of all our commands
 
-
-@contextmanager
-def telling_errors(log: Console) -> Iterator[None]:
-    """Inside, errors end the command with one sentence on `log` and their exit code."""
-    try:
-        yield
-    except (UpsError, StoreError) as error:
-        log.print(f"error: {error}", markup=False)
-        raise typer.Exit(error.exit_code) from None
-    except OSError as error:
-        ours = OutputError.of(error, error.filename or "a file", doing="can't be used")
-        log.print(f"error: {ours}", markup=False)
-        raise typer.Exit(ours.exit_code) from None
-    except KeyboardInterrupt:
-        log.print("interrupted: the same command goes on")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def resolve_config(path: Path | None, overrides: Sequence[str], *, log: Console) -> RunConfig:
-    """Read a configuration and tell its warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConfigWarning)
-        config = load_config(path, overrides=overrides)
-    for warning in caught:
-        log.print(f"warning: {warning.message}", markup=False)
-    return config
-
-
-def config_of(document: Mapping[str, Any], overrides: Sequence[str], *, log: Console) -> RunConfig:
+def config_of(document: Mapping[str, Any], overrides: Sequence[str], *, tell: Tell) -> RunConfig:
     """The configuration that a checkpoint was made with, with overrides."""
     with TemporaryDirectory() as folder:  # the one way in, so that the same checks are made
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(dict(document["config"])), encoding="utf-8")
-        return resolve_config(path, overrides, log=log)
+        return resolve_config(path, overrides, tell=tell)
 
 
 def open_run(
-    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], log: Console
+    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], tell: Tell
 ) -> tuple[RunConfig, Simulator]:
     """A trained simulator and the configuration to use it with.
 
@@ -71,7 +44,7 @@ def open_run(
             `checkpoint.dir`.
         config_path: YAML file; by default the configuration that the checkpoint was made with.
         overrides: `key=value`.
-        log: Told warnings.
+        tell: Told warnings.
 
     Raises:
         CheckpointError: If the checkpoint is missing or damaged.
@@ -80,17 +53,17 @@ def open_run(
     if checkpoint is None and config_path is None:
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
     if config_path is not None:
-        config = resolve_config(config_path, overrides, log=log)
+        config = resolve_config(config_path, overrides, tell=tell)
         path = checkpoint or config.checkpoint.dir / CHECKPOINT_NAME
-        return config, _load(path, config, log)
+        return config, _load(path, config, tell)
     assert checkpoint is not None
     with _hinting_at_training():
-        config = config_of(read_document(checkpoint, kind=OPERATOR), overrides, log=log)
-    return config, _load(checkpoint, config, log)
+        config = config_of(read_document(checkpoint, kind=OPERATOR), overrides, tell=tell)
+    return config, _load(checkpoint, config, tell)
 
 
-def _load(path: Path, config: RunConfig, log: Console) -> Simulator:
-    device = choose_device(config.training.device, note=lambda text: log.print(text, markup=False))
+def _load(path: Path, config: RunConfig, tell: Tell) -> Simulator:
+    device = choose_device(config.training.device, note=tell)
     with _hinting_at_training():
         return load_simulator(path, device=str(device))
 
@@ -106,28 +79,19 @@ def _hinting_at_training() -> Iterator[None]:
         raise
 
 
-def expect_split(split: str) -> Split:
-    """One of the splits; "valid" is "val", as for the build.
-
-    Raises:
-        ConfigError: For another name.
-    """
-    known: dict[str, Split] = {"train": "train", "val": "val", "valid": "val", "test": "test"}
-    if split not in known:
-        raise ConfigError("--split", expected="train, val or test", found=repr(split))
-    return known[split]
-
-
 def expect_kinds(kinds: Sequence[str] | None) -> list[Kind]:
-    """Kinds of baselines; all by default.
+    """Kinds of baselines; those that need no other package by default.
 
     Raises:
-        ConfigError: For another name.
+        ConfigError: For another name; kind "no_neuraloperator", if its package isn't installed.
     """
-    known: dict[str, Kind] = {"fno": "fno", "unet": "unet"}
+    known: dict[str, Kind] = {kind: kind for kind in LABELS}
     if unknown := [kind for kind in kinds or () if kind not in known]:
         raise ConfigError("--kind", expected=" or ".join(known), found=repr(unknown[0]))
-    return [known[kind] for kind in kinds or known]
+    wanted = [known[kind] for kind in kinds or ("fno", "unet")]
+    if "fno_neuraloperator" in wanted:
+        expect_neuraloperator()
+    return wanted
 
 
 def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
@@ -146,3 +110,24 @@ def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
         if not name:
             raise ConfigError(flag, expected="name=number", found=repr(one))
     return found
+
+
+def publish(report: Report, folder: Path, *, as_json: bool, tell: Tell) -> None:
+    """Write a report; on stdout are its table and where its files lie, or all of it as JSON.
+
+    Args:
+        report: What was found.
+        folder: Where `report.json`, `report.csv` and `report.html` go.
+        as_json: Whether stdout is for a program: then `tell` is told where the files lie.
+        tell: Told what is no result.
+
+    Raises:
+        OutputError: None of the files is changed then.
+    """
+    paths = write_report(folder, report)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), default=str))
+    else:
+        show_evaluation(report, Console(soft_wrap=True, highlight=False))
+    for path in paths.values():
+        (tell if as_json else typer.echo)(str(path))

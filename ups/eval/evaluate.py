@@ -11,8 +11,9 @@ import torch
 
 from ups.config import RunConfig
 from ups.data.trajectories import Trajectories
+from ups.errors import ConfigError
 from ups.eval.baseline_model import Baseline
-from ups.eval.contest import Contest, make_contest
+from ups.eval.comparison import Comparison, make_comparison
 from ups.eval.forecasters import shown_size
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.rollout import Rollout, roll_out
@@ -32,6 +33,7 @@ def evaluate(
     split: Split = "test",
     horizon: int | None = None,
     baselines: Sequence[Baseline] = (),
+    logs: Sequence[StageLog] | None = None,
     phases: Mapping[str, float] | None = None,
     note: Note = lambda text: None,
 ) -> Report:
@@ -43,6 +45,7 @@ def evaluate(
         split: "train", "val" or "test".
         horizon: Steps to predict; by default to the end of the shortest trajectory.
         baselines: Trained baselines of any of the tasks.
+        logs: Of the run's training; by default read from where the configuration has them.
         phases: Seconds of what happened before, by name, for the report.
         note: Told what is being done.
 
@@ -52,11 +55,11 @@ def evaluate(
         ups_store.StoreError: If the data can't be read.
     """
     began = time.perf_counter()
-    logs = read_stage_logs(config)
+    logs = read_stage_logs(config, note=note) if logs is None else logs
     operator_note = _operator_note(simulator, logs)
     tasks = []
     for task in config.data.task:
-        contest = make_contest(
+        comparison = make_comparison(
             config,
             simulator,
             task,
@@ -65,7 +68,7 @@ def evaluate(
             baselines=baselines,
             operator_note=operator_note,
         )
-        tasks.append(_evaluate_task(contest, config, split, note))
+        tasks.append(_evaluate_task(comparison, config, split, note))
     return Report(
         title=f"{', '.join(config.data.task)}: evaluation on {split}",
         tasks=tasks,
@@ -78,28 +81,46 @@ def evaluate(
     )
 
 
-def _evaluate_task(contest: Contest, config: RunConfig, split: Split, note: Note) -> TaskReport:
-    trajectories = contest.trajectories
+def expect_split(split: str) -> Split:
+    """One of the splits; "valid" is "val", as for the build.
+
+    Raises:
+        ConfigError: For another name.
+    """
+    known: dict[str, Split] = {"train": "train", "val": "val", "valid": "val", "test": "test"}
+    if split not in known:
+        raise ConfigError("--split", expected="train, val or test", found=repr(split))
+    return known[split]
+
+
+def _evaluate_task(comparison: Comparison, config: RunConfig, split: Split, note: Note) -> TaskReport:
+    trajectories = comparison.trajectories
     task, t = trajectories.info.task, torch.from_numpy(trajectories.t)
     rows: list[Row] = []
     rollouts: dict[str, Rollout] = {}
-    for forecaster in (contest.operator, *contest.others):
-        note(f"{task}: {forecaster.label}, {trajectories.horizon} steps of {len(trajectories)} trajectories")
+    for forecaster in (comparison.operator, *comparison.others):
+        note(f"{task}: {forecaster.label}, {_shown_amount(trajectories)}")
         rollout = roll_out(forecaster, trajectories)
         rollouts[forecaster.name] = rollout
         scores = score(rollout.errors, t=t, seed=config.seed)
-        if contest.space == "latent":
+        if comparison.space == "latent":
             scores = scores.of(LATENT_METRICS)
         rows.append(Row(forecaster.name, forecaster.label, scores, forecaster.note, rollout.seconds))
-    draw = task_figures if contest.space == "fields" else latent_figures
+    draw = task_figures if comparison.space == "fields" else latent_figures
     return TaskReport(
         task=task,
-        protocol=_protocol(trajectories, split, contest.space),
+        protocol=_protocol(trajectories, split, comparison.space),
         rows=rows,
         t=trajectories.t.tolist(),
-        space=contest.space,
-        figures=draw(rows, rollouts, contest.operator, trajectories),
+        space=comparison.space,
+        figures=draw(rows, rollouts, comparison.operator, trajectories),
     )
+
+
+def _shown_amount(trajectories: Trajectories) -> str:
+    """How much is predicted, for people."""
+    num, steps = len(trajectories), trajectories.horizon
+    return f"{steps} step{'s'[: steps > 1]} of {num} trajector{'ies' if num > 1 else 'y'}"
 
 
 def _protocol(trajectories: Trajectories, split: Split, space: Literal["fields", "latent"]) -> str:
@@ -149,7 +170,8 @@ def _operator_note(simulator: Simulator, logs: Sequence[StageLog]) -> str:
     models = {"operator": simulator.operator, "autoencoder": simulator.autoencoder}
     sizes = [f"{name} {shown_size(model)}" for name, model in models.items() if model is not None]
     trained = [
-        f"{log.stage} trained for {log.seconds:.0f} s, {log.steps:,} steps, {log.samples:,} samples"
+        f"{log.stage} trained for {log.seconds - log.startup_s:.0f} s after {log.startup_s:.0f} s of "
+        f"startup, {log.steps:,} steps, {log.samples:,} samples"
         for log in logs
     ]
     return "; ".join([", ".join(sizes), *trained])

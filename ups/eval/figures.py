@@ -24,15 +24,18 @@ Values = npt.NDArray[np.floating[Any]]
 def fields_figure(
     truth_TX: Values, prediction_TX: Values, *, t: Values, extent: Sequence[float], quantity: str
 ) -> bytes:
-    """Truth, prediction and error of one trajectory: space-time images in 1D, frames in 2D.
+    """Truth, prediction and error of one trajectory: space-time images in 1D, frames in 2D and 3D.
 
     Args:
-        truth_TX: One channel, shape (T, X) or (T, Y, X), physical units.
+        truth_TX: One channel, shape (T, X), (T, Y, X) or (T, Z, Y, X), physical units. Of volumes the middle
+            plane is shown.
         prediction_TX: The same shape.
         t: Time of every frame, shape (T,).
-        extent: Length of the domain along each axis, in the order of the axes.
+        extent: Length of the domain along each axis that is shown, in the order of the axes.
         quantity: What is shown, with its unit if it has one.
     """
+    if truth_TX.ndim == 4:
+        truth_TX, prediction_TX = (frames[:, frames.shape[1] // 2] for frames in (truth_TX, prediction_TX))
     draw = _space_time if truth_TX.ndim == 2 else _frames
     return _png(lambda figure: draw(figure, truth_TX, prediction_TX, t, extent, quantity), size=(9.5, 3.2))
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.autoencoder import Autoencoder, Normalizer
-from ups.data.fields import FIELDS, Fields
-from ups.data.normalize import frame_items
+from ups.data.field_statistics import frame_items
+from ups.data.fields import Fields
+from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.simulator import Simulator
 
@@ -185,6 +186,7 @@ def parameter_table(parameters: Mapping[str, Tensor], names: tuple[str, ...], nu
 
 def shown_size(*models: nn.Module) -> str:
     """Number of parameters, for people: "1.23 M parameters"."""
-    num = sum(parameter.numel() for model in models for parameter in model.parameters())
+    weights = [weight for model in models for weight in model.parameters()]
+    num = sum(weight.numel() * (2 if weight.is_complex() else 1) for weight in weights)
     shown = f"{num / 1e6:.2f} M" if num >= 1e6 else f"{num / 1e3:.0f} k" if num >= 1e4 else f"{num:,}"
     return f"{shown} parameters"

@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.console import Console
 
 import ups
-from ups.checkpoint import hash_tensors, read_document, write_atomically
-from ups.data.predictions import GivenStates, PredictionStore, Where, read_given, save_preview_of
+from ups.checkpoint import hash_tensors, read_document
+from ups.data.given_states import GivenStates, Where, read_given
+from ups.data.prediction_store import PredictionStore, save_preview_of
 from ups.device import choose_device
 from ups.errors import ConfigError
 from ups.eval.command import config_of
 from ups.eval.figures import fields_figure
+from ups.grid import FIELDS
+from ups.output import expect_writable, write_atomically
 from ups.simulator import Simulator
 from ups.simulator_inputs import expect_room
-from ups.simulator_spec import FIELDS, OPERATOR, SimulatedTask, expect_simulated_task
+from ups.simulator_spec import OPERATOR, SimulatedTask, expect_simulated_task
 
 Frames = npt.NDArray[np.float32]
 
@@ -74,8 +76,10 @@ def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) ->
     """
     if request.out.exists() and not request.replace:
         raise ConfigError("there is a file already", kind="exists", path=request.out, hint="say --force")
+    for path in filter(None, (request.out, request.figure)):
+        expect_writable(path.parent)
     document = read_document(request.checkpoint, kind=OPERATOR)
-    config = config_of(document, (), log=Console(stderr=True))
+    config = config_of(document, (), tell=note)
     device = choose_device(request.device, note=note, key="--device")
     simulator = ups.load(request.checkpoint, device=str(device))
     name = expect_simulated_task(simulator.spec, request.task)
@@ -156,19 +160,14 @@ def _draw(simulator: Simulator, name: str, given: GivenStates, request: Predicti
     else:
         prediction, truth = (np.concatenate([given.values[:1], frames]) for frames in (prediction, truth))
     picture = fields_figure(
-        _plane(truth[..., 0]),
-        _plane(prediction[..., 0]),
+        truth[..., 0],
+        prediction[..., 0],
         t=t,
         extent=_extent(given, task),
         quantity=next(iter(task.channels), "u"),
     )
     write_atomically(request.figure, picture)
     return str(request.figure)
-
-
-def _plane(frames: Frames) -> Frames:
-    """Of volumes (K, Z, Y, X) the middle plane."""
-    return frames[:, frames.shape[1] // 2] if frames.ndim == 4 else frames
 
 
 def _extent(given: GivenStates, task: SimulatedTask) -> list[float]:

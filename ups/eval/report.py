@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from ups.checkpoint import write_atomically
 from ups.errors import OutputError
 from ups.eval.intervals import Interval
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
+from ups.output import write_atomically
 
 
 @dataclass(frozen=True)

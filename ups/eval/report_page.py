@@ -166,13 +166,13 @@ def _note(note: str) -> str:
 
 
 def _stages_table(stages: Sequence[StageLog]) -> str:
-    head = ["stage", "time", "until the first step", "waiting for data", "steps", "samples"]
+    head = ["stage", "wall time", "of it until the first step", "waiting for data", "steps", "samples"]
     lines = [
         [
             f"<td>{html.escape(log.stage)}</td>",
             f"<td>{log.seconds:.1f} s</td>",
             f"<td>{log.startup_s:.1f} s</td>",
-            f"<td>{log.data_wait_s:.2f} s, {log.data_wait_share:.1%}</td>",
+            f"<td>{log.data_wait_s:.2f} s, {log.data_wait_share:.1%} of the steps' time</td>",
             f"<td>{log.steps:,}</td>",
             f"<td>{log.samples:,}</td>",
         ]
@@ -183,7 +183,7 @@ def _stages_table(stages: Sequence[StageLog]) -> str:
 
 def _seconds_table(seconds: Mapping[str, float]) -> str:
     lines = [[f"<td>{html.escape(name)}</td>", f"<td>{value:.1f} s</td>"] for name, value in seconds.items()]
-    return _table(["phase", "time"], lines) if lines else ""
+    return _table(["phase, startup included", "wall time"], lines) if lines else ""
 
 
 def _figures(figures: Mapping[str, bytes]) -> str:

@@ -12,7 +12,7 @@ from ups.eval.report import Report
 _COLUMNS = {"nrmse": "nRMSE", "vrmse": "VRMSE", "correlation_time": "corr. > 0.8 until"}
 
 
-def show_report(report: Report, console: Console) -> None:
+def show_evaluation(report: Report, console: Console) -> None:
     """Print the headline metrics of every task."""
     for task in report.tasks:
         columns = [name for name in _COLUMNS if any(name in row.scores.metrics for row in task.rows)]

@@ -96,7 +96,7 @@ def _example(forecaster: Forecaster, rollout: Rollout, trajectories: Trajectorie
         times = np.concatenate([[0.0], times])
         frames = [np.concatenate([batch.given.numpy(), values]) for values in frames]
     lengths = domain_lengths(trajectories)
-    truth, predicted = (_plane(values[..., 0]) for values in frames)
+    truth, predicted = (values[..., 0] for values in frames)
     quantity = next(iter(trajectories.info.channels), "u")
     picture = fields_figure(truth, predicted, t=times, extent=lengths[-2:], quantity=quantity)
     caption = (
@@ -104,11 +104,6 @@ def _example(forecaster: Forecaster, rollout: Rollout, trajectories: Trajectorie
         "median"
     )
     return caption, picture
-
-
-def _plane(values: Values) -> Values:
-    """Of volumes (T, Z, Y, X) the middle plane."""
-    return values[:, values.shape[1] // 2] if values.ndim == 4 else values
 
 
 def _errors_in_time(rows: Sequence[Row], forecaster: Forecaster, t: Values) -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from ups.config.run import STAGE_NAMES
 
 _WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
 _STARTUP = "startup/total_startup_time_min"
+_SHOWN = 60  # characters of a line that can't be read
 
+Note = Callable[[str], None]
 Curve = tuple[Sequence[int], Sequence[float]]  # optimiser steps and values
 
 
@@ -66,12 +68,17 @@ class StageLog:
         }
 
 
-def read_stage_logs(config: RunConfig) -> list[StageLog]:
-    """The stages of a run that left a log, in the order of training."""
+def read_stage_logs(config: RunConfig, *, note: Note = lambda text: None) -> list[StageLog]:
+    """The stages of a run that left a log, in the order of training.
+
+    Args:
+        config: Configuration of the run.
+        note: Told of every line that can't be read, which is left out.
+    """
     found = []
     for stage in STAGE_NAMES:  # in the order in which they are trained
         path = config.training.log_path or config.checkpoint.dir / f"{stage}.jsonl"
-        if path.exists() and (records := _last_training(path, stage)):
+        if path.exists() and (records := _last_training(path, stage, note)):
             found.append(_summarise(stage, records))
     return found
 
@@ -82,13 +89,14 @@ def data_wait_share(logs: Sequence[StageLog]) -> float | None:
     return sum(log.data_wait_s for log in logs) / seconds if seconds > 0 else None
 
 
-def _last_training(path: Path, stage: str) -> list[dict[str, Any]]:
-    """Records of a stage since it was last begun anew; a line that was cut off is passed over."""
+def _last_training(path: Path, stage: str, note: Note) -> list[dict[str, Any]]:
+    """Records of a stage since it was last begun anew; a line that was cut off is left out."""
     records: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = dict(json.loads(line))
+        except (ValueError, TypeError):
+            note(f"warning: {path}: line {number} is no whole record and is left out: {_shortened(line)}")
             continue
         if record.get("stage") != stage:
             continue
@@ -98,14 +106,17 @@ def _last_training(path: Path, stage: str) -> list[dict[str, Any]]:
     return records
 
 
+def _shortened(line: str) -> str:
+    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
+
+
 def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
     batch_size = _samples_per_step(stage, records)
     steps = [record for record in records if record.get("event") == "step"]
     epochs = [record for record in records if record.get("event") == "epoch" and "score" in record]
-    runs = _runs(records)
-    train_s, wait_s = (
-        sum(parts) for parts in zip(*(_step_seconds(r, batch_size) for r in runs), strict=True)
-    )
+    runs = [run for run in _runs(records) if any(map(_is_of_training, run))]
+    parts = [_step_seconds(run, batch_size) for run in runs]
+    train_s, wait_s = sum(train for train, _ in parts), sum(wait for _, wait in parts)
     losses = [sum(v for k, v in record.items() if k.startswith("loss/")) for record in steps]
     last = max((int(record.get("step", 0)) for record in records), default=0)
     gpu = [record[key] for record in steps for key in ("training/gpu_utilization_pct",) if record.get(key)]
@@ -132,6 +143,11 @@ def _runs(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
             runs.append([])
         runs[-1].append(record)
     return runs
+
+
+def _is_of_training(record: Mapping[str, Any]) -> bool:
+    """Whether a record tells of an optimiser step: a finished stage that is run again makes none."""
+    return record.get("event") in ("step", "epoch") or _STARTUP in record
 
 
 def _step_seconds(run: Sequence[Mapping[str, Any]], batch_size: int) -> tuple[float, float]:

@@ -16,9 +16,9 @@ from typing import cast
 from torch import Tensor
 
 from ups.autoencoder import Normalizer
+from ups.grid import FIELDS
 from ups.objectives.reconstruction import relative_square_error
 from ups.simulator import Simulator
-from ups.simulator_spec import FIELDS
 
 
 def inverse_losses(

@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights."""
+"""Copies of a model's weights that can take their place, and their exponential moving average."""
 
 from __future__ import annotations
 
@@ -9,7 +9,35 @@ import torch
 from torch import Tensor, nn
 
 
-class AveragedWeights:
+class WeightsCopy:
+    """Copy of a model's trained parameters.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._copies = {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model has the copied weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self._parameters.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self._copies[name])
+            self._copies[name].copy_(kept)
+
+
+class AveragedWeights(WeightsCopy):
     """Averaged copy of a model's trained parameters.
 
     Early on the average follows faster, by (1 + n) / (10 + n) after n updates, so that it forgets the random
@@ -21,10 +49,14 @@ class AveragedWeights:
     """
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        super().__init__(model)
         self._decay = decay
         self.num_updates = 0
-        self.averages = {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """The averages by name."""
+        return self._copies
 
     @torch.no_grad()
     def update(self) -> None:
@@ -34,24 +66,8 @@ class AveragedWeights:
         current = [p.detach() for p in self._parameters.values()]
         torch._foreach_lerp_(list(self.averages.values()), current, 1 - decay)
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
     def restore(self, averages: Mapping[str, Tensor], *, num_updates: int) -> None:
         """Continue from saved averages."""
         self.num_updates = num_updates
         for name, average in self.averages.items():
             average.copy_(averages[name])
-
-    @torch.no_grad()
-    def _swap(self) -> None:
-        for name, parameter in self._parameters.items():
-            kept = parameter.detach().clone()
-            parameter.copy_(self.averages[name])
-            self.averages[name].copy_(kept)

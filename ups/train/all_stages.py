@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ups.autoencoder_spec import CHECKPOINT_NAME as AUTOENCODER_NAME
 from ups.config import RunConfig
 from ups.errors import CheckpointError, ConfigError
-from ups.eval.command import expect_split
-from ups.train.autoencoder import CHECKPOINT_NAME as AUTOENCODER_NAME
+from ups.eval.evaluate import expect_split
 from ups.train.build_stores import build_fields, build_latents
 from ups.train.joint import expect_joint
 from ups.train.ranks import joined_ranks
@@ -144,7 +144,7 @@ def _evaluate(config: RunConfig, *, phases: dict[str, float], name: str, note: N
     from ups.eval.evaluate import evaluate
     from ups.eval.report import write_report
     from ups.simulator import load_simulator
-    from ups.train.operator import CHECKPOINT_NAME
+    from ups.simulator_spec import CHECKPOINT_NAME
 
     device = choose_device(config.training.device, note=note)
     simulator = load_simulator(config.checkpoint.dir / CHECKPOINT_NAME, device=str(device))

@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 from ups.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.autoencoder_spec import AUTOENCODER, CHECKPOINT_NAME, AutoencoderSpec, TaskSpec
 from ups.config import RunConfig
+from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, open_fields, parameter_names
 from ups.data.frames import FrameBatch, FrameBatches, spread_batches
-from ups.data.normalize import measure_statistics
 from ups.eval.reconstruction import Floor, measure_floor, write_figure
 from ups.models.any_point_decoder import grid_queries
 from ups.objectives.reconstruction import relative_square_error
-from ups.train.stage import Losses
+from ups.train.stage import QUIET_START, Losses, StageStart
 from ups.train.startup import startup_phase
 
-CHECKPOINT_NAME = "autoencoder.safetensors"
 # The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
 _FRAMES_TO_DRAW_FROM = 3
 
 
-def make_autoencoder_stage(config: RunConfig, *, device: torch.device) -> AutoencoderStage:
+def make_autoencoder_stage(
+    config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
+) -> AutoencoderStage:
     """Open the data, measure the statistics of the training split, and build the model.
 
     Raises:
@@ -40,6 +41,7 @@ def make_autoencoder_stage(config: RunConfig, *, device: torch.device) -> Autoen
         train, val = (open_all(config, split) for split in ("train", "val"))
     with startup_phase("statistics"):
         spec = make_spec(config, train)
+    start.expect_data(spec.to_json())
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
         model = Autoencoder(spec).to(device)
@@ -107,6 +109,7 @@ class AutoencoderStage:
             name: grid_queries(task.grid.points).to(device) for name, task in model.spec.tasks.items()
         }
         self.path = config.checkpoint.dir / CHECKPOINT_NAME
+        self.exports = {self.path: AUTOENCODER}
 
     def batch(self, number: int) -> FrameBatch:
         """Random frames of one task and array, on the CPU."""
@@ -160,6 +163,7 @@ class AutoencoderStage:
             "latent": {"tokens": model.spec.num_tokens, "dim": model.spec.latent_dim},
             "compression": {name: task.compression for name, task in floor.sizes.items()},
             "floor_nrmse": floor.nrmse,
+            "nrmse_left_out": {name: num for name, num in floor.left_out.items() if num},
             f"floor_nrmse_{latent_dtype}_latents": rounded.nrmse,
             "validation_frames": floor.num_frames,
         }

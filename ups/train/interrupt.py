@@ -6,7 +6,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+from ups.errors import InterruptedTrainingError
 
 
 class StopRequest:
@@ -22,6 +25,29 @@ class StopRequest:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Signal handler."""
         self.number = number
+
+
+@contextmanager
+def before_steps(stage: str, state_path: Path) -> Iterator[None]:
+    """Inside, where no step is made yet, SIGINT ends with a sentence.
+
+    Args:
+        stage: Name of the stage.
+        state_path: Where its state is, if it was trained before.
+
+    Raises:
+        InterruptedTrainingError: Kind "interrupted_at_start"; other ranks aren't told.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        is_begun = state_path.exists()
+        kept = f"{state_path} is as it was" if is_begun else "there is nothing to save yet"
+        raise InterruptedTrainingError(
+            f"stage {stage} was stopped before its first step; {kept}",
+            kind="interrupted_at_start",
+            hint=f"the same command {'continues' if is_begun else 'begins again'}",
+        ) from None
 
 
 @contextmanager

@@ -12,37 +12,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.autoencoder import Autoencoder, save_autoencoder
-from ups.autoencoder_spec import AutoencoderSpec
+from ups.autoencoder import save_autoencoder
+from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec
+from ups.autoencoder_spec import CHECKPOINT_NAME as AUTOENCODER_NAME
 from ups.checkpoint import hash_tensors
 from ups.config import RunConfig
 from ups.data.augment_windows import augment_windows
-from ups.data.fields import FIELDS, StoreFields
-from ups.data.latent_stores import open_field_states
-from ups.data.latent_windows import LatentWindows, WindowBatch
+from ups.data.fields import StoreFields
+from ups.data.state_stores import open_field_states
 from ups.data.task_windows import TaskWindows
+from ups.data.window_batches import WindowBatch, WindowBatches
 from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
+from ups.grid import FIELDS
 from ups.objectives.inverse import inverse_losses
 from ups.simulator import Simulator, load_simulator, save_simulator
-from ups.simulator_spec import SimulatedTask, SimulatorSpec
-from ups.train.autoencoder import CHECKPOINT_NAME as AUTOENCODER_NAME
+from ups.simulator_spec import CHECKPOINT_NAME as OPERATOR_NAME
+from ups.simulator_spec import OPERATOR, SimulatorSpec
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
-from ups.train.operator import CHECKPOINT_NAME as OPERATOR_NAME
-from ups.train.operator_size import operator_size
+from ups.train.joint_simulator import make_joint_simulator
 from ups.train.rollout_validation import RolloutValidation, open_validation
-from ups.train.stage import Losses
+from ups.train.stage import QUIET_START, Losses, StageStart
 from ups.train.startup import startup_phase
 
 # What the stage reports on; stage operator replaces the copy of it that others use.
 CHECKPOINT_NAME = "joint.safetensors"
-# Frames of a task that the scale of its latents is measured on.
-_FRAMES_OF_SCALE = 256
-_LEAST_STD = 1e-6  # a channel that doesn't vary is only shifted
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,9 @@ class JointBatch(WindowBatch):
     is_inverse: bool
 
 
-def make_joint_stage(config: RunConfig, *, device: torch.device) -> JointStage:
+def make_joint_stage(
+    config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
+) -> JointStage:
     """Open field stores and validation trajectories, and build the model.
 
     Raises:
@@ -71,15 +70,17 @@ def make_joint_stage(config: RunConfig, *, device: torch.device) -> JointStage:
             for task in config.data.task
         }
         validation = open_validation(config)
+    start.expect_data(_identity_of(windows))
     with startup_phase("statistics"):
         fields = {task: StoreFields(some.store, limit=config.data.limit) for task, some in windows.items()}
         spec = make_autoencoder_spec(config, fields)
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
-        model = _make_simulator(config, spec, windows).to(device)
+        model = make_joint_simulator(config, spec, windows).to(device)
     with startup_phase("preload"):
         for some in windows.values():
-            some.preload(config.training.preload, device=str(device))
+            place = some.preload(config.training.preload, device=str(device))
+            start.note(f"{some.store.path}: {place}")
     return JointStage(config, model, windows=windows, validation=validation, device=device)
 
 
@@ -110,14 +111,15 @@ class JointStage:
         self._config, self._validation, self._device = config, validation, device
         settings = config.stage(self.name)
         assert settings.batch_size is not None
-        self._windows = LatentWindows(
+        self._windows = WindowBatches(
             windows, batch_size=settings.batch_size, seed=config.seed, parameters=model.spec.parameters
         )
         self.batches_per_pass = self._windows.batches_per_pass
-        self.data_identity = {name: some.store.config_hash for name, some in windows.items()}
+        self.data_identity = _identity_of(windows)
         self.path = config.checkpoint.dir / CHECKPOINT_NAME
         self.operator_path = config.checkpoint.dir / OPERATOR_NAME
         self.autoencoder_path = config.checkpoint.dir / AUTOENCODER_NAME
+        self.exports = {self.path: OPERATOR, self.operator_path: OPERATOR, self.autoencoder_path: AUTOENCODER}
 
     def batch(self, number: int) -> JointBatch:
         """Random windows of one task, augmented."""
@@ -186,13 +188,16 @@ class JointStage:
         tasks, spec = simulator.spec.tasks, simulator.autoencoder.spec
         transient = [name for name, task in tasks.items() if not task.steady]
         num_latents = spec.num_tokens * spec.latent_dim
+        operator = self._validation.nrmse(OperatorForecaster(simulator))
+        left_out = self._validation.left_out
         return {
             "checkpoint": str(self.path),
             "autoencoder": str(self.autoencoder_path),
             "latent": {"tokens": spec.num_tokens, "dim": spec.latent_dim},
             "compression": {n: task.grid.num_values(FIELDS) / num_latents for n, task in tasks.items()},
             "rollout_steps": self._validation.num_steps,
-            "nrmse": self._validation.nrmse(OperatorForecaster(simulator)),
+            "nrmse": operator,
+            "nrmse_left_out": left_out,
             "persistence_nrmse": self._validation.of(transient).nrmse(Persistence()),
             "floor_nrmse": self._validation.nrmse(AutoencoderFloor(simulator.autoencoder)),
         }
@@ -219,62 +224,11 @@ def expect_joint(config: RunConfig) -> None:
         )
 
 
+def _identity_of(windows: Mapping[str, TaskWindows]) -> dict[str, str]:
+    return {name: some.store.config_hash for name, some in windows.items()}
+
+
 def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]) -> None:
     for name, values in statistics.items():
         buffer = normalizer.get_buffer(name)
         buffer.copy_(torch.tensor(values))
-
-
-def _make_simulator(
-    config: RunConfig, autoencoder_spec: AutoencoderSpec, windows: Mapping[str, TaskWindows]
-) -> Simulator:
-    """A new simulator all of whose weights are trained.
-
-    Its states are latents in the scale that the untrained encoder gives them; the encoder is free to change
-    it, and what is exported keeps it.
-    """
-    autoencoder = Autoencoder(autoencoder_spec)
-    size = operator_size(config.operator)
-    tasks = {name: _simulated(autoencoder, name, some) for name, some in sorted(windows.items())}
-    spec = SimulatorSpec(
-        states="latent",
-        tasks=tasks,
-        parameters=autoencoder_spec.parameters,
-        state_dim=autoencoder_spec.latent_dim,
-        patch_size=None,
-        time_stride=config.training.time_stride,
-        operator={**vars(size), "depths": list(size.depths)},
-        autoencoder_sha256=None,
-    )
-    simulator = Simulator(spec, autoencoder)
-    autoencoder.requires_grad_(True)
-    return simulator
-
-
-def _simulated(autoencoder: Autoencoder, name: str, windows: TaskWindows) -> SimulatedTask:
-    known = autoencoder.spec.tasks[name]
-    task = SimulatedTask(
-        grid=known.grid,
-        tokens=autoencoder.spec.cut(known.grid).tokens,
-        channels=known.channels,
-        steady=windows.is_steady,
-        dt=windows.typical_dt(),
-        parameters=windows.parameter_ranges(),
-        statistics={},
-    )
-    num = min(_FRAMES_OF_SCALE, len(windows))
-    items = ((np.arange(num) + 0.5) * len(windows) / num).astype(np.int64)
-    frames = windows.read(items).states
-    pairs = {task.input_array: frames[:, 0], FIELDS: frames[:, -1]}
-    statistics = {array: _scale(autoencoder, name, array, values) for array, values in pairs.items()}
-    return dataclasses.replace(task, statistics=statistics)
-
-
-@torch.no_grad()
-def _scale(autoencoder: Autoencoder, task: str, array: str, values_BXC: Tensor) -> dict[str, list[float]]:
-    """Mean and standard deviation of every channel of the latents of frames."""
-    unknown = torch.full((len(values_BXC), len(autoencoder.spec.parameters)), torch.nan)
-    latent_ND = autoencoder.encode(values_BXC, unknown, task=task, array=array).double().flatten(0, 1)
-    std_D = latent_ND.std(0, correction=0)
-    std_D = torch.where(std_D > _LEAST_STD, std_D, 1.0)
-    return {"mean": latent_ND.mean(0).tolist(), "std": std_D.tolist()}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from ups.autoencoder import Autoencoder, load_autoencoder
@@ -19,21 +18,25 @@ from ups.autoencoder_spec import expect_task
 from ups.checkpoint import hash_tensors
 from ups.config import RunConfig
 from ups.data.augment_windows import augment_windows
-from ups.data.latent_windows import LatentWindows, WindowBatch
-from ups.data.live_windows import LiveWindows
+from ups.data.on_demand.live_windows import LiveWindows
+from ups.data.state_statistics import measure_state_statistics
+from ups.data.window_batches import WindowBatch, WindowBatches
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
+from ups.grid import FIELDS
 from ups.objectives.rollout import rollout_losses
 from ups.simulator import Simulator, load_simulator, save_simulator
-from ups.simulator_spec import CHECKPOINT_NAME as CHECKPOINT_NAME
-from ups.simulator_spec import FIELDS
-from ups.train.operator_states import STAGE, are_of_known_encoder, make_spec, open_windows
+from ups.simulator_spec import CHECKPOINT_NAME, OPERATOR
+from ups.train.operator_spec import make_spec
+from ups.train.operator_states import STAGE, are_of_known_encoder, open_windows
 from ups.train.rollout_validation import RolloutValidation, open_latent_validation, open_validation
-from ups.train.stage import Losses
+from ups.train.stage import QUIET_START, Losses, StageStart
 from ups.train.startup import startup_phase
 
 
-def make_operator_stage(config: RunConfig, *, device: torch.device) -> OperatorStage:
+def make_operator_stage(
+    config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
+) -> OperatorStage:
     """Open stores and validation trajectories, measure the statistics, and build the model.
 
     Raises:
@@ -47,15 +50,17 @@ def make_operator_stage(config: RunConfig, *, device: torch.device) -> OperatorS
     if config.operator.state == "latent":
         autoencoder, digest = _load_autoencoder(config, path, device), hash_tensors(path)
     with startup_phase("data_opening"):
-        windows = open_windows(config, autoencoder_path=path, device=device, note=_note)
+        windows = open_windows(config, autoencoder_path=path, device=device, start=start)
         is_known = are_of_known_encoder(windows)
         validation = open_validation(config) if is_known else open_latent_validation(config)
         if not is_known:
-            _note("nothing says what encoded these latents: they aren't decoded, errors are those of latents")
+            what = "they aren't decoded, errors are those of latents"
+            start.note(f"nothing says what encoded these latents: {what}")
     with startup_phase("statistics"):
         spec = make_spec(
             config,
             windows.tasks,
+            statistics={name: measure_state_statistics(some) for name, some in windows.tasks.items()},
             autoencoder=autoencoder,
             autoencoder_sha256=digest,
             is_encoder_known=is_known,
@@ -84,7 +89,7 @@ class OperatorStage:
         config: RunConfig,
         model: Simulator,
         *,
-        windows: LatentWindows | LiveWindows,
+        windows: WindowBatches | LiveWindows,
         validation: RolloutValidation,
         device: torch.device,
     ) -> None:
@@ -97,6 +102,7 @@ class OperatorStage:
         steps_per_epoch = settings.steps_per_epoch or max(1, self.batches_per_pass // accum_steps)
         self._num_batches = settings.epochs * steps_per_epoch * accum_steps
         self.path = config.checkpoint.dir / CHECKPOINT_NAME
+        self.exports = {self.path: OPERATOR}
 
     def batch(self, number: int) -> WindowBatch:
         """Random windows of one task, as long as the curriculum says, augmented."""
@@ -231,11 +237,6 @@ def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Au
             hint="train the autoencoder again, or configure the size that it has",
         )
     return autoencoder
-
-
-def _note(text: str) -> None:
-    """Say on the terminal what is done with stores, such as that one is built meanwhile."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 def _mean(values: Mapping[str, float]) -> float:

@@ -1,44 +1,33 @@
-"""What an operator is trained on: the stores of its states, and the simulator's specification from them."""
+"""What an operator is trained on: windows of the stores of its states."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import TaskSpec
 from ups.config import RunConfig
-from ups.data.fields import StoreFields
-from ups.data.latent_stores import open_field_states
-from ups.data.latent_trajectories import tells_encoder
-from ups.data.latent_windows import LatentWindows
-from ups.data.live_windows import LiveWindows
+from ups.data.on_demand.live_windows import LiveWindows
 from ups.data.on_demand.opening import open_training_windows
-from ups.data.state_statistics import INPUT, measure_state_statistics
+from ups.data.state_stores import open_field_states, tells_encoder
 from ups.data.task_windows import TaskWindows
-from ups.errors import ConfigError
-from ups.grid import GridSpec, cut_grid
-from ups.models.latent_operator import MAX_AXES
-from ups.simulator_spec import FIELDS, SimulatedTask, SimulatorSpec
-from ups.train.operator_size import operator_size
+from ups.data.window_batches import WindowBatches
+from ups.train.operator_spec import parameter_names
+from ups.train.stage import StageStart
 
 STAGE = "operator"
 
 
 def open_windows(
-    config: RunConfig, *, autoencoder_path: Path, device: torch.device, note: Callable[[str], None]
-) -> LatentWindows | LiveWindows:
+    config: RunConfig, *, autoencoder_path: Path, device: torch.device, start: StageStart
+) -> WindowBatches | LiveWindows:
     """Training windows of all tasks: latents as `training.cache_mode` says, or those of field stores.
 
     Args:
         config: Configuration of the run.
         autoencoder_path: The checkpoint whose latents are wanted.
         device: Where states are used.
-        note: Told what is done; also from a thread in the background.
+        start: Told what is done, also from a thread in the background; asked before a store is replaced.
     Raises:
         ConfigError: As `open_training_windows`, `open_field_states` and `TaskWindows`.
         ups_store.StoreError: If a store can't be read.
@@ -55,128 +44,21 @@ def open_windows(
             horizon=horizon,
             seed=config.seed,
             device=str(device),
-            note=note,
+            note=start.note,
+            expect_data=start.expect_data,
         )
     windows = {}
     for task in config.data.task:
         store = open_field_states(config, task, "train")
         stride, limit = config.training.time_stride, config.data.limit
         windows[task] = TaskWindows(store, horizon=horizon, time_stride=stride, limit=limit)
-        note(f"{store.path}: {windows[task].preload(config.training.preload, device=str(device))}")
+        start.note(f"{store.path}: {windows[task].preload(config.training.preload, device=str(device))}")
     parameters = parameter_names(windows)
-    return LatentWindows(windows, batch_size=batch_size, seed=config.seed, parameters=parameters)
+    return WindowBatches(windows, batch_size=batch_size, seed=config.seed, parameters=parameters)
 
 
-def are_of_known_encoder(windows: LatentWindows | LiveWindows) -> bool:
+def are_of_known_encoder(windows: WindowBatches | LiveWindows) -> bool:
     """Whether all stores of latents say what encoded them; those that are made while training do."""
     if isinstance(windows, LiveWindows):
         return True
     return all(tells_encoder(some.store) for some in windows.tasks.values())
-
-
-def parameter_names(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
-    """Names of all parameters that any of the tasks has, sorted."""
-    return tuple(sorted({name for some in windows.values() for name in some.parameters}))
-
-
-def make_spec(
-    config: RunConfig,
-    windows: Mapping[str, TaskWindows],
-    *,
-    autoencoder: Autoencoder | None,
-    autoencoder_sha256: str | None,
-    is_encoder_known: bool,
-) -> SimulatorSpec:
-    """The simulator's specification: grids, statistics and time steps from the stores, sizes as configured.
-
-    Args:
-        config: Configuration of the run.
-        windows: Training windows by task.
-        autoencoder: Encoder and decoder where states are latents.
-        autoencoder_sha256: Of its weights.
-        is_encoder_known: Whether it made the latents, as `are_of_known_encoder` tells.
-
-    Raises:
-        ConfigError: If the sizes don't fit the grids, or a grid has more axes than the operator.
-    """
-    known = {
-        name: _of_fields(some) if autoencoder is None else autoencoder.spec.tasks[name]
-        for name, some in windows.items()
-    }
-    patch_size = config.encoder.patch_size if autoencoder is None else None
-    size = operator_size(config.operator)
-    tasks = {name: _simulated(config, windows[name], known[name], autoencoder) for name in sorted(windows)}
-    dims = [_patch_values(task.grid, config.encoder.patch_size) for task in tasks.values()]
-    return SimulatorSpec(
-        states=config.operator.state,
-        tasks=tasks,
-        parameters=parameter_names(windows) if autoencoder is None else autoencoder.spec.parameters,
-        state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
-        patch_size=patch_size,
-        time_stride=config.training.time_stride,
-        operator={**vars(size), "depths": list(size.depths)},
-        autoencoder_sha256=autoencoder_sha256 if is_encoder_known else None,
-        is_encoder_known=is_encoder_known,
-    )
-
-
-def _simulated(
-    config: RunConfig, windows: TaskWindows, known: TaskSpec, autoencoder: Autoencoder | None
-) -> SimulatedTask:
-    if known.grid.ndim > MAX_AXES:
-        raise ConfigError(
-            f"the operator can't advance {known.grid.ndim} axes",
-            kind="num_axes",
-            path=windows.store.path,
-            expected=f"at most {MAX_AXES}",
-        )
-    ranges = windows.parameter_ranges()
-    if autoencoder is not None:
-        _expect_shape(windows, autoencoder)
-        ranges = {name: ends for name, ends in ranges.items() if name in autoencoder.spec.parameters}
-    statistics = measure_state_statistics(windows)
-    task = SimulatedTask(
-        grid=known.grid,
-        tokens=_tokens(config, known.grid, autoencoder),
-        channels=known.channels,
-        steady=windows.is_steady,
-        dt=windows.typical_dt(),
-        parameters=ranges,
-        statistics={},
-    )
-    names = {FIELDS: FIELDS, INPUT: task.input_array}
-    measured = {names[key]: values.to_json() for key, values in statistics.items()}
-    return dataclasses.replace(task, statistics=measured)
-
-
-def _expect_shape(windows: TaskWindows, autoencoder: Autoencoder) -> None:
-    """A store of an unknown encoder needn't have the shape of this one's latents."""
-    found = tuple(windows.store.arrays[windows.state].shape[2:])
-    expected = (autoencoder.spec.num_tokens, autoencoder.spec.latent_dim)
-    if found != expected:
-        shown = " x ".join(map(str, expected))
-        raise ConfigError(
-            "latents of another shape than the autoencoder's",
-            kind="latent_size",
-            path=windows.store.path,
-            expected=f"{shown} a frame",
-            found=" x ".join(map(str, found)),
-        )
-
-
-def _tokens(config: RunConfig, grid: GridSpec, autoencoder: Autoencoder | None) -> tuple[int, ...]:
-    """Tokens along each axis: those of the autoencoder, or one for each patch."""
-    if autoencoder is not None:
-        return autoencoder.spec.cut(grid).tokens
-    patch_size = config.encoder.patch_size
-    num_tokens = math.prod(max(1, points // patch_size) for points in grid.points)
-    return cut_grid(grid, patch_size=patch_size, num_tokens=num_tokens).tokens
-
-
-def _patch_values(grid: GridSpec, patch_size: int) -> int:
-    return int(patch_size**grid.ndim * dict(grid.channels)[FIELDS])
-
-
-def _of_fields(windows: TaskWindows) -> TaskSpec:
-    info = StoreFields(windows.store).info
-    return TaskSpec(info.grid, info.channels, info.steady, statistics={})

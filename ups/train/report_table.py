@@ -17,6 +17,10 @@ _COLUMNS = (
     ("floor_nrmse", "autoencoder floor, nRMSE", "{:.3%}"),
 )
 _ROUNDED = "floor_nrmse_"  # then the dtype of latents in a store, as in "floor_nrmse_float16_latents"
+_NOT_TRAINED = (
+    "no validation was better than before the first step; the checkpoint holds the untrained weights: "
+    "lower training.lr, or train for longer"
+)
 _FILES = ("checkpoint", "autoencoder", "figure")
 
 
@@ -40,6 +44,8 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
         if ratio <= 1:
             console.print(f"warning: latents of {name} are no smaller than the fields ({ratio:.2g}x)")
     console.print(_summary(report), markup=False)
+    if report.get("best_step") == 0:
+        console.print(f"warning: {_NOT_TRAINED}", markup=False)
     _show_paths((report[key] for key in _FILES if key in report), console)
 
 
@@ -66,6 +72,8 @@ def _summary(report: Mapping[str, Any]) -> str:
     if latent := report.get("latent"):
         parts.append(f"latent state {latent['tokens']} x {latent['dim']}")
     parts.append(f"{report['steps']} steps in {report['seconds']:.1f} s")
+    if report.get("best_step"):
+        parts.append(f"best after step {report['best_step']}")
     if report["data_wait_share"]:
         parts.append(f"{report['data_wait_share']:.1%} of training waiting for data")
     return ", ".join(parts)

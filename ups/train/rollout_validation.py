@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import numpy as np
-
 from ups.config import RunConfig
-from ups.data.fields import FIELDS
+from ups.data.batching import evenly_spread
 from ups.data.latent_trajectories import open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.eval.forecasters import AutoencoderFloor, Forecaster
 from ups.eval.metrics import defined_nrmse, mean_of_defined
 from ups.eval.rollout import predict
+from ups.grid import FIELDS
 
 _BATCH_NBYTES = 64 << 20  # of true frames in float32
 
@@ -57,12 +56,11 @@ class RolloutValidation:
         return {name: self._nrmse(forecaster, some) for name, some in self.trajectories.items()}
 
     def _nrmse(self, forecaster: Forecaster | AutoencoderFloor, trajectories: Trajectories) -> float:
-        num = min(self._num, len(trajectories))
-        samples = ((np.arange(num) + 0.5) * len(trajectories) / num).astype(np.int64)
+        samples = evenly_spread(len(trajectories), self._num)
         nbytes = 4 * trajectories.horizon * trajectories.info.grid.num_values(FIELDS)
         size = max(1, _BATCH_NBYTES // nbytes)
         parts, num_errors = [], 0
-        for first in range(0, num, size):
+        for first in range(0, len(samples), size):
             batch = trajectories.read(samples[first : first + size])
             prediction = predict(forecaster, batch, trajectories)
             parts.append(defined_nrmse(prediction.double(), batch.truth.double()))

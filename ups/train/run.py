@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
 from ups.errors import ConfigError
+from ups.train.interrupt import before_steps
 from ups.train.ranks import joined_ranks
+from ups.train.saved_state import SavedState, state_path
 from ups.train.sinks import import_wandb
-from ups.train.stage import close_data_of, make_stage
+from ups.train.stage import StageStart, close_data_of, make_stage
 from ups.train.startup import StartupClock, measuring
 from ups.train.trainer import Trainer
 from ups.train.unused_settings import unused_settings
@@ -37,7 +40,9 @@ def run_stage(
         startup: Metrics of what happened before, such as a build of stores, for the log.
 
     Returns:
-        The stage's report, with `seconds`, `cpu_seconds`, `data_wait_share` and the metrics `startup/...`.
+        The stage's report, with `steps`; `best_step`, after which the exported weights were, 0 if training
+        didn't make them better; `start_score`, the validation error before the first step; `seconds`,
+        `cpu_seconds`, `data_wait_share` and the metrics `startup/...`.
 
     Raises:
         UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost.
@@ -58,10 +63,12 @@ def run_stage(
     ):
         for text in unused_settings(config, name) if ranks.is_first else ():
             note(f"warning: {text}")
-        with clock.phase("stage"):
-            stage = make_stage(name, config, device=device)
+        saved = state_path(config, name)
+        expected = StageStart(note) if restart else _continuing(saved, config, name, note=note)
+        with clock.phase("stage"), before_steps(name, saved):
+            stage = make_stage(name, config, device=device, start=expected)
         stack.callback(close_data_of, stage)  # also if its state can't be continued from
-        with clock.phase("trainer"):
+        with clock.phase("trainer"), before_steps(name, saved):
             trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
         report = trainer.fit()
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
@@ -69,9 +76,20 @@ def run_stage(
         **report,
         "stage": name,
         "steps": trainer.step,
+        "best_step": trainer.kept.step,
+        "start_score": trainer.kept.start,
         "ranks": ranks.world_size,
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "data_wait_share": trainer.stopwatch.data_wait_share,
         "startup": trainer.startup_metrics,
     }
+
+
+def _continuing(path: Path, config: RunConfig, stage: str, *, note: Callable[[str], None]) -> StageStart:
+    """Refuse a state of another configuration now, and one of other data before a store is replaced."""
+    if not path.exists():
+        return StageStart(note)
+    state = SavedState.read(path)
+    state.expect_config(config, stage=stage)
+    return StageStart(note, state.expect_data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,27 @@ from ups.config import RunConfig
 from ups.errors import ConfigError
 
 Losses = dict[str, Tensor]
+
+
+def _nobody(_: Any) -> None:
+    """Tells nobody, and expects nothing."""
+
+
+@dataclass(frozen=True)
+class StageStart:
+    """Who listens while a stage is made.
+
+    Attributes:
+        note: Told what people should know, such as that a store is built meanwhile; also from a thread.
+        expect_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
+            replaced; raises CheckpointError if the run was begun on other data.
+    """
+
+    note: Callable[[str], None] = _nobody
+    expect_data: Callable[[Mapping[str, Any]], None] = _nobody
+
+
+QUIET_START = StageStart()
 
 
 class Stage(Protocol):
@@ -31,7 +53,9 @@ class Stage(Protocol):
 
     A stage may have `close()`, which ends what works for its data in the background, and with it a `batch`
     that waits for that; called on every rank when training ends, however it ends, and perhaps twice. It may
-    have `state()`, JSON values that continuing needs besides the model's weights, and `restore(values)`.
+    have `state()`, JSON values that continuing needs besides the model's weights, and `restore(values)`; and
+    `exports`, the files that `export` writes, each with its kind of checkpoint, so that a better one of an
+    earlier run isn't lost.
 
     Attributes:
         name: As in the configuration.
@@ -79,6 +103,11 @@ def data_identity_of(stage: Stage) -> Mapping[str, Any]:
     return {} if spec is None else dict(spec.to_json())
 
 
+def exports_of(stage: Stage) -> Mapping[Path, str]:
+    """Files that a stage exports, with their kinds of checkpoint, as far as it says."""
+    return dict(getattr(stage, "exports", {}))
+
+
 def close_data_of(stage: Stage) -> None:
     """End what works for a stage's data in the background, if it has any such."""
     close = getattr(stage, "close", None)
@@ -99,7 +128,7 @@ def restore_stage(stage: Stage, position: Mapping[str, Any]) -> None:
         restore(position["stage"])
 
 
-# Module and function that makes the stage from (config, device). Later stages are added here.
+# Module and function that makes the stage from (config, device, start). Later stages are added here.
 STAGES = {
     "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
     "joint": ("ups.train.joint", "make_joint_stage"),
@@ -108,15 +137,18 @@ STAGES = {
 ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.train.all_stages`
 
 
-def make_stage(name: str, config: RunConfig, *, device: torch.device) -> Stage:
+def make_stage(
+    name: str, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
+) -> Stage:
     """Make a stage by its name.
 
     Raises:
         ConfigError: Kind "unknown_stage".
+        CheckpointError: As `start.expect_data`.
     """
     if name not in STAGES:
         expected = f"one of {', '.join((*STAGES, ALL))}"
         raise ConfigError("no such stage", kind="unknown_stage", expected=expected, found=repr(name))
     module, function = STAGES[name]
-    stage: Stage = getattr(import_module(module), function)(config, device=device)
+    stage: Stage = getattr(import_module(module), function)(config, device=device, start=start)
     return stage

@@ -6,7 +6,6 @@ a row for every rank.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,49 +18,7 @@ from ups.config import RunConfig
 from ups.errors import CheckpointError
 from ups.optim.ema import AveragedWeights
 from ups.train.ranks import ALONE, Ranks
-
-TRAINING = "training"  # kind of checkpoint
-
-_MOST_SHOWN = 8  # differing keys in one message
-
-# Keys that don't change what a step computes, so they may differ between a run and its continuation.
-_FREE_KEYS = (
-    "checkpoint.",
-    "logging.",
-    "evaluation.",
-    "reading.",
-    "cache.dir",
-    "data.root",
-    "training.log_",
-    "training.patience",
-    "training.device",
-    "training.rank_timeout_s",
-    "training.num_workers",
-    "training.pin_memory",
-    "training.prefetch_factor",
-    "training.preload",
-    "training.use_parallel_encoding",
-    "training.latent_cache_d",
-)
-
-# Settings of the operator and of the encoder's use, which an autoencoder's training doesn't look at.
-_FREE_KEYS_OF_STAGE = {
-    "autoencoder": (
-        "operator.",
-        "latent.checkpoint",
-        "latent.device",
-        "latent.encoder",
-        "latent.compute_dtype",
-        "latent.micro_batch",
-        "training.time_stride",
-        "training.rollout_horizon",
-        "training.lambda_",
-        "training.use_inverse_losses",
-        "training.inverse_loss_frequency",
-        "training.allow_unknown_encoder",
-        "training.cache_mode",
-    ),
-}
+from ups.train.saved_state import TRAINING, SavedState, hinting_at_restart
 
 
 def save_state(
@@ -132,14 +89,11 @@ def load_state(
         CheckpointError: Kinds "other_config" and "other_data" with the keys that differ, or as
             `load_checkpoint`.
     """
-    try:
+    with hinting_at_restart():
         tensors, document = load_checkpoint(path, kind=TRAINING)
-    except CheckpointError as error:
-        error.hint = "begin anew with --restart; what was exported before is kept"
-        raise
-    _expect_same(path, "configuration", differing_keys(document["config"], config, stage=stage))
-    was, now = json.loads(json.dumps([document["data_identity"], dict(data_identity)]))
-    _expect_same(path, "data", _differing(_flat(was), _flat(now)))
+    saved = SavedState(path, document)
+    saved.expect_config(config, stage=stage)
+    saved.expect_data(data_identity)
     model.load_state_dict(_below(tensors, "model."))
     if averaged is not None:
         averaged.restore(_below(tensors, "ema."), num_updates=document["ema_updates"])
@@ -169,42 +123,3 @@ def expect_shared(path: Path, *, step: int, ranks: Ranks) -> None:
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-
-
-def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -> list[str]:
-    """Keys that change what a stage computes and differ from a saved configuration, with both values."""
-    before, now = _flat(saved), _flat(config.model_dump(mode="json"))
-    return _differing(*({k: v for k, v in keys.items() if _matters(k, stage)} for keys in (before, now)))
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{key} was {before.get(key)} and is {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-
-
-def _expect_same(path: Path, what: str, differing: list[str]) -> None:
-    if differing:
-        shown = "; ".join(differing[:_MOST_SHOWN])
-        more = f" and {len(differing) - _MOST_SHOWN} more" if len(differing) > _MOST_SHOWN else ""
-        raise CheckpointError(
-            f"the training state is of another {what}: {shown}{more}",
-            kind="other_config" if what == "configuration" else "other_data",
-            path=path,
-            hint="go back to it, use another checkpoint.dir, or --restart",
-        )
-
-
-def _matters(key: str, stage: str) -> bool:
-    of_other_stage = key.startswith("stages.") and not key.startswith(f"stages.{stage}.")
-    return not (of_other_stage or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        flat |= _flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
-    return flat

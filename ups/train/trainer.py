@@ -17,6 +17,7 @@ from ups.errors import InterruptedTrainingError
 from ups.optim.ema import AveragedWeights
 from ups.optim.optimizer import make_optimizer
 from ups.optim.schedule import LearningRate
+from ups.train.best import BestWeights
 from ups.train.compiling import forward_of
 from ups.train.distributed import ParallelLosses
 from ups.train.feed import BatchFeed, WaitEndedError
@@ -25,6 +26,7 @@ from ups.train.interrupt import StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, Stopwatch, diverged
 from ups.train.ranks import ALONE, Agreement, Ranks
+from ups.train.saved_state import state_path
 from ups.train.sinks import open_sinks
 from ups.train.stage import Stage, close_data_of, data_identity_of, restore_stage, state_of
 from ups.train.startup import StartupClock
@@ -76,9 +78,10 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=uses_fp16)
         self.meter, self.stopwatch, self.gpu = LossMeter(ranks), Stopwatch(), GpuWatch(device)
         self.startup, self.startup_metrics = startup or StartupClock(), dict[str, float]()
-        self.step, self.best, self.bad_epochs = 0, math.inf, 0
+        self.step = 0
         self.wandb_id: str | None = None
         self.log = RunLog(stage=stage.name, total_steps=self.total_steps, is_quiet=not ranks.is_first)
+        self.kept = BestWeights(stage, ranks=ranks, note=self.log.note)
         forward = forward_of(stage.model, config.training, note=self.log.note)
         self.losses = ParallelLosses(stage, forward, ranks=ranks)
         self.feed = BatchFeed(
@@ -87,12 +90,17 @@ class Trainer:
             end=self.total_steps * config.training.accum_steps,
             is_pinned=config.training.pin_memory and device.type == "cuda",
         )
-        self.state_path = config.checkpoint.dir / f"{stage.name}.training.safetensors"
+        self.state_path = state_path(config, stage.name)
         if ranks.rank:
             torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank
         if self.state_path.exists() and not restart:
             self._restore()
         expect_shared(self.state_path, step=self.step, ranks=ranks)
+
+    @property
+    def best(self) -> float:
+        """The least validation error so far; infinite before the first validation."""
+        return self.kept.score
 
     @property
     def epoch(self) -> int:
@@ -159,7 +167,6 @@ class Trainer:
 
     def save(self) -> None:
         """Write the state that `fit` continues from; a collective."""
-        position = {"step": self.step, "best": self.best, "bad_epochs": self.bad_epochs}
         save_state(
             self.state_path,
             model=self.stage.model,
@@ -169,7 +176,8 @@ class Trainer:
             config=self.config,
             data_identity=data_identity_of(self.stage),
             position={
-                **position,
+                "step": self.step,
+                **self.kept.state(),
                 "learning_rate": self.learning_rate.state(),
                 "wandb_id": self.wandb_id,
                 "stage": state_of(self.stage),
@@ -225,18 +233,14 @@ class Trainer:
             self._interrupted(number)
 
     def _validate(self) -> dict[str, float]:
-        """Metrics with the averaged weights where there are any; the best so far are exported."""
+        """Metrics of the averaged weights where there are any; the best so far are exported."""
         self.stage.model.eval()
         with self.averaged.in_place() if self.averaged is not None else nullcontext():
             metrics: dict[str, float] = self.ranks.first_does(self.stage.validate)
-            score = metrics["score"]
-            if not math.isfinite(score):
+            if not math.isfinite(metrics["score"]):
                 raise diverged("validation error", self.step)
-            is_better = score < self.best
-            if is_better and self.ranks.is_first:
-                self.stage.export(metrics)
-        self.best, self.bad_epochs = (score, 0) if is_better else (self.best, self.bad_epochs + 1)
-        self.learning_rate.end_epoch(score)
+            self.kept.take(metrics, step=self.step)
+        self.learning_rate.end_epoch(metrics["score"])
         return metrics
 
     def _log_losses(self) -> dict[str, float]:
@@ -257,14 +261,14 @@ class Trainer:
         self.save()
         name = signal.Signals(number).name
         self.log.record("interrupted", step=self.step, signal=name)
+        where = f"stopped by {name} after step {self.step} of {self.total_steps}"
         raise InterruptedTrainingError(
-            f"stopped by {name} after step {self.step} of {self.total_steps}",
-            path=self.state_path,
+            f"stage {self.stage.name} was {where}, and is saved in {self.state_path}",
             hint="the same command continues",
         )
 
     def _is_patience_over(self) -> bool:
-        return self.settings.patience is not None and self.bad_epochs >= self.settings.patience
+        return self.settings.patience is not None and self.kept.bad_epochs >= self.settings.patience
 
     def _autocast(self) -> torch.autocast:
         training = self.config.training
@@ -282,8 +286,8 @@ class Trainer:
             stage=self.stage.name,
             ranks=self.ranks,
         )
-        self.step, self.best = position["step"], position["best"]
-        self.bad_epochs, self.wandb_id = position["bad_epochs"], position["wandb_id"]
+        self.step, self.wandb_id = position["step"], position["wandb_id"]
+        self.kept.restore(position)
         self.learning_rate.restore(position["learning_rate"])
         restore_stage(self.stage, position)
 

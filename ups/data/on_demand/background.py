@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ups.data.config import ReadingConfig
-from ups.data.on_demand.order import Items
+from ups.data.errors import hints_in_keys
+from ups.data.on_demand.order import Items, in_turns
 from ups.errors import UpsError
 from ups_store.build.readers import Readers
 from ups_store.ingest.pool import ReaderPool
@@ -124,16 +125,6 @@ class BackgroundBuild:
             self._state.sleep(_POLL_S)
 
 
-def in_turns(stretches: Mapping[str, Sequence[Items]]) -> list[tuple[str, int]]:
-    """Task and number of every stretch, tasks of many and of few stretches getting on evenly."""
-    places = [
-        ((number + 0.5) / len(some), task, number)
-        for task, some in stretches.items()
-        for number in range(len(some))
-    ]
-    return [(task, number) for _, task, number in sorted(places)]
-
-
 class _Ended(BaseException):
     """Unwinds the thread; nothing on the way takes it for an error of its own."""
 
@@ -188,7 +179,7 @@ class _Work:
 
     def run(self) -> None:
         try:
-            with Readers(self._reading, note=self._note) as readers:
+            with hints_in_keys(), Readers(self._reading, note=self._note) as readers:
                 self._make_all(readers)
             self._state.is_done = True
         except _Ended:

@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ups_store
 from ups.autoencoder_spec import AUTOENCODER, parse_spec
 from ups.checkpoint import read_document
 from ups.data.config import BuildConfig
 from ups.data.fields import Store
-from ups.data.latent_stores import latent_folder, open_latents
-from ups.data.latent_windows import LatentWindows
-from ups.data.live_windows import LiveWindows, Passes
+from ups.data.on_demand.live_windows import LiveWindows, Passes
 from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
 from ups.data.on_demand.plan import Note, WantedStore, latent_build, open_valid, wanted_stores
 from ups.data.on_demand.store_jobs import StoreJob, begin_in_memory, begin_store
+from ups.data.state_stores import latent_folder, open_latents
 from ups.data.store_places import encoder_of, place_of, store_path
 from ups.data.task_windows import TaskWindows
+from ups.data.window_batches import WindowBatches
 from ups.errors import ConfigError
 from ups_store.build.outputs import make_folder
 from ups_store.build.ranks import Ranks
@@ -43,7 +43,8 @@ def open_training_windows(
     seed: int,
     device: str,
     note: Note,
-) -> LatentWindows | LiveWindows:
+    expect_data: Callable[[Mapping[str, Any]], None] | None = None,
+) -> WindowBatches | LiveWindows:
     """Open the latents of all tasks as batches of windows, as `training.cache_mode` says.
 
     Args:
@@ -55,6 +56,8 @@ def open_training_windows(
         seed: Seed of the order.
         device: Where latents are made, and used.
         note: Told what is done; also from a thread in the background.
+        expect_data: Given the hashes of the stores by task before any is begun or replaced; raises if it was
+            to be another one.
     Raises:
         ConfigError: As `open_latents`, `TaskWindows`; kind "empty_split".
         CheckpointError: If the checkpoint is missing or damaged.
@@ -88,6 +91,8 @@ def open_training_windows(
         is_part = True
     if is_part:
         return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
+    if expect_data is not None:
+        expect_data({some.task: some.config_hash for some in wanted})
     passes = _passes(mode, {some.task: some for some in wanted}, settings, build, note)
     return LiveWindows(passes, seed=seed, parameters=settings.parameters)
 
@@ -131,7 +136,7 @@ def _reuse_or_begin(wanted: WantedStore, ranks: Ranks, note: Note) -> StoreJob |
 
 def _finished(
     config: RunConfig, split: str, settings: WindowSettings, *, autoencoder_path: Path, note: Note
-) -> LatentWindows:
+) -> WindowBatches:
     """Windows of finished stores, whatever made them."""
     windows = {}
     for task in config.data.task:
@@ -151,7 +156,7 @@ def _finished(
         windows[task] = TaskWindows(store, horizon=settings.horizon, time_stride=stride, limit=limit)
         why = windows[task].preload(settings.preload, device=settings.device)
         note(f"{task} {split}: latents reused, {store.config_hash[:12]}, {store.path}, {why}")
-    return settings.latent_windows(windows)
+    return settings.batches(windows)
 
 
 def _may_be_made(config: RunConfig, split: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.batching import batch_ends, seed_of
+from ups.data.batching import batch_ends, evenly_spread, seed_of
 
 Items = npt.NDArray[np.int64]
 
@@ -41,16 +41,24 @@ def arrival_stretches(
         Numbers of trajectories, sorted inside a stretch; every one of 0..N-1 once.
     """
     num_groups = -(-num_trajectories // group)
-    num_spread = min(num_groups, num_spread)
-    spread = ((np.arange(num_spread) + 0.5) * num_groups / num_spread).astype(np.int64)
     trajectories = np.arange(num_trajectories)
-    is_first = np.isin(trajectories // group, spread)
+    is_first = np.isin(trajectories // group, evenly_spread(num_groups, num_spread))
     length = -(-length // group) * group
     firsts = np.arange(0, num_trajectories, length)
     chosen = np.random.default_rng(seed).permutation(len(firsts))
     rest = [trajectories[first : first + length] for first in firsts[chosen]]
     kept = [stretch[~is_first[stretch]] for stretch in rest]
     return [trajectories[is_first], *(stretch for stretch in kept if len(stretch))]
+
+
+def in_turns(stretches: Mapping[str, Sequence[Items]]) -> list[tuple[str, int]]:
+    """Task and number of every stretch, tasks of many and of few stretches getting on evenly."""
+    places = [
+        ((number + 0.5) / len(some), task, number)
+        for task, some in stretches.items()
+        for number in range(len(some))
+    ]
+    return [(task, number) for _, task, number in sorted(places)]
 
 
 def most_ahead(num_trajectories: int) -> int:

@@ -9,15 +9,15 @@ from typing import Any
 from ups.data.batching import count_batches, seed_of
 from ups.data.config import ReadingConfig
 from ups.data.fields import Store
-from ups.data.latent_windows import LatentWindows
-from ups.data.live_windows import LivePass, LiveTask
 from ups.data.on_demand.background import BackgroundBuild, Note
 from ups.data.on_demand.first_trajectories import FirstWindows, ranges_by_file
+from ups.data.on_demand.live_windows import LivePass, LiveTask
 from ups.data.on_demand.order import Arrivals, Items, PassDraws, most_ahead
 from ups.data.on_demand.plan import WantedStore
 from ups.data.on_demand.store_jobs import StoreJob
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.task_windows import Preload, TaskWindows
+from ups.data.window_batches import WindowBatches
 from ups_store.build.ranks import Ranks
 
 _ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `live_windows`
@@ -64,9 +64,9 @@ class WindowSettings:
             time_stride=self.time_stride,
         )
 
-    def latent_windows(self, windows: Mapping[str, TaskWindows]) -> LatentWindows:
+    def batches(self, windows: Mapping[str, TaskWindows]) -> WindowBatches:
         """Batches of complete stores."""
-        return LatentWindows(windows, batch_size=self.batch_size, seed=self.seed, parameters=self.parameters)
+        return WindowBatches(windows, batch_size=self.batch_size, seed=self.seed, parameters=self.parameters)
 
 
 class StorePasses:
@@ -115,7 +115,7 @@ class StorePasses:
         draws = PassDraws(self._arrivals, seed=self._settings.seed, which=which)
         return LivePass(draws, self._tasks, self._build)
 
-    def finished(self) -> LatentWindows:
+    def finished(self) -> WindowBatches:
         """What serves the later passes; waits for the build."""
         if self._build is not None:
             self._build.wait_finished()
@@ -123,7 +123,7 @@ class StorePasses:
             if isinstance(some, StoreJob):
                 self._windows[task] = self._settings.windows(some.store, is_complete=True)
                 self._preload(task)
-        return self._settings.latent_windows(self._windows)
+        return self._settings.batches(self._windows)
 
     def close(self) -> None:
         """End the build."""

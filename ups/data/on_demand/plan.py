@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import ups_store
 from ups.data.config import BuildConfig, CacheConfig, ReadingConfig
-from ups.data.fields import Store
+from ups.data.errors import hints_in_keys
+from ups.data.fields import NUM_STEPS, Store
 from ups.data.on_demand.order import Items, arrival_stretches
 from ups.data.store_places import place_of
-from ups.data.task_windows import NUM_STEPS
 from ups.errors import ConfigError
 from ups_store.build.config import LatentConfig
 from ups_store.build.digests import DigestCache
@@ -123,7 +123,7 @@ def wanted_stores(
         ConfigError: Kinds "empty_split", "uneven_times".
         CheckpointError: As the encoder.
     """
-    with Readers(build.reading, note=note) as readers:
+    with hints_in_keys(), Readers(build.reading, note=note) as readers:
         plans = [plan_store(build, task, split, readers=readers) for task in build.data.task]
         for plan in plans:
             _expect_samples(plan)

@@ -9,10 +9,11 @@ from typing import Any
 import ups_store
 from ups.config import RunConfig
 from ups.data.config import DataConfig
-from ups.data.fields import FIELDS, Store
+from ups.data.fields import Store
 from ups.data.store_places import differing_selection, encoder_of, place_of, store_path
 from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
+from ups.grid import FIELDS
 from ups_store.identity import describe_differences, differences
 
 LATENT = "latent"
@@ -74,6 +75,11 @@ def open_field_states(config: RunConfig, task: str, split: str) -> Store:
     store = _open(config.cache.dir, task, split, holds=FIELDS)
     _expect_same_data(store, config.data)
     return store
+
+
+def tells_encoder(store: Store) -> bool:
+    """Whether nothing is unknown about how a store's states were made: fields, or latents that say it."""
+    return LATENT not in store or encoder_of(store) is not None
 
 
 def _open(folder: Path, task: str, split: str, *, holds: str) -> Store:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.batching import batch_ends, count_batches, seed_of
+from ups.data.batching import batch_ends, count_batches, parameter_table, seed_of
 from ups.data.task_windows import TaskWindows, Windows
 from ups_store.permutation import Permutation
 
@@ -44,7 +44,7 @@ class WindowBatch:
         return len(self.states)
 
 
-class LatentWindows:
+class WindowBatches:
     """Batches of random windows, homogeneous in task, without end.
 
     A pass goes through all windows once, tasks mixed and each as often as it has windows. The batches of a
@@ -115,14 +115,10 @@ def make_batch(
     task: str, windows: Windows, *, parameters: tuple[str, ...], generator: torch.Generator
 ) -> WindowBatch:
     """Windows as tensors, with their parameters in the models' order."""
-    num = len(windows.states)
-    absent = np.full(num, np.nan)
-    columns = [windows.parameters.get(name, absent) for name in parameters]
-    table = np.stack(columns, axis=1) if columns else np.zeros((num, 0))
     return WindowBatch(
         task,
         windows.states,
-        torch.from_numpy(table.astype(np.float32)),
+        parameter_table(windows.parameters, parameters, len(windows.states)),
         torch.from_numpy(windows.dt.astype(np.float32)),
         generator,
     )

@@ -11,9 +11,9 @@ import torch
 
 import ups_store
 from ups.data.augment_windows import augment_windows
-from ups.data.latent_windows import LatentWindows, WindowBatch
 from ups.data.state_statistics import measure_state_statistics
 from ups.data.task_windows import TaskWindows
+from ups.data.window_batches import WindowBatch, WindowBatches
 from ups.errors import ConfigError
 from ups_store import ArraySpec
 
@@ -153,11 +153,14 @@ def test_limit_takes_the_first_samples(transient: Path) -> None:
     assert windows.parameter_ranges() == {"nu": (0.01, 0.02)}
 
 
-@pytest.mark.parametrize("mode", ["off", "auto", "copy"])
-def test_preloaded_store_gives_the_same_windows(transient: Path, mode: Any) -> None:
+@pytest.mark.parametrize(
+    ("mode", "place"),
+    [("off", "read when it is used"), ("auto", "in the page cache"), ("copy", "in RAM")],
+)
+def test_preloaded_store_gives_the_same_windows(transient: Path, mode: Any, place: str) -> None:
     windows = open_windows(transient, horizon=2)
     before = windows.read(np.array([3, 11])).states
-    assert windows.preload(mode, device="cpu")
+    assert windows.preload(mode, device="cpu") == place
     torch.testing.assert_close(windows.read(np.array([3, 11])).states, before, rtol=0, atol=0)
 
 
@@ -165,17 +168,17 @@ def test_preloaded_store_gives_the_same_windows(transient: Path, mode: Any) -> N
 
 
 @pytest.fixture
-def batches(tmp_path: Path) -> LatentWindows:
+def batches(tmp_path: Path) -> WindowBatches:
     """48 windows of one task, 16 of another, 10 pairs of a steady one; batches of 4."""
     tasks = {
         "burgers1d": open_windows(write_transient(tmp_path / "b.zarr.zip")),
         "advection1d": open_windows(write_transient(tmp_path / "a.zarr.zip", num_samples=2, offset=0.5)),
         "darcy2d": open_windows(write_steady(tmp_path / "d.zarr.zip")),
     }
-    return LatentWindows(tasks, batch_size=4, seed=3, parameters=("beta", "nu"))
+    return WindowBatches(tasks, batch_size=4, seed=3, parameters=("beta", "nu"))
 
 
-def test_batch_is_a_function_of_its_number(batches: LatentWindows) -> None:
+def test_batch_is_a_function_of_its_number(batches: WindowBatches) -> None:
     order = [3, 40, 0, 3, 17]
     found = [batches.batch(number) for number in order]
     assert torch.equal(found[0].states, found[3].states)
@@ -185,7 +188,7 @@ def test_batch_is_a_function_of_its_number(batches: LatentWindows) -> None:
     assert all(torch.equal(one.states, other) for one, other in zip(found, later, strict=True))
 
 
-def test_pass_takes_every_window_once_and_tasks_by_their_number_of_windows(batches: LatentWindows) -> None:
+def test_pass_takes_every_window_once_and_tasks_by_their_number_of_windows(batches: WindowBatches) -> None:
     found = [batches.batch(number) for number in range(batches.batches_per_pass)]
     tasks = [batch.task for batch in found]
     assert {name: tasks.count(name) for name in set(tasks)} == {
@@ -199,7 +202,7 @@ def test_pass_takes_every_window_once_and_tasks_by_their_number_of_windows(batch
     assert tasks != sorted(tasks)
 
 
-def test_passes_differ(batches: LatentWindows) -> None:
+def test_passes_differ(batches: WindowBatches) -> None:
     num = batches.batches_per_pass
     passes = [[batches.batch(which * num + i) for i in range(num)] for which in range(2)]
     assert [batch.task for batch in passes[0]] != [batch.task for batch in passes[1]]
@@ -207,7 +210,7 @@ def test_passes_differ(batches: LatentWindows) -> None:
     assert first[0] != first[1]
 
 
-def test_parameters_come_in_the_order_that_was_asked_for(batches: LatentWindows) -> None:
+def test_parameters_come_in_the_order_that_was_asked_for(batches: WindowBatches) -> None:
     for number in range(batches.batches_per_pass):
         batch = batches.batch(number)
         assert batch.parameters.shape == (len(batch), 2)
@@ -216,7 +219,7 @@ def test_parameters_come_in_the_order_that_was_asked_for(batches: LatentWindows)
 
 def test_task_of_fewer_windows_than_a_batch_still_comes(tmp_path: Path) -> None:
     windows = open_windows(write_transient(tmp_path / "b.zarr.zip", num_samples=1), horizon=6)
-    batches = LatentWindows({"burgers1d": windows}, batch_size=32, seed=0)
+    batches = WindowBatches({"burgers1d": windows}, batch_size=32, seed=0)
     assert batches.batches_per_pass == 1
     batch = batches.batch(5)
     assert sorted(batch.states[:, 0, 0, 0].tolist()) == [0.0, 1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Who stands beside whom in the table of a task, on which trajectories."""
+"""An operator and everything that it is compared with in the table of a task, on the same trajectories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ups.simulator import Simulator
 
 
 @dataclass(frozen=True)
-class Contest:
+class Comparison:
     """Who predicts which trajectories.
 
     Attributes:
@@ -42,7 +42,7 @@ class Contest:
     space: Literal["fields", "latent"]
 
 
-def make_contest(
+def make_comparison(
     config: RunConfig,
     simulator: Simulator,
     task: str,
@@ -51,7 +51,7 @@ def make_contest(
     horizon: int | None,
     baselines: Sequence[Baseline],
     operator_note: str,
-) -> Contest:
+) -> Comparison:
     """Everything that an operator has to be compared with.
 
     Args:
@@ -74,13 +74,14 @@ def make_contest(
             expected=" or ".join(sorted(simulator.spec.tasks)),
             found=task,
         )
-    wanted = 1 if simulator.spec.tasks[task].steady else horizon
+    is_steady = simulator.spec.tasks[task].steady
+    wanted = min(horizon, 1) if is_steady and horizon is not None else horizon
     if not simulator.spec.is_encoder_known:
-        return _latent_contest(config, simulator, task, split, wanted, operator_note)
-    return _field_contest(config, simulator, task, split, wanted, baselines, operator_note)
+        return _compare_latents(config, simulator, task, split, wanted, operator_note)
+    return _compare_fields(config, simulator, task, split, wanted, baselines, operator_note)
 
 
-def _field_contest(
+def _compare_fields(
     config: RunConfig,
     simulator: Simulator,
     task: str,
@@ -88,7 +89,7 @@ def _field_contest(
     horizon: int | None,
     baselines: Sequence[Baseline],
     note: str,
-) -> Contest:
+) -> Comparison:
     source, stride = config.training.field_source, simulator.spec.time_stride
     trajectories = open_trajectories(config.build, task, split, source=source, stride=stride, horizon=horizon)
     _expect_same_grid(simulator, trajectories)
@@ -99,24 +100,24 @@ def _field_contest(
     if simulator.autoencoder is not None:
         dtype = getattr(torch, config.training.latent_cache_dtype)
         others.append(AutoencoderFloor(simulator.autoencoder, latent_dtype=dtype))
-    return Contest(trajectories, OperatorForecaster(simulator, note=note), others, "fields")
+    return Comparison(trajectories, OperatorForecaster(simulator, note=note), others, "fields")
 
 
-def _latent_contest(
+def _compare_latents(
     config: RunConfig,
     simulator: Simulator,
     task: str,
     split: str,
     horizon: int | None,
     note: str,
-) -> Contest:
+) -> Comparison:
     """On latents of an unknown encoder: there are no baselines and no floor, as there are no fields."""
     stride = simulator.spec.time_stride
     trajectories = open_latent_trajectories(config, task, split, stride=stride, horizon=horizon)
     train = open_latent_fields(config, task, "train")
     others = [] if trajectories.info.steady else [Persistence()]
     operator = LatentForecaster(simulator, note=note)
-    return Contest(trajectories, operator, [*others, TrainingMean(train)], "latent")
+    return Comparison(trajectories, operator, [*others, TrainingMean(train)], "latent")
 
 
 def _expect_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:

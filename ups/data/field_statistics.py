@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.fields import FIELDS, Fields
+from ups.data.fields import Fields
 from ups.errors import ConfigError
+from ups.grid import FIELDS
 
 _FRAMES_AT_ONCE = 256
 LEAST_STD = 1e-12  # a channel that doesn't vary is only shifted
@@ -79,9 +80,19 @@ def _measure(fields: Fields, array: str) -> Statistics:
         raise ConfigError(
             f"the statistics of {array!r} of {fields.info.task} aren't finite",
             kind="not_finite",
-            hint="data.on_nan=fail names the sample",
+            path=fields.origin,
+            found=f"NaN or infinity in {_first_not_finite(fields, array)}",
+            hint="mend the source and build its store again; data.on_nan=fail refuses such samples",
         )
     return found
+
+
+def _first_not_finite(fields: Fields, array: str) -> str:
+    """Where the first such value is, for people."""
+    for sample, step in zip(*frame_items(fields, array), strict=True):
+        if not np.isfinite(fields.read(array, np.array([sample]), np.array([step]))).all():
+            return f"sample {sample} of the split, time step {step}"
+    return "none of its frames"  # but in their sum
 
 
 def frame_items(fields: Fields, array: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""Windows of trajectories that are still being encoded: `LiveWindows`, with the interface of `LatentWindows`.
+"""Windows of trajectories that are still being encoded: `LiveWindows`, with the interface of `WindowBatches`.
 
 Letters: B windows of a batch.
 """
@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 
 from ups.data.batching import seed_of
-from ups.data.latent_windows import LatentWindows, WindowBatch, make_batch
 from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.order import Draw, Items, PassDraws
 from ups.data.on_demand.store_jobs import StoreJob
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.task_windows import TaskWindows, Windows
+from ups.data.window_batches import WindowBatch, WindowBatches, make_batch
 
 _GENERATOR = 2  # purpose of random numbers, beside those of `on_demand.order`
 
@@ -110,7 +110,7 @@ class Passes(Protocol):
     def open(self, which: int, position: int) -> LivePass:
         """The pass of a number, from the batch at a position on."""
 
-    def finished(self) -> LatentWindows | None:
+    def finished(self) -> WindowBatches | None:
         """What serves all passes but the first, once every store is finished; None if none will be."""
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class LiveWindows:
 
     The first pass is drawn from the trajectories that have come so far; every window comes in it once. Batch
     i is a function of the seed and i: how fast trajectories come, and which were there before, changes
-    nothing. The later passes are those of `LatentWindows`, from the finished stores.
+    nothing. The later passes are those of `WindowBatches`, from the finished stores.
 
     Args:
         passes: Where passes come from.
@@ -132,13 +132,13 @@ class LiveWindows:
     Attributes:
         tasks: Windows of the first trajectories of each task, for measuring statistics before the first batch
             is asked for; reading them waits for those.
-        batches_per_pass: Number of batches in which every window comes once, as `LatentWindows` has.
+        batches_per_pass: Number of batches in which every window comes once, as `WindowBatches` has.
     """
 
     def __init__(self, passes: Passes, *, seed: int, parameters: tuple[str, ...] = ()) -> None:
         self._passes, self._seed, self._parameters = passes, seed, parameters
         self._current: tuple[int, LivePass] | None = None
-        self._finished: LatentWindows | None = None
+        self._finished: WindowBatches | None = None
         self.tasks, self.batches_per_pass = passes.tasks, passes.batches_per_pass
 
     def batch(self, number: int) -> WindowBatch:

@@ -1,0 +1,67 @@
+"""A split that is read straight from HDF5, whole, into memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from ups.data.config import BuildConfig
+from ups.data.errors import hints_in_keys
+from ups.errors import ConfigError
+from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.read import read_batches
+
+_MEMORY_SHARE = 0.5  # of what is free, for one split
+
+Array = npt.NDArray[Any]
+
+
+def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, dict[str, Array]]:
+    """Read all samples of a split.
+
+    Args:
+        config: Which samples of which files; `data.on_nan` decides about NaN and Inf.
+        task: Name of the task.
+        split: "train", "val" or "test".
+
+    Returns:
+        What a store of it would be, and its arrays by name, new, the samples along the first axis; fields
+        in float32.
+    Raises:
+        ConfigError: Kinds "empty_split", "too_large".
+        ups_store.SourceError: If the files can't be read; kind "not_finite", with the file and the number of
+            the sample in it.
+    """
+    cache = config.cache.model_copy(update={"dtype": "float32"})
+    with hints_in_keys():
+        plan = plan_store(config.model_copy(update={"cache": cache}), task, split)
+    if plan.num_samples == 0:
+        raise ConfigError(
+            f"{task} {split} would be empty",
+            kind="empty_split",
+            path=config.data.root,
+            expected="at least 1 sample",
+            hint="change data.split_fractions, or bring more samples",
+        )
+    _expect_room(plan)
+    arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in plan.arrays.items()}
+    with hints_in_keys():
+        for batch in read_batches(plan, np.arange(plan.num_samples), on_nan=config.data.on_nan):
+            for name, values in batch.arrays.items():
+                arrays[name][batch.samples] = values
+    return plan, arrays
+
+
+def _expect_room(plan: StorePlan) -> None:
+    needed, free = plan.num_samples * plan.sample_nbytes, psutil.virtual_memory().available
+    if needed > _MEMORY_SHARE * free:
+        raise ConfigError(
+            f"{plan.title} doesn't fit into memory",
+            kind="too_large",
+            expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB",
+            found=f"{needed / 2**20:.0f} MiB",
+            hint="build a field store with `python -m ups_store.build`, or use data.limit",
+        )

@@ -1,0 +1,44 @@
+"""Files that a command leaves: whether they can be, told before the work; and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from ups.errors import OutputError
+
+
+def expect_writable(folder: Path) -> None:
+    """Fail before the work, and not after it, where no file can be made in a folder; leaves nothing behind.
+
+    Args:
+        folder: Where files are to go. It needn't be there yet: then what is there of its parents is tried.
+
+    Raises:
+        OutputError: With what the system says.
+    """
+    try:
+        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise OutputError.of(error, folder) from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that appears whole and survives a power cut; the old one stays until then."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name
+        finally:
+            os.close(folder)
+    finally:
+        partial.unlink(missing_ok=True)

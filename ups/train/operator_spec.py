@@ -1,0 +1,138 @@
+"""The specification of a simulator that is to be trained, from the stores of its states."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from ups.autoencoder import Autoencoder
+from ups.autoencoder_spec import TaskSpec
+from ups.config import RunConfig
+from ups.data.field_statistics import Statistics
+from ups.data.fields import StoreFields
+from ups.data.state_statistics import INPUT
+from ups.data.state_stores import LATENT
+from ups.data.task_windows import TaskWindows
+from ups.errors import ConfigError
+from ups.grid import FIELDS, GridSpec, cut_grid
+from ups.models.latent_operator import MAX_AXES
+from ups.simulator_spec import SimulatedTask, SimulatorSpec
+from ups.train.operator_size import operator_size
+
+
+def make_spec(
+    config: RunConfig,
+    windows: Mapping[str, TaskWindows],
+    *,
+    statistics: Mapping[str, Mapping[str, Statistics]],
+    autoencoder: Autoencoder | None,
+    autoencoder_sha256: str | None,
+    is_encoder_known: bool = True,
+) -> SimulatorSpec:
+    """The simulator's specification: grids and time steps from the stores, sizes as configured.
+
+    Args:
+        config: Configuration of the run.
+        windows: Training windows by task.
+        statistics: Of the operator's states, by task, as `measure_state_statistics` gives them.
+        autoencoder: Encoder and decoder where states are latents.
+        autoencoder_sha256: Of its weights; None while they are trained, too.
+        is_encoder_known: Whether it made the latents, as `operator_states.are_of_known_encoder` tells.
+
+    Raises:
+        ConfigError: If the sizes don't fit the grids, or a grid has more axes than the operator.
+    """
+    known = {
+        name: _of_fields(some) if autoencoder is None else autoencoder.spec.tasks[name]
+        for name, some in windows.items()
+    }
+    tasks = {
+        name: _simulated(config, windows[name], known[name], statistics[name], autoencoder)
+        for name in sorted(windows)
+    }
+    dims = [_patch_values(task.grid, config.encoder.patch_size) for task in tasks.values()]
+    size = operator_size(config.operator)
+    return SimulatorSpec(
+        states=config.operator.state,
+        tasks=tasks,
+        parameters=parameter_names(windows) if autoencoder is None else autoencoder.spec.parameters,
+        state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
+        patch_size=config.encoder.patch_size if autoencoder is None else None,
+        time_stride=config.training.time_stride,
+        operator={**vars(size), "depths": list(size.depths)},
+        autoencoder_sha256=autoencoder_sha256 if is_encoder_known else None,
+        is_encoder_known=is_encoder_known,
+    )
+
+
+def _simulated(
+    config: RunConfig,
+    windows: TaskWindows,
+    known: TaskSpec,
+    statistics: Mapping[str, Statistics],
+    autoencoder: Autoencoder | None,
+) -> SimulatedTask:
+    if known.grid.ndim > MAX_AXES:
+        raise ConfigError(
+            f"the operator can't advance {known.grid.ndim} axes",
+            kind="num_axes",
+            path=windows.store.path,
+            expected=f"at most {MAX_AXES}",
+        )
+    ranges = windows.parameter_ranges()
+    if autoencoder is not None:
+        _expect_shape(windows, autoencoder)
+        ranges = {name: ends for name, ends in ranges.items() if name in autoencoder.spec.parameters}
+    task = SimulatedTask(
+        grid=known.grid,
+        tokens=_tokens(config, known.grid, autoencoder),
+        channels=known.channels,
+        steady=windows.is_steady,
+        dt=windows.typical_dt(),
+        parameters=ranges,
+        statistics={},
+    )
+    names = {FIELDS: FIELDS, INPUT: task.input_array}
+    measured = {names[key]: values.to_json() for key, values in statistics.items()}
+    return dataclasses.replace(task, statistics=measured)
+
+
+def _expect_shape(windows: TaskWindows, autoencoder: Autoencoder) -> None:
+    """A store of an unknown encoder needn't have the shape of this one's latents."""
+    if windows.state != LATENT:  # fields, which are encoded in every step
+        return
+    found = tuple(windows.store.arrays[windows.state].shape[2:])
+    expected = (autoencoder.spec.num_tokens, autoencoder.spec.latent_dim)
+    if found != expected:
+        shown = " x ".join(map(str, expected))
+        raise ConfigError(
+            "latents of another shape than the autoencoder's",
+            kind="latent_size",
+            path=windows.store.path,
+            expected=f"{shown} a frame",
+            found=" x ".join(map(str, found)),
+        )
+
+
+def _tokens(config: RunConfig, grid: GridSpec, autoencoder: Autoencoder | None) -> tuple[int, ...]:
+    """Tokens along each axis: those of the autoencoder, or one for each patch."""
+    if autoencoder is not None:
+        return autoencoder.spec.cut(grid).tokens
+    patch_size = config.encoder.patch_size
+    num_tokens = math.prod(max(1, points // patch_size) for points in grid.points)
+    return cut_grid(grid, patch_size=patch_size, num_tokens=num_tokens).tokens
+
+
+def _patch_values(grid: GridSpec, patch_size: int) -> int:
+    return int(patch_size**grid.ndim * dict(grid.channels)[FIELDS])
+
+
+def _of_fields(windows: TaskWindows) -> TaskSpec:
+    info = StoreFields(windows.store).info
+    return TaskSpec(info.grid, info.channels, info.steady, statistics={})
+
+
+def parameter_names(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
+    """Names of all parameters that any of the tasks has, sorted."""
+    return tuple(sorted({name for some in windows.values() for name in some.parameters}))
