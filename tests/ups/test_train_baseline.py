@@ -25,6 +25,7 @@ from ups.eval.forecasters import Persistence, Start
 from ups.eval.rollout import roll_out
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.grid import GridSpec
+from ups.optim.ema import AveragedWeights
 
 torch.set_num_threads(1)
 
@@ -112,6 +113,34 @@ def test_budget_of_samples_is_kept_and_repeats_to_the_bit(root: Path, kind: str,
     assert one.effort.samples == 160
     for (name, weight), twin in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
         assert torch.equal(weight, twin), name
+
+
+@pytest.mark.parametrize("kind", ["fno", "unet"])
+def test_average_of_the_weights_is_the_result(root: Path, kind: str) -> None:
+    """With a decay of 0.5 the average is that of our own copies of the weights after every step."""
+    seen: list[dict[str, torch.Tensor]] = []
+    update = AveragedWeights.update
+
+    def recorded(self: AveragedWeights) -> None:
+        seen.append({name: p.detach().clone() for name, p in self._parameters.items()})
+        update(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AveragedWeights, "update", recorded)
+        model = train(root, kind, budget=Budget(samples=80), ema_decay=0.5)
+    first = train(root, kind, budget=Budget(samples=80))  # the last weights
+    for name, weight in model.named_parameters():
+        assert torch.equal(seen[-1][name], dict(first.named_parameters())[name])
+        torch.testing.assert_close(weight, _average(name, model, seen))
+
+
+def _average(name: str, model: Baseline, seen: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    torch.manual_seed(0)
+    average = dict(Baseline(model.spec).named_parameters())[name].detach()
+    for n, weights in enumerate(seen):
+        decay = min(0.5, (1 + n) / (10 + n))
+        average = decay * average + (1 - decay) * weights[name]
+    return average
 
 
 def test_budget_of_seconds_is_kept(root: Path) -> None:

@@ -53,7 +53,7 @@ def obtain_baseline(
 ) -> Baseline:
     """The baseline of a run within a budget: the file of an earlier training, or one that is trained now.
 
-    It is trained on the operator's training fields, with its batch size, seed and augmentation.
+    It is trained on the operator's training fields, with its batch size, seed, augmentation and EMA.
 
     Args:
         config: Configuration of the run.
@@ -71,13 +71,15 @@ def obtain_baseline(
         ups_store.StoreError: If the data can't be read.
     """
     path, training = baseline_path(config, kind, task, budget.limit), config.training
+    operator = config.stage("operator")
     stride = training.time_stride
     trajectories = open_trajectories(config.build, task, "train", source=training.field_source, stride=stride)
     fields = trajectories.fields
     settings: dict[str, Any] = {
         "spec": make_spec(kind, fields, dt=trajectories.dt, stride=stride).to_json(),
         "allowed": budget.allowed,
-        "batch_size": config.stage("operator").batch_size,
+        "batch_size": operator.batch_size,
+        "ema_decay": operator.ema_decay,
         "seed": config.seed,
         "augmented": training.augment,
     }
@@ -92,7 +94,8 @@ def obtain_baseline(
         budget=budget,
         dt=trajectories.dt,
         stride=stride,
-        batch_size=settings["batch_size"],
+        batch_size=operator.batch_size,
+        ema_decay=operator.ema_decay,
         seed=config.seed,
         augmented=training.augment,
         device=device,

@@ -24,6 +24,7 @@ from ups.errors import ConfigError, DivergedError
 from ups.eval.baseline_model import LABELS, Baseline, BaselineSpec, Effort, Kind, network_size
 from ups.eval.forecasters import parameter_table
 from ups.objectives.reconstruction import relative_square_error
+from ups.optim.ema import AveragedWeights
 
 _SINGLE_STEPS = 0.7  # share of the budget
 _ROLLOUT_STEPS = 3
@@ -81,6 +82,7 @@ def train_baseline(
     batch_size: int = 32,
     seed: int = 0,
     augmented: bool = True,
+    ema_decay: float | None = None,
     device: torch.device | str = "cpu",
     note: Callable[[str], None] = lambda text: None,
 ) -> Baseline:
@@ -95,6 +97,7 @@ def train_baseline(
         batch_size: Windows of a batch.
         seed: Of weights, order and augmentation.
         augmented: Whether windows are shifted and reflected.
+        ema_decay: Of the average of the weights that is the result; None for the last weights.
         device: Where.
         note: Told the loss now and then.
 
@@ -108,7 +111,10 @@ def train_baseline(
     torch.manual_seed(seed)
     model = Baseline(make_spec(kind, fields, dt=dt, stride=stride)).to(device)
     windows = FieldWindows(fields, batch_size=batch_size, stride=stride, seed=seed, augmented=augmented)
-    model.effort = _fit(model.train(), windows, budget, note)
+    averaged = None if ema_decay is None else AveragedWeights(model, decay=ema_decay)
+    model.effort = _fit(model.train(), windows, budget, averaged, note)
+    if averaged is not None:
+        averaged.adopt()
     return model.eval()
 
 
@@ -137,7 +143,13 @@ def make_spec(kind: Kind, fields: Fields, *, dt: float | None, stride: int) -> B
     )
 
 
-def _fit(model: Baseline, windows: FieldWindows, budget: Budget, note: Callable[[str], None]) -> Effort:
+def _fit(
+    model: Baseline,
+    windows: FieldWindows,
+    budget: Budget,
+    averaged: AveragedWeights | None,
+    note: Callable[[str], None],
+) -> Effort:
     optimizer = torch.optim.Adam(model.parameters(), lr=_PEAK_LR[model.spec.kind], betas=(0.9, 0.99))
     began, samples, step, spent = time.perf_counter(), 0, 0, 0.0
     curve: list[tuple[int, float]] = []
@@ -150,6 +162,8 @@ def _fit(model: Baseline, windows: FieldWindows, budget: Budget, note: Callable[
         nn.utils.clip_grad_norm_(model.parameters(), _GRAD_CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if averaged is not None:
+            averaged.update()
         step, samples = step + 1, samples + len(batch)
         spent = budget.spent(seconds=time.perf_counter() - began, samples=samples)
         if step % _CURVE_EVERY == 0:
