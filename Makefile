@@ -25,7 +25,9 @@ compare: install
 	$(BIN)/python scripts/compare.py --config $(CONFIG) $(addprefix --kind ,$(KINDS)) --out reports/compare
 
 test: install
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=95
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json \
+		--cov-fail-under=95
+	$(BIN)/python scripts/check_branches.py .coverage-totals.json --at-least 95
 
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --run-slow

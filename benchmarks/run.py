@@ -19,7 +19,18 @@ from rich.console import Console
 from benchmarks import machine, report
 from benchmarks.report import Result
 
-OPERATIONS = ("open_store", "gather", "loaders", "write", "verify", "preload", "ingest", "build", "encode")
+OPERATIONS = (
+    "open_store",
+    "gather",
+    "order",
+    "loaders",
+    "write",
+    "verify",
+    "preload",
+    "ingest",
+    "build",
+    "encode",
+)
 _HERE = Path(__file__).resolve().parent
 _PAGE = _HERE.parent / "docs" / "performance.md"
 _CHART = _HERE.parent / "docs" / "images" / "performance.png"

@@ -34,6 +34,9 @@ def main(
     budget_samples: Annotated[
         int | None, typer.Option(help="by default the windows that the operator was trained on")
     ] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="another operator of the same tasks, as a row; may be repeated")
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="train anew what is there already")] = False,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("reports/compare"),
     as_json: Annotated[bool, typer.Option("--json", help="report as JSON on stdout")] = False,
@@ -42,7 +45,7 @@ def main(
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
         from ups.eval.baseline_files import obtain_baseline
-        from ups.eval.command import expect_kinds, open_run, publish
+        from ups.eval.command import expect_kinds, open_others, open_run, publish
         from ups.eval.equal_budgets import equal_budgets
         from ups.eval.evaluate import evaluate, expect_split
         from ups.eval.training_logs import read_stage_logs
@@ -52,6 +55,7 @@ def main(
         resolved, simulator = open_run(
             checkpoint, config_path=config, overrides=overrides or (), tell=tell_on_stderr
         )
+        others = open_others(also or (), resolved, simulator, tell=tell_on_stderr)
         which = expect_split(split or resolved.evaluation.split)
         tasks = resolved.data.task
         logs = read_stage_logs(resolved, note=tell_on_stderr)
@@ -76,7 +80,13 @@ def main(
             for name in kinds
         ]
         report = evaluate(
-            resolved, simulator, split=which, baselines=baselines, logs=logs, note=tell_on_stderr
+            resolved,
+            simulator,
+            split=which,
+            baselines=baselines,
+            also=others,
+            logs=logs,
+            note=tell_on_stderr,
         )
         title = f"{', '.join(tasks)}: at a {' and at a '.join(map(str, budgets))} for each baseline"
         report = replace(report, title=title)

@@ -28,6 +28,9 @@ def main(
     ] = None,
     split: Annotated[str | None, typer.Option(help="train, val or test; by default evaluation.split")] = None,
     steps: Annotated[int | None, typer.Option(help="steps to predict; by default to the end")] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="another operator of the same tasks, as a row; may be repeated")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("reports/evaluation"),
     title: Annotated[str | None, typer.Option(help="heading of the report")] = None,
     phase: Annotated[
@@ -39,7 +42,7 @@ def main(
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
         from ups.eval.baseline_files import find_baselines
-        from ups.eval.command import open_run, parse_numbers, publish
+        from ups.eval.command import open_others, open_run, parse_numbers, publish
         from ups.eval.evaluate import evaluate, expect_split
 
         expect_writable(out)
@@ -47,12 +50,14 @@ def main(
         resolved, simulator = open_run(
             checkpoint, config_path=config, overrides=overrides or (), tell=tell_on_stderr
         )
+        others = open_others(also or (), resolved, simulator, tell=tell_on_stderr)
         report = evaluate(
             resolved,
             simulator,
             split=expect_split(split or resolved.evaluation.split),
             horizon=steps,
             baselines=find_baselines(resolved, simulator, note=tell_on_stderr),
+            also=others,
             phases=phases,
             note=tell_on_stderr,
         )

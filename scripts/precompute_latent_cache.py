@@ -1,10 +1,13 @@
-"""The earlier name of `python -m ups_store.build`: the same flags, the same stores.
+"""The earlier name of `python -m ups_store.build`, with the same flags; its stores hold latents.
 
-Where `logging.wandb.enabled` is set, the seconds by phase and the throughput go to Weights & Biases, too.
+That command builds stores of fields unless a section `latent` or `--checkpoint` says otherwise; this one
+builds stores of latents unless `latent.encoder=none` does. Where `logging.wandb.enabled` is set, the seconds
+by phase and the throughput go to Weights & Biases, too.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +48,7 @@ def _wandb(logging: Any, config: Path | None, overrides: Sequence[str]) -> Wandb
     """The settings of Weights & Biases, checked as a training checks them."""
     from pydantic import ValidationError, create_model
 
-    from ups.config.problems import first_problem
+    from ups.config.problems import all_problems
     from ups.config.run import LoggingConfig, RunConfig
 
     given = (
@@ -59,7 +62,7 @@ def _wandb(logging: Any, config: Path | None, overrides: Sequence[str]) -> Wandb
         checked = model.model_validate({"logging": given})
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
-        raise first_problem(error, model=RunConfig, path=config, outside=outside) from error
+        raise all_problems(error, model=RunConfig, path=config, outside=outside) from error
     settings: WandbConfig = checked.logging.wandb  # type: ignore[attr-defined]
     return settings
 
@@ -78,4 +81,5 @@ def _values(config: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    sys.argv.insert(1, "latent={}")  # a section, in which everything has its default; what is said merges in
     main(begin)

@@ -6,9 +6,10 @@ torchrun --nproc-per-node 2 scripts/train.py --config configs/demo.yaml --stage 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,12 @@ from rich.console import Console
 
 from ups.commands import resolve_config, tell_on_stderr, telling_errors
 from ups.config import RunConfig, dump_config
-from ups.errors import ConfigError, InterruptedTrainingError
+from ups.errors import ConfigError, InterruptedTrainingError, UpsError
+from ups.train.interrupt import CONTINUES
 
 # A second Ctrl-C, or one while a command of another kind works; stages say more.
-_AT_ONCE = "stopped at once: what was saved before is kept; the same command continues from there"
+_AT_ONCE = f"stopped at once: what was saved before is kept; {CONTINUES} from there"
+_WITHOUT_RESTART = "the same command without --restart continues"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,14 +49,15 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="report as JSON on stdout")] = False,
 ) -> None:
     """Train a stage; run it again to continue after an interruption."""
-    with telling_errors(_tell, interrupted=_AT_ONCE):
+    with telling_errors(_tell, interrupted=_truly(_AT_ONCE, restart)):
         given = [*(overrides or ()), *_flags(stage, epochs, seed, allow_unknown_encoder)]
         resolved = resolve_config(config, given, tell=_tell_once)
         if print_config:
             typer.echo(dump_config(resolved), nl=False)
             return
         try:
-            report = _train(stage, resolved, config=config, overrides=given, restart=restart)
+            with _hinting_truly(restart):
+                report = _train(stage, resolved, config=config, overrides=given, restart=restart)
         except InterruptedTrainingError as stopped:  # as it was asked to: no error
             _tell(str(stopped))
             raise typer.Exit(stopped.exit_code) from None
@@ -65,7 +69,7 @@ def _flags(stage: str, epochs: int | None, seed: int | None, allow_unknown_encod
     """What the flags say, as overrides."""
     if stage == "all" and epochs is not None:
         raise ConfigError("--epochs with --stage all", expected="stages.<stage>.epochs=... of each stage")
-    flags = {f"stages.{stage}.epochs": epochs, "seed": seed}
+    flags: dict[str, int | str | None] = {f"stages.{stage}.epochs": epochs, "seed": seed}
     flags["training.allow_unknown_encoder"] = "true" if allow_unknown_encoder else None
     return [f"{key}={value}" for key, value in flags.items() if value is not None]
 
@@ -95,11 +99,25 @@ def _train(
     return run_stage(stage, resolved, **common)
 
 
+@contextmanager
+def _hinting_truly(restart: bool) -> Iterator[None]:
+    """Inside, no error says that a command with --restart continues."""
+    try:
+        yield
+    except UpsError as error:
+        error.hint = error.hint and _truly(error.hint, restart)
+        raise
+
+
+def _truly(text: str, restart: bool) -> str:
+    return text.replace(CONTINUES, _WITHOUT_RESTART) if restart else text
+
+
 def _report(report: dict[str, Any], *, as_json: bool) -> None:
-    from ups.train.report_table import show_report
+    from ups.train.report_table import report_json, show_report
 
     if as_json:
-        typer.echo(json.dumps(report, indent=2))
+        typer.echo(report_json(report))
     else:
         show_report(report, Console(soft_wrap=True, highlight=False))
 

@@ -31,7 +31,7 @@ def tell_on_stderr(text: str) -> None:
 
 @contextmanager
 def telling_errors(
-    tell: Tell, *, interrupted: str = "interrupted: the same command goes on"
+    tell: Tell, *, interrupted: str = "interrupted: run the same command again"
 ) -> Iterator[None]:
     """Inside, errors end the command with one sentence and their exit code.
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ups.encoder import ComputeDtype, LatentEncoder
 from ups.errors import CheckpointError
-from ups.grid import FIELDS
+from ups.grid import FIELDS, latent_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +79,7 @@ class BatchEncoder:
         note: Told what the user should know.
         num_lanes: Micro-batches that are encoded side by side; by default what the device is good for.
         pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
+        compile: Whether the encoder is compiled; if that fails, encoding raises ConfigError.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class BatchEncoder:
         note: Note = log.warning,
         num_lanes: int | None = None,
         pin_memory: bool = True,
+        compile: bool = False,
     ) -> None:
         self.encoder = encoder
         self.note = note
         self._frame_nbytes = 4 * math.prod(encoder.grid.points) * dict(encoder.grid.channels)[FIELDS]
         self.micro_batch = max(1, min(micro_batch, MICRO_BATCH_BYTES // self._frame_nbytes))
         self._num_lanes, self._pin_memory = num_lanes, pin_memory
+        self._compile = compile
         self._lanes: Lanes | None = None  # once the first batch comes
 
     @property
@@ -105,7 +108,10 @@ class BatchEncoder:
     def identity(self) -> dict[str, Any]:
         """Everything that decides the latents' bytes, as JSON values; needs no torch."""
         latent_dtype = self.encoder.latent_dtype
-        return {**self.encoder.identity(), "latent_dtype": latent_dtype, "micro_batch": self.micro_batch}
+        own = {"latent_dtype": latent_dtype, "micro_batch": self.micro_batch}
+        if self._compile:  # else the identity stays that of stores from before there was a choice
+            own["compile"] = True
+        return {**self.encoder.identity(), **own}
 
     def output_spec(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays of the latent store for those of the fields; says so if the latents are no smaller."""
@@ -151,7 +157,7 @@ class BatchEncoder:
         encoded = {name: values for name, values in batch.items() if name not in arrays}
         jobs: list[Future[None]] = []
         for array in arrays:
-            name = "latent" if array == FIELDS else "latent_input"
+            name = latent_of(array)
             encoded[name] = self._begin_array(array, batch, samples, jobs)
 
         def finish() -> dict[str, npt.NDArray[Any]]:
@@ -171,6 +177,8 @@ class BatchEncoder:
         device = device_of_rank(choose_device(self.encoder.device, key="latent.device", note=self.note))
         self.encoder.device = str(device)
         self.encoder.load_model()
+        if self._compile:
+            self.encoder.compile_model()
         nbytes = self.micro_batch * self._frame_nbytes
         num = self._num_lanes or num_lanes(device, micro_batch_nbytes=nbytes)
         self._lanes = Lanes(num, device=device, micro_batch=self.micro_batch, note=self.note)
@@ -226,6 +234,7 @@ def make_encoder(
     latent_dtype: str = "float16",
     micro_batch: int = MICRO_BATCH,
     pin_memory: bool = True,
+    compile: bool = False,
     note: Note = log.warning,
 ) -> BatchEncoder:
     """Open a checkpoint for a build; reads its header only.
@@ -238,6 +247,7 @@ def make_encoder(
         latent_dtype: What the store holds.
         micro_batch: Frames of a micro-batch, at most.
         pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
+        compile: Whether the encoder is compiled.
         note: Told what the user should know.
     Raises:
         CheckpointError: Missing, truncated, or not an autoencoder's.
@@ -250,7 +260,7 @@ def make_encoder(
     except CheckpointError as error:
         error.hint = error.hint or "run scripts/train.py --stage autoencoder, or check --checkpoint"
         raise
-    return BatchEncoder(encoder, micro_batch=micro_batch, pin_memory=pin_memory, note=note)
+    return BatchEncoder(encoder, micro_batch=micro_batch, pin_memory=pin_memory, compile=compile, note=note)
 
 
 def _laid_out(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec, expect_task, parse_spec
 from ups.checkpoint import hash_tensors, read_document
 from ups.errors import ShapeError
-from ups.grid import FIELDS
+from ups.grid import FIELDS, latent_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +60,7 @@ class LatentEncoder:
         self.grid = spec.tasks[task].grid
         self.latent_shape = (spec.num_tokens, spec.latent_dim)
         self._model: Autoencoder | None = None
+        self._compiled: Callable[..., Tensor] | None = None
 
     @classmethod
     def load(
@@ -98,7 +99,7 @@ class LatentEncoder:
             name: spec[name] for name in ("parameters", "num_tokens", "latent_dim", "patch_size", "encoder")
         }
         return {
-            "class": "ups.encoder.LatentEncoder",
+            "class": f"{type(self).__module__}.{type(self).__qualname__}",
             "weights_sha256": hash_tensors(self.path, prefix=f"encoder.{self.grid.name}."),
             "configuration": {
                 "task": self.task,
@@ -129,7 +130,7 @@ class LatentEncoder:
             spec: Any = specs.pop(array, None)
             leading = 2 if array == FIELDS else 1
             self._expect_on_grid(array, spec, leading=leading, num_channels=num_channels)
-            name = "latent" if array == FIELDS else "latent_input"
+            name = latent_of(array)
             specs[name] = dataclasses.replace(
                 spec,
                 shape=(*spec.shape[:leading], *self.latent_shape),
@@ -161,7 +162,7 @@ class LatentEncoder:
         """
         encoded = {}
         for array in self.grid.arrays:
-            name = "latent" if array == FIELDS else "latent_input"
+            name = latent_of(array)
             encoded[name] = self.encode_on_device(batch, array=array).cpu().numpy()
         return encoded
 
@@ -172,7 +173,7 @@ class LatentEncoder:
         """
         import torch
 
-        model = self.load_model()
+        encode = self._compiled or self.load_model().encode
         values = torch.as_tensor(batch[array]).to(self.device, torch.float32, non_blocking=True)
         frames = values.flatten(0, 1) if array == FIELDS else values
         num_frames = len(frames) // max(1, len(values))
@@ -187,7 +188,7 @@ class LatentEncoder:
         )
         with torch.inference_mode(), autocast:
             on_device = parameters.to(self.device, non_blocking=True)
-            tokens = model.encode(frames, on_device, task=self.task, array=array)
+            tokens = encode(frames, on_device, task=self.task, array=array)
         tokens = tokens.float()
         return tokens.unflatten(0, values.shape[:2]) if array == FIELDS else tokens
 
@@ -203,8 +204,21 @@ class LatentEncoder:
                 torch.cuda.synchronize(self.device)  # weights come on the current stream, others use them
         return self._model
 
+    def compile_model(self) -> None:
+        """Encode with a compiled model from now on, in any thread.
+
+        Encoding raises ConfigError where the compiler fails, as the identity says that latents are compiled.
+        """
+        from ups.compiling import FirstCallAlone, compiled_or_refused, with_own_code
+
+        encode = with_own_code(self.load_model().encode)
+        # Code for any shape would serve a known one, too, depending on what was encoded before; and nobody is
+        # told of what can't be compiled as a whole.
+        hint = "say latent.compile=false"
+        self._compiled = FirstCallAlone(compiled_or_refused(encode, hint=hint, dynamic=False, fullgraph=True))
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_model": None}  # another process loads its own
+        return {**self.__dict__, "_model": None, "_compiled": None}  # another process loads its own
 
     def _parameters(self, batch: Mapping[str, Any], num_samples: int) -> Tensor:
         import torch

@@ -15,7 +15,17 @@ from typing import Any
 from ups.errors import ConfigError
 
 FIELDS = "fields"  # the array that every task has: what its equation is about
+LATENT = "latent"  # what an encoder makes of it
+LATENT_INPUT = "latent_input"  # and of a constant field, the input of a steady task
+PERIODIC = "periodic"  # boundary type of an axis without ends, as stores name it
+UNKNOWN_BOUNDARY = "unknown"  # of an axis that a store says nothing about
+_AXES = ("z", "y", "x")
 _SHOWN = 12  # numbers of tokens that an error names
+
+
+def latent_of(array: str) -> str:
+    """Name of the array that holds what an encoder makes of `array`."""
+    return LATENT if array == FIELDS else LATENT_INPUT
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,15 @@ def cut_grid(grid: GridSpec, *, patch_size: int, num_tokens: int) -> TokenGrid:
             hint="or change encoder.patch_size",
         )
     return TokenGrid(patch_size, patches, min(fitting, key=lambda tokens: _elongation(patches, tokens)))
+
+
+def boundary_types(named: Mapping[str, str], *, ndim: int) -> tuple[str, ...]:
+    """Boundary type of each axis of a grid, from the types that a store names by axis letter.
+
+    Returns:
+        In the order of the axes; `UNKNOWN_BOUNDARY` where the store says nothing.
+    """
+    return tuple(named.get(axis, UNKNOWN_BOUNDARY) for axis in _AXES[-ndim:])
 
 
 def _token_grids(patches: tuple[int, ...]) -> list[tuple[int, ...]]:

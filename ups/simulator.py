@@ -116,7 +116,7 @@ class Simulator(nn.Module):
             dt_B=dt_B,
             condition=Condition(number, parameters_BP),
             grid=known.tokens,
-            periodic=known.grid.periodic,
+            boundary=known.boundary,
             steady=known.steady,
         )
         dim = self._own_dim(known)

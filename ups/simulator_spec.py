@@ -22,6 +22,7 @@ class SimulatedTask:
 
     Attributes:
         grid: Grid of its fields.
+        boundary: Boundary type of each axis of the grid, as stores name it: "periodic", "neumann", ...
         tokens: Tokens of a state along each axis.
         channels: Names along the channel axis of "fields".
         steady: Whether a sample is an input and its solution instead of a trajectory.
@@ -32,6 +33,7 @@ class SimulatedTask:
     """
 
     grid: GridSpec
+    boundary: tuple[str, ...]
     tokens: tuple[int, ...]
     channels: tuple[str, ...]
     steady: bool
@@ -51,6 +53,7 @@ class SimulatedTask:
         own = {"grid": self.grid.to_json(), "parameters": parameters, "statistics": statistics}
         return {
             **own,
+            "boundary": list(self.boundary),
             "tokens": list(self.tokens),
             "channels": list(self.channels),
             "steady": self.steady,
@@ -62,6 +65,7 @@ class SimulatedTask:
         """The task that `to_json` described."""
         return cls(
             grid=GridSpec.from_json(values["grid"]),
+            boundary=tuple(values["boundary"]),
             tokens=tuple(values["tokens"]),
             channels=tuple(values["channels"]),
             steady=values["steady"],

@@ -20,6 +20,7 @@ TAIL_MAGIC = b"UPSBUILD"
 TAIL_VERSION = 1
 OWNER_OFFSET = 2048  # from the start of the tail: another sector than the header, which never changes
 COMMIT_MARKER = 0x54494D43  # "CMIT": an empty record isn't a checksum that happens to be zero
+HOW_TO_REPLACE = "on_mismatch='restart' (build: --overwrite, other verbs: --force)"  # what can't be continued
 
 LOCK_BASE = 1 << 62  # lock bytes lie past any file's end
 BUILDER_LOCK = LOCK_BASE
@@ -78,7 +79,7 @@ def parse_tail_header(raw: bytes, layout: Layout, *, path: object) -> TailHeader
             kind="build_tail",
             clause="6.2",
             byte_range=(begin, begin + _HEADER_NBYTES),
-            hint="the unfinished file is damaged: `ups-store gc` removes it, or build with --overwrite",
+            hint=f"the unfinished file is damaged: `ups-store gc` removes it, or say {HOW_TO_REPLACE}",
             **values,
         )
 

@@ -17,6 +17,7 @@ from ups_store import files, locks
 from ups_store.build_tail import (
     BUILDER_LOCK,
     GATE_LOCK,
+    HOW_TO_REPLACE,
     OWNER_NBYTES,
     OWNER_OFFSET,
     SAMPLE_LOCK,
@@ -100,7 +101,7 @@ class BuildingFile:
             clause="6.1",
             expected=self.layout.building_nbytes,
             found=nbytes,
-            hint="nothing was written; build it again with on_mismatch='restart' or --overwrite",
+            hint=f"nothing was written; build it again with {HOW_TO_REPLACE}",
         )
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store import files
-from ups_store.build_tail import pack_records
+from ups_store.build_tail import HOW_TO_REPLACE, pack_records
 from ups_store.building import BuildingFile, Samples, failures_named, runs
 from ups_store.checksum import combine_crc32, crc32, crc32c
 from ups_store.encode import CrcTable, Piece
@@ -162,7 +162,7 @@ def _finish_entry(building: BuildingFile, array: ArrayLayout, crcs: CrcTable | N
                 path=building.building_path,
                 array=array.meta.name,
                 byte_range=(entry.data_offset, entry.end),
-                hint="the disk or another program damaged them: build with --overwrite",
+                hint=f"the disk or another program damaged them: begin anew with {HOW_TO_REPLACE}",
             )
     files.write_at(fd, entry.end - len(trailer), trailer)
     crc = crc32(trailer, crc)

@@ -104,7 +104,10 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
-    # All is done and told: a Ctrl-C while Python ends must not turn the exit code into another.
+    # All is done and told: a Ctrl-C while Python ends must not turn the exit code into another. Registered
+    # last, this is the first exit handler that runs: the others and Python's own end come after it. Not set
+    # here and now, for whoever catches SystemExit goes on and needs Ctrl-C; waiting for threads, which comes
+    # before the handlers, can be interrupted, too.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(code or 0)
 
@@ -143,13 +146,15 @@ def _terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible_anywhere() -> Iterator[None]:
-    """Raise a Ctrl-C that landed in a finaliser, which can't raise, once more a moment later."""
+    """Raise a Ctrl-C that landed in a finaliser, which can't raise, once more a moment later in the block."""
     previous = sys.unraisablehook
+    timers: list[threading.Timer] = []
 
     def hook(lost: Any) -> None:
         if issubclass(lost.exc_type, KeyboardInterrupt):
             again = threading.Timer(0.01, _thread.interrupt_main)
-            again.daemon = True  # if all is done meanwhile, Python's end needn't wait for it
+            again.daemon = True
+            timers.append(again)
             again.start()
         else:
             previous(lost)
@@ -159,6 +164,8 @@ def _interruptible_anywhere() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = previous
+        for again in timers:  # all is done meanwhile: nobody else is to be interrupted
+            again.cancel()
 
 
 @contextlib.contextmanager

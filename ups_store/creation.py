@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ups_store import files, locks
 from ups_store.array_spec import ArraySpec
 from ups_store.blueprint import Blueprint, blueprint_of
-from ups_store.build_tail import GATE_LOCK, Owner, TailHeader
+from ups_store.build_tail import GATE_LOCK, HOW_TO_REPLACE, Owner, TailHeader
 from ups_store.building import (
     LOCK_TIMEOUT_S,
     BuildingFile,
@@ -37,7 +37,6 @@ from ups_store.writer import Committer, StoreWriter
 from ups_store.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
 
 _TAKEN = "move it away, or choose another name"
-_REPLACE = "on_mismatch='restart' or --overwrite"
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
 _SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)
 _OVERTAKEN = (FileExistsError, FileNotFoundError)
@@ -165,7 +164,7 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
             kind="foreign",
             clause="2.2",
             found=start[:8].hex(" ") or "an empty file",
-            hint=f"{_TAKEN}, or say {_REPLACE}",
+            hint=f"{_TAKEN}, or say {HOW_TO_REPLACE}",
         )
 
 
@@ -249,7 +248,7 @@ def _check_same(found: Any, expected: Any, path: Path) -> None:
         f"the unfinished file was made from something else (found -> asked for):\n"
         f"{describe_differences(differing)}\n",
         path=path,
-        hint=f"finish it with its own configuration, or say {_REPLACE}",
+        hint=f"finish it with what it was begun with, or say {HOW_TO_REPLACE}",
     )
     error.differences = differing
     raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,7 @@ from ups_store.layout import PAGE_BYTES
 from ups_store.recovery import BUILDING_SUFFIX
 from ups_store.rootless import read_without_root
 from ups_store.verify import verify_file
+from ups_store.verify_report import Report
 
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
 _MARKS = (b'"ups_store"', TAIL_MAGIC)
@@ -30,6 +32,7 @@ class Status(Enum):
 
     COMPLETE = "complete"
     DAMAGED = "damaged"
+    IDENTITY_WRONG = "identity_wrong"
     IDENTITY_LOST = "identity_lost"
     METADATA_DAMAGED = "metadata_damaged"
     RESUMABLE = "resumable"
@@ -50,6 +53,8 @@ class Status(Enum):
 ADVICE = {
     Status.COMPLETE: "nothing to do",
     Status.DAMAGED: "`verify --repair CONFIG` rebuilds the damage, or `doctor --salvage OUT` copies the rest",
+    Status.IDENTITY_WRONG: "`doctor --salvage OUT` copies what verifies under an identity of its own; "
+    "`verify --repair` can't help, for no configuration gives such an identity",
     Status.IDENTITY_LOST: "`doctor --salvage OUT` copies the samples; what they were made from is lost",
     Status.METADATA_DAMAGED: "copy it again, or build it again; while its ZIP directory is whole, any ZIP "
     "tool extracts its arrays, which aren't compressed",
@@ -71,7 +76,7 @@ class Diagnosis:
     Attributes:
         path: The file.
         status: What it is.
-        problems: What is wrong, for people, in file order.
+        problems: What is wrong, for people, in file order; what to do is the status's advice.
         catalog: Its metadata and geometry; None where they can't be read.
         intact: What of it verifies; None likewise.
     """
@@ -128,21 +133,34 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
         try:
             catalog = read_finished(fd, path)
         except VersionTooNewError as error:
-            return Diagnosis(path, Status.TOO_NEW, (str(error),))
+            return Diagnosis(path, Status.TOO_NEW, (_what(error),))
         except FormatError as error:
             if error.kind == "packed":
                 return _examine_packed(path, progress)
-            return _examine_from_start(fd, path, str(error))
+            return _examine_from_start(fd, path, _what(error))
     finally:
         files.close(fd)
     try:
         report = verify_file(path, progress=progress)
     except VersionTooNewError as error:  # a newer minor version: it can be read
-        return Diagnosis(path, Status.TOO_NEW, (str(error),), catalog)
-    intact = intact_by_report(catalog, report)
-    status = Status.FINISHED_NOT_RENAMED if path.name.endswith(BUILDING_SUFFIX) else Status.COMPLETE
+        return Diagnosis(path, Status.TOO_NEW, (_what(error),), catalog)
     problems = tuple(map(str, report.problems))
-    return Diagnosis(path, status if report.ok else Status.DAMAGED, problems, catalog, intact)
+    return Diagnosis(path, _status_of(report), problems, catalog, intact_by_report(catalog, report))
+
+
+def _status_of(report: Report) -> Status:
+    if report.has_wrong_identity:
+        return Status.IDENTITY_WRONG
+    if not report.ok:
+        return Status.DAMAGED
+    return Status.FINISHED_NOT_RENAMED if report.path.name.endswith(BUILDING_SUFFIX) else Status.COMPLETE
+
+
+def _what(error: FormatError) -> str:
+    """The error's sentence without what to do about it: the advice says that."""
+    bare = copy.copy(error)
+    bare.hint = None
+    return str(bare)
 
 
 def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
@@ -153,9 +171,9 @@ def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagn
         with open_packed(path) as store:
             problems = tuple(map(str, verify_packed(store, progress=progress).problems))
     except VersionTooNewError as error:
-        return Diagnosis(path, Status.TOO_NEW, (str(error),))
+        return Diagnosis(path, Status.TOO_NEW, (_what(error),))
     except FormatError as error:
-        problems = (str(error),)
+        problems = (_what(error),)
     return Diagnosis(path, Status.PACKED_DAMAGED if problems else Status.PACKED, problems)
 
 
@@ -164,11 +182,11 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
     try:
         catalog = read_building(fd, path)
     except VersionTooNewError as error:
-        return Diagnosis(path, Status.TOO_NEW, (str(error),))
+        return Diagnosis(path, Status.TOO_NEW, (_what(error),))
     except FormatError as error:
         if error.kind == "not_a_file":
             return Diagnosis(path, Status.FOREIGN, (problem,))
-        return _examine_without_root(fd, path, tuple(dict.fromkeys((problem, str(error)))))
+        return _examine_without_root(fd, path, tuple(dict.fromkeys((problem, _what(error)))))
     layout, nbytes = catalog.layout, files.size(fd)
     if layout.num_samples > nbytes:  # spec 11.1: no memory in proportion to what a file claims
         return Diagnosis(path, Status.TRUNCATED, (problem,))
@@ -176,7 +194,7 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
         try:
             header = parse_tail_header(files.read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
         except FormatError as error:
-            return Diagnosis(path, Status.TORN_TAIL, (str(error),), catalog, intact_by_chunks(fd, catalog))
+            return Diagnosis(path, Status.TORN_TAIL, (_what(error),), catalog, intact_by_chunks(fd, catalog))
         return Diagnosis(path, Status.RESUMABLE, (), catalog, intact_by_commits(fd, catalog, header))
     status = Status.DAMAGED if nbytes == layout.file_nbytes else Status.TRUNCATED
     status = Status.TORN_TAIL if nbytes > layout.file_nbytes else status

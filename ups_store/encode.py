@@ -100,18 +100,21 @@ def encode_pieces(
 ) -> Iterator[Piece]:
     """Copy samples into slots and take their checksums, about `piece_bytes` at a time.
 
+    All pieces but the last have the same number of samples, and the last not more: less than `piece_bytes`
+    and a half and one sample. So there is no need of a short last one, which costs as many calls.
+
     Args:
         layout: Geometry of the store.
         samples: Sorted distinct sample numbers, shape (M,).
         rows: Where each of them lies in `values`, shape (M,).
         values: Every per-sample array as `as_payload` returns it.
-        piece_bytes: Room for at least one sample is taken.
+        piece_bytes: Of slots; a sample that is larger is a piece by itself.
         scratch: Of this layout; nobody else uses it meanwhile.
     Yields:
         Pieces in the order of `samples`; one is valid until the next is asked for, which reuses its memory.
     """
     nbytes = len(samples) * sum(array.stride for array in layout.per_sample)
-    num_pieces = max(1, round(nbytes / piece_bytes))  # of equal length: a short last one costs as many calls
+    num_pieces = max(1, round(nbytes / piece_bytes))
     per_piece = -(-len(samples) // num_pieces)
     buffers = [scratch.slots(array, per_piece) for array in layout.per_sample]
     for first in range(0, len(samples), per_piece):

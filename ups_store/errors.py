@@ -23,11 +23,12 @@ class StoreError(Exception):
         clause: Clause of `docs/format/spec.md` that is violated, such as "3.2".
         expected: What should have been there.
         found: What was there.
-        hint: What to do about it, as an imperative.
+        hint: What to do about it, as an imperative; the class's own by default.
     """
 
     kind = "store"
     exit_code = 1
+    default_hint: str | None = None
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class StoreError(Exception):
         self.clause = clause
         self.expected = expected
         self.found = found
-        self.hint = hint
+        self.hint = hint or type(self).default_hint
         super().__init__(problem)
 
     def __str__(self) -> str:
@@ -95,6 +96,7 @@ class FormatError(StoreError):
     """The file isn't a store of this format, or a byte outside the payloads is wrong."""
 
     kind = "format"
+    default_hint = "copy it again, or look at it with `ups-store doctor`"
 
 
 class TruncatedError(FormatError):
@@ -104,9 +106,10 @@ class TruncatedError(FormatError):
 
 
 class VersionTooNewError(FormatError):
-    """The file was written for a newer major version of the format."""
+    """The file was written for a newer version of the format."""
 
     kind = "version_too_new"
+    default_hint = "upgrade ups-store"
 
 
 class CorruptChunkError(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,7 +46,7 @@ def identity_document(
 
 
 def flaws(identity: Mapping[str, Any], constants: Iterable[str]) -> list[str]:
-    """What of an identity document isn't as spec 8.1 says; empty where all is.
+    """What of an identity document isn't as spec 8.1 says, a short sentence each; empty where all is.
 
     Its `arrays` are left to who opens the store: they are compared with the arrays' own documents.
 
@@ -54,16 +55,21 @@ def flaws(identity: Mapping[str, Any], constants: Iterable[str]) -> list[str]:
         constants: Names of the arrays without a sample axis.
     """
     found = []
+
+    def differs(where: str, expected: str, value: object) -> None:
+        found.append(f"{where}: expected {expected}, found {reprlib.repr(value)}")  # it may have 16 MiB
+
     if sorted(identity) != _KEYS:
-        found.append(f"keys {_KEYS}, found {sorted(identity)}")
+        differs("keys", ", ".join(_KEYS), sorted(identity))
     number = identity.get("format")
     if type(number) is not int or number != FORMAT:
-        found.append(f"key 'format': {FORMAT}, found {number!r}")
+        differs("key 'format'", str(FORMAT), number)
     if not isinstance(identity.get("content"), dict):
-        found.append(f"key 'content': an object, found {identity.get('content')!r}")
-    digests = identity.get("constants")
-    if not isinstance(digests, dict) or sorted(digests) != sorted(constants):
-        found.append(f"key 'constants': digests of {sorted(constants)}, found {digests!r}")
+        differs("key 'content'", "an object", identity.get("content"))
+    digests, names = identity.get("constants"), sorted(constants)
+    if not isinstance(digests, dict) or sorted(digests) != names:
+        value = sorted(digests) if isinstance(digests, dict) else digests
+        differs("key 'constants'", f"digests of {reprlib.repr(names)}", value)
     return found
 
 

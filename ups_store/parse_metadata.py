@@ -14,6 +14,7 @@ from ups_store.canonical import canonical_json
 from ups_store.errors import FormatError, SpecError
 from ups_store.metadata import DTYPE_NAMES, MAX_ELEMENTS, MAX_RANK, SAMPLE_DIM, ArrayMeta, RootMeta
 
+_HINT = "open it with a general Zarr reader, or rebuild it"
 _VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
@@ -80,7 +81,7 @@ def _bad_key(
         clause=clause,
         expected=expected,
         found=_short(found),
-        hint="open it with a general Zarr reader, or rebuild it",
+        hint=_HINT,
     )
 
 
@@ -144,6 +145,7 @@ def _bad_root_key(
         clause=clause,
         expected=expected,
         found=_short(ours[key]) if key in ours else f"only {_short(sorted(ours))}",
+        hint=_HINT,
     )
 
 

@@ -227,6 +227,7 @@ def _whole_identity(pattern: Path, partitions: Sequence[Store]) -> dict[str, Any
                 clause="2.4",
                 expected=f"partition {[number, len(partitions)]} by its identity",
                 found=found,
+                hint="give every file the name that it was built under",
             )
         differing = differences(_without_partition(partition.identity, sum(map(len, partitions))), first)
         if differing:

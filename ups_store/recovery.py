@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store import files
-from ups_store.build_tail import TailHeader, is_committed, parse_tail_header
+from ups_store.build_tail import HOW_TO_REPLACE, TailHeader, is_committed, parse_tail_header
 from ups_store.catalog import Catalog, read_building, read_finished
 from ups_store.checksum import crc32
 from ups_store.errors import TruncatedError
@@ -67,7 +67,7 @@ def read_building_file(fd: int, path: Path) -> Building:
             clause="6.1",
             expected=layout.building_nbytes,
             found=nbytes,
-            hint="its samples can't be told from garbage: remove it, or build with --overwrite",
+            hint=f"its samples can't be told from garbage: remove it, or say {HOW_TO_REPLACE}",
         )
     raw = files.read_at(fd, layout.tail_offset, PAGE_BYTES)
     return Building(State.RESUMABLE, catalog, parse_tail_header(raw, layout, path=path))

@@ -14,7 +14,7 @@ from ups_store.array_spec import ArraySpec
 from ups_store.catalog import Catalog
 from ups_store.creation import create
 from ups_store.doctor import ADVICE, Diagnosis, spans
-from ups_store.errors import FormatError
+from ups_store.errors import FormatError, IdentityMismatchError
 from ups_store.intact import read_intact
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
@@ -37,6 +37,7 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
         The path of the new store.
     Raises:
         FormatError: If nothing verifies.
+        IdentityMismatchError: If an unfinished store of something else is at `out`.
         FileExistsError: If there is something at `out`.
         CorruptChunkError: If the file changed since it was examined.
     """
@@ -48,7 +49,7 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
             kind="nothing_to_salvage",
             expected="at least 1 sample that verifies",
             found=diagnosis.status.value,
-            hint=None if intact else ADVICE[diagnosis.status],
+            hint="copy it again, or build it again" if intact else ADVICE[diagnosis.status],
         )
     if files.exists(out):
         raise FileExistsError(f"{out}: there is something already; give the new store another name")
@@ -59,14 +60,17 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
         constants = {
             name: read_constant(fd, layout.arrays[name], path=diagnosis.path) for name in intact.constants
         }
-        with create(
-            out,
-            {**specs, number: ArraySpec((len(samples),), "int64", dims=("sample",))},
-            constants=constants,
-            dims={name: layout.arrays[name].meta.dims for name in constants},
-            identity=_identity(diagnosis, catalog),
-            attrs=catalog.root.attrs,
-        ) as writer:
+        with (
+            _another_name_advised(),
+            create(
+                out,
+                {**specs, number: ArraySpec((len(samples),), "int64", dims=("sample",))},
+                constants=constants,
+                dims={name: layout.arrays[name].meta.dims for name in constants},
+                identity=_identity(diagnosis, catalog),
+                attrs=catalog.root.attrs,
+            ) as writer,
+        ):
             first = 0
             for batch, values in read_intact(fd, layout, names, samples, path=diagnosis.path):
                 writer.commit_many(np.arange(first, first + len(batch)), {**values, number: batch})
@@ -98,6 +102,16 @@ def _free_name(taken: dict[str, ArrayLayout]) -> str:
     while name in taken:  # a store that was salvaged before
         name = f"{name}_before" if name == ORIGINAL_SAMPLE else f"{name}_"
     return name
+
+
+@contextlib.contextmanager
+def _another_name_advised() -> Iterator[None]:
+    """Have the error for an unfinished store in the way say what helps here: `doctor` has no --force."""
+    try:
+        yield
+    except IdentityMismatchError as error:
+        error.hint = "give the new store another name"
+        raise
 
 
 @contextlib.contextmanager

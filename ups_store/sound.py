@@ -17,13 +17,16 @@ def require_sound(store: Store, *, progress: Callable[[int], None] | None = None
     found = store.verify(progress=progress)
     if found.ok:
         return
-    first = found.problems[0]
+    first, num_more = found.problems[0], len(found.problems) - 1
+    hint = "`ups-store verify` lists all problems"
+    if found.has_wrong_identity:
+        hint = "`ups-store doctor FILE --salvage OUT` copies what verifies"
     raise CorruptChunkError(
-        f"damaged, {len(found.problems)} problems, the first of them {first.kind} {first.detail}".rstrip(),
+        f"damaged: {first.kind} {first.detail}".rstrip() + (f", and {num_more:,} more" if num_more else ""),
         path=store.path,
         array=first.array,
         sample=first.sample,
         byte_range=first.byte_range,
         clause=first.clause,
-        hint="`ups-store verify` lists all of them",
+        hint=hint,
     )

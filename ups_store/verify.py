@@ -21,10 +21,9 @@ from ups_store import files
 from ups_store.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.checksum import combine_crc32, crc32, crc32c
 from ups_store.errors import StoreReplacedError, VersionTooNewError
-from ups_store.identity import constant_digest
 from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout
 from ups_store.metadata import ArrayMeta, RootMeta
-from ups_store.verify_metadata import identity_problems, surplus
+from ups_store.verify_metadata import constant_problems, identity_problems, surplus
 from ups_store.verify_report import Problem, Report
 from ups_store.zip_records import Entry, pack_directory
 
@@ -101,7 +100,8 @@ class _Verifier:
                 problems += self._compare(array.entry.offset, header, "local_header", "3.3")
                 problems += self._check_data(array, array.entry, crcs[array.entry])
             elif array.meta.is_constant:  # without elements
-                problems += self._check_constant(array, b"")
+                root = self.layout.metadata[0]
+                problems += self._check_constant(array, b"", (root.data_offset, root.end))
         directory = pack_directory(self.layout.entries, self.catalog.crcs)
         problems += self._compare(self.layout.directory_offset, directory, "directory", "3.5")
         return Report(self.path, self.layout.file_nbytes, self.num_chunks, tuple(problems))
@@ -175,18 +175,12 @@ class _Verifier:
         if not is_bool:
             problems.append(Problem("bool_value", "4.7", where, meta.name, detail="expected bytes 0 and 1"))
         if meta.is_constant and not problems:
-            problems += self._check_constant(array, b"".join(blocks))
+            payload = (array.offset, array.offset + meta.nbytes)
+            problems += self._check_constant(array, b"".join(blocks), payload)
         return [_Part(crc32(trailer, crc), entry.nbytes, tuple(problems))]
 
-    def _check_constant(self, array: ArrayLayout, payload: bytes) -> list[Problem]:
-        declared = self.catalog.root.identity.get("constants")
-        stored = declared.get(array.meta.name) if isinstance(declared, dict) else None
-        computed = constant_digest(payload)
-        if stored == computed:
-            return []
-        detail = f"sha256 in the identity {stored}, computed {computed}"
-        where = (array.offset, array.offset + array.meta.nbytes)
-        return [Problem("constant_digest", "8.1", where, array.meta.name, detail=detail)]
+    def _check_constant(self, array: ArrayLayout, payload: bytes, where: tuple[int, int]) -> list[Problem]:
+        return constant_problems(self.catalog.root.identity, array.meta.name, payload, where)
 
     def _compare(
         self, offset: int, expected: bytes, kind: str, clause: str, array: str | None = None

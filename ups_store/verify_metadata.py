@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ups_store.identity import flaws
+from ups_store.identity import constant_digest, flaws
 from ups_store.metadata import ArrayMeta
 from ups_store.verify_report import Problem
 from ups_store.zip_records import Entry
@@ -25,3 +26,21 @@ def identity_problems(root: Entry, identity: Mapping[str, Any], arrays: Iterable
     constants = [meta.name for meta in arrays if meta.is_constant]
     where = (root.data_offset, root.end)
     return [Problem("identity", "8.1", where, detail=detail) for detail in flaws(identity, constants)]
+
+
+def constant_problems(
+    identity: Mapping[str, Any], name: str, payload: bytes, where: tuple[int, int]
+) -> list[Problem]:
+    """A problem if a constant's bytes, which lie at `where`, aren't those of the identity (spec 8.1).
+
+    Of a constant without elements `where` is the root group's entry, which holds its digest.
+    """
+    declared = identity.get("constants")
+    stored = declared.get(name) if isinstance(declared, dict) else None
+    computed = constant_digest(payload)
+    if stored == computed:
+        return []
+    is_digest = isinstance(stored, str) and len(stored) == len(computed)  # else it may be of any length
+    shown = stored if is_digest else reprlib.repr(stored)
+    detail = f"sha256 in the identity {shown}, computed {computed}"
+    return [Problem("constant_digest", "8.1", where, name, detail=detail)]

@@ -11,7 +11,9 @@ class Problem:
     """One thing that is wrong.
 
     Attributes:
-        kind: Stable identifier: "chunk_crc", "slot_padding", "shard_index", "local_header", ...
+        kind: Stable identifier. Of chunks "chunk_crc", "slot_padding", "shard_index", "entry_crc",
+            "bool_value", "constant_digest" (and what decoding a packed one raises); of metadata
+            "metadata_text", "identity"; of ZIP records "local_header", "directory".
         clause: Clause of the spec that is violated.
         byte_range: `(first, past_last)` byte in the file.
         array: Array, where one is concerned.
@@ -53,6 +55,11 @@ class Report:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
+
+    @property
+    def has_wrong_identity(self) -> bool:
+        """Whether the identity document isn't as spec 8.1 says: then no builder can make the store again."""
+        return any(problem.kind == "identity" for problem in self.problems)
 
     @property
     def damaged(self) -> dict[str, list[int]]:

@@ -27,6 +27,13 @@ _COLUMNS = {  # heading: figure, format
     "PSS / payload, 8 processes": ("pss_over_payload", "{:.2f}"),
     "preload, s": ("preload_s", "{:.2g}"),
 }
+_OURS = "ups_store"
+_VERDICTS = {"ours / it, epoch": "epoch", "ours / it, 2 workers": "epoch_2_workers"}  # heading: figure
+_TARGET_SIZE = "100 KB"
+_TARGETS = {  # by figure and peer: how many times as fast ours is to be at that size, at least
+    "epoch": {"np.memmap": 0.95, "folder of .pt": 20.0, "HDF5": 5.0, "LitData": 8.0, "WebDataset": 15.0},
+    "epoch_2_workers": {"np.memmap": 1.0},
+}
 
 
 def markdown(results: Sequence[PeerResult], about: Mapping[str, Any]) -> str:
@@ -57,14 +64,39 @@ def write_json(path: Path, results: Sequence[PeerResult], about: Mapping[str, An
 
 def _table(size: str, results: Sequence[PeerResult]) -> list[str]:
     columns = {name: column for name, column in _COLUMNS.items() if any(_has(r, column[0]) for r in results)}
-    rows = ["| " + " | ".join([_label(r), *(_cell(r, *c) for c in columns.values())]) + " |" for r in results]
-    head = f"| {size} a sample | " + " | ".join(columns) + " |"
-    return ["", head, "|---|" + "---:|" * len(columns), *rows]
+    verdicts = _verdicts(size, results)
+    headings = [f"{size} a sample", *columns, *verdicts]
+    rows = [
+        [_label(r), *(_cell(r, *c) for c in columns.values()), *(texts[i] for texts in verdicts.values())]
+        for i, r in enumerate(results)
+    ]
+    head, *lines = ("| " + " | ".join(row) + " |" for row in (headings, *rows))
+    return ["", head, "|---|" + "---:|" * (len(headings) - 1), *lines]
+
+
+def _verdicts(size: str, results: Sequence[PeerResult]) -> dict[str, list[str]]:
+    """Ours over each peer's that there is a target for, by heading; nothing where ours wasn't measured."""
+    ours = next((result for result in results if result.name == _OURS), None)
+    if size != _TARGET_SIZE or ours is None:
+        return {}
+    return {
+        heading: [_verdict(ours, result, figure) for result in results]
+        for heading, figure in _VERDICTS.items()
+        if _has(ours, figure)
+    }
+
+
+def _verdict(ours: PeerResult, other: PeerResult, figure: str) -> str:
+    target = _TARGETS[figure].get(other.name)
+    if target is None or not _has(other, figure):
+        return "" if target is None else "–"
+    ratio = getattr(ours.figures, figure) / getattr(other.figures, figure)
+    return f"{ratio:.3g}, {'met' if ratio >= target else 'missed'} (≥ {target:g})"
 
 
 def _label(result: PeerResult) -> str:
     name = f"{result.name} {result.version}".strip()
-    return f"**{name}**" if result.name == "ups_store" else name
+    return f"**{name}**" if result.name == _OURS else name
 
 
 def _has(result: PeerResult, figure: str) -> bool:

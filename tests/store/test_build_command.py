@@ -109,7 +109,7 @@ def test_dry_run_ends_with_1_where_the_build_would_refuse(invoke: Invoke, source
     Path(f"cache/{NAME}").mkdir(parents=True)
     outcome = invoke("--tasks burgers1d --root source --splits train --dry-run")
     assert outcome.code == 1
-    assert ": refuse: there is a folder in its place, " in outcome.out
+    assert ": refuse: there is a folder in its place; check cache.dir or --cache-dir, " in outcome.out
     assert outcome.err == ""
 
 
@@ -121,7 +121,11 @@ def test_rank_that_only_helps_leaves_results_to_the_builder(
     assert built.out.count("\n") == 1
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    assert invoke(words).out == ""
+    for flags in ("", "--json", "--dry-run", "--dry-run --json"):
+        assert (invoke(f"{words} {flags}").out, flags) == ("", flags)
+    told = invoke(f"{words} --json -v")
+    assert told.out == ""
+    assert told.err.endswith(f"cache/{NAME}: rank 1 committed 0 samples\n")
 
 
 def test_overwrite_and_rehash_reach_the_dry_run(

@@ -147,6 +147,14 @@ def expect_finished_as_undisturbed(folder: Path, *, num_committed: int | None = 
     assert result.path.read_bytes() == other.path.read_bytes()
 
 
+def expect_made_anew_as_undisturbed(folder: Path) -> None:
+    """A mended file has another digest than what is there was made of: the next run begins anew when told."""
+    with pytest.raises(IdentityMismatchError, match="--overwrite"):
+        build(settings(folder, split="train"))
+    build(settings(folder, split="train"), overwrite=True)
+    expect_finished_as_undisturbed(folder, num_committed=0)
+
+
 # --- sources that hang --------------------------------------------------------------------------------
 
 
@@ -317,13 +325,18 @@ def test_slots_larger_than_dev_shm_are_had(source: Path, tmp_path: Path) -> None
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_source_with_a_damaged_header_is_refused(
-    source: Path, tmp_path: Path, damage: Callable[[bytes], bytes], kind: str, num_workers: int
+    source: Path,
+    tmp_path: Path,
+    start_s: float,
+    damage: Callable[[bytes], bytes],
+    kind: str,
+    num_workers: int,
 ) -> None:
     whole = source.read_bytes()
     source.write_bytes(damage(whole))
     config = settings(tmp_path, split="train")
     config = config.model_copy(update={"reading": ReadingConfig(num_workers=num_workers)})
-    with pytest.raises(SourceError) as caught:
+    with ends_within(start_s), pytest.raises(SourceError) as caught:
         build(config)
     assert (caught.value.kind, caught.value.path, caught.value.exit_code) == (kind, str(source), 3)
     source.write_bytes(whole)
@@ -341,7 +354,7 @@ def damage_chunks(path: Path, *samples: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_damaged_chunks_are_skipped_and_exactly_they_are_named(
-    source: Path, tmp_path: Path, num_workers: int
+    source: Path, tmp_path: Path, start_s: float, num_workers: int
 ) -> None:
     write_tensor(source, tensor={"chunks": (1, 8, 256), "compression": "gzip"})
     whole = source.read_bytes()
@@ -349,7 +362,10 @@ def test_damaged_chunks_are_skipped_and_exactly_they_are_named(
     config = reading(tmp_path, on_error="skip")
     skipping = config.reading.model_copy(update={"num_workers": num_workers})
     watcher = Recorder()
-    with pytest.raises(UnreadSamplesError, match="2 of 16 samples can't be read") as caught:
+    with (
+        ends_within(start_s),
+        pytest.raises(UnreadSamplesError, match="2 of 16 samples can't be read") as caught,
+    ):
         build(config.model_copy(update={"reading": skipping}), watcher)
     assert (caught.value.samples, caught.value.exit_code) == ((3, 9), 3)
     told = [note for note in watcher.notes if note.startswith(f"skipped: {source}, sample ")]
@@ -357,19 +373,41 @@ def test_damaged_chunks_are_skipped_and_exactly_they_are_named(
     assert all("of dataset 'tensor'" in note for note in told)
     assert committed(tmp_path) == NUM_TRAIN - 2
     source.write_bytes(whole)
-    with pytest.raises(IdentityMismatchError):  # the mended file has another digest
-        build(config)
-    (result,) = build(config, overwrite=True).stores
-    assert result.num_committed == NUM_TRAIN
+    expect_made_anew_as_undisturbed(tmp_path)
 
 
-def test_damaged_chunk_ends_the_build_unless_it_is_skipped(source: Path, tmp_path: Path) -> None:
+def test_damaged_chunk_ends_the_build_unless_it_is_skipped(
+    source: Path, tmp_path: Path, start_s: float
+) -> None:
     write_tensor(source, tensor={"chunks": (1, 8, 256), "compression": "gzip"})
+    whole = source.read_bytes()
     damage_chunks(source, 5)
-    with pytest.raises(SourceError) as caught:
+    with ends_within(start_s), pytest.raises(SourceError) as caught:
         build(reading(tmp_path))
     assert (caught.value.kind, caught.value.dataset, caught.value.sample) == ("read_failed", "tensor", 2)
     assert "can't read samples 2..17 of dataset 'tensor'" in str(caught.value)
+    source.write_bytes(whole)
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
+
+
+@pytest.mark.usefixtures("sample_by_sample")
+def test_damage_that_comes_after_the_digest_is_mended_and_the_next_run_goes_on(
+    source: Path, tmp_path: Path, start_s: float
+) -> None:
+    write_tensor(source, tensor={"chunks": (1, 8, 256), "compression": "gzip"})
+    whole, times = source.read_bytes(), source.stat()
+
+    def damage(watcher: Recorder) -> None:
+        damage_chunks(source, 15)  # 13 of the split
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk does it: nobody is told
+
+    with ends_within(start_s), pytest.raises(SourceError) as caught:
+        build(reading(tmp_path), at_sample(5, damage))
+    assert (caught.value.kind, caught.value.sample) == ("read_failed", 15)
+    kept = committed(tmp_path)
+    assert 5 <= kept < NUM_TRAIN
+    source.write_bytes(whole)
+    expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN - kept)
 
 
 @pytest.mark.parametrize(
@@ -399,12 +437,14 @@ def test_source_that_changes_while_it_is_read_ends_the_build(
     expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN - kept)
 
 
-def test_source_that_a_simulation_writes_is_refused_until_it_is_closed(source: Path, tmp_path: Path) -> None:
+def test_source_that_a_simulation_writes_is_refused_until_it_is_closed(
+    source: Path, tmp_path: Path, start_s: float
+) -> None:
     code = "import h5py, sys; file = h5py.File(sys.argv[1], 'r+'); print(flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code, source], **pipes) as simulation:
         simulation.stdout.readline()
-        with pytest.raises(SourceError) as caught:
+        with ends_within(start_s), pytest.raises(SourceError) as caught:
             build(reading(tmp_path))
         simulation.communicate()
     assert (caught.value.kind, caught.value.exit_code) == ("being_written", 3)
@@ -412,12 +452,13 @@ def test_source_that_a_simulation_writes_is_refused_until_it_is_closed(source: P
 
 
 def test_input_output_errors_are_skipped_and_read_once_the_disk_answers(
-    source: Path, tmp_path: Path, disk: FaultyDisk
+    source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float
 ) -> None:
     config = reading(tmp_path, retries=0, on_error="skip")
     config = config.model_copy(update={"data": config.data.model_copy(update={"limit": 3})})
     disk.begin("fail")
-    with pytest.raises(UnreadSamplesError) as caught:
+    # A failed read is another reader's next: of all three samples, then of each.
+    with ends_within(4 * start_s), pytest.raises(UnreadSamplesError) as caught:
         build(config)
     assert caught.value.samples == (0, 1, 2)
     disk.end()
@@ -429,21 +470,22 @@ def test_input_output_errors_are_skipped_and_read_once_the_disk_answers(
 
 @pytest.mark.usefixtures("sample_by_sample")
 def test_slow_commits_fill_the_queue_and_are_not_held_against_the_readers(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, start_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watcher = Recorder()
     waiting: list[int] = []
-    commit_many = StoreWriter.commit_many
+    commit_many, commit_s = StoreWriter.commit_many, 1.1 * LONGER_S
 
     def slow(self: StoreWriter, *batch: Any) -> np.ndarray:
-        time.sleep(1.1 * LONGER_S)
+        time.sleep(commit_s)
         status = watcher.pool.status()
         waiting.append(status.num_ready + sum(reader.num_waiting for reader in status.readers))
         return commit_many(self, *batch)
 
     monkeypatch.setattr(StoreWriter, "commit_many", slow)
     config = reading(tmp_path, timeout_s=LONGER_S, retries=0)
-    build(config.model_copy(update={"data": config.data.model_copy(update={"limit": 3})}), watcher)
+    with ends_within(3 * commit_s + start_s):
+        build(config.model_copy(update={"data": config.data.model_copy(update={"limit": 3})}), watcher)
     assert max(waiting) == 2  # its slots
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,21 +42,27 @@ def start(
         "LOCAL_RANK": rank % per_machine,
         "LOCAL_WORLD_SIZE": per_machine,
     }
-    command = [sys.executable, "-m", "ups_store.build", "--json", "--tasks", "burgers1d", "--splits", "train"]
-    command += ["--root", "source", "--cache-dir", cache, "--num-workers", "0", "--batch-size", "1"]
+    command = [sys.executable, "-m", "ups_store.build", "--json", "-v"]
+    command += ["--tasks", "burgers1d", "--splits", "train", "--root", "source", "--cache-dir", cache]
+    command += ["--num-workers", "0", "--batch-size", "1"]
     environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def finish(*ranks: subprocess.Popen[str]) -> list[dict[str, object]]:
-    results = []
+def told_by(*ranks: subprocess.Popen[str]) -> list[tuple[str, str]]:
+    """What each rank said on stdout and stderr, once all have ended well."""
+    told = []
     for process in ranks:
-        out, err = process.communicate(timeout=150)
-        assert process.returncode == 0, err
-        results.append(json.loads(out)["stores"][0])
-    return results
+        told.append(process.communicate(timeout=150))
+        assert process.returncode == 0, told[-1][1]
+    return told
+
+
+def finish(*ranks: subprocess.Popen[str]) -> list[dict[str, object]]:
+    """What the builders say of their store; the other ranks leave that to them."""
+    return [json.loads(out)["stores"][0] for out, _ in told_by(*ranks) if out]
 
 
 def alone(folder: Path) -> Path:
@@ -66,12 +73,21 @@ def alone(folder: Path) -> Path:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_of_one_machine_make_the_bytes_of_one_process(folder: Path, size: int) -> None:
-    results = finish(*(start(folder, rank, size, per_machine=size) for rank in range(size)))
+    (by_builder, _), *others = told_by(*(start(folder, rank, size, per_machine=size) for rank in range(size)))
     path = folder / "cache" / "burgers1d_train.zarr.zip"
     assert path.read_bytes() == alone(folder).read_bytes()
-    assert {result["config_hash"] for result in results} == {ups_store.open(path).config_hash}
-    assert sum(int(str(result["num_committed"])) for result in results) >= 51  # of 0.8 * 64 samples
-    assert results[0]["statistics"]
+    result = json.loads(by_builder)["stores"][0]
+    assert (result["config_hash"], result["num_samples"]) == (ups_store.open(path).config_hash, 52)
+    assert [out for out, _ in others] == [""] * (size - 1)
+    by_others = [
+        int(re.findall(rf"{path.name}: rank {rank} committed ([0-9]+) sample", err)[0])
+        for rank, (_, err) in enumerate(others, start=1)
+    ]
+    assert result["num_committed"] + sum(by_others) >= 51  # of 0.8 * 64 samples
+    with ups_store.open(path) as store:
+        fields = store["fields"]
+    found = result["statistics"]["fields"]  # of all samples, also those that the others committed
+    assert (found["min"], found["max"]) == (fields.min(), fields.max())
 
 
 def test_partitions_of_two_machines_are_the_split(folder: Path) -> None:

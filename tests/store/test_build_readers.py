@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, hash_of, plan, settings, write_burgers
 from rich.console import Console
 
-from ups_store import files
+from ups_store import ArraySpec, files
 from ups_store.build import read, readers, resources
 from ups_store.build.config import BuildConfig, ReadingConfig, load_config
 from ups_store.build.event_log import EventLog
@@ -295,6 +296,45 @@ class _Reading:
     def status(self) -> PoolStatus:
         reader = ReaderStatus(1, "reading", time.monotonic(), None, 1)
         return PoolStatus(readers=(reader, reader), num_ready=3, nbytes=0)
+
+
+def test_bar_of_a_build_of_latents_shows_the_rate_of_encoding_too(source: Path, tmp_path: Path) -> None:
+    shown: list[str] = []
+    bar = ConsoleWatcher(Console(file=io.StringIO()))
+
+    class Looking(Recorder):
+        def waits(self, what: str) -> None:
+            super().waits(what)
+            bar.waits(what)
+            shown.append(bar.state())
+
+        advance = staticmethod(bar.advance)  # type: ignore[assignment]
+        stage = staticmethod(bar.stage)  # type: ignore[assignment]
+
+    flags = {"data.task": "burgers1d", "data.split": "train", "data.root": str(source.parent)}
+    flags |= {"cache.dir": str(tmp_path / "cache"), "latent.encoder": f"{__name__}:Halves"}
+    watcher = Looking()
+    build(load_config(flags={**flags, "latent.checkpoint": str(source)}), watcher)
+    assert {"read", "encode", "commit", "finish"} <= set(watcher.waited_for)
+    assert re.match(r"waits for finish; read [\d,]+/s, encode [\d,]+/s, commit [\d,]+/s$", shown[-1])
+
+
+class Halves:
+    """An encoder without weights: every other point."""
+
+    latent_shape = (5, 1)
+
+    def __init__(self, checkpoint: Path, **options: Any) -> None: ...
+
+    def identity(self) -> dict[str, Any]:
+        return {"class": "Halves"}
+
+    def output_spec(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+        shape = (*arrays["fields"].shape[:2], *self.latent_shape)
+        return {"latent": ArraySpec(shape, "float32"), "nu": arrays["nu"]}
+
+    def encode(self, batch: Mapping[str, np.ndarray], *, samples: np.ndarray) -> dict[str, np.ndarray]:
+        return {"latent": batch["fields"][:, :, ::2].copy(), "nu": batch["nu"].copy()}
 
 
 def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,26 @@ def test_ctrl_c_in_a_finaliser_still_interrupts(capsys: Capture) -> None:
 
     assert code_of(program) == 5
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ctrl_c_in_a_finaliser_interrupts_nobody_after_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    class LateTimer(threading.Timer):
+        """Lets the program end first, however busy the machine is."""
+
+        def __init__(self, interval: float, function: Callable[[], None]) -> None:
+            super().__init__(0.5, function)
+
+    monkeypatch.setattr(threading, "Timer", LateTimer)
+    try:
+        with console._interruptible_anywhere():
+            Interrupted()
+        time.sleep(1)
+    except KeyboardInterrupt:
+        pytest.fail("the program was over, and who called it was interrupted")
 
 
 def test_other_errors_in_a_finaliser_go_where_they_went_before(monkeypatch: pytest.MonkeyPatch) -> None:

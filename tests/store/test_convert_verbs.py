@@ -79,6 +79,15 @@ def test_import_pt_says_what_was_left_out(tmp_path: Path, invoke: Invoke) -> Non
     assert len(ups_store.open(target)) == 2
 
 
+def test_one_sample_and_one_file_are_told_in_the_singular(tmp_path: Path, invoke: Invoke) -> None:
+    torch.save({"latent": torch.zeros(2, 2), "params": {}, "bc": {}}, tmp_path / "sample_0.pt")
+    (tmp_path / "sample_1.pt").write_bytes(b"cut")
+    target = tmp_path / "out.zarr.zip"
+    code, out, _ = invoke("import-pt", tmp_path, target, "--on-error", "skip")
+    assert (code, out) == (0, f"{target}: 1 sample, 1 file left out\n")
+    assert ": wrote 1 sample, " in invoke("export", target, "--to", "zarr", tmp_path / "out")[2]
+
+
 def test_import_pt_folds_a_long_list_of_files_left_out(tmp_path: Path, invoke: Invoke) -> None:
     torch.save({"latent": torch.zeros(2, 2), "params": {}, "bc": {}}, tmp_path / "sample_0.pt")
     for i in range(1, 15):

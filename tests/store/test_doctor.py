@@ -26,8 +26,10 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import CorruptChunkError, FormatError
+from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
 from ups_store.checksum import crc32c
+from ups_store.concat import concat_stores
+from ups_store.convert import export_store
 from ups_store.doctor import Status, examine, spans
 from ups_store.layout import Layout
 from ups_store.packed import open_packed
@@ -37,7 +39,8 @@ from ups_store.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
 
 VALUES = mixed_values(6)
-BROKEN = {Status.DAMAGED, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
+BROKEN = {Status.DAMAGED, Status.IDENTITY_WRONG, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
+WRONG_IDENTITIES = [name for name in DAMAGED if name.startswith("identity_")]
 
 
 @pytest.fixture
@@ -188,6 +191,55 @@ def test_damaged_metadata_of_an_array_leaves_nothing_and_says_what_to_do(path: P
         assert VALUES["fields"][5].tobytes() in archive.read(layout.arrays["fields"].meta.chunk_key)
 
 
+@pytest.mark.parametrize("name", WRONG_IDENTITIES)
+def test_identity_that_is_none_is_named_and_salvage_makes_a_sound_store(name: str, tmp_path: Path) -> None:
+    path = write_sample_store(tmp_path / "a.zarr.zip")
+    with ups_store.open(path) as store:
+        values = {name: store[name].copy() for name in store.arrays}
+    path.write_bytes(DAMAGED[name](path.read_bytes()))
+    found = examine(path)
+    assert (found.status, found.lost_arrays) == (Status.IDENTITY_WRONG, ())
+    assert found.to_json()["advice"].startswith("`doctor --salvage OUT`")
+    assert_salvaged(path, [0, 1, 2], values=values)
+    assert examine(path.with_name("saved.zarr.zip")).status is Status.COMPLETE
+
+
+def test_damaged_sample_beside_an_identity_that_is_none_is_left_out(tmp_path: Path) -> None:
+    path = write_sample_store(tmp_path / "a.zarr.zip")
+    path.write_bytes(DAMAGED["identity_with_another_key"](path.read_bytes()))
+    flip(path, layout_of(path).arrays["u"].slot(1)[0])
+    found = examine(path)
+    assert (found.status, found.savable.tolist()) == (Status.IDENTITY_WRONG, [0, 2])
+
+
+@pytest.mark.parametrize("name", WRONG_IDENTITIES)
+def test_copies_of_a_store_whose_identity_is_none_advise_salvage(name: str, tmp_path: Path) -> None:
+    path = write_sample_store(tmp_path / "a.zarr.zip")
+    path.write_bytes(DAMAGED[name](path.read_bytes()))
+    with ups_store.open(path) as store:
+        calls = (
+            lambda: pack_store(store, tmp_path / "p"),
+            lambda: export_store(store, tmp_path / "e", to="zarr"),
+            lambda: concat_stores([store], tmp_path / "c"),
+        )
+        for call in calls:
+            with pytest.raises(CorruptChunkError, match="damaged: identity ") as caught:
+                call()
+            assert caught.value.hint == "`ups-store doctor FILE --salvage OUT` copies what verifies"
+
+
+@pytest.mark.parametrize(("num", "more"), [(1, ""), (2, ", and 1 more")])
+def test_refusal_to_copy_counts_the_other_problems(path: Path, tmp_path: Path, num: int, more: str) -> None:
+    layout = layout_of(path)
+    flip(path, *(layout.arrays["fields"].slot(sample)[0] for sample in range(num)))
+    with ups_store.open(path) as store, pytest.raises(CorruptChunkError) as caught:
+        pack_store(store, tmp_path / "p")
+    error = caught.value
+    assert error.problem.startswith("damaged: chunk_crc crc32c stored ")
+    assert error.problem.partition(", computed ")[2][8:] == more
+    assert error.hint == "`ups-store verify` lists all problems"
+
+
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\5\6" + bytes(18), bytes(5000)])
 def test_other_file_is_foreign(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
@@ -315,6 +367,14 @@ def test_checksum_of_an_unwritten_slot_does_not_verify(tmp_path: Path) -> None:
     flip(path, layout_of(path).tail_offset)
     assert crc32c(bytes(5120)) != 0
     assert len(examine(path).savable) == 0
+
+
+def test_salvage_beside_another_unfinished_one_advises_another_name(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "saved.zarr.zip"
+    begin(out, VALUES).close()
+    with pytest.raises(IdentityMismatchError) as caught:
+        salvage(examine(path), out)
+    assert caught.value.hint == "give the new store another name"
 
 
 # --- the verb -------------------------------------------------------------------------------------------

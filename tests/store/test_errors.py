@@ -111,6 +111,16 @@ def test_error_has_the_exit_code_of_its_kind(cls: type[StoreError]) -> None:
     assert cls.exit_code == EXIT_CODES.get(cls.__name__, 1)
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_format_errors_always_say_what_to_do(cls: type[StoreError]) -> None:
+    """Who raises one knows what is wrong with the file, seldom where another copy is."""
+    error = cls("crc32c")
+    assert (error.hint is not None) == issubclass(cls, errors.FormatError)
+    assert cls("crc32c", hint="look").hint == "look"
+    if issubclass(cls, errors.FormatError):
+        assert str(error) == f"crc32c; {error.hint}"
+
+
 def test_kinds_of_classes_are_distinct_and_end_in_error() -> None:
     assert len({cls.kind for cls in CLASSES}) == len(CLASSES)
     assert all(cls.__name__.endswith("Error") and cls.__doc__ for cls in CLASSES)

@@ -131,6 +131,42 @@ def test_folder_in_its_place_is_refused(config: BuildConfig) -> None:
         build(config)
 
 
+@pytest.mark.parametrize("place", ["cache", "cache/of/mine"])
+def test_file_in_the_place_of_the_folder_is_refused(config: BuildConfig, place: str) -> None:
+    folder = Path(config.data.root).parent
+    (folder / "cache").write_text("")
+    other = with_keys(config, cache_dir=str(folder / place))
+    found = explain(other)
+    assert found.action == "refuse"
+    assert found.reason == f"{folder / 'cache'} is no folder; check cache.dir or --cache-dir"
+    with pytest.raises(StoreError):
+        build(other)
+
+
+@pytest.fixture
+def read_only(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the stores, which this user can't write to (root could, whatever its mode)."""
+    folder, access = config.cache.dir, os.access
+    folder.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+    return folder
+
+
+def test_folder_that_cannot_be_written_is_refused(config: BuildConfig, read_only: Path) -> None:
+    for other in (config, with_keys(config, cache_dir=str(read_only / "inner"))):
+        found = explain(other)
+        assert found.action == "refuse"
+        assert found.reason == f"can't write into {read_only}; check cache.dir or --cache-dir"
+
+
+def test_valid_store_in_a_folder_that_cannot_be_written_would_be_reused(
+    config: BuildConfig, read_only: Path
+) -> None:
+    build(config)
+    assert explain(config).action == "reuse"
+    assert explain(config, overwrite=True).action == "refuse"
+
+
 def test_store_that_is_being_built_is_refused(config: BuildConfig) -> None:
     interrupt(config, 5)
     build(config)

@@ -163,5 +163,7 @@ def test_gc_command_refuses_missing_folder_and_flag_without_effect(tmp_path: Pat
     runner = CliRunner()
     missing = runner.invoke(app, ["gc", str(tmp_path / "none")])
     assert isinstance(missing.exception, ups_store.StoreNotFoundError)
+    assert missing.exception.hint == "check the path"
     useless = runner.invoke(app, ["gc", str(tmp_path), "--unfinished"])
     assert isinstance(useless.exception, ups_store.ConfigError)
+    assert "say --delete too" in str(useless.exception)

@@ -145,6 +145,29 @@ def test_flaws_name_what_isnt_as_the_spec_says(edit: dict[str, Any], named: str)
     assert named in flaw
 
 
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"format": LONG},
+        {"format": int("9" * 1000)},
+        {"content": LONG},
+        {"content": [[LONG]] * 1000},
+        {"constants": LONG},
+        {"constants": {LONG: LONG}},
+        {"constants": {f"{i}{LONG[:100]}": LONG for i in range(1000)}},
+        {f"{i}{LONG[:100]}": i for i in range(1000)},
+    ],
+)
+def test_flaws_of_long_documents_are_short(edit: dict[str, Any]) -> None:
+    names = [f"constant_with_a_long_name_{i:0100}" for i in range(1000)]
+    for found in (flaws({**WHOLE, **edit}, ["x"]), flaws({**WHOLE, **edit}, names)):
+        assert found
+        assert all(len(flaw) < 500 and "expected" in flaw and "found" in flaw for flaw in found)
+
+
 @pytest.mark.parametrize("key", ["format", "constants", "content"])
 def test_flaws_name_a_key_that_is_missing(key: str) -> None:
     document = {name: value for name, value in WHOLE.items() if name != key}

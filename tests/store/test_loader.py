@@ -403,9 +403,10 @@ def test_report_counts_what_was_moved_and_waited_for(dataset: StoreDataset) -> N
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "faults", "bound"), [(0.4, 0, "model"), (5.0, 0, "cpu"), (5.0, 900, "storage")]
+    ("waited_s", "faults", "bound", "share"),
+    [(0.4, 0, "model", "4.0%"), (5.0, 0, "cpu", "50.0%"), (5.0, 900, "storage", "50.0%")],
 )
-def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound: str) -> None:
+def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound: str, share: str) -> None:
     report = EpochReport(
         epoch=0,
         num_steps=10,
@@ -415,11 +416,14 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
         waited_s=waited_s,
         assembled_s=6.0,
         major_faults=faults,
-        resident=1.0,
+        resident=0.87,
     )
     assert report.bound == bound
     assert report.wait_share == pytest.approx(waited_s / 10)
-    assert f"{bound}-bound" in str(report)
+    assert str(report) == (
+        "epoch 0: 10 steps, 640 samples, 1.0 MB in 10.00 s (64 samples/s); "
+        f"waited {share} of it, {bound}-bound; {faults} major page faults, 87% resident"
+    )
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ PROBLEMS = {
     "chunk_checksum": ("chunk_crc", "nu", None),
     "boolean_of_2": ("bool_value", "mask", None),
     "constant_of_another_identity": ("constant_digest", "x", None),
+    "empty_constant_of_another_identity": ("constant_digest", "y", None),
     "magic_of_root_header": ("local_header", None, None),
     "magic_of_data_header": ("local_header", None, None),
     "time_in_header": ("local_header", None, None),
@@ -198,6 +199,8 @@ def test_open_refuses_malformed_file(name: str, good: Path, tmp_path: Path) -> N
     assert (type(error), error.kind, error.clause) == REFUSALS[name]
     assert str(error).startswith(str(path))
     assert f"(spec {error.clause})" in str(error)
+    assert error.hint is not None
+    assert str(error).endswith(f"; {error.hint}"), "nothing says what to do"
     assert "\n" not in str(error)
     assert len(str(error)) < 1000
 

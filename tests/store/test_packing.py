@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -35,23 +36,26 @@ from zarr.storage import ZipStore
 import ups_store
 import ups_store.zarr_bfloat16
 from ups_store.checksum import crc32c
+from ups_store.doctor import Status, examine
 from ups_store.errors import (
     ArrayNotFoundError,
     CorruptChunkError,
     DiskFullError,
     FormatError,
+    IdentityMismatchError,
     SampleIndexError,
     SpecError,
     StoreClosedError,
     StoreError,
+    VersionTooNewError,
 )
 from ups_store.metadata import DTYPE_NAMES, dtype_of
-from ups_store.packed import open_packed, unpack
+from ups_store.packed import PackedStore, open_packed, unpack
 from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
 from ups_store.packed.pack import pack_store
 from ups_store.packed.unpack import unpack_store
 from ups_store.packed.verify import verify_packed
-from ups_store.testing import write_sample_store
+from ups_store.testing import DAMAGED, NEWER_MINOR, write_sample_store
 
 HAS_PCODEC = importlib.util.find_spec("pcodec") is not None
 CODECS = [
@@ -251,6 +255,34 @@ def test_interrupted_unpack_continues(
     assert stop.num_calls == 4
 
 
+def test_forced_unpack_replaces_what_an_interrupted_other_one_left(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    stores = [make_store(mixed_values(2, seed=i), name=f"{i}", identity={"seed": i}) for i in range(2)]
+    a, b = (packed_at(path, tmp_path / f"{path.name}.packed") for path in stores)
+    with pytest.raises(KeyboardInterrupt):
+        unpacked_at(a, tmp_path / "out", progress=StopAt(1))
+    with pytest.raises(IdentityMismatchError, match="--force"):
+        unpacked_at(b, tmp_path / "out")
+    assert unpacked_at(b, tmp_path / "out", force=True).read_bytes() == stores[1].read_bytes()
+    assert not [name for name in names_in(tmp_path) if "unpacking" in name]
+
+
+def test_unpack_beside_what_another_store_of_the_same_identity_left_works_the_second_time(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Identities are the caller's word: where two stores share one, only their bytes tell them apart."""
+    monkeypatch.setattr(unpack, "BLOCK_BYTES", 1)
+    stores = [make_store(mixed_values(2, seed=i), name=f"{i}") for i in range(2)]
+    a, b = (packed_at(path, tmp_path / f"{path.name}.packed") for path in stores)
+    with pytest.raises(KeyboardInterrupt):
+        unpacked_at(a, tmp_path / "out", progress=StopAt(1))
+    with pytest.raises(CorruptChunkError, match="run it again") as caught:
+        unpacked_at(b, tmp_path / "out")
+    assert caught.value.kind == "fingerprint"
+    assert unpacked_at(b, tmp_path / "out").read_bytes() == stores[1].read_bytes()
+
+
 def test_unpack_that_gives_other_bytes_is_not_published(make_store: MakeStore, tmp_path: Path) -> None:
     packed = open_packed(packed_at(make_store(), tmp_path / "p"))
     object.__setattr__(packed.catalog.packing, "fingerprint", "0" * 32)
@@ -436,6 +468,59 @@ def test_shard_index_that_lies_is_refused(small: bytes, tmp_path: Path, defect: 
     assert caught.value.kind == "shard_index"
 
 
+FORGED = {
+    "identity_with_another_key": "identity",
+    "identity_without_content": "identity",
+    "identity_of_format_2": "identity",
+    "identity_with_digest_of_no_constant": "identity",
+    "empty_constant_of_another_identity": "constant_digest",
+    "attributes_with_integer_of_60_bits": "metadata_text",
+    "metadata_with_white_space": "metadata_text",
+    "metadata_with_a_key_twice": "metadata_text",
+    "metadata_with_spaces_behind": "metadata_text",
+    "root_metadata_with_a_page_of_spaces": "metadata_text",
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_verify_of_a_packed_store_finds_what_forged_checksums_hide(
+    small: bytes, tmp_path: Path, name: str
+) -> None:
+    """Spec 13.9: hash and CRC-32s fit to what was changed."""
+    path = tmp_path / "p"
+    path.write_bytes(DAMAGED[name](small))
+    with open_packed(path) as store:
+        found = verify_packed(store)
+        root = store.catalog.metadata[0]
+    assert {problem.kind for problem in found.problems} == {FORGED[name]}
+    if FORGED[name] in ("identity", "constant_digest"):
+        assert {problem.byte_range for problem in found.problems} == {(root.data_offset, root.end)}
+
+
+def test_unpack_of_an_identity_that_is_none_says_what_to_do(small: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    path.write_bytes(DAMAGED["identity_with_another_key"](small))
+    with open_packed(path) as store, pytest.raises(FormatError, match="; `ups-store verify` says") as caught:
+        unpack_store(store, tmp_path / "out")
+    assert caught.value.kind == "identity_arrays"
+    assert names_in(tmp_path) == ["p"]
+
+
+@pytest.mark.parametrize("name", ["newer_minor_version", "newer_minor_with_a_key"])
+def test_packed_store_of_a_newer_minor_version_is_too_new_not_damaged(
+    small: bytes, tmp_path: Path, name: str
+) -> None:
+    """Spec 10.3."""
+    path = tmp_path / "p"
+    path.write_bytes(NEWER_MINOR[name](small))
+    with pytest.raises(VersionTooNewError) as caught:
+        open_packed(path)
+    error = caught.value
+    assert (error.clause, error.expected, error.found) == ("10.3", "at most 1.0", "1.7")
+    assert error.hint == "upgrade ups-store"
+    assert examine(path).status is Status.TOO_NEW
+
+
 def test_verify_of_a_damaged_chunk_names_array_and_sample(small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_bytes(small)
@@ -496,6 +581,29 @@ def test_command_info_tells_what_a_packed_store_holds(
     assert told["config_hash"] in out
     assert run_command(monkeypatch, "info", packed, "--stats") == 2
     assert "unpack" in capsys.readouterr().err
+
+
+def test_info_of_a_mapped_store_loads_no_codec(make_store: MakeStore) -> None:
+    program = """
+import sys
+from ups_store import cli
+try:
+    cli.main()
+finally:
+    print(*sorted(sys.modules))
+"""
+    command = [sys.executable, "-c", program, "info", str(make_store())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "ups_store.info" in loaded
+    assert "ups_store.packed.store" not in loaded
+    assert "numcodecs" not in loaded
+
+
+def test_package_of_packed_stores_has_its_two_names_only() -> None:
+    assert (ups_store.packed.open_packed, ups_store.packed.PackedStore) == (open_packed, PackedStore)
+    with pytest.raises(AttributeError, match="no attribute 'open'"):
+        _ = ups_store.packed.open
 
 
 def test_command_verify_finds_damage_in_a_packed_store(

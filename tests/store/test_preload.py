@@ -31,6 +31,8 @@ from ups_store.preload import budget, page_cache, reading
 
 VALUES = mixed_values(64)
 CHOSEN = [5, 0, 63, 5]
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HAS_HUGE_PAGES = HUGE_PAGES.exists() and "[never]" not in HUGE_PAGES.read_text()
 IN_RAM = pytest.mark.parametrize("mode", ["page-cache", "copy"])
 
 
@@ -51,6 +53,19 @@ def locked_bytes() -> int:
     """Memory that this process has locked."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmLck:")[2].split()[0]) * 1024
+
+
+def flags_of(address: int) -> list[str]:
+    """VmFlags of the mapping that holds an address of this process."""
+    is_meant = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            first, last = (int(end, 16) for end in name.split("-"))
+            is_meant = first <= address < last
+        elif is_meant and name == "VmFlags:":
+            return rest.split()
+    raise LookupError(f"no mapping at {address:#x}")
 
 
 @IN_RAM
@@ -137,6 +152,13 @@ def test_views_from_before_a_copy_stay_valid(store: Store) -> None:
     store.preload("copy")
     assert not np.shares_memory(before, store["fields"])
     assert np.array_equal(before, VALUES["fields"])
+
+
+@pytest.mark.skipif(not HAS_HUGE_PAGES, reason="no transparent huge pages here")
+def test_copy_asks_for_huge_pages(store: Store) -> None:
+    assert "hg" not in flags_of(store["fields"].ctypes.data)
+    store.preload("copy")
+    assert "hg" in flags_of(store["fields"].ctypes.data)  # proc_pid_smaps(5): huge page advise
 
 
 def test_copy_is_checked_on_touch(path: Path) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import coordinate, write
+from small_stores import begin, flip, mixed_values
 from small_stores import build as build_small
-from small_stores import flip, mixed_values
 
 import ups_store
 from ups_store import ConfigError, FormatError, IdentityMismatchError
@@ -19,6 +19,7 @@ from ups_store.build import repair
 from ups_store.build.repair import repair_store
 from ups_store.doctor import Status, examine
 from ups_store.layout import Layout
+from ups_store.testing import DAMAGED
 
 NAME = "burgers1d_train.zarr.zip"
 
@@ -180,6 +181,31 @@ def test_foreign_file_is_refused(tmp_path: Path, config: Path) -> None:
     (tmp_path / "a.zarr.zip").write_text("hello")
     with pytest.raises(FormatError, match="can't be repaired"):
         repair_store(tmp_path / "a.zarr.zip", config, watcher=Recorder())
+
+
+@pytest.mark.parametrize("is_damaged_too", [False, True])
+def test_wrong_identity_is_not_repaired_and_salvage_is_advised(
+    path: Path, config: Path, is_damaged_too: bool
+) -> None:
+    """No configuration gives such an identity, so reading the sources again would be in vain."""
+    path.write_bytes(DAMAGED["identity_with_another_key"](path.read_bytes()))
+    if is_damaged_too:
+        flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    before = path.read_bytes()
+    with pytest.raises(FormatError, match="can't be repaired") as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert (caught.value.kind, caught.value.found) == ("not_repairable", "identity_wrong")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("`doctor --salvage OUT`")
+    assert path.read_bytes() == before
+
+
+def test_unfinished_store_of_something_else_in_the_way_of_a_repair_is_said(path: Path, config: Path) -> None:
+    begin(path, mixed_values(2)).close()
+    flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    with pytest.raises(IdentityMismatchError) as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert caught.value.hint == "finish that build first, or move its file away"
 
 
 # --- the verb -------------------------------------------------------------------------------------------

@@ -150,15 +150,19 @@ def test_straight_reading_past_the_end_of_a_cut_file_is_an_error(tmp_path: Path)
 @pytest.mark.parametrize("block_bytes", [1, 200, 1000, 1 << 20])
 @pytest.mark.parametrize("chunks", [(1, 6, 10), (2, 3, 4), (3, 1, 10), (7, 2, 2), (4, 4, 4)])
 @pytest.mark.parametrize("reduce_time", [1, 2, 5])
+@pytest.mark.parametrize("shuffle", [False, True], ids=["plain", "shuffled"])
+@pytest.mark.parametrize("compression", ["gzip", "lzf"])
 def test_each_chunk_is_decoded_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    compression: str,
+    shuffle: bool,
     chunks: tuple[int, ...],
     block_bytes: int,
     reduce_time: int,
 ) -> None:
     monkeypatch.setattr(regions, "BLOCK_BYTES", block_bytes)
-    dataset = dataset_of(tmp_path / "a.h5", chunks=chunks, compression="gzip")
+    dataset = dataset_of(tmp_path / "a.h5", chunks=chunks, compression=compression, shuffle=shuffle)
     touched: Counter[tuple[int, int]] = Counter()
     read_region = regions._read_region
 

@@ -637,6 +637,13 @@ def test_window_of_nothing_is_refused(name: str) -> None:
     assert (caught.value.kind, caught.value.found) == ("window", 0)
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 64])
+def test_window_of_no_such_seed_is_refused(seed: int) -> None:
+    with pytest.raises(SpecError) as caught:
+        Window(samples_per_trajectory=1, seed=seed)
+    assert (caught.value.kind, caught.value.found) == ("window", seed)
+
+
 def test_windows_of_a_store_without_trajectories_are_refused(make_store: MakeStore) -> None:
     with pytest.raises(ArrayNotFoundError):
         StoreDataset(make_store({"a": np.zeros((2, 3))}), window=Window())

@@ -17,6 +17,8 @@ import ups_store
 from ups_store import ArraySpec, FormatError, StoreNotFoundError, StoreReplacedError, verify
 from ups_store.checksum import crc32, crc32c
 from ups_store.layout import Layout
+from ups_store.testing import DAMAGED, write_sample_store
+from ups_store.testing.archive import edit_identity, put_together, take_apart
 from ups_store.verify import verify_file
 from ups_store.verify_report import Problem, Report
 from ups_store.zip_records import pack_directory
@@ -267,6 +269,27 @@ def test_forged_checksums_do_not_hide_what_breaks_the_format(
     reseal(path, layout)
     found = dict.fromkeys((p.kind, p.clause, p.array) for p in verify_file(path).problems)
     assert list(found) == problems
+
+
+def test_forged_digest_of_a_constant_without_elements_is_found_in_the_root_entry(tmp_path: Path) -> None:
+    path = write_sample_store(tmp_path / "a.zarr.zip")
+    root = layout_of(path).metadata[0]
+    path.write_bytes(DAMAGED["empty_constant_of_another_identity"](path.read_bytes()))
+    (problem,) = verify_file(path).problems
+    assert (problem.kind, problem.array, problem.byte_range) == (
+        "constant_digest",
+        "y",
+        (root.data_offset, root.end),
+    )
+
+
+@pytest.mark.parametrize("digest", ["0" * 1_000_000, list(range(100_000)), None])
+def test_forged_digest_of_any_length_gives_a_short_problem(tmp_path: Path, digest: object) -> None:
+    path = write_sample_store(tmp_path / "a.zarr.zip")
+    parts = edit_identity(take_apart(path.read_bytes()), lambda ours: ours["constants"].update(x=digest))
+    path.write_bytes(put_together(parts))
+    (problem,) = verify_file(path).problems
+    assert len(str(problem)) < 300
 
 
 def test_forged_boolean_in_a_slot_is_found(make_store: MakeStore) -> None:

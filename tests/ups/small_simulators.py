@@ -14,6 +14,7 @@ from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, open_fields
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
+from ups.grid import boundary_types
 from ups.simulator import Simulator
 from ups.simulator_spec import SimulatedTask, SimulatorSpec
 
@@ -87,6 +88,7 @@ def _task(config: RunConfig, fields: Fields, autoencoder: Autoencoder | None, st
     names = info.parameters
     return SimulatedTask(
         grid=info.grid,
+        boundary=boundary_types(info.boundary, ndim=info.grid.ndim),
         tokens=tokens if autoencoder else tuple(points_per_token),
         channels=info.channels,
         steady=info.steady,

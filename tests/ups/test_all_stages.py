@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from ups.checkpoint import load_checkpoint
 from ups.data.solvers import make_dataset
-from ups.errors import ConfigError, UpsError
+from ups.errors import ConfigError, OutputError, UpsError
 from ups.train.all_stages import first_stage, run_all
 from ups.train.build_stores import build_latents
 from ups.train.report_table import show_report
@@ -131,6 +131,36 @@ def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_
     assert not Path("checkpoints").exists()
 
 
+@pytest.mark.parametrize(
+    ("override", "kind", "says"),
+    [
+        ("operator.pdet.num_heads=3", "num_heads", "operator.pdet.hidden_dim = 16"),
+        ("training.use_inverse_losses=true", "inverse_losses_frozen", "--stage joint"),
+        (
+            "stages.operator.optimizer.name=muon_hybrid",
+            "not_yet",
+            "stages.operator.optimizer.name = muon_hybrid",
+        ),
+    ],
+)
+def test_what_the_operator_would_refuse_is_refused_before_anything_is_trained(
+    run: Path, override: str, kind: str, says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        all_of(run, override)
+    assert caught.value.kind == kind
+    assert says in str(caught.value)
+    assert not Path("checkpoints").exists()
+    assert not Path("cache").exists()
+
+
+def test_report_that_could_not_be_written_is_told_before_anything_is_trained(run: Path) -> None:
+    Path("reports").write_text("a file in the place of the folder")
+    with pytest.raises(OutputError, match="reports/run"):
+        all_of(run, "evaluation.enabled=true")
+    assert not Path("checkpoints").exists()
+
+
 def test_encoder_that_is_given_is_used_and_none_is_trained(run: Path) -> None:
     all_of(run)
     Path("checkpoints/autoencoder.safetensors").rename("given.safetensors")
@@ -189,6 +219,31 @@ def test_evaluation_follows_when_it_is_enabled(run: Path) -> None:
     assert {"operator", "persistence", "autoencoder_floor"} <= rows.keys()
 
 
+def test_baselines_of_a_budget_are_trained_and_stand_in_the_report(run: Path) -> None:
+    settings = (
+        "evaluation.enabled=true",
+        "evaluation.baseline_seconds=0.1",
+        "evaluation.baseline_samples=16",
+    )
+    report, _ = all_of(run, *settings)
+    rows = json.loads(Path(report["evaluation"]["json"]).read_text())["rows"]
+    assert set(list(rows)[1:5]) == {"fno", "fno_samples", "unet", "unet_samples"}
+    assert rows["fno"]["label"] == "FNO (0.1 s)"
+    assert rows["unet_samples"]["label"] == "U-Net (16 samples)"
+    written = {path: path.stat().st_mtime_ns for path in Path("checkpoints/baselines").iterdir()}
+    assert len(written) == 4
+    _, notes = all_of(run, *settings)
+    assert sum("is there already, trained alike" in note for note in notes) == 4
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_baselines_without_an_evaluation_have_no_effect_which_is_told(run: Path) -> None:
+    _, notes = all_of(run, "evaluation.baseline_samples=16", "stages.operator.epochs=0")
+    says = "warning: evaluation.baseline_samples has no effect: evaluation.enabled is off"
+    assert notes.count(says) == 1
+    assert not Path("checkpoints/baselines").exists()
+
+
 def test_build_that_fails_ends_with_its_exit_code(run: Path) -> None:
     config = configure(run)
     with pytest.raises(UpsError, match="ended with exit code 2") as caught:
@@ -221,6 +276,7 @@ def test_script_prints_json_alone_on_stdout_and_tables_without(run: Path) -> Non
     ("arguments", "says"),
     [
         (["--stage", "operatr"], "expected one of autoencoder, joint, operator, all, found 'operatr'"),
+        (["--stage", "steady_prior"], "the prior of steady tasks isn't there yet"),
         (["--stage", "all", "--epochs", "3"], "expected stages.<stage>.epochs=... of each stage"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),

@@ -62,3 +62,10 @@ def test_warnings_of_a_configuration_are_told(tmp_path: Path) -> None:
     assert config.seed == 3
     assert len(told) == 1
     assert told[0].startswith("warning: ")
+
+
+def test_ctrl_c_promises_no_more_than_every_command_keeps() -> None:
+    told: list[str] = []
+    with pytest.raises(typer.Exit), telling_errors(told.append):
+        raise KeyboardInterrupt
+    assert told == ["interrupted: run the same command again"]

@@ -223,7 +223,8 @@ def test_dumped_configuration_is_one_of_the_build_too(tmp_path: Path) -> None:
 
 
 def test_old_file_parses_once_what_is_missing_is_off() -> None:
-    config = load_old("old_burgers_32dim.yaml", "ttc.enabled=false", "logging.wandb.enabled=false")
+    off = ("ttc.enabled=false", "stages.diff_residual.epochs=0", "stages.consistency_distill.epochs=0")
+    config = load_old("old_burgers_32dim.yaml", *off, "logging.wandb.enabled=false")
     assert (config.latent.dim, config.latent.tokens) == (32, 32)
     assert config.operator.pdet.depths == (1, 1, 1)
     assert config.data.split == ("train",)
@@ -259,6 +260,36 @@ def test_feature_that_is_not_there_yet_is_refused_when_switched_on(override: str
     assert feature in str(error)
     off = override.replace("true", "false")
     load_config(overrides=[TASK, off])
+
+
+@pytest.mark.parametrize(
+    ("stage", "feature"),
+    [
+        ("diff_residual", "the diffusion corrector"),
+        ("consistency_distill", "distillation"),
+        ("steady_prior", "the prior of steady tasks"),
+    ],
+)
+def test_stage_that_is_not_there_yet_is_refused_unless_it_has_no_epochs(stage: str, feature: str) -> None:
+    for override in (f"stages.{stage}.epochs=8", f"stages.{stage}.batch_size=6"):  # 10 epochs by default
+        error = error_of(override)
+        assert error.kind == "not_yet"
+        assert f"stages.{stage}.epochs" in str(error)
+        assert f"{feature} isn't there yet" in str(error)
+    off = load_config(overrides=[TASK, f"stages.{stage}.epochs=0"])
+    assert off.stage(stage).epochs == 0
+    with pytest.raises(ConfigError, match="isn't there yet"):
+        load_config(overrides=[TASK]).stage(stage)
+
+
+def test_old_file_with_stages_that_are_not_there_yet_is_refused_naming_them() -> None:
+    off = ("ttc.enabled=false", "logging.wandb.enabled=false")
+    with pytest.raises(
+        ConfigError, match=r"stages\.diff_residual\.epochs = 8: the diffusion corrector"
+    ) as caught:
+        load_old("old_burgers_32dim.yaml", *off)
+    assert caught.value.kind == "not_yet"
+    assert str(caught.value.path).endswith("old_burgers_32dim.yaml")
 
 
 @pytest.mark.parametrize(

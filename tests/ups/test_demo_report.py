@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +22,25 @@ def run_demo(folder: Path, *flags: str, threads: int) -> subprocess.CompletedPro
     done = subprocess.run(
         [*command, "--report", str(folder / "report")],
         cwd=REPO,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        env={**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
+
+
+def expect_shown(text: str, folder: Path) -> None:
+    """What a newcomer sees: that the store is sound and fast, a picture, and what to do now."""
+    assert "last sample equal to ours: True" in text
+    for row in ("memcpy of as many contiguous", "store.gather, reused buffer", "the HDF5 file it came from"):
+        line = next(line for line in text.splitlines() if row in line)
+        assert re.search(r" \d+\.\d\d +\S +[\d,]+ ", line), line  # GB/s, samples/s
+    assert (folder / "out" / "preview.png").read_bytes().startswith(b"\x89PNG")
+    following = text.partition("\nNext\n")[2].splitlines()
+    assert following[0].split() == ["look", "at", str(folder / "report" / "report.html")]
+    assert [line[:12].strip() for line in following[1:5]] == ["inspect", "compare", "your data", ""]
 
 
 @pytest.mark.multi_process
@@ -44,7 +57,7 @@ def test_quick_demo_ends_with_a_report_of_all_rows(tmp_path: Path) -> None:
     assert {"data", "field stores", "latent stores", "evaluation"} <= set(found["seconds"])
     assert 0 <= found["data_wait_share"] < 1
     assert found["rows"]["fno"]["label"] == "FNO (2 s)"
-    assert str(tmp_path / "report" / "report.html") in done.stdout
+    expect_shown(done.stdout, tmp_path)
     with (
         ups_store.open(tmp_path / "out" / "cache" / "burgers1d_test.zarr.zip") as fields,
         ups_store.open(tmp_path / "out" / "latents" / "burgers1d_test.zarr.zip") as latents,

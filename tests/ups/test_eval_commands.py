@@ -17,12 +17,15 @@ from typer.testing import CliRunner
 
 import ups
 import ups_store
+from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import dump_config
 from ups.errors import ConfigError
 from ups.eval import predict as prediction
+from ups.eval.command import open_others, open_run
 from ups.eval.equal_budgets import equal_budgets
 from ups.eval.training_logs import StageLog
 from ups.simulator import save_simulator
+from ups.simulator_spec import OPERATOR
 
 torch.set_num_threads(1)
 
@@ -148,6 +151,54 @@ def test_evaluate_of_a_damaged_checkpoint_says_so(folder: Path, tmp_path: Path) 
     assert "isn't as long as its header says" in done.stderr
 
 
+def test_evaluate_takes_other_operators_of_the_same_tasks(folder: Path, tmp_path: Path) -> None:
+    fields, latent = folder / "checkpoints" / "operator.safetensors", folder / "latent.safetensors"
+    given = ("--checkpoint", latent, "--out", tmp_path / "report", "data.task=[burgers1d]")
+    done = run("evaluate", *given, "--also", fields)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "report" / "report.json").read_text())["rows"]
+    assert list(rows)[:2] == ["operator", "operator_fields"]
+    assert rows["operator"]["label"] == "latent operator"
+    assert rows["operator_fields"]["label"] == "operator on fields"
+    refused = run("evaluate", "--checkpoint", latent, "--out", tmp_path / "other", "--also", fields)
+    assert refused.exit_code == 2
+    assert f"{fields}: the operator wasn't trained for this task: expected burgers1d, found darcy2d" in (
+        refused.stderr
+    )
+    missing = run("evaluate", *given, "--also", tmp_path / "none.safetensors")
+    assert missing.exit_code == 1
+    assert "no such checkpoint; train it with" in missing.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
+    monkeypatch.setattr("ups.eval.command.read_stage_logs", lambda config, note: [log])
+    there, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
+    moved.write_bytes(there.read_bytes())  # another run may have written its log there since
+    config, simulator = open_run(there, config_path=None, overrides=(), tell=pytest.fail)
+    others = open_others([there, moved], config, simulator, tell=pytest.fail)
+    assert [list(other.logs) for other in others] == [[log], []]
+
+
+def test_configuration_in_a_checkpoint_that_is_none_any_more_is_named(folder: Path, tmp_path: Path) -> None:
+    source = folder / "checkpoints" / "operator.safetensors"
+    tensors, document = load_checkpoint(source, kind=OPERATOR)
+    path = tmp_path / "old.safetensors"
+    for training, says in (
+        ({"lrr": 1}, f"error: the configuration in {path}: unknown key: found 'training.lrr'"),
+        ({"lrr": 1, "lr": -1}, f"  the configuration in {path}: unknown key: found 'training.lrr'"),
+    ):
+        changed = {**document, "config": {**document["config"], "training": training}}
+        save_checkpoint(path, tensors, kind=OPERATOR, document=changed)
+        done = run("evaluate", "--checkpoint", path, "--out", tmp_path / "report")
+        assert done.exit_code == 2
+        assert says in done.stderr
+        assert "config.yaml" not in done.stderr
+
+
 # --- baselines and equal budgets -----------------------------------------------------------------------
 
 
@@ -194,6 +245,17 @@ def test_compare_has_both_baselines_at_both_budgets(folder: Path, tmp_path: Path
     assert list(rows)[:5] == ["operator", "fno", "unet", "fno_samples", "unet_samples"]
     assert rows["fno"]["label"] == "FNO (0.2 s)"
     assert rows["unet_samples"]["label"] == "U-Net (32 samples)"
+
+
+def test_compare_refuses_another_operator_before_it_trains_baselines(folder: Path, tmp_path: Path) -> None:
+    budgets = ("--budget-seconds", 0.2, "--budget-samples", 32)
+    given = ("--config", folder / "run.yaml", "data.task=[burgers1d,darcy2d]", f"checkpoint.dir={tmp_path}")
+    fields = folder / "checkpoints" / "operator.safetensors"
+    own = ("--checkpoint", folder / "latent.safetensors", "--also", fields)
+    done = run("compare", *given, *own, *budgets, "--out", tmp_path / "report")
+    assert done.exit_code == 2, done.output
+    assert "wasn't trained for this task" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_compare_without_a_log_asks_for_budgets(folder: Path, tmp_path: Path) -> None:
@@ -363,6 +425,14 @@ def test_predict_says_what_is_wrong(
     )
     assert (done.exit_code, says in " ".join(done.stderr.split())) == (code, True), done.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_predict_without_a_checkpoint_says_how_to_get_one(folder: Path, tmp_path: Path) -> None:
+    source = folder / "stores" / "burgers1d_test.zarr.zip"
+    missing = tmp_path / "none.safetensors"
+    done = run("predict", source, "--checkpoint", missing, "--out", tmp_path / "a.zarr.zip")
+    assert done.exit_code == 1
+    assert "no such checkpoint; train it with `python scripts/train.py --stage operator`" in done.stderr
 
 
 def test_predict_from_what_is_no_source_says_so(folder: Path, tmp_path: Path) -> None:

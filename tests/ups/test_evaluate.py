@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from ups.eval import metrics
 from ups.eval.baseline_files import baseline_path, find_baselines
 from ups.eval.baseline_model import Baseline, save_baseline
 from ups.eval.evaluate import evaluate
+from ups.eval.operator_rows import OtherOperator, expect_comparable
 from ups.eval.report import write_report
 from ups.eval.report_page import to_html
 from ups.eval.train_baseline import Budget, train_baseline
@@ -177,6 +181,88 @@ def test_baselines_of_the_run_are_found_and_others_are_named(root: Path, tmp_pat
     coarse = make_simulator(configure(root, **{"data.reduce_space": 2}))
     find_baselines(config, coarse, note=notes.append)
     assert any("another grid" in note for note in notes)
+
+
+def test_baseline_of_a_package_that_is_missing_is_left_out(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "neuralop", None)  # also where it is installed
+    config, theirs = configure(root, **{"checkpoint.dir": tmp_path}), train(root)
+    save_baseline(baseline_path(config, "fno", "burgers1d", "samples"), train(root), settings={})
+    theirs.spec = replace(theirs.spec, kind="fno_neuraloperator")
+    path = baseline_path(config, "fno_neuraloperator", "burgers1d", "samples")
+    save_baseline(path, theirs, settings={})
+    notes: list[str] = []
+    (found,) = find_baselines(config, make_simulator(config), note=notes.append)
+    assert found.spec.kind == "fno"
+    (note,) = notes
+    assert note.startswith(f"{path} is left out: the baseline fno_neuraloperator needs the package")
+
+
+def test_baseline_of_a_steady_task_that_predicts_a_change_is_left_out(root: Path, tmp_path: Path) -> None:
+    config = configure(root, "darcy2d", **{"checkpoint.dir": tmp_path})
+    path, model = baseline_path(config, "fno", "darcy2d", "samples"), train(root, task="darcy2d")
+    old = {name: value for name, value in model.spec.size.items() if name != "predicts_change"}
+    for size, num in ((model.spec.size, 1), (old, 0)):
+        model.spec = replace(model.spec, size=size)
+        save_baseline(path, model, settings={})
+        notes: list[str] = []
+        assert len(find_baselines(config, make_simulator(config), note=notes.append)) == num
+        assert ["train it anew" in note for note in notes] == [True] * (1 - num)
+
+
+# --- other operators ------------------------------------------------------------------------------------
+
+
+def test_operators_on_latents_and_on_fields_stand_in_one_table(root: Path) -> None:
+    config = configure(root)
+    latent, fields = make_simulator(config, make_autoencoder(config)), make_simulator(config)
+    log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
+    also = [OtherOperator(fields, Path("fields.safetensors"), [log]), OtherOperator(latent, Path("b"))]
+    also.append(OtherOperator(fields, Path("c")))
+    (task,) = evaluate(config, latent, also=also, baselines=[train(root)]).tasks
+    names = [row.name for row in task.rows]
+    assert names[:5] == ["operator", "operator_fields", "operator_latent", "operator_fields_2", "fno_samples"]
+    labels = [row.label for row in task.rows]
+    assert labels[:3] == ["latent operator", "operator on fields", "other latent operator"]
+    assert len(set(labels)) == len(labels)
+    own, other, twin = task.rows[:3]
+    assert own.scores.metrics == twin.scores.metrics != other.scores.metrics
+    assert other.note.startswith("fields.safetensors; operator ")
+    assert "trained for 100 s" in other.note
+    (alone,) = evaluate(config, fields).tasks
+    assert other.scores.metrics == alone.rows[0].scores.metrics
+
+
+def test_note_says_how_far_the_operator_s_attention_reaches(root: Path) -> None:
+    config = configure(root)
+    simulator = make_simulator(config)
+    assert "one level with windows of 4 tokens" in evaluate(config, simulator).tasks[0].rows[0].note
+    simulator.spec = replace(simulator.spec, operator={**simulator.spec.operator, "window": 8})
+    assert "one level with one window over all tokens" in evaluate(config, simulator).tasks[0].rows[0].note
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"tasks": ("darcy2d",)}, "other_task"),
+        ({"data.reduce_space": 2}, "other_grid"),
+        ({"stride": 2}, "other_stride"),
+        ({"is_encoder_known": False}, "unknown_encoder"),
+    ],
+)
+def test_operator_that_predicts_something_else_is_refused_beside_another(
+    root: Path, settings: dict[str, Any], kind: str
+) -> None:
+    config = configure(root)
+    options = {name: settings[name] for name in ("stride", "is_encoder_known") if name in settings}
+    data = {name: value for name, value in settings.items() if name.startswith("data.")}
+    theirs = configure(root, *settings.get("tasks", ()), **data)
+    autoencoder = make_autoencoder(theirs) if kind == "unknown_encoder" else None
+    other = make_simulator(theirs, autoencoder, **options)
+    with pytest.raises(ConfigError) as caught:
+        expect_comparable(OtherOperator(other, Path("other.safetensors")), config, make_simulator(config))
+    assert (caught.value.kind, caught.value.path) == (kind, "other.safetensors")
 
 
 # --- latents of an unknown encoder ---------------------------------------------------------------------

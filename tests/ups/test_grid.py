@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ups.errors import ConfigError
-from ups.grid import GridSpec, TokenGrid, cut_grid
+from ups.grid import GridSpec, TokenGrid, boundary_types, cut_grid
 
 
 def make_grid(*points: int, periodic: bool = True) -> GridSpec:
@@ -55,3 +55,10 @@ def test_grid_survives_json() -> None:
     grid = GridSpec((8, 16), (True, False), (("fields", 2), ("force", 2)))
     assert GridSpec.from_json(grid.to_json()) == grid
     assert grid.num_values("force") == 256
+
+
+def test_boundary_types_are_in_the_order_of_the_axes() -> None:
+    named = {"x": "periodic", "y": "neumann"}
+    assert boundary_types(named, ndim=1) == ("periodic",)
+    assert boundary_types(named, ndim=2) == ("neumann", "periodic")
+    assert boundary_types(named, ndim=3) == ("unknown", "neumann", "periodic")

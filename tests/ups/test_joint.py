@@ -184,7 +184,7 @@ def test_run_continues_to_the_bit_after_it_has_exported(run: Path) -> None:
     first._validate()
     first.save()
     second = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
-    assert (second.step, second.best) == (30, first.best)
+    assert (second.step, second.best_weights.score) == (30, first.best_weights.score)
     second.fit()
     torch.testing.assert_close(
         second.stage.model.state_dict(), through.stage.model.state_dict(), rtol=0, atol=0

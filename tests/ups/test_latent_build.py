@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +14,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from latent_runs import T, write_latent_run
+from latent_runs import T, write_burgers, write_latent_run
 from test_encode_loop import make_checkpoint
 
 import ups_store
+from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.encoder import LatentEncoder
 from ups.errors import UpsError
 from ups_store import files
@@ -122,6 +125,20 @@ def test_builds_in_batches_of_any_size_make_the_same_bytes(inside: Path) -> None
     assert stores[0] == stores[1] == stores[2]
 
 
+@pytest.mark.multi_process
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_builds_with_any_number_of_readers_make_the_same_bytes(inside: Path, num_workers: int) -> None:
+    write_burgers(inside / "data", nu=0.1, num_samples=20, seed=1)
+    options = "latent.micro_batch=10", "data.split=train"  # of two samples
+    (whole,) = build(inside, "cache.dir=whole", "reading.batch_size=32", *options).stores
+    assert whole.num_samples == 32
+    for size in (1, 3):
+        readers = f"reading.num_workers={num_workers}", f"reading.batch_size={size}"
+        report = build(inside, f"cache.dir=readers{size}", *readers, *options)
+        assert report.readers.num_workers == num_workers
+        assert report.stores[0].path.read_bytes() == whole.path.read_bytes()
+
+
 def test_resumed_build_makes_the_bytes_of_an_undisturbed_one(inside: Path) -> None:
     build(inside, "data.split=train")
     whole, target = (inside / name / "burgers1d_train.zarr.zip" for name in ("latents", "resumed"))
@@ -148,19 +165,59 @@ def retrain(folder: Path) -> None:
     path.write_bytes(raw)
 
 
+def edit_spec(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Edit the specification in the checkpoint and leave its weights."""
+    path = folder / "checkpoints" / "autoencoder.safetensors"
+    tensors, document = load_checkpoint(path, kind="autoencoder")
+    change(document["spec"])
+    save_checkpoint(path, tensors, kind="autoencoder", document=document)
+
+
+def statistics_of(spec: dict[str, Any]) -> dict[str, Any]:
+    statistics: dict[str, Any] = spec["tasks"]["burgers1d"]["statistics"]["fields"]
+    return statistics
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "heads": lambda spec: spec["encoder"].update(num_heads=4),
+    "mean": lambda spec: statistics_of(spec).update(mean=[0.25]),
+    "std": lambda spec: statistics_of(spec).update(std=[1.0]),
+    "parameters": lambda spec: spec.update(parameters=["mu"]),
+    "tasks": lambda spec: spec["tasks"].update(advection1d=spec["tasks"]["burgers1d"]),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_whatever_the_checkpoint_says_of_the_encoder_changes_the_hash(inside: Path, name: str) -> None:
+    before = hash_of(inside)
+    edit_spec(inside, EDITS[name])
+    assert hash_of(inside) != before
+
+
+def test_what_the_checkpoint_says_of_the_decoder_leaves_the_hash(inside: Path) -> None:
+    before = hash_of(inside)
+    edit_spec(inside, lambda spec: spec["decoder"].update(radius=2))
+    assert hash_of(inside) == before
+
+
 @pytest.mark.parametrize(
     ("change", "override"),
     [
         (retrain, "seed=0"),
         (None, "latent.micro_batch=8"),
         (None, "latent.compute_dtype=bfloat16"),
+        (None, "latent.compile=true"),
+        (None, "latent.encoder=latent_runs:make_other_encoder"),
         (None, "training.latent_cache_dtype=float32"),
         (None, "data.limit=7"),
         (None, "data.reduce_time=2"),
         (None, "data.split_fractions=[0.7,0.2,0.1]"),
         (None, "data.source_digest=sampled"),
     ],
-    ids=["weights", "micro-batch", "precision", "dtype", "limit", "reduction", "split", "digest"],
+    ids=[
+        *("weights", "micro-batch", "precision", "compile", "class", "dtype", "limit", "reduction", "split"),
+        "digest",
+    ],
 )
 def test_whatever_decides_the_latents_changes_the_hash(
     inside: Path, change: Callable[[Path], None] | None, override: str
@@ -185,6 +242,14 @@ def test_whatever_decides_the_latents_changes_the_hash(
 )
 def test_what_does_not_decide_the_latents_leaves_the_hash(inside: Path, overrides: tuple[str, ...]) -> None:
     assert hash_of(inside, *overrides) == hash_of(inside)
+
+
+def test_another_host_leaves_the_hash(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hash_of(inside)
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+    monkeypatch.setenv("HOSTNAME", "elsewhere")
+    assert hash_of(inside) == before
 
 
 def test_moved_data_and_checkpoint_leave_the_hash(inside: Path) -> None:
@@ -229,6 +294,28 @@ def test_earlier_script_takes_the_same_flags(folder: Path) -> None:
     (store_json,) = json.loads((folder / "manifest.json").read_text())["stores"]
     assert store_json["num_samples"] == 2
     assert not store_json["reused"]
+
+
+def test_earlier_script_builds_latents_from_flags_alone_and_fields_if_told(folder: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "precompute_latent_cache.py"
+    flags = ["--tasks", "burgers1d", "--splits", "test", "--root", "data", "--no-parallel"]
+
+    def precompute(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), *arguments, *flags]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+    done = precompute("--cache-dir", "out")
+    assert done.returncode == 0, done.stderr
+    with ups_store.open(folder / "out" / "burgers1d_test.zarr.zip") as store:
+        assert "latent" in store
+    done = precompute("latent.encoder=none", "--cache-dir", "of_fields")
+    assert done.returncode == 0, done.stderr
+    with ups_store.open(folder / "of_fields" / "burgers1d_test.zarr.zip") as store:
+        assert "fields" in store
+    missing = precompute("checkpoint.dir=nowhere", "--cache-dir", "more")
+    assert missing.returncode != 0
+    assert "nowhere/autoencoder.safetensors" in missing.stderr
+    assert not list(folder.glob("more/*.zarr.zip*"))
 
 
 @pytest.mark.parametrize(

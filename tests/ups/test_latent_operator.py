@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ups.errors import ShapeError
+from ups.grid import PERIODIC, UNKNOWN_BOUNDARY
 from ups.models.latent_operator import SIZES, LatentOperator, OperatorSize
-from ups.nn.conditioning import Condition
+from ups.nn.conditioning import BOUNDARY_TYPES, Condition
 
 B, D = 2, 4
 SMALL = OperatorSize(width=16, depths=(2, 2), num_heads=2)
@@ -31,14 +32,14 @@ def advance(
     operator: LatentOperator,
     latent: Tensor,
     grid: tuple[int, ...],
-    periodic: tuple[bool, ...],
+    boundary: tuple[str, ...],
     **changed: Tensor,
 ) -> Tensor:
     dt = changed.get("dt", torch.full((len(latent),), 0.05, dtype=latent.dtype))
     given = Condition(
         torch.zeros(len(latent), dtype=torch.int64), torch.full((len(latent), 1), 0.01).to(latent)
     )
-    return operator(latent, dt_B=dt, condition=given, grid=grid, periodic=periodic)
+    return operator(latent, dt_B=dt, condition=given, grid=grid, boundary=boundary)
 
 
 @pytest.mark.parametrize("grid", [(32,), (8, 16)])
@@ -46,19 +47,19 @@ def test_untrained_operator_is_persistence(grid: tuple[int, ...]) -> None:
     operator = LatentOperator(D, num_tasks=2, num_parameters=1, size=SMALL)
     latent = torch.randn(B, torch.Size(grid).numel(), D)
     dt = torch.full((B,), 0.05)
-    out = operator(latent, dt_B=dt, condition=condition(), grid=grid, periodic=(True,) * len(grid))
+    out = operator(latent, dt_B=dt, condition=condition(), grid=grid, boundary=(PERIODIC,) * len(grid))
     assert torch.equal(out, latent)
 
 
 @pytest.mark.parametrize("grid", [(32,), (64,), (16, 16)])
 def test_operator_commutes_with_shifts_by_whole_windows_along_periodic_axes(grid: tuple[int, ...]) -> None:
     """A window at the bottom of the U covers window * 2^levels tokens."""
-    operator, periodic = trained_like(), (True,) * len(grid)
+    operator, boundary = trained_like(), (PERIODIC,) * len(grid)
     latent = torch.randn(B, *grid, D, dtype=torch.float64)
     step = SMALL.window * 2
     shifted = latent.roll(step, 1)
-    out = advance(operator, latent.flatten(1, -2), grid, periodic).unflatten(1, grid)
-    out_shifted = advance(operator, shifted.flatten(1, -2), grid, periodic).unflatten(1, grid)
+    out = advance(operator, latent.flatten(1, -2), grid, boundary).unflatten(1, grid)
+    out_shifted = advance(operator, shifted.flatten(1, -2), grid, boundary).unflatten(1, grid)
     torch.testing.assert_close(out_shifted, out.roll(step, 1))
     assert not torch.allclose(out, latent)
 
@@ -66,16 +67,17 @@ def test_operator_commutes_with_shifts_by_whole_windows_along_periodic_axes(grid
 def test_operator_of_one_window_commutes_with_every_shift_that_halving_allows() -> None:
     operator, grid = trained_like(OperatorSize(width=16, depths=(2, 2), num_heads=2, window=32)), (32,)
     latent = torch.randn(B, 32, D, dtype=torch.float64)
-    out = advance(operator, latent, grid, (True,))
+    out = advance(operator, latent, grid, (PERIODIC,))
     for step in (2, 6, 14):
-        torch.testing.assert_close(advance(operator, latent.roll(step, 1), grid, (True,)), out.roll(step, 1))
+        rolled = advance(operator, latent.roll(step, 1), grid, (PERIODIC,))
+        torch.testing.assert_close(rolled, out.roll(step, 1))
 
 
 def test_operator_between_walls_does_not_commute_with_shifts() -> None:
     operator, step = trained_like(), SMALL.window * 2
     latent = torch.randn(B, 64, D, dtype=torch.float64)
-    out = advance(operator, latent, (64,), (False,))
-    assert not torch.allclose(advance(operator, latent.roll(step, 1), (64,), (False,)), out.roll(step, 1))
+    out = advance(operator, latent, (64,), ("wall",))
+    assert not torch.allclose(advance(operator, latent.roll(step, 1), (64,), ("wall",)), out.roll(step, 1))
 
 
 def test_operator_sees_time_step_parameter_task_boundary_and_steadiness() -> None:
@@ -84,12 +86,12 @@ def test_operator_sees_time_step_parameter_task_boundary_and_steadiness() -> Non
     dt = torch.full((B,), 0.05, dtype=torch.float64)
     zeros = torch.zeros(B, dtype=torch.int64)
     nu = torch.full((B, 1), 0.01, dtype=torch.float64)
-    plain = {"dt_B": dt, "condition": Condition(zeros, nu), "periodic": (True,)}
+    plain = {"dt_B": dt, "condition": Condition(zeros, nu), "boundary": (PERIODIC,)}
     others = [
         {**plain, "dt_B": 2 * dt},
         {**plain, "condition": Condition(zeros, 10 * nu)},
         {**plain, "condition": Condition(zeros + 1, nu)},
-        {**plain, "periodic": (False,)},
+        {**plain, "boundary": ("wall",)},
         {**plain, "steady": True},
     ]
     out = operator(latent, grid=(32,), **plain)
@@ -97,11 +99,33 @@ def test_operator_sees_time_step_parameter_task_boundary_and_steadiness() -> Non
         assert not torch.allclose(operator(latent, grid=(32,), **changed), out)
 
 
+def test_operator_tells_boundary_types_apart_and_on_which_axis_they_are() -> None:
+    operator, latent = trained_like(), torch.randn(B, 64, D, dtype=torch.float64)
+    named = [(kind, kind) for kind in BOUNDARY_TYPES]
+    named += [("neumann", "dirichlet"), ("dirichlet", "neumann"), (PERIODIC, "wall"), ("wall", PERIODIC)]
+    outputs = [advance(operator, latent, (8, 8), boundary) for boundary in named]
+    for number, out in enumerate(outputs):
+        assert not any(torch.allclose(out, other) for other in outputs[:number]), named[number]
+
+
+def test_boundary_of_a_name_that_the_operator_does_not_know_is_the_unknown_one() -> None:
+    operator, latent = trained_like(), torch.randn(B, 32, D, dtype=torch.float64)
+    out = advance(operator, latent, (32,), (UNKNOWN_BOUNDARY,))
+    assert torch.equal(advance(operator, latent, (32,), ("slip",)), out)
+    assert not torch.allclose(advance(operator, latent, (32,), ("dirichlet",)), out)
+
+
+def test_operator_given_boundary_types_of_another_number_of_axes_is_refused() -> None:
+    with pytest.raises(ShapeError, match="boundary types of a grid") as caught:
+        advance(trained_like(), torch.randn(B, 32, D, dtype=torch.float64), (32,), (PERIODIC, PERIODIC))
+    assert (caught.value.expected, caught.value.found) == (1, 2)
+
+
 def test_operator_serves_grids_of_one_and_two_axes_alike() -> None:
     operator = trained_like()
     latent = torch.randn(B, 32, D, dtype=torch.float64)
-    line = advance(operator, latent, (32,), (True,))
-    plane = advance(operator, latent, (32, 1), (True, True))
+    line = advance(operator, latent, (32,), (PERIODIC,))
+    plane = advance(operator, latent, (32, 1), (PERIODIC, PERIODIC))
     torch.testing.assert_close(line, plane)
 
 
@@ -110,7 +134,7 @@ def test_operator_gradient_is_that_of_finite_differences() -> None:
     latent = torch.randn(1, 16, D, dtype=torch.float64, requires_grad=True)
 
     def function(z: Tensor) -> Tensor:
-        return advance(operator, z, (16,), (False,))
+        return advance(operator, z, (16,), ("wall",))
 
     assert torch.autograd.gradcheck(function, latent, atol=1e-4, fast_mode=True)
 
@@ -119,7 +143,7 @@ def test_operator_gradient_is_that_of_finite_differences() -> None:
 def test_operator_given_tokens_that_do_not_fill_the_grid_is_refused(shape: tuple[int, ...]) -> None:
     operator = LatentOperator(D, num_tasks=1, num_parameters=1, size=SMALL)
     with pytest.raises(ShapeError, match="latent tokens"):
-        operator(torch.randn(shape), dt_B=torch.ones(B), condition=condition(), grid=(32,), periodic=(True,))
+        advance(operator, torch.randn(shape), (32,), (PERIODIC,))
 
 
 @pytest.mark.parametrize(("name", "millions"), [("S", 33), ("B", 130), ("L", 518)])
@@ -134,8 +158,8 @@ def test_sizes_are_those_of_the_paper(name: str, millions: float) -> None:
 def test_drop_path_drops_whole_branches_only_while_training() -> None:
     operator = trained_like(OperatorSize(width=16, depths=(2, 2), num_heads=2, drop_path=0.5))
     latent = torch.randn(B, 32, D, dtype=torch.float64)
-    assert torch.equal(advance(operator, latent, (32,), (True,)), advance(operator, latent, (32,), (True,)))
+    once, again = (advance(operator, latent, (32,), (PERIODIC,)) for _ in range(2))
+    assert torch.equal(once, again)
     operator.train()
-    assert not torch.equal(
-        advance(operator, latent, (32,), (True,)), advance(operator, latent, (32,), (True,))
-    )
+    once, again = (advance(operator, latent, (32,), (PERIODIC,)) for _ in range(2))
+    assert not torch.equal(once, again)

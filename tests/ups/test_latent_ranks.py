@@ -49,8 +49,9 @@ def build_alone(folder: Path) -> Path:
     return folder / NAME
 
 
-def test_torchrun_with_two_ranks_makes_the_bytes_of_one_process(folder: Path) -> None:
-    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ups_store.build"]
+@pytest.mark.parametrize("num", [2, 4])
+def test_torchrun_makes_the_bytes_of_one_process(folder: Path, num: int) -> None:
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num), "-m", "ups_store.build"]
     words = [*command(*words), "--cache-dir", "cache", "--manifest", "manifest.json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
@@ -76,30 +77,60 @@ def finish(*ranks: subprocess.Popen[str]) -> None:
         assert process.returncode == 0, err
 
 
-def num_committed(folder: Path) -> int:
+def num_committed(path: Path) -> int:
     try:
-        with ups_store.open(building_path(folder / "cache" / NAME), partial=True) as store:
+        with ups_store.open(building_path(path), partial=True) as store:
             return int(store.committed.sum())
     except ups_store.StoreError:
         return 0
 
 
-def test_rank_that_is_killed_while_it_encodes_is_made_up_for(folder: Path) -> None:
-    ranks = [start(folder, rank, 2, per_machine=2) for rank in range(2)]
+def wait_for_commits(path: Path, builder: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
-    while not num_committed(folder) and ranks[0].poll() is None and time.monotonic() < deadline:
+    while not num_committed(path) and builder.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    ranks[1].send_signal(signal.SIGKILL)
-    ranks[1].communicate(timeout=30)
-    finish(ranks[0])
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("num", [2, 4])
+def test_rank_that_is_killed_while_it_encodes_is_made_up_for(folder: Path, num: int) -> None:
+    ranks = [start(folder, rank, num, per_machine=num) for rank in range(num)]
+    wait_for_commits(folder / "cache" / NAME, ranks[0])
+    kill(ranks.pop(1))
+    finish(*ranks)
     assert (folder / "cache" / NAME).read_bytes() == build_alone(folder).read_bytes()
 
 
-def test_partitions_of_latents_are_those_of_one_file(folder: Path) -> None:
-    finish(*(start(folder, rank, 2, per_machine=1) for rank in range(2)))
+@pytest.mark.parametrize("num", [2, 4])
+def test_partitions_of_latents_are_those_of_one_file(folder: Path, num: int) -> None:
+    finish(*(start(folder, rank, num, per_machine=1) for rank in range(num)))
+    expect_latents_of_one_file(folder, num)
+
+
+def expect_latents_of_one_file(folder: Path, num: int) -> None:
     with (
-        ups_store.open(folder / "cache" / "burgers1d_train-*-of-00002.zarr.zip") as store,
+        ups_store.open(folder / "cache" / f"burgers1d_train-*-of-{num:05}.zarr.zip") as store,
         ups_store.open(build_alone(folder)) as whole,
     ):
         everything = list(range(len(whole)))
         np.testing.assert_array_equal(store.gather(everything)["latent"], whole["latent"])
+
+
+def test_partition_whose_machine_is_killed_is_continued_by_the_next_run(folder: Path) -> None:
+    machines = [start(folder, rank, 2, per_machine=1) for rank in range(2)]
+    part = folder / "cache" / "burgers1d_train-00001-of-00002.zarr.zip"
+    wait_for_commits(part, machines[1])
+    kill(machines[1])
+    left = num_committed(part)
+    finish(machines[0])
+    assert 0 < left < 80
+    assert not part.exists()
+    again = start(folder, 1, 2, per_machine=1)
+    out, err = again.communicate(timeout=150)
+    assert again.returncode == 0, err
+    assert json.loads(out)["stores"][0]["num_committed"] == 80 - left
+    expect_latents_of_one_file(folder, 2)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ups.errors import ShapeError
 from ups.eval import metrics
+from ups.eval.spectra import shell_energy
+from ups.eval.trajectory_errors import measure
 
 torch.set_num_threads(1)
 
@@ -94,7 +96,7 @@ def test_constant_field_has_no_correlation() -> None:
 
 def test_one_dimensional_energies_satisfy_parseval() -> None:
     field, _ = make_pair(2, 3, 16, 2)
-    energy = metrics.shell_energy(field.double())
+    energy = shell_energy(field.double())
     both_signs = 2 * energy.sum(2) - energy[:, :, 0] - energy[:, :, -1]
     torch.testing.assert_close(both_signs, 16 * field.double().square().sum(2))
 
@@ -103,7 +105,7 @@ def test_radial_energies_of_a_smooth_field_satisfy_parseval() -> None:
     """Only a field without the corners of the spectrum lies within the shells as a whole."""
     y, x = torch.meshgrid(*(torch.arange(n).double() / n * 2 * math.pi for n in (16, 24)), indexing="ij")
     field = (torch.sin(x + 2 * y) + 0.3 * torch.cos(5 * x) + 0.1)[None, None, :, :, None]
-    energy = metrics.shell_energy(field)
+    energy = shell_energy(field)
     torch.testing.assert_close(energy.sum(2), 16 * 24 * field.square().sum((2, 3)))
     present = energy[0, 0, :, 0] > 1e-6
     assert present.nonzero().flatten().tolist() == [0, 2, 5]  # |(2, 1)| = 2.24
@@ -144,6 +146,46 @@ def test_two_dimensional_values_agree_with_numpy_loops() -> None:
             inside[1:-1, 1:-1] = True
             boundary = np.mean([np.sqrt((s[~inside] ** 2).mean()) for s in d])
             assert errors["brmse"][t, c] == pytest.approx(boundary)
+
+
+def looped_compat(difference: np.ndarray, lengths: tuple[float, ...]) -> dict[str, float]:
+    """brmse and frmse of one batch as PDEBench counts them; (B, X...), one time step and channel."""
+    num, points = len(difference), difference.shape[1:]
+    square, count = np.zeros(num), 0
+    for axis in range(len(points)):
+        for end in (0, -1):  # an edge belongs to several faces, and counts in each
+            face = np.take(difference, end, axis=axis + 1).reshape(num, -1)
+            square += (face**2).sum(1)
+            count += face.shape[1]
+    spectrum = np.fft.fftn(difference, axes=range(1, difference.ndim))
+    energy = np.zeros((num, min(points) // 2))  # without the shell of half the points
+    for index in np.ndindex(*points):
+        numbers = [i if 2 * i < n else i - n for i, n in zip(index, points, strict=True)]
+        shell = math.floor(math.sqrt(sum(i * i for i in numbers)))
+        if min(numbers) >= 0 and shell < energy.shape[1]:
+            energy[:, shell] += np.abs(spectrum[(slice(None), *index)]) ** 2
+    amplitude = np.sqrt(energy.mean(0)) / math.prod(points) * math.prod(lengths)
+    bands = {"frmse_low": amplitude[:4], "frmse_mid": amplitude[4:12], "frmse_high": amplitude[12:]}
+    present = {name: values.mean() for name, values in bands.items() if len(values)}
+    return {"brmse": np.sqrt(square / count).mean(), **present}
+
+
+@pytest.mark.parametrize("points", [(26, 30), (9, 12), (6, 8, 10), (5, 10, 7)])
+def test_compatible_form_counts_edges_and_sums_wave_vectors_as_pdebench(points: tuple[int, ...]) -> None:
+    lengths = (2.0, 3.0, 0.5)[: len(points)]
+    prediction, truth = make_pair(5, 2, *points, 1)
+    batches = (prediction - truth).double().split(2)  # the last has one sample
+    found = metrics.pdebench_compat(2)(prediction, truth, lengths=lengths)
+    stored = measure(prediction, truth, lengths=lengths).pdebench_compat(2)
+    exact = metrics.pdebench(prediction, truth, lengths=lengths)
+    for t in range(2):
+        by_hand = [looped_compat(batch[:, t, ..., 0].numpy(), lengths) for batch in batches]
+        for name in by_hand[0]:
+            expected = np.mean([values[name] for values in by_hand])
+            assert found[name][t, 0] == pytest.approx(expected), name
+            assert stored[name][t, 0] == pytest.approx(expected), name
+            assert exact[name][t, 0] != pytest.approx(expected, rel=1e-4), name
+    assert all(torch.isnan(found[f"frmse_{band}"]).all() for band in ("mid", "high") if len(points) == 3)
 
 
 def test_summary_averages_over_time_and_channels() -> None:

@@ -1,18 +1,33 @@
-"""docs/migration.md names every old key, and what it says of them holds."""
+"""docs/migration.md names every key, flag, script, stage, metric and file of old, and what it says holds."""
 
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+import typer
+import yaml
 from pydantic import BaseModel
 
 from ups.config import RunConfig
 from ups.config.old_names import MEANINGLESS, NOT_YET
+from ups.config.run import LATER_STAGES, STAGE_NAMES
+from ups.train.stage import STAGES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
+OLD = sorted((Path(__file__).parent / "configs").glob("old_*.yaml"))
 KEY = re.compile(r"`([a-z_]+(?:\.[a-z_0-9*]+)*)`")
+OF_STAGES = re.compile(r"`stages\.<stage>\.\{([a-z_,]+)\}`")
+PRECOMPUTE_FLAGS = {
+    *("--config", "--tasks", "--splits", "--root", "--cache-dir", "--cache-dtype", "--latent-dim"),
+    *("--latent-len", "--device", "--batch-size", "--num-workers", "--parallel", "--no-parallel"),
+    *("--pin-memory", "--limit", "--overwrite", "--manifest"),
+}
 
 
 def section(title: str) -> str:
@@ -24,24 +39,40 @@ def keys_of_first_column(text: str) -> set[str]:
     return {key for row in rows for key in KEY.findall(row)}
 
 
+def keys_that_are_the_same() -> list[str]:
+    text = section("Keys that are the same").split("\n\n")[0].replace("\n", " ")
+    (of_stages,) = OF_STAGES.findall(text)
+    said = [key for key in KEY.findall(text) if "." in key or key == "seed"]
+    return said + [f"stages.*.{name}" for name in of_stages.split(",")]
+
+
 def known_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     keys: set[str] = set()
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys |= known_keys(inner, f"{prefix}{name}.")
+        for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                middle = "" if inner is field.annotation else "<stage>."
+                keys |= known_keys(inner, f"{prefix}{name}.{middle}")
         keys.add(f"{prefix}{name}")
     return keys
 
 
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def flags_of(module: str) -> set[str]:
+    command = typer.main.get_command(importlib.import_module(module).app)
+    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
 def test_keys_that_are_the_same_are_keys() -> None:
-    known = known_keys(RunConfig)
-    said = [
-        key
-        for key in KEY.findall(section("Keys that are the same").replace("\n", " "))
-        if "." in key or key == "seed"
-    ]
-    assert len(said) > 30
+    known, said = known_keys(RunConfig), keys_that_are_the_same()
+    assert len(said) > 35
     assert [key for key in said if not fnmatch.filter(known, key)] == []
 
 
@@ -51,4 +82,44 @@ def test_meaningless_keys_are_all_named_and_no_others() -> None:
 
 def test_features_that_are_not_there_yet_are_all_named() -> None:
     said = keys_of_first_column(section("Features that aren't there yet"))
-    assert {key.removesuffix(".enabled") for key in said} == {key.removesuffix(".enabled") for key in NOT_YET}
+    expected = {*NOT_YET, *(f"stages.{name}" for name in LATER_STAGES)}
+    assert {key.removesuffix(".enabled") for key in said} == {
+        key.removesuffix(".enabled") for key in expected
+    }
+    assert "`muon_hybrid`" in section("Features that aren't there yet")
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
+def test_every_key_of_an_old_file_is_named(path: Path) -> None:
+    said = [*keys_that_are_the_same(), *MEANINGLESS, *NOT_YET, *(f"stages.{name}" for name in LATER_STAGES)]
+    patterns = [pattern for key in said for pattern in (key, f"{key}.*")]
+    keys = list(leaves(yaml.safe_load(path.read_text())))
+    assert len(keys) > 40
+    assert [key for key in keys if not any(fnmatch.fnmatch(key, pattern) for pattern in patterns)] == []
+
+
+def test_flags_are_named_and_still_there() -> None:
+    said = set(re.findall(r"--[a-z-]+", section("Flags")))
+    assert {*PRECOMPUTE_FLAGS, "--epochs", "--seed"} <= said
+    assert flags_of("ups_store.build.command") >= PRECOMPUTE_FLAGS
+    assert {"--config", "--epochs", "--seed", "--stage"} <= flags_of("scripts.train")
+
+
+def test_stages_are_named_and_are_there_or_refused() -> None:
+    said = set(KEY.findall(section("Stages")))
+    assert set(STAGE_NAMES) <= said
+    assert set(STAGE_NAMES) == {*STAGES, *LATER_STAGES}
+    assert not set(STAGES) & set(LATER_STAGES)
+
+
+def test_scripts_files_and_metrics_of_old_are_named() -> None:
+    for title, names in {
+        "Scripts": ("scripts/precompute_latent_cache.py", "scripts/train.py"),
+        "Files": ("sample_*.pt", "operator.safetensors", "autoencoder.safetensors"),
+        "Metrics": (
+            "training/gpu_utilization_pct",
+            "training/epoch_time_sec",
+            "startup/total_startup_time_min",
+        ),
+    }.items():
+        assert [name for name in names if name not in section(title)] == []

@@ -69,12 +69,14 @@ def test_store_of_another_encoder_is_refused_saying_what_differs(run: Path) -> N
     assert "statistics" not in str(caught.value)
 
 
-def rewrite(path: Path, *, num_tokens: int | None = None, **content: Any) -> None:
-    """The same store with another identity, and fewer tokens."""
+def rewrite(
+    path: Path, *, num_tokens: int | None = None, attrs: dict[str, Any] | None = None, **content: Any
+) -> None:
+    """The same store with another identity, fewer tokens, and other attributes."""
     with ups_store.open(path) as store:
         arrays, identity = store.gather(range(len(store))), dict(store.identity["content"])
         arrays["latent"] = np.ascontiguousarray(arrays["latent"][:, :, :num_tokens])
-        given: dict[str, Any] = {"constants": store.constants, "attrs": store.attrs}
+        given: dict[str, Any] = {"constants": store.constants, "attrs": {**store.attrs, **(attrs or {})}}
         given["dims"] = {name: store.dims[name] for name in store.constants}
         specs = {**store.arrays}
         specs["latent"] = dataclasses.replace(specs["latent"], shape=arrays["latent"].shape)
@@ -171,12 +173,23 @@ def test_specification_comes_from_stores_and_checkpoint(run: Path) -> None:
     assert burgers.dt == pytest.approx(2 * 2.0 / 8)
     assert burgers.parameters == {"nu": (0.1, 0.1)}
     assert (burgers.tokens, darcy.tokens) == ((8,), (2, 4))
+    assert (burgers.boundary, darcy.boundary) == (("periodic",), ("dirichlet", "dirichlet"))
     assert darcy.steady
     assert set(darcy.statistics) == {"fields", "coefficient"}
     with ups_store.open(run / "latents" / "burgers1d_train.zarr.zip") as store:
         latent = store["latent"].astype(np.float64)
     np.testing.assert_allclose(burgers.statistics["fields"]["mean"], latent.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(burgers.statistics["fields"]["std"], latent.std((0, 1, 2)), rtol=1e-6)
+
+
+def test_boundary_types_are_those_of_the_store_and_the_grid_says_what_is_periodic(run: Path) -> None:
+    """Latents that were imported have no boundary types; the autoencoder knows which axes are periodic."""
+    for task, boundary in (("darcy2d", {"x": "neumann"}), ("burgers1d", {})):
+        attrs = {"boundary": boundary}
+        rewrite(run / "latents" / f"{task}_train.zarr.zip", attrs=attrs)
+    tasks = make_stage(run, "training.cache_mode=store").model.spec.tasks
+    assert tasks["darcy2d"].boundary == ("unknown", "neumann")
+    assert tasks["burgers1d"].boundary == ("periodic",)
 
 
 def test_untrained_operator_on_fields_scores_as_persistence(run: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from ups.config import OptimizerConfig, SchedulerConfig
 from ups.device import choose_device
-from ups.errors import ConfigError
+from ups.errors import CheckpointError, ConfigError
 from ups.objectives.reconstruction import relative_square_error
-from ups.optim.ema import AveragedWeights
+from ups.optim.ema import AveragedWeights, WeightsCopy
 from ups.optim.optimizer import make_optimizer
 from ups.optim.schedule import LearningRate
 
@@ -76,6 +78,26 @@ def test_average_follows_the_weights_by_its_decay() -> None:
     with averaged.in_place():
         assert model.weight.item() == pytest.approx(0.95)
     assert model.weight.item() == 1.0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_copy_of_weights_in_the_memory_of_the_cpu_takes_their_place(device: str) -> None:
+    model = nn.Linear(1, 1, bias=False).to(device)
+    nn.init.zeros_(model.weight)
+    copy = WeightsCopy(model, device="cpu")
+    nn.init.ones_(model.weight)
+    with copy.in_place():
+        assert model.weight.item() == 0.0
+    assert (model.weight.item(), model.weight.device.type) == (1.0, device)
+
+
+@pytest.mark.parametrize("saved", [{}, {"weight": torch.zeros(2, 2)}, {"bias": torch.zeros(1)}])
+def test_averages_of_other_weights_are_refused(saved: dict[str, torch.Tensor]) -> None:
+    averaged = AveragedWeights(nn.Linear(1, 1, bias=False), decay=0.5)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: its averages aren't those") as caught:
+        averaged.restore(saved, num_updates=3, path=Path("a.safetensors"))
+    assert caught.value.kind == "other_weights"
+    assert averaged.num_updates == 0
 
 
 def test_decay_acts_on_matrices_alone() -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from ups.autoencoder import Autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.data.batching import parameter_table
 from ups.data.config import BuildConfig, CacheConfig, DataConfig
 from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, MemoryFields, open_fields
@@ -25,7 +26,6 @@ from ups.eval.forecasters import (
     Persistence,
     Start,
     TrainingMean,
-    parameter_table,
 )
 from ups.eval.rollout import domain_lengths, roll_out
 from ups.simulator import Simulator
@@ -206,6 +206,7 @@ def make_simulator(root: Path, autoencoder: Autoencoder | None = None) -> Simula
     statistics = {"mean": [0.0] * 4, "std": [1.0] * 4} if autoencoder else {"mean": [0.1], "std": [0.5]}
     task = SimulatedTask(
         grid=train.info.grid,
+        boundary=("periodic",),
         tokens=(8,),
         channels=train.info.channels,
         steady=False,

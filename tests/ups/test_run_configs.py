@@ -11,7 +11,7 @@ import torch
 
 from ups.config import RunConfig, load_config
 from ups.errors import ConfigWarning
-from ups.grid import GridSpec, cut_grid
+from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, cut_grid
 from ups.models.latent_operator import LatentOperator
 from ups.nn.conditioning import Condition
 from ups.train.operator_size import operator_size
@@ -62,11 +62,12 @@ def test_operator_advances_the_tokens_of_every_task(path: Path) -> None:
             points, is_periodic = GRIDS[task]
             reduced = tuple(num // config.data.reduce_space for num in points)
             grid = GridSpec(reduced, (is_periodic,) * len(points), (("fields", 1),))
+            boundary = (PERIODIC if is_periodic else UNKNOWN_BOUNDARY,) * len(points)
             cut = cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=config.latent.tokens)
             assert config.latent.tokens * config.latent.dim < math.prod(reduced)  # it compresses
             latent = torch.zeros(2, config.latent.tokens, config.latent.dim)
             condition = Condition(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 1))
             advanced = operator(
-                latent, dt_B=torch.ones(2), condition=condition, grid=cut.tokens, periodic=grid.periodic
+                latent, dt_B=torch.ones(2), condition=condition, grid=cut.tokens, boundary=boundary
             )
             assert advanced.shape == latent.shape

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -13,13 +15,18 @@ import pytest
 from on_demand_helpers import checkpoint, configure, make_folder
 from operator_runs import change_weights
 from rich.console import Console
+from test_all_stages import inside
 
 import ups.train.run
+from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig
-from ups.errors import CheckpointError, InterruptedTrainingError
-from ups.train.report_table import show_report
+from ups.errors import CheckpointError, InterruptedTrainingError, UpsError
+from ups.train.all_stages import run_all
+from ups.train.operator import OperatorStage
+from ups.train.report_table import report_json, show_report
 from ups.train.run import run_stage
-from ups.train.saved_state import state_path
+from ups.train.saved_state import TRAINING, state_path
+from ups.train.trainer import Trainer
 
 SHORT = (
     "training.device=cpu",
@@ -44,6 +51,12 @@ def short(folder: Path, *overrides: str) -> RunConfig:
 
 def train(config: RunConfig, notes: list[str] | None = None, **options: Any) -> dict[str, Any]:
     return run_stage("operator", config, note=(notes if notes is not None else []).append, **options)
+
+
+def shown(report: dict[str, Any]) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    show_report(report, console)
+    return str(console.export_text())
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -72,6 +85,39 @@ def test_state_of_another_configuration_is_refused_before_anything_is_opened(fol
     assert (caught.value.kind, caught.value.exit_code) == ("other_config", 2)
 
 
+def forget(path: Path, *names: str) -> None:
+    """The state as a version that had no such names left it."""
+    tensors, document = load_checkpoint(path, kind=TRAINING)
+    document["position"] = {key: value for key, value in document["position"].items() if key not in names}
+    save_checkpoint(path, tensors, kind=TRAINING, document=document)
+
+
+def test_state_of_an_earlier_version_is_refused_before_anything_is_opened(folder: Path) -> None:
+    config = short(folder)
+    train(config)
+    path = state_path(config, "operator")
+    forget(path, "best_step", "start_score")
+    checkpoint(folder).unlink()
+    with pytest.raises(CheckpointError) as caught:
+        train(config)
+    assert (caught.value.kind, caught.value.path) == ("too_old", str(path))
+    says = "was written by an earlier version: found no best_step, start_score; begin anew with --restart"
+    assert says in str(caught.value)
+
+
+def test_all_stages_train_anew_what_an_earlier_version_left(folder: Path) -> None:
+    config = short(folder, "training.cache_mode=none", "stages.autoencoder.epochs=0")
+    notes: list[str] = []
+    for _ in range(2):
+        report = run_all(config, config_path=None, overrides=[], note=notes.append)
+    assert report["stages"]["operator"]["resumed_at"] == 2
+    forget(state_path(config, "operator"), "best_step")
+    report = run_all(config, config_path=None, overrides=[], note=notes.append)
+    assert report["stages"]["operator"]["resumed_at"] == 0
+    (anew,) = (note for note in notes if "trained anew" in note)
+    assert anew == "stage operator is trained anew: the training state was written by an earlier version"
+
+
 def test_notes_of_a_stage_go_where_those_of_the_run_go(folder: Path) -> None:
     notes: list[str] = []
     train(short(folder), notes)
@@ -80,12 +126,10 @@ def test_notes_of_a_stage_go_where_those_of_the_run_go(folder: Path) -> None:
 
 
 def test_diverged_operator_is_not_exported_in_the_place_of_an_untrained_one(folder: Path) -> None:
-    report = train(short(folder, "training.lr=1e10", "training.grad_clip=null"))
+    report = train(short(folder, "training.lr=100", "training.grad_clip=null"))  # worse, and finite
     assert report["best_step"] == 0
     assert report["score"] == pytest.approx(report["start_score"], rel=1e-4)
-    console = Console(width=120, record=True, file=io.StringIO())
-    show_report(report, console)
-    assert "warning: no validation was better than before the first step" in console.export_text()
+    assert "warning: no validation was better than before the first step" in shown(report)
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -108,3 +152,78 @@ def test_stop_before_the_first_step_says_what_there_is(
     assert says in str(caught.value)
     assert "stage operator was stopped before its first step" in str(caught.value)
     assert (caught.value.exit_code, caught.value.kind) == (5, "interrupted_at_start")
+
+
+def test_command_with_restart_does_not_say_that_it_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    command = ("--config", "run.yaml", "--stage", "operator", "--restart", *SHORT)
+    train_step = Trainer.train_step
+
+    def step(trainer: Trainer, **options: Any) -> None:
+        train_step(trainer, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", step)
+        stopped = inside(*command)
+    assert stopped.exit_code == 5
+    assert "after step 1 of 2" in stopped.stderr
+    assert stopped.stderr.endswith("; the same command without --restart continues\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("ups.train.run.make_stage", interrupted)
+        early = inside(*command)
+    assert early.stderr.endswith(".safetensors is as it was; the same command begins again\n")
+    monkeypatch.setattr("ups.train.run.run_stage", interrupted)
+    at_once = inside(*command).stderr
+    assert at_once.endswith("is kept; the same command without --restart continues from there\n")
+
+
+def test_build_that_fails_after_a_restart_does_not_say_that_the_same_command_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("ups.train.build_stores.BUILD", ("-c", "raise SystemExit(3)"))
+    config = short(folder, "stages.autoencoder.epochs=0")
+    with pytest.raises(UpsError, match="exit code 3; its own message stands above; the same") as caught:
+        run_all(config, config_path=None, overrides=[], note=lambda text: None)
+
+    def failed(*args: Any, **options: Any) -> None:
+        raise caught.value
+
+    monkeypatch.setattr("ups.train.all_stages.run_all", failed)
+    command = ("--config", "run.yaml", "--stage", "all")
+    for flags, how in (((), "continues"), (("--restart",), "without --restart continues")):
+        done = inside(*command, *flags)
+        assert done.exit_code == 3
+        assert done.stderr.endswith(f"stands above; the same command {how}\n")
+
+
+def test_report_tells_steps_of_before_from_the_seconds_of_now(folder: Path) -> None:
+    config = short(folder)
+    first = train(config)
+    assert (first["steps"], first["resumed_at"]) == (2, 0)
+    assert f"2 steps in {first['seconds']:.1f} s" in shown(first)
+    again = train(config)
+    assert (again["steps"], again["resumed_at"]) == (2, 2)
+    assert f"2 steps, of which 2 were made before; {again['seconds']:.1f} s now" in shown(again)
+
+
+def test_untrained_weights_without_a_finite_error_are_null_in_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([1.0, math.nan])  # the second is that before the first step
+    monkeypatch.setattr(OperatorStage, "validate", lambda stage: {"score": next(scores)})
+    report = train(short(folder))
+    assert (report["best_step"], report["start_score"]) == (2, None)
+    assert json.loads(report_json(report))["start_score"] is None
+
+
+def test_report_for_machines_has_no_numbers_that_json_has_not() -> None:
+    report = {"score": math.nan, "all": [math.inf, 1.5], "by": {"task": -math.inf}, "name": "operator"}
+    read = json.loads(report_json(report), parse_constant=pytest.fail)
+    assert read == {"score": None, "all": [None, 1.5], "by": {"task": None}, "name": "operator"}

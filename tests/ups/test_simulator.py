@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -27,9 +28,10 @@ def make_tasks(dim: dict[str, int], tokens: dict[str, tuple[int, ...]]) -> dict[
     line = {"fields": statistics["burgers1d"]}
     plane = {"fields": statistics["darcy2d"], "coefficient": statistics["darcy2d"]}
     beta, nu = {"beta": (1.0, 1.0)}, {"nu": (0.01, 0.1)}
+    walls, around = ("dirichlet", "dirichlet"), ("periodic",)
     return {
-        "burgers1d": SimulatedTask(LINE, tokens["burgers1d"], ("u",), False, 0.1, nu, line),
-        "darcy2d": SimulatedTask(PLANE, tokens["darcy2d"], ("u",), True, 1.0, beta, plane),
+        "burgers1d": SimulatedTask(LINE, around, tokens["burgers1d"], ("u",), False, 0.1, nu, line),
+        "darcy2d": SimulatedTask(PLANE, walls, tokens["darcy2d"], ("u",), True, 1.0, beta, plane),
     }
 
 
@@ -242,6 +244,33 @@ def test_incomplete_specification_and_other_weights_are_refused(checkpoint: Path
         with pytest.raises(CheckpointError) as caught:
             load_simulator(tmp_path / kind)
         assert caught.value.kind == kind
+
+
+def test_boundary_types_survive_the_checkpoint_and_change_the_prediction(tmp_path: Path) -> None:
+    simulator = make_simulator()
+    coefficient = np.ones((2, 8, 8, 1), np.float32)
+    spec = simulator.spec
+    walls, flux = spec.tasks["darcy2d"], dataclasses.replace(spec.tasks["darcy2d"], boundary=("neumann",) * 2)
+    other = Simulator(dataclasses.replace(spec, tasks={**spec.tasks, "darcy2d": flux}), make_autoencoder())
+    other.load_state_dict(simulator.state_dict())
+    predicted = simulator.rollout(coefficient, 1, task="darcy2d")
+    assert not torch.allclose(other.eval().rollout(coefficient, 1, task="darcy2d"), predicted)
+    for known, saved in ((walls, simulator), (flux, other)):
+        save_simulator(tmp_path / "o.safetensors", saved, config={}, report={})
+        loaded = load_simulator(tmp_path / "o.safetensors")
+        assert loaded.spec.tasks["darcy2d"].boundary == known.boundary
+        expected = saved.rollout(coefficient, 1, task="darcy2d")
+        torch.testing.assert_close(loaded.rollout(coefficient, 1, task="darcy2d"), expected, rtol=0, atol=0)
+
+
+def test_checkpoint_without_boundary_types_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    tensors, document = load_checkpoint(checkpoint, kind="operator")
+    for task in document["spec"]["tasks"].values():
+        del task["boundary"]
+    save_checkpoint(tmp_path / "earlier", tensors, kind="operator", document=document)
+    with pytest.raises(CheckpointError, match="train the operator again") as caught:
+        load_simulator(tmp_path / "earlier")
+    assert caught.value.kind == "no_spec"
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

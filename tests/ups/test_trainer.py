@@ -1,4 +1,4 @@
-"""The training loop on a small regression: exact resume, signals, divergence, averages, patience, the log."""
+"""The training loop on a small regression: exact resume, signals, divergence, averages, the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ups.checkpoint import load_checkpoint, read_document, save_checkpoint
+from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.errors import CheckpointError, ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.meter import LossMeter
@@ -118,7 +118,7 @@ def test_ten_steps_equal_five_and_a_resume_and_five(tmp_path: Path, optimizer: s
     assert stage.numbers == list(range(5, 10))
     assert second.step == 10
     expect_equal(through, second)
-    assert second.best == through.best
+    assert second.best_weights.score == through.best_weights.score
 
 
 def test_resume_in_the_middle_of_an_epoch_and_with_accumulation(tmp_path: Path) -> None:
@@ -152,6 +152,30 @@ def test_state_of_another_configuration_is_refused_with_the_keys(tmp_path: Path)
         train(Regression(), make_config(tmp_path, "training.accum_steps=2"))
     assert caught.value.kind == "other_config"
     train(Regression(), make_config(tmp_path, "training.log_every=1", "stages.operator.epochs=3"))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "ema."])
+def test_state_that_lacks_weights_is_refused_with_a_way_on(tmp_path: Path, prefix: str) -> None:
+    config = make_config(tmp_path)
+    path = train(Regression(), config).state_path
+    tensors, document = load_checkpoint(path, kind="training")
+    del tensors[f"{prefix}0.weight"]
+    save_checkpoint(path, tensors, kind="training", document=document)
+    with pytest.raises(CheckpointError, match=r"0\.weight.*; begin anew with --restart") as caught:
+        Trainer(Regression(), config, device=CPU)
+    assert (caught.value.kind, caught.value.path) == ("other_weights", str(path))
+
+
+@pytest.mark.parametrize("key", ["best_step", "start_score"])
+def test_state_of_an_earlier_version_is_refused_with_what_it_lacks(tmp_path: Path, key: str) -> None:
+    config = make_config(tmp_path)
+    path = train(Regression(), config).state_path
+    tensors, document = load_checkpoint(path, kind="training")
+    del document["position"][key]
+    save_checkpoint(path, tensors, kind="training", document=document)
+    with pytest.raises(CheckpointError, match=f"by an earlier version: found no {key}; begin") as caught:
+        Trainer(Regression(), config, device=CPU)
+    assert caught.value.kind == "too_old"
 
 
 # --- interruption and divergence -----------------------------------------------------------------------
@@ -240,87 +264,6 @@ def test_averaged_weights_are_validated_and_trained_ones_stay(tmp_path: Path) ->
     trainer._validate()
     torch.testing.assert_close(seen, [averaged, untrained], rtol=0, atol=0)
     torch.testing.assert_close(trainer.stage.model[0].weight.detach(), trained, rtol=0, atol=0)
-
-
-def test_only_improvements_are_exported_and_patience_ends_the_run(tmp_path: Path) -> None:
-    scores = iter([3.0, 9.0, 2.0, 2.5, 2.5, 2.5, 1.0])  # the second is that before the first step
-    stage = Regression()
-    stage.validate = lambda: {"score": next(scores)}  # type: ignore[method-assign]
-    config = make_config(tmp_path, "stages.autoencoder.epochs=6", "training.patience=3")
-    assert train(stage, config).epoch == 5
-    assert stage.exported == [3.0, 2.0]
-
-
-class Exporting(Regression):
-    """Exports its weights; validation gives these scores, the second of which is that of the untrained."""
-
-    def __init__(self, folder: Path, scores: list[float]) -> None:
-        super().__init__()
-        self.path = folder / "autoencoder.safetensors"
-        self.exports = {self.path: "autoencoder"}
-        self.scores = iter(scores)
-
-    def validate(self) -> dict[str, float]:
-        return {"score": next(self.scores)}
-
-    def export(self, metrics: dict[str, float]) -> Path:
-        save_checkpoint(
-            self.path, self.model.state_dict(), kind="autoencoder", document={"report": dict(metrics)}
-        )
-        return self.path
-
-
-def score_of(path: Path) -> float:
-    return float(read_document(path, kind="autoencoder")["report"]["score"])
-
-
-def test_training_that_makes_it_worse_keeps_the_weights_before_it_and_warns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage = Exporting(tmp_path, [3e8, 0.5, 1e9])
-    untrained = {name: tensor.clone() for name, tensor in stage.model.state_dict().items()}
-    trainer = train(stage, make_config(tmp_path))
-    kept, document = load_checkpoint(stage.path, kind="autoencoder")
-    torch.testing.assert_close(kept, untrained, rtol=0, atol=0)
-    assert document["report"] == {"score": 0.5}
-    assert (trainer.kept.step, trainer.kept.start, trainer.best) == (0, 0.5, 0.5)
-    assert not torch.equal(stage.model.state_dict()["0.weight"], untrained["0.weight"])
-    said = capsys.readouterr().err
-    assert "warning: training made it worse: validation error 3e+08 after step 5, 0.5 before" in said
-    assert "1e+09 after step 10" in said
-
-
-def test_worse_run_sets_a_better_checkpoint_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, previous = tmp_path / "autoencoder.safetensors", tmp_path / "autoencoder.previous.safetensors"
-    config = make_config(tmp_path)
-    train(Exporting(tmp_path, [0.2, 0.5, 0.1]), config)
-    assert (score_of(path), previous.exists()) == (0.1, False)
-    train(Exporting(tmp_path, [3e8, 0.5, 1e9]), config, restart=True)
-    assert (score_of(path), score_of(previous)) == (0.5, 0.1)
-    assert "autoencoder.safetensors of an earlier run is better" in capsys.readouterr().err
-    train(Exporting(tmp_path, [0.55, 0.6, 1.0]), config, restart=True)  # the better of the two stays
-    assert (score_of(path), score_of(previous)) == (0.55, 0.1)
-
-
-def test_checkpoint_that_can_not_be_compared_is_replaced(tmp_path: Path) -> None:
-    stage = Exporting(tmp_path, [0.4, 0.5, 0.3])
-    save_checkpoint(stage.path, {}, kind="autoencoder", document={"report": {"score": 0.1, "other": 1.0}})
-    train(stage, make_config(tmp_path))
-    assert score_of(stage.path) == 0.3
-    assert not (tmp_path / "autoencoder.previous.safetensors").exists()
-
-
-def test_weights_before_the_first_step_are_known_to_a_run_that_continues(tmp_path: Path) -> None:
-    config = make_config(tmp_path)
-    first = Trainer(Exporting(tmp_path, []), config, device=CPU)
-    untrained = first.stage.model.state_dict()["0.weight"].clone()
-    for _ in range(3):
-        first.train_step()
-    first.save()
-    stage = Exporting(tmp_path, [3e8, 0.5, 1e9])
-    assert train(stage, config).kept.step == 0
-    kept, _ = load_checkpoint(stage.path, kind="autoencoder")
-    assert torch.equal(kept["0.weight"], untrained)
 
 
 def test_gradient_is_clipped_to_its_norm(tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ def test_errors_of_trajectories_give_the_metrics_of_the_fields(ndim: int) -> Non
     torch.testing.assert_close(errors.correlation, metrics.correlation(prediction, truth))
 
 
-def test_compatible_form_averages_batches_as_the_metric_does() -> None:
-    prediction, truth = make_pair(1)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_compatible_form_averages_batches_as_the_metric_does(ndim: int) -> None:
+    prediction, truth = make_pair(ndim)
     expected = metrics.pdebench_compat(3)(prediction, truth)
     found = measure(prediction, truth).pdebench_compat(3)
     for name, value in expected.items():
@@ -52,6 +53,7 @@ def test_batches_joined_are_the_whole() -> None:
     whole = measure(prediction, truth)
     parts = [measure(p, y) for p, y in zip(prediction.split(3), truth.split(3), strict=True)]
     torch.testing.assert_close(join(parts).shells, whole.shells)
+    torch.testing.assert_close(join(parts).pdebench_compat(2), whole.pdebench_compat(2), equal_nan=True)
     assert len(join(parts)) == len(whole) == 7
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operator_runs import configure, prepare
+from operator_runs import configure, made_once, prepare
 
 import ups
 import ups_store
@@ -38,16 +38,18 @@ def forget_encoder(path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run that was allowed to train on such latents, and its report; no source is left."""
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    report: dict[str, Any] = {}
+
+    def make(folder: Path) -> None:
         prepare(folder)
         for split in ("train", "val", "test"):
             forget_encoder(folder / "latents" / f"burgers1d_{split}.zarr.zip")
         (folder / "data").rename(folder / "gone")
         (folder / "cache").rename(folder / "stores")
         config = configure(folder, "data.task=[burgers1d]", "training.allow_unknown_encoder=true")
-        return folder, run_stage("operator", config, note=lambda text: None)
+        report.update(run_stage("operator", config, note=lambda text: None))
+
+    return made_once(tmp_path_factory, make), report
 
 
 @pytest.fixture

@@ -20,8 +20,15 @@ from ups.data.config import (
     ReadingConfig,
     TaskDeclaration,
 )
+from ups.errors import ConfigError
 
-STAGE_NAMES = ("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior")
+# Stages of earlier configurations that aren't there yet, and what they train.
+LATER_STAGES = {
+    "diff_residual": "the diffusion corrector",
+    "consistency_distill": "distillation",
+    "steady_prior": "the prior of steady tasks",
+}
+STAGE_NAMES = ("autoencoder", "joint", "operator", *LATER_STAGES)  # in the order of training
 
 
 class LatentConfig(EncodingConfig):
@@ -126,6 +133,12 @@ class EvaluationConfig(Section):
 
     enabled: bool = Field(False, description="evaluate after training")
     split: str = Field("test", description="split to evaluate on")
+    baseline_seconds: Positive | None = Field(
+        None, description="wall time for which FNO and U-Net of each task are trained beside it"
+    )
+    baseline_samples: Count | None = Field(
+        None, description="the same, with a budget of training windows; both give rows of their own"
+    )
 
 
 class RunConfig(Section):
@@ -154,6 +167,7 @@ class RunConfig(Section):
                 near = difflib.get_close_matches(name, STAGE_NAMES, n=1)
                 hint = f"did you mean {near[0]}" if near else f"known: {', '.join(STAGE_NAMES)}"
                 raise ValueError(f"stages.{name} is no stage; {hint}")
+            _expect_there(name, value[name])
         return value
 
     @model_validator(mode="after")
@@ -180,8 +194,13 @@ class RunConfig(Section):
         return self.latent.checkpoint or self.checkpoint.dir / CHECKPOINT_NAME
 
     def stage(self, name: str) -> StageConfig:
-        """A stage's configuration, with what it leaves open taken from `training`."""
+        """A stage's configuration, with what it leaves open taken from `training`.
+
+        Raises:
+            ConfigError: Kind "not_yet", for a stage that isn't there yet, unless it is switched off.
+        """
         stage = self.stages.get(name, StageConfig())
+        _expect_there(name, stage)
         open_values: dict[str, Any] = {
             key: getattr(self.training, key)
             for key in ("batch_size", "grad_clip", "ema_decay", "patience")
@@ -190,3 +209,13 @@ class RunConfig(Section):
         if stage.optimizer.lr is None:
             open_values["optimizer"] = stage.optimizer.model_copy(update={"lr": self.training.lr})
         return stage.model_copy(update=open_values)
+
+
+def _expect_there(name: str, stage: StageConfig) -> None:
+    """Refuse a stage of `LATER_STAGES` that is switched on, so that nobody believes it is trained."""
+    if name in LATER_STAGES and stage.epochs:
+        raise ConfigError(
+            f"stages.{name}.epochs = {stage.epochs}: {LATER_STAGES[name]} isn't there yet",
+            kind="not_yet",
+            hint=f"say stages.{name}.epochs=0",
+        )

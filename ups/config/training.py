@@ -32,7 +32,7 @@ class TrainingConfig(Section):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
         "default", description="of torch.compile"
     )
-    patience: Count | None = Field(None, description="epochs without improvement until training stops")
+    patience: Count | None = Field(None, description="epochs after the best one until training stops")
     log_path: Path | None = Field(None, description="JSON lines; by default <checkpoint.dir>/<stage>.jsonl")
     log_every: Count = Field(50, description="optimiser steps from one log line to the next")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N; under torchrun each rank its own GPU")

@@ -24,7 +24,7 @@ def augment(
         generator: Source of randomness; on the CPU.
 
     Returns:
-        New frames of the same shape.
+        Frames of the same shape; new ones, or `values_BXC` itself where the task has no symmetry of these.
     """
     values_BXC = shift_periodic(values_BXC, periodic, first_axis=1, generator=generator)
     if task in _ODD_REFLECTION:
@@ -46,7 +46,7 @@ def augment_trajectories(
         generator: Source of randomness; on the CPU.
 
     Returns:
-        New trajectories of the same shape.
+        Trajectories of the same shape; they share the memory of `values_BTXC` where nothing is changed.
     """
     # Time steps are channels meanwhile, so that all of a trajectory share their shift.
     values_BXTC = values_BTXC.movedim(1, -2)

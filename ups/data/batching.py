@@ -35,11 +35,11 @@ def evenly_spread(num_items: int, num: int) -> npt.NDArray[np.int64]:
     return ((np.arange(num) + 0.5) * num_items / num).astype(np.int64)
 
 
-def parameter_table(known: Mapping[str, npt.NDArray[np.float64]], names: Sequence[str], num: int) -> Tensor:
+def parameter_table(known: Mapping[str, npt.ArrayLike], names: Sequence[str], num: int) -> Tensor:
     """Parameters of the equation as models take them.
 
     Args:
-        known: Parameters that a task has, by name, each (B,).
+        known: Parameters that a task has, by name, each (B,), on the CPU.
         names: Those that are asked for, in order.
         num: B.
 

@@ -18,7 +18,7 @@ from ups.data.config import BuildConfig, DataConfig
 from ups.data.hdf5_split import read_split
 from ups.data.store_places import differing_selection, place_of, store_path
 from ups.errors import ConfigError
-from ups.grid import FIELDS, GridSpec
+from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
 from ups_store.build.plan import StorePlan
 from ups_store.errors import StoreNotFoundError
 from ups_store.partitioned_store import PartitionedStore
@@ -27,6 +27,7 @@ from ups_store.partitioned_store import PartitionedStore
 CONSTANT_FIELDS = ("coefficient", "force")
 TIMES = "t"  # time of every stored step, of all samples or of each
 NUM_STEPS = "num_steps"  # valid time steps of each sample, where trajectories differ in length
+STEP_TOLERANCE = 1e-3  # relative; of time steps that count as equal: some files have their times in float32
 _NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
 
 Array = npt.NDArray[Any]
@@ -202,7 +203,6 @@ def _info_of(described: Store | StorePlan) -> FieldsInfo:
     attrs = described.attrs
     arrays = {name: tuple(spec.shape) for name, spec in described.arrays.items()}
     ndim = len(arrays[FIELDS]) - 3
-    axes = ("z", "y", "x")[-ndim:]
     boundary = dict(attrs.get("boundary") or {})
     constant = [name for name in CONSTANT_FIELDS if name in arrays]
     channels = [(FIELDS, arrays[FIELDS][-1])]
@@ -211,7 +211,7 @@ def _info_of(described: Store | StorePlan) -> FieldsInfo:
         task=str(attrs["task"]),
         grid=GridSpec(
             points=arrays[FIELDS][2:-1],
-            periodic=tuple(boundary.get(axis) == "periodic" for axis in axes),
+            periodic=tuple(kind == PERIODIC for kind in boundary_types(boundary, ndim=ndim)),
             channels=tuple(channels),
         ),
         channels=tuple(attrs.get("channels") or ()),

@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from ups.data.batching import evenly_spread
 from ups.data.field_statistics import LEAST_STD, Statistics, channel_statistics
-from ups.data.state_stores import LATENT
 from ups.data.task_windows import TaskWindows
 from ups.errors import ConfigError
-from ups.grid import FIELDS
+from ups.grid import FIELDS, LATENT
 
 _MAX_NBYTES = 256 << 20  # of states that are looked at, in float32: trajectories evenly spread over the split
 _BATCH_NBYTES = 16 << 20

@@ -13,10 +13,9 @@ from ups.data.fields import Store
 from ups.data.store_places import differing_selection, encoder_of, place_of, store_path
 from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
-from ups.grid import FIELDS
+from ups.grid import FIELDS, LATENT
 from ups_store.identity import describe_differences, differences
 
-LATENT = "latent"
 # Precision of encoding is part of a store's identity, but it makes no other encoder.
 _PRECISION = ("compute_dtype",)
 

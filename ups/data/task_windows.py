@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 import ups_store
-from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, TIMES, Store, parameters_among
-from ups.data.state_stores import LATENT
+from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, STEP_TOLERANCE, TIMES, Store, parameters_among
 from ups.errors import ConfigError
-from ups.grid import FIELDS
+from ups.grid import FIELDS, LATENT, LATENT_INPUT
 from ups_store.torch.windows import Window, WindowIndex
 
-LATENT_INPUT = "latent_input"
-_UNEVEN = 1e-3  # relative; times are stored in float32
 # Where a store lies by the mode of its preload, in words.
 _PLACES = {
     "page-cache": "in the page cache",
@@ -221,7 +218,7 @@ class TaskWindows:
         """Times in float64, (T,) or (B, T); several steps in a row have to be of one length."""
         times: npt.NDArray[np.float64] = stored.astype(np.float64)
         steps = times[..., self._stride :] - times[..., : -self._stride]
-        is_odd = np.ptp(steps, axis=-1) > _UNEVEN * np.abs(steps).max(axis=-1)
+        is_odd = np.ptp(steps, axis=-1) > STEP_TOLERANCE * np.abs(steps).max(axis=-1)
         if times.shape[-1] != self._num_times or (self.horizon > 1 and is_odd.any()):
             raise ConfigError(
                 "the time steps are not of one length",

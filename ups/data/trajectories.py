@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from ups.data.config import BuildConfig
-from ups.data.fields import Fields, FieldsInfo, open_fields
+from ups.data.fields import STEP_TOLERANCE, Fields, FieldsInfo, open_fields
 from ups.errors import ConfigError
 from ups.grid import FIELDS
 
-_SPREAD = 1e-3  # of time steps that count as equal: some files have their times in float32
 _BATCH_NBYTES = 64 << 20  # of predicted frames in float32; metrics need several times as much
 
 
@@ -151,7 +150,7 @@ def times_of(fields: Fields) -> npt.NDArray[np.float64] | None:
     if times is None or times.ndim == 1:
         return times
     times = times[:, : fields.num_steps.min()] - times[:, :1]  # what follows are no frames of some
-    if not np.allclose(times, times[0], rtol=_SPREAD, atol=0):
+    if not np.allclose(times, times[0], rtol=STEP_TOLERANCE, atol=0):
         steps = np.diff(times, axis=1)
         raise ConfigError(
             f"the trajectories of {fields.info.task} don't go on in the same time steps",
@@ -210,7 +209,7 @@ def _frame_times(
     counted = np.arange(horizon + 1.0) * stride
     times = counted if stored_t is None else stored_t[::stride][: horizon + 1]
     steps = np.diff(times)
-    if len(times) <= horizon or not np.allclose(steps, steps[0], rtol=_SPREAD, atol=0):
+    if len(times) <= horizon or not np.allclose(steps, steps[0], rtol=STEP_TOLERANCE, atol=0):
         raise ConfigError(
             f"the time steps of {info.task} are not of one length",
             kind="uneven_times",

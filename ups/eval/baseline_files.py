@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,16 @@ import torch
 
 from ups.config import RunConfig
 from ups.data.trajectories import open_trajectories
-from ups.eval.baseline_model import LABELS, Baseline, Kind, load_baseline, save_baseline, trained_with
+from ups.errors import ConfigError, DivergedError
+from ups.eval.baseline_model import (
+    DEFAULT_KINDS,
+    LABELS,
+    Baseline,
+    Kind,
+    load_baseline,
+    save_baseline,
+    trained_with,
+)
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.output import expect_writable
 from ups.simulator import Simulator
@@ -28,12 +38,33 @@ def find_baselines(config: RunConfig, simulator: Simulator, *, note: Callable[[s
     folder = config.checkpoint.dir / _FOLDER
     found = []
     for path in sorted(folder.glob("*.safetensors")):
-        model = load_baseline(path, device=str(simulator.device))
+        try:
+            model = load_baseline(path, device=str(simulator.device))
+        except ConfigError as error:  # such as a package that isn't there, where another machine had it
+            error.path = None
+            note(f"{path} is left out: {error}")
+            continue
         if problem := _mismatch(model, config, simulator):
             note(f"{path} is left out: {problem}")
         else:
             found.append(model)
     return found
+
+
+def obtain_wanted(
+    config: RunConfig, *, device: torch.device, restart: bool, note: Callable[[str], None]
+) -> None:
+    """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
+
+    One that there can't be, such as for three axes, or that diverges, is told and left out: the operator has
+    been trained by now, and is reported on without it.
+    """
+    wanted = Budget.of(seconds=config.evaluation.baseline_seconds, samples=config.evaluation.baseline_samples)
+    for task, budget, kind in itertools.product(config.data.task, wanted, DEFAULT_KINDS):
+        try:
+            obtain_baseline(config, kind, task, budget=budget, device=device, restart=restart, note=note)
+        except (ConfigError, DivergedError) as error:
+            note(f"{task}: {LABELS[kind]} is left out: {error}")
 
 
 def baseline_path(config: RunConfig, kind: str, task: str, limit: str) -> Path:
@@ -112,6 +143,9 @@ def _mismatch(model: Baseline, config: RunConfig, simulator: Simulator) -> str |
         return f"it is of another task, {spec.task}"
     if spec.grid != simulator.spec.tasks[spec.task].grid:
         return f"it is for another grid, {spec.grid.name}"
-    if spec.stride != simulator.spec.time_stride and not simulator.spec.tasks[spec.task].steady:
+    is_steady = simulator.spec.tasks[spec.task].steady
+    if is_steady and spec.size.get("predicts_change", True):
+        return "it predicts a change of its input, which is no solution; train it anew"
+    if spec.stride != simulator.spec.time_stride and not is_steady:
         return f"it takes another time stride, {spec.stride}"
     return None

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from ups.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
+from ups.data.batching import parameter_table
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baselines import FourierNeuralOperator, UNet
-from ups.eval.forecasters import Start, parameter_table, shown_size
+from ups.eval.forecasters import Start, shown_size
 from ups.eval.neuraloperator_fno import NeuraloperatorFNO
 from ups.grid import FIELDS, GridSpec
 
 BASELINE = "baseline"  # kind of checkpoint
 Kind = Literal["fno", "unet", "fno_neuraloperator"]
 LABELS: Mapping[Kind, str] = {"fno": "FNO", "unet": "U-Net", "fno_neuraloperator": "FNO of neuraloperator"}
+DEFAULT_KINDS: tuple[Kind, ...] = ("fno", "unet")  # those that need no other package
 _NETWORKS: Mapping[Kind, Callable[..., nn.Module]] = {
     "fno": FourierNeuralOperator,
     "unet": UNet,

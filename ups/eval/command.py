@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import typer
 import yaml
@@ -18,20 +17,35 @@ from ups.commands import Tell, resolve_config
 from ups.config import RunConfig
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
-from ups.eval.baseline_model import LABELS, Kind
+from ups.eval.baseline_model import DEFAULT_KINDS, LABELS, Kind
 from ups.eval.neuraloperator_fno import expect_neuraloperator
+from ups.eval.operator_rows import OtherOperator, expect_comparable
 from ups.eval.report import Report, write_report
 from ups.eval.report_table import show_evaluation
+from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.simulator import Simulator, load_simulator
 from ups.simulator_spec import CHECKPOINT_NAME, OPERATOR
 
 
-def config_of(document: Mapping[str, Any], overrides: Sequence[str], *, tell: Tell) -> RunConfig:
-    """The configuration that a checkpoint was made with, with overrides."""
+def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Tell) -> RunConfig:
+    """The configuration that an operator's checkpoint was made with, with overrides.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it is damaged.
+        ConfigError: If it is no configuration of today, or an override is wrong.
+    """
+    with hinting_at_training():
+        document = read_document(checkpoint, kind=OPERATOR)
     with TemporaryDirectory() as folder:  # the one way in, so that the same checks are made
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(dict(document["config"])), encoding="utf-8")
-        return resolve_config(path, overrides, tell=tell)
+        try:
+            return resolve_config(path, overrides, tell=tell)
+        except ConfigError as error:
+            where = f"the configuration in {checkpoint}"
+            error.path = where if error.path == str(path) else error.path
+            error.problem = error.problem.replace(str(path), where)
+            raise
 
 
 def open_run(
@@ -55,21 +69,53 @@ def open_run(
     if config_path is not None:
         config = resolve_config(config_path, overrides, tell=tell)
         path = checkpoint or config.checkpoint.dir / CHECKPOINT_NAME
-        return config, _load(path, config, tell)
+        return config, _load(path, device=_device(config, tell))
     assert checkpoint is not None
-    with _hinting_at_training():
-        config = config_of(read_document(checkpoint, kind=OPERATOR), overrides, tell=tell)
-    return config, _load(checkpoint, config, tell)
+    config = config_of(checkpoint, overrides, tell=tell)
+    return config, _load(checkpoint, device=_device(config, tell))
 
 
-def _load(path: Path, config: RunConfig, tell: Tell) -> Simulator:
-    device = choose_device(config.training.device, note=tell)
-    with _hinting_at_training():
-        return load_simulator(path, device=str(device))
+def open_others(
+    paths: Sequence[Path], config: RunConfig, simulator: Simulator, *, tell: Tell
+) -> list[OtherOperator]:
+    """Other operators that are to stand in the table of a run.
+
+    Args:
+        paths: Their checkpoints.
+        config: Configuration of the run.
+        simulator: Of the run.
+        tell: Told warnings.
+
+    Raises:
+        CheckpointError: If one is missing or damaged.
+        ConfigError: As `expect_comparable`.
+    """
+    found = []
+    for path in paths:
+        other = OtherOperator(_load(path, device=str(simulator.device)), path, _logs_of(path, tell))
+        expect_comparable(other, config, simulator)
+        found.append(other)
+    return found
+
+
+def _logs_of(path: Path, tell: Tell) -> list[StageLog]:
+    """Of the run that made a checkpoint, if it lies where that run has left it."""
+    config = config_of(path, (), tell=tell)
+    own = config.checkpoint.dir / CHECKPOINT_NAME
+    return read_stage_logs(config, note=tell) if path.absolute() == own.absolute() else []
+
+
+def _device(config: RunConfig, tell: Tell) -> str:
+    return str(choose_device(config.training.device, note=tell))
+
+
+def _load(path: Path, *, device: str) -> Simulator:
+    with hinting_at_training():
+        return load_simulator(path, device=device)
 
 
 @contextmanager
-def _hinting_at_training() -> Iterator[None]:
+def hinting_at_training() -> Iterator[None]:
     """Inside, a missing checkpoint says how to get one."""
     try:
         yield
@@ -88,7 +134,7 @@ def expect_kinds(kinds: Sequence[str] | None) -> list[Kind]:
     known: dict[str, Kind] = {kind: kind for kind in LABELS}
     if unknown := [kind for kind in kinds or () if kind not in known]:
         raise ConfigError("--kind", expected=" or ".join(known), found=repr(unknown[0]))
-    wanted = [known[kind] for kind in kinds or ("fno", "unet")]
+    wanted = [known[kind] for kind in kinds or DEFAULT_KINDS]
     if "fno_neuraloperator" in wanted:
         expect_neuraloperator()
     return wanted

@@ -50,6 +50,7 @@ def make_comparison(
     split: str,
     horizon: int | None,
     baselines: Sequence[Baseline],
+    others: Sequence[Forecaster] = (),
     operator_note: str,
 ) -> Comparison:
     """Everything that an operator has to be compared with.
@@ -61,6 +62,7 @@ def make_comparison(
         split: "train", "val" or "test".
         horizon: Steps to predict; None to the end. A steady task has one.
         baselines: Trained baselines of any of the tasks.
+        others: Other operators, on fields that are known; left out where errors are of latents.
         operator_note: What the reader has to know of the operator.
 
     Raises:
@@ -78,7 +80,8 @@ def make_comparison(
     wanted = min(horizon, 1) if is_steady and horizon is not None else horizon
     if not simulator.spec.is_encoder_known:
         return _compare_latents(config, simulator, task, split, wanted, operator_note)
-    return _compare_fields(config, simulator, task, split, wanted, baselines, operator_note)
+    models = [*others, *(model for model in baselines if model.spec.task == task)]
+    return _compare_fields(config, simulator, task, split, wanted, models, operator_note)
 
 
 def _compare_fields(
@@ -87,14 +90,14 @@ def _compare_fields(
     task: str,
     split: str,
     horizon: int | None,
-    baselines: Sequence[Baseline],
+    models: Sequence[Forecaster],
     note: str,
 ) -> Comparison:
     source, stride = config.training.field_source, simulator.spec.time_stride
     trajectories = open_trajectories(config.build, task, split, source=source, stride=stride, horizon=horizon)
     _expect_same_grid(simulator, trajectories)
     train = open_fields(config.build, task, "train", source=source)
-    others: list[Forecaster | AutoencoderFloor] = [model for model in baselines if model.spec.task == task]
+    others: list[Forecaster | AutoencoderFloor] = [*models]
     others += [] if trajectories.info.steady else [Persistence()]
     others.append(TrainingMean(train))
     if simulator.autoencoder is not None:

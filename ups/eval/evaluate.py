@@ -14,7 +14,7 @@ from ups.data.trajectories import Trajectories
 from ups.errors import ConfigError
 from ups.eval.baseline_model import Baseline
 from ups.eval.comparison import Comparison, make_comparison
-from ups.eval.forecasters import shown_size
+from ups.eval.operator_rows import OtherOperator, forecasters_of, operator_note
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.rollout import Rollout, roll_out
 from ups.eval.scores import LATENT_METRICS, score
@@ -33,6 +33,7 @@ def evaluate(
     split: Split = "test",
     horizon: int | None = None,
     baselines: Sequence[Baseline] = (),
+    also: Sequence[OtherOperator] = (),
     logs: Sequence[StageLog] | None = None,
     phases: Mapping[str, float] | None = None,
     note: Note = lambda text: None,
@@ -45,6 +46,7 @@ def evaluate(
         split: "train", "val" or "test".
         horizon: Steps to predict; by default to the end of the shortest trajectory.
         baselines: Trained baselines of any of the tasks.
+        also: Other operators, each `expect_comparable` to the simulator.
         logs: Of the run's training; by default read from where the configuration has them.
         phases: Seconds of what happened before, by name, for the report.
         note: Told what is being done.
@@ -56,7 +58,7 @@ def evaluate(
     """
     began = time.perf_counter()
     logs = read_stage_logs(config, note=note) if logs is None else logs
-    operator_note = _operator_note(simulator, logs)
+    own_note, others = operator_note(simulator, logs), forecasters_of(also, simulator)
     tasks = []
     for task in config.data.task:
         comparison = make_comparison(
@@ -66,7 +68,8 @@ def evaluate(
             split=split,
             horizon=horizon,
             baselines=baselines,
-            operator_note=operator_note,
+            others=others,
+            operator_note=own_note,
         )
         tasks.append(_evaluate_task(comparison, config, split, note))
     return Report(
@@ -163,15 +166,3 @@ def _seconds(
         if model.effort is not None:
             trained[f"{model.name} {model.spec.task}"] = model.effort.seconds
     return {**phases, **trained, "evaluation": evaluation_s}
-
-
-def _operator_note(simulator: Simulator, logs: Sequence[StageLog]) -> str:
-    """Sizes, and what the training took, as far as logs tell."""
-    models = {"operator": simulator.operator, "autoencoder": simulator.autoencoder}
-    sizes = [f"{name} {shown_size(model)}" for name, model in models.items() if model is not None]
-    trained = [
-        f"{log.stage} trained for {log.seconds - log.startup_s:.0f} s after {log.startup_s:.0f} s of "
-        f"startup, {log.steps:,} steps, {log.samples:,} samples"
-        for log in logs
-    ]
-    return "; ".join([", ".join(sizes), *trained])

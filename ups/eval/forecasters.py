@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.autoencoder import Autoencoder, Normalizer
+from ups.data.batching import evenly_spread, parameter_table
 from ups.data.field_statistics import frame_items
 from ups.data.fields import Fields
 from ups.grid import FIELDS
@@ -85,11 +86,11 @@ class TrainingMean:
 
     def __init__(self, train: Fields) -> None:
         samples, steps = frame_items(train, FIELDS)
-        num = min(_MAX_FRAMES_OF_MEAN, len(samples))
-        chosen = ((np.arange(num) + 0.5) * len(samples) / num).astype(np.int64)
-        parts = [chosen[first : first + _FRAMES_AT_ONCE] for first in range(0, num, _FRAMES_AT_ONCE)]
+        chosen = evenly_spread(len(samples), _MAX_FRAMES_OF_MEAN)
+        firsts = range(0, len(chosen), _FRAMES_AT_ONCE)
+        parts = [chosen[first : first + _FRAMES_AT_ONCE] for first in firsts]
         sums = [train.read(FIELDS, samples[part], steps[part]).sum(0, dtype=np.float64) for part in parts]
-        self._mean = torch.from_numpy(np.sum(sums, axis=0) / num).float()
+        self._mean = torch.from_numpy(np.sum(sums, axis=0) / len(chosen)).float()
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """See `Forecaster.forecast`; a view."""
@@ -102,13 +103,15 @@ class OperatorForecaster:
     Args:
         simulator: In evaluation mode.
         note: What the reader has to know.
+        name: Of its row.
+        label: For people; by default what its states are.
     """
 
-    name = "operator"
-
-    def __init__(self, simulator: Simulator, *, note: str = "") -> None:
-        self.simulator, self.note = simulator, note
-        self.label = f"{'latent ' if simulator.spec.states == 'latent' else ''}operator"
+    def __init__(
+        self, simulator: Simulator, *, note: str = "", name: str = "operator", label: str | None = None
+    ) -> None:
+        self.simulator, self.note, self.name = simulator, note, name
+        self.label = label or f"{'latent ' if simulator.spec.states == 'latent' else ''}operator"
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """See `Forecaster.forecast`."""
@@ -176,12 +179,6 @@ class AutoencoderFloor:
             tokens = tokens.to(self._latent_dtype).float()
             frames.append(model.decode(tokens, query, parameters, task=task).reshape(frame.shape).cpu())
         return torch.stack(frames, dim=1)
-
-
-def parameter_table(parameters: Mapping[str, Tensor], names: tuple[str, ...], num: int) -> Tensor:
-    """Parameters as models take them: in the order of `names`, NaN where unknown, float32, (B, P)."""
-    columns = [parameters.get(name, torch.full((num,), torch.nan)).float() for name in names]
-    return torch.stack(columns, dim=1) if columns else torch.zeros(num, 0)
 
 
 def shown_size(*models: nn.Module) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError, ShapeError
+from ups.eval.spectra import compat_shell_energy, shell_energy
 
 # Wave numbers (periods of the domain) of the bands of fRMSE: first included, last not.
 BANDS = {"low": (0, 4), "mid": (4, 12), "high": (12, None)}
@@ -38,23 +39,14 @@ def pdebench(prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | No
     Raises:
         ShapeError: If the shapes differ or have no grid.
     """
-    prediction, truth = _checked(prediction, truth)
-    bands = {f"frmse_{name}": error for name, error in frmse(prediction, truth, lengths=lengths).items()}
-    return {
-        "rmse": rmse(prediction, truth),
-        "nrmse": nrmse(prediction, truth),
-        "crmse": crmse(prediction, truth),
-        "max_error": max_error(prediction, truth),
-        "brmse": brmse(prediction, truth),
-        **bands,
-    }
+    return _pdebench(prediction, truth, lengths=lengths, is_compat=False)
 
 
 def pdebench_compat(batch_size: int) -> Callable[..., Errors]:
-    """PDEBench's metrics averaged as its own evaluation does: values of batches, then their mean.
+    """PDEBench's metrics as its own evaluation has them: values of batches, then their mean.
 
-    In one dimension that is what PDEBench reports; in two and three brmse and frmse are other numbers, see
-    `brmse_per_sample` and `frmse`.
+    In two and three dimensions it counts edges and corners otherwise, see `brmse_per_sample`, and sums fewer
+    wave vectors, see `compat_shell_energy`.
 
     Where the mean over samples stands inside a square root or is a maximum (crmse, frmse, max_error), that
     depends on the batch size; and a last, smaller batch counts as much as the others.
@@ -68,10 +60,25 @@ def pdebench_compat(batch_size: int) -> Callable[..., Errors]:
 
     def averaged(prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None = None) -> Errors:
         batches = zip(prediction.split(batch_size), truth.split(batch_size), strict=True)
-        values = [pdebench(p, y, lengths=lengths) for p, y in batches]
+        values = [_pdebench(p, y, lengths=lengths, is_compat=True) for p, y in batches]
         return {name: torch.stack([errors[name] for errors in values]).mean(0) for name in values[0]}
 
     return averaged
+
+
+def _pdebench(
+    prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None, is_compat: bool
+) -> Errors:
+    prediction, truth = _checked(prediction, truth)
+    bands = frmse(prediction, truth, lengths=lengths, is_compat=is_compat)
+    return {
+        "rmse": rmse(prediction, truth),
+        "nrmse": nrmse(prediction, truth),
+        "crmse": crmse(prediction, truth),
+        "max_error": max_error(prediction, truth),
+        "brmse": brmse_per_sample(prediction, truth, is_compat=is_compat).mean(0),
+        **{f"frmse_{name}": error for name, error in bands.items()},
+    }
 
 
 def rmse(prediction: Tensor, truth: Tensor) -> Tensor:
@@ -135,59 +142,39 @@ def brmse(prediction: Tensor, truth: Tensor) -> Tensor:
     return brmse_per_sample(prediction, truth).mean(0)
 
 
-def brmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
+def brmse_per_sample(prediction: Tensor, truth: Tensor, *, is_compat: bool = False) -> Tensor:
     """Root mean square over the points at the ends of the axes, shape (B, T, C).
 
-    Each point counts once; PDEBench counts those on edges and corners once for every axis that ends there.
+    Each point counts once; `is_compat` counts those on edges and corners once for every axis that ends there,
+    as PDEBench does.
     """
     points = truth.shape[2:-1]
-    at_end = torch.zeros(points, dtype=torch.bool, device=truth.device)
-    for axis in range(len(points)):
-        at_end.select(axis, 0).fill_(True)
-        at_end.select(axis, -1).fill_(True)
-    difference = (prediction - truth).flatten(2, -2)[:, :, at_end.flatten()]
-    return difference.square().mean(2).sqrt()
+    num_ends = torch.zeros(points, dtype=torch.int64, device=truth.device)
+    for axis, length in enumerate(points):
+        for end in {0, length - 1}:
+            num_ends.select(axis, end).add_(1)
+    at_end = num_ends.flatten() > 0
+    square = (prediction - truth).flatten(2, -2)[:, :, at_end].square()
+    if not is_compat:
+        return square.mean(2).sqrt()
+    weight = num_ends.flatten()[at_end, None]
+    return ((square * weight).sum(2) / weight.sum()).sqrt()
 
 
-def frmse(prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None = None) -> Errors:
+def frmse(
+    prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None = None, is_compat: bool = False
+) -> Errors:
     """Error by band of wave numbers: mean_K sqrt(mean_B |FFT(p) - FFT(y)|^2) / N * L, each (T, C).
 
-    In two and three dimensions |.|^2 is summed over radial shells first: shell k has all wave vectors whose
-    length rounded down is k, with components of both signs, for k up to half the points of the shortest axis;
-    N and L are products over the axes. PDEBench sums only those without a negative component, about a quarter
-    in two dimensions and an eighth in three, and leaves the last shell out. So ours are larger, for white
-    noise 1.6 to 2 times in two dimensions and 2 to 2.8 times in three, and can't be compared digit by digit
-    with its columns; in one dimension they can.
+    In two and three dimensions |.|^2 is summed over radial shells first, see `shell_energy`; N and L are
+    products over the axes. `is_compat` takes the shells of `compat_shell_energy`, as PDEBench does; with all
+    wave vectors it is larger, for white noise 1.6 to 2 times in two dimensions and 2 to 2.8 times in three.
     """
     points = truth.shape[2:-1]
     scale = math.prod(lengths or [1.0] * len(points)) / math.prod(points)
-    amplitude_KTC = shell_energy(prediction - truth).mean(0).sqrt().movedim(1, 0) * scale
+    energy = compat_shell_energy if is_compat else shell_energy
+    amplitude_KTC = energy(prediction - truth).mean(0).sqrt().movedim(1, 0) * scale
     return {name: amplitude_KTC[slice(*ends)].mean(0) for name, ends in BANDS.items()}
-
-
-def shell_energy(field: Tensor) -> Tensor:
-    """|FFT|^2 by wave number, shape (B, T, K, C).
-
-    In one dimension of the wave numbers 0..N/2, each once; else summed over radial shells of all wave
-    numbers, up to half the points of the shortest axis.
-    """
-    points = field.shape[2:-1]
-    if len(points) == 1:
-        return torch.fft.rfft(field, dim=2).abs().square()
-    fields_BTCX = field.movedim(-1, 2).contiguous()
-    half = torch.fft.rfftn(fields_BTCX, dim=tuple(range(3, fields_BTCX.ndim))).abs().square()
-    # Along the last axis numbers of one sign are there, each for its twin too but 0 and n/2, which have none.
-    numbers = [torch.fft.fftfreq(n, d=1 / n, device=field.device, dtype=field.dtype) for n in points[:-1]]
-    last = torch.arange(half.shape[-1], device=field.device, dtype=field.dtype)
-    twins = torch.where((last == 0) | (2 * last == points[-1]), 1.0, 2.0).to(half.dtype)
-    energy_BTCP = (half * twins).flatten(3)
-    grid = torch.meshgrid(*numbers, last, indexing="ij")
-    shell = torch.stack(grid).square().sum(0).sqrt().flatten().floor().long()
-    num_shells = min(points) // 2 + 1
-    kept = shell < num_shells
-    shells_BTCK = energy_BTCP.new_zeros(*energy_BTCP.shape[:3], num_shells)
-    shells_BTCK.index_add_(3, shell[kept], energy_BTCP[..., kept])
-    return shells_BTCK.movedim(3, 2)
 
 
 def vrmse(prediction: Tensor, truth: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 import ups
-from ups.checkpoint import hash_tensors, read_document
+from ups.checkpoint import hash_tensors
 from ups.data.given_states import GivenStates, Where, read_given
 from ups.data.prediction_store import PredictionStore, save_preview_of
 from ups.device import choose_device
@@ -23,7 +23,7 @@ from ups.grid import FIELDS
 from ups.output import expect_writable, write_atomically
 from ups.simulator import Simulator
 from ups.simulator_inputs import expect_room
-from ups.simulator_spec import OPERATOR, SimulatedTask, expect_simulated_task
+from ups.simulator_spec import SimulatedTask, expect_simulated_task
 
 Frames = npt.NDArray[np.float32]
 
@@ -78,8 +78,7 @@ def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) ->
         raise ConfigError("there is a file already", kind="exists", path=request.out, hint="say --force")
     for path in filter(None, (request.out, request.figure)):
         expect_writable(path.parent)
-    document = read_document(request.checkpoint, kind=OPERATOR)
-    config = config_of(document, (), tell=note)
+    config = config_of(request.checkpoint, (), tell=note)
     device = choose_device(request.device, note=note, key="--device")
     simulator = ups.load(request.checkpoint, device=str(device))
     name = expect_simulated_task(simulator.spec, request.task)

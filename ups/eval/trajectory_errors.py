@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ups.errors import ShapeError
 from ups.eval import metrics
+from ups.eval.spectra import compat_shell_energy, shell_energy
 
 Errors = metrics.Errors
 
@@ -35,6 +36,8 @@ class TrajectoryErrors:
         shells: |FFT(p - y)|^2 by wave number, scaled so that its root is what fRMSE averages, (B, T, K, C).
         relative_l2: Over time, space and channels, shape (B,).
         correlation: Pearson's, over space, shape (B, T).
+        compat_brmse: `brmse` as PDEBench counts points; None in one dimension, where that is the same.
+        compat_shells: `shells` as PDEBench sums them; None in one dimension.
     """
 
     rmse: Tensor
@@ -47,32 +50,47 @@ class TrajectoryErrors:
     shells: Tensor
     relative_l2: Tensor
     correlation: Tensor
+    compat_brmse: Tensor | None = None
+    compat_shells: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.relative_l2)
 
     def __getitem__(self, rows: slice) -> TrajectoryErrors:
         """Some of the trajectories."""
-        return TrajectoryErrors(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)})
+        return TrajectoryErrors(**{name: value[rows] for name, value in self._present().items()})
 
     def pdebench(self) -> Errors:
         """Over all trajectories, each (T, C); what `metrics.pdebench` gives of the fields."""
-        amplitude_KTC = self.shells.mean(0).sqrt().movedim(1, 0)
+        return self._pdebench(self.brmse, self.shells)
+
+    def pdebench_compat(self, batch_size: int) -> Errors:
+        """What `metrics.pdebench_compat` gives of the fields: values of batches, averaged."""
+        firsts = range(0, len(self), batch_size)
+        batches = [self[first : first + batch_size]._compat() for first in firsts]
+        return {name: torch.stack([errors[name] for errors in batches]).mean(0) for name in batches[0]}
+
+    def _compat(self) -> Errors:
+        if self.compat_brmse is None or self.compat_shells is None:
+            return self.pdebench()
+        return self._pdebench(self.compat_brmse, self.compat_shells)
+
+    def _present(self) -> dict[str, Tensor]:
+        """All attributes that aren't None, by name."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _pdebench(self, brmse_BTC: Tensor, shells_BTKC: Tensor) -> Errors:
+        amplitude_KTC = shells_BTKC.mean(0).sqrt().movedim(1, 0)
         bands = {f"frmse_{name}": amplitude_KTC[slice(*ends)].mean(0) for name, ends in metrics.BANDS.items()}
         return {
             "rmse": self.rmse.mean(0),
             "nrmse": self.nrmse.mean(0),
             "crmse": self.mean_error.square().mean(0).sqrt(),
             "max_error": self.max_error.amax(0),
-            "brmse": self.brmse.mean(0),
+            "brmse": brmse_BTC.mean(0),
             **bands,
         }
-
-    def pdebench_compat(self, batch_size: int) -> Errors:
-        """As `metrics.pdebench_compat`: values of batches, averaged."""
-        firsts = range(0, len(self), batch_size)
-        batches = [self[first : first + batch_size].pdebench() for first in firsts]
-        return {name: torch.stack([errors[name] for errors in batches]).mean(0) for name in batches[0]}
 
     def correlation_time(self, t: Tensor, *, threshold: float = 0.8) -> Tensor:
         """Time until the correlation first falls below a threshold, shape (B,); the last time if never."""
@@ -105,6 +123,7 @@ def measure(
     error, space = prediction - truth, tuple(range(2, truth.ndim - 1))
     points = truth.shape[2:-1]
     scale = math.prod(lengths or [1.0] * len(points)) / math.prod(points)
+    is_line = len(points) == 1
     return TrajectoryErrors(
         rmse=metrics.root_mean_square(error),
         nrmse=metrics.nrmse_per_sample(prediction, truth),
@@ -113,13 +132,15 @@ def measure(
         max_error=error.abs().amax(space),
         mean_error=error.mean(space),
         drift=(prediction.mean(space) - start.mean(space)).abs() / metrics.root_mean_square(start),
-        shells=metrics.shell_energy(error) * scale**2,
+        shells=shell_energy(error) * scale**2,
         relative_l2=metrics.relative_l2(prediction, truth),
         correlation=metrics.correlation(prediction, truth),
+        compat_brmse=None if is_line else metrics.brmse_per_sample(prediction, truth, is_compat=True),
+        compat_shells=None if is_line else compat_shell_energy(error) * scale**2,
     )
 
 
 def join(parts: Sequence[TrajectoryErrors]) -> TrajectoryErrors:
     """Errors of all trajectories from those of batches."""
-    names = [f.name for f in dataclasses.fields(TrajectoryErrors)]
+    names = parts[0]._present()
     return TrajectoryErrors(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.errors import ShapeError
-from ups.grid import GridSpec, TokenGrid
+from ups.grid import FIELDS, GridSpec, TokenGrid
 from ups.nn.blocks import ResidualBlock, pointwise
 from ups.nn.boundary import boundary_features, num_boundary_features
 from ups.nn.conditioning import Condition, ConditionEmbedding
@@ -95,7 +95,7 @@ class AnyPointDecoder(nn.Module):
         self.out = nn.ModuleDict({array: nn.Linear(width, num) for array, num in grid.channels})
 
     def forward(
-        self, tokens_BLD: Tensor, query_QPN: Tensor, condition: Condition, *, array: str = "fields"
+        self, tokens_BLD: Tensor, query_QPN: Tensor, condition: Condition, *, array: str = FIELDS
     ) -> Tensor:
         """Decode at points.
 

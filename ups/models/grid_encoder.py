@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.errors import ShapeError
-from ups.grid import GridSpec, TokenGrid
+from ups.grid import FIELDS, GridSpec, TokenGrid
 from ups.nn.blocks import ResidualBlock, pointwise, rms_norm
 from ups.nn.boundary import boundary_features, num_boundary_features
 from ups.nn.conditioning import Condition, ConditionEmbedding
@@ -66,7 +66,7 @@ class GridEncoder(nn.Module):
         # A function of the geometry alone, so it isn't part of the weights.
         self.register_buffer("ends", _patch_ends(grid, cut), persistent=False)
 
-    def forward(self, values_BXC: Tensor, condition: Condition, *, array: str = "fields") -> Tensor:
+    def forward(self, values_BXC: Tensor, condition: Condition, *, array: str = FIELDS) -> Tensor:
         """Encode frames.
 
         Args:

@@ -1,8 +1,8 @@
 """The latent operator: from the latent state at one time to the state a time step later.
 
 PDE-Transformer (Holzschuh et al. 2025) over latent tokens: U-shape with skip connections, attention in
-shifted windows, adaLN-Zero conditioning (Peebles and Xie 2023) on time step, PDE parameters, boundary, task
-and whether it is steady. The output layer starts at zero, so an untrained operator is the identity:
+shifted windows, adaLN-Zero conditioning (Peebles and Xie 2023) on time step, PDE parameters, boundary types,
+task and whether it is steady. The output layer starts at zero, so an untrained operator is the identity:
 persistence.
 
 Letters: B batch, L tokens, D channels of a latent token, W width, A axes, E condition, P parameters.
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.errors import ShapeError
-from ups.nn.conditioning import Condition, ConditionEmbedding
+from ups.grid import PERIODIC
+from ups.nn.conditioning import BOUNDARY_TYPES, Condition, ConditionEmbedding, boundary_flags
 from ups.nn.shifted_window import MAX_WINDOW, ShiftedWindowAttention
 from ups.nn.token_pyramid import Coarser, Finer, halved_axes
 
@@ -107,7 +108,7 @@ class OperatorBlock(nn.Module):
 
 
 class StepEmbedding(nn.Module):
-    """Time step, boundary, steadiness, parameters and task as one vector of E channels.
+    """Time step, boundary types, steadiness, parameters and task as one vector of E channels.
 
     Args:
         num_tasks: Tasks of the model.
@@ -120,14 +121,12 @@ class StepEmbedding(nn.Module):
         self.condition = ConditionEmbedding(
             num_tasks=num_tasks, arrays=(_STATE,), num_parameters=num_parameters, width=width
         )
-        self.step = nn.Linear(_DT_FEATURES + MAX_AXES + 1, width)
+        self.step = nn.Linear(_DT_FEATURES + MAX_AXES * len(BOUNDARY_TYPES) + 1, width)
         self.mlp = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU())
 
-    def forward(
-        self, condition: Condition, dt_B: Tensor, *, periodic: Sequence[bool], steady: bool
-    ) -> Tensor:
+    def forward(self, condition: Condition, dt_B: Tensor, *, boundary: Sequence[str], steady: bool) -> Tensor:
         """Shape (B, E)."""
-        flags = dt_B.new_tensor([float(flag) for flag in (*periodic, steady)]).expand(len(dt_B), -1)
+        flags = dt_B.new_tensor([*boundary_flags(boundary), float(steady)]).expand(len(dt_B), -1)
         features = torch.cat([_waves(dt_B), flags], dim=1).to(self.step.weight.dtype)
         embedded: Tensor = self.mlp(self.condition(condition, array=_STATE) + self.step(features))
         return embedded
@@ -165,7 +164,7 @@ class LatentOperator(nn.Module):
         dt_B: Tensor,
         condition: Condition,
         grid: tuple[int, ...],
-        periodic: tuple[bool, ...],
+        boundary: tuple[str, ...],
         steady: bool = False,
     ) -> Tensor:
         """Advance the latent state by one time step.
@@ -175,18 +174,20 @@ class LatentOperator(nn.Module):
             dt_B: Physical time from one frame to the next, in the units of the data, shape (B,).
             condition: Task and PDE parameters.
             grid: Tokens along each axis, one or two; their product is L.
-            periodic: Whether each axis is.
+            boundary: Boundary type of each axis as stores name it. Windows wrap around where it is periodic;
+                the condition tells those of `BOUNDARY_TYPES` apart.
             steady: Whether the step is from the input of a steady problem to its solution.
         Returns:
             The state at t + dt, same shape; a new tensor.
         Raises:
-            ShapeError: If the tokens don't fill the grid.
+            ShapeError: If the tokens don't fill the grid, or it has another number of boundaries.
         """
         if not torch.compiler.is_compiling():
-            self._expect_shape(latent_BLD, grid)
+            self._expect_shape(latent_BLD, grid, boundary)
         missing = MAX_AXES - len(grid)
-        grid, periodic = (*grid, *(1,) * missing), (*periodic, *(True,) * missing)
-        condition_BE = self.embed(condition, dt_B, periodic=periodic, steady=steady)
+        grid, boundary = (*grid, *(1,) * missing), (*boundary, *(PERIODIC,) * missing)
+        periodic = tuple(kind == PERIODIC for kind in boundary)
+        condition_BE = self.embed(condition, dt_B, boundary=boundary, steady=steady)
         tokens = self.into(latent_BLD.unflatten(1, grid))
         change: Tensor = self.out(_normed(self._u_shape(tokens, condition_BE, periodic)))
         return latent_BLD + change.flatten(1, MAX_AXES)
@@ -205,7 +206,9 @@ class LatentOperator(nn.Module):
             tokens = _through(self.up[level], tokens, condition_BE, periodic)
         return tokens
 
-    def _expect_shape(self, latent_BLD: Tensor, grid: tuple[int, ...]) -> None:
+    def _expect_shape(self, latent_BLD: Tensor, grid: tuple[int, ...], boundary: tuple[str, ...]) -> None:
+        if len(boundary) != len(grid):
+            raise ShapeError(f"boundary types of a grid of {grid}", expected=len(grid), found=len(boundary))
         expected = (len(latent_BLD), math.prod(grid), self.latent_dim)
         if len(grid) > MAX_AXES or tuple(latent_BLD.shape) != expected:
             raise ShapeError(

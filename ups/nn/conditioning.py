@@ -1,19 +1,35 @@
-"""What a frame is conditioned on: the task, which array it is, and the parameters of the equation.
+"""What a state is conditioned on: the task, which array it is, parameters of the equation, boundary types.
 
-Letters: B batch, P parameters, E condition.
+Letters: B batch, P parameters, E condition, A axes, K boundary types.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ups.grid import PERIODIC, UNKNOWN_BOUNDARY
+
 # PDEBench's smallest parameters are viscosities of 1e-8.
 _SMALLEST = 1e-8
 _LOG_RANGE = 8.0
 _FEATURES = 3
+# Boundary types as stores name them: PDEBench's, then The Well's, whose two ends of an axis may differ. A
+# checkpoint's weights are in this order. Names that aren't here share the last place.
+BOUNDARY_TYPES = (
+    *(PERIODIC, "neumann", "dirichlet", "dirichlet_cauchy", "outflow"),
+    *("wall", "open", "wall_open", "open_wall"),
+    UNKNOWN_BOUNDARY,
+)
+
+
+def boundary_flags(boundary: Sequence[str]) -> list[float]:
+    """One-hot code of the boundary type of each axis, one axis after another, A K numbers."""
+    known = [kind if kind in BOUNDARY_TYPES else UNKNOWN_BOUNDARY for kind in boundary]
+    return [float(kind == one) for kind in known for one in BOUNDARY_TYPES]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from ups.errors import CheckpointError
 
 
 class WeightsCopy:
@@ -14,11 +17,14 @@ class WeightsCopy:
 
     Args:
         model: The model.
+        device: Where the copy lies; by default beside each parameter.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, device: torch.device | str | None = None) -> None:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._copies = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._copies = {
+            name: p.detach().to(device or p.device, copy=True) for name, p in self._parameters.items()
+        }
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -70,8 +76,25 @@ class AveragedWeights(WeightsCopy):
         current = [p.detach() for p in self._parameters.values()]
         torch._foreach_lerp_(list(self.averages.values()), current, 1 - decay)
 
-    def restore(self, averages: Mapping[str, Tensor], *, num_updates: int) -> None:
-        """Continue from saved averages."""
+    def restore(self, averages: Mapping[str, Tensor], *, num_updates: int, path: Path) -> None:
+        """Continue from saved averages.
+
+        Args:
+            averages: By name, as `averages` has them.
+            num_updates: Updates that made them.
+            path: Where they are from, for the error.
+
+        Raises:
+            CheckpointError: Kind "other_weights" if names or shapes differ; nothing is changed then.
+        """
+        ours, theirs = ({(name, t.shape) for name, t in some.items()} for some in (self.averages, averages))
+        if differing := sorted({name for name, _ in ours ^ theirs}):
+            raise CheckpointError(
+                "its averages aren't those of the model's weights",
+                kind="other_weights",
+                path=path,
+                found=f"other names or shapes, such as {differing[0]}",
+            )
         self.num_updates = num_updates
         for name, average in self.averages.items():
             average.copy_(averages[name])

@@ -1,4 +1,4 @@
-"""Stage `all`: autoencoder (or joint), stores of its latents, operator, evaluation, in one command.
+"""Stage `all`: autoencoder (or joint), stores of latents, operator, baselines, evaluation, in one command.
 
 Whatever is finished and still valid is kept: a stage's training state says with which configuration and on
 which data it was trained, a store's identity what it was made from.
@@ -6,17 +6,25 @@ which data it was trained, a store's identity what it was made from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from ups.autoencoder_spec import CHECKPOINT_NAME as AUTOENCODER_NAME
 from ups.config import RunConfig
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError, ConfigError, ConfigWarning
 from ups.eval.evaluate import expect_split
+from ups.optim.optimizer import make_optimizer
+from ups.output import expect_writable
 from ups.train.build_stores import build_fields, build_latents
 from ups.train.joint import expect_joint
+from ups.train.operator import expect_no_inverse_losses
+from ups.train.operator_size import operator_size
 from ups.train.ranks import joined_ranks
 from ups.train.run import run_stage
 from ups.train.stage import ALL
@@ -51,16 +59,20 @@ def run_all(
         report's files}.
 
     Raises:
-        ConfigError: If field stores and latent stores would lie in the same place, and those of the stages.
+        ConfigError: If field stores and latent stores would lie in the same place, and those of the stages;
+            before anything is built or trained, as far as the configuration alone tells.
+        OutputError: If the report could not be written.
         UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
     """
-    if config.evaluation.enabled:
-        expect_split(config.evaluation.split)  # before hours of training
     first = first_stage(config)
+    folder = Path("reports") / (config_path.stem if config_path else ALL)
+    _expect_no_refusal_later(config, first, report_folder=folder)
     train = partial(_train_unless_valid, config=config, note=note, restart=restart)
     stages: dict[str, Any] = {}
     training, cache, startup = config.training, dict[str, float](), dict[str, float]()
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, _):
+        for text in _unused(config) if ranks.is_first else ():
+            note(f"warning: {text}")
         said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
         said |= {"is_first": ranks.is_first, "note": note}
         if _has_given_encoder(config) and ranks.is_first:
@@ -77,9 +89,7 @@ def run_all(
     evaluation = {}
     if config.evaluation.enabled and ranks.is_first:
         seconds = {name: report["seconds"] for name, report in stages.items()}
-        evaluation = _evaluate(
-            config, phases=seconds, name=config_path.stem if config_path else ALL, note=note
-        )
+        evaluation = _evaluate(config, phases=seconds, folder=folder, restart=restart, note=note)
     return {"stage": ALL, "stages": stages, "cache": cache, "evaluation": evaluation}
 
 
@@ -107,6 +117,30 @@ def first_stage(config: RunConfig) -> str | None:
     return "autoencoder" if config.stage("autoencoder").epochs else None
 
 
+def _expect_no_refusal_later(config: RunConfig, first: str | None, *, report_folder: Path) -> None:
+    """Refuse before hours of training what a stage, or the evaluation, would refuse after them."""
+    if config.evaluation.enabled:
+        expect_split(config.evaluation.split)
+        expect_writable(report_folder)
+    has_operator = config.stage("operator").epochs > 0
+    if has_operator:
+        expect_no_inverse_losses(config)
+    if has_operator or first == "joint":
+        with warnings.catch_warnings():  # told when the operator is made
+            warnings.simplefilter("ignore", ConfigWarning)
+            operator_size(config.operator)
+    for name in filter(None, (first, "operator" if has_operator else None)):
+        _expect_optimizer(config, name)
+
+
+def _expect_optimizer(config: RunConfig, stage: str) -> None:
+    try:
+        make_optimizer([("tried", nn.Parameter(torch.zeros(1)))], config.stage(stage).optimizer)
+    except ConfigError as error:
+        error.problem = f"stages.{stage}.{error.problem}"
+        raise
+
+
 def _has_given_encoder(config: RunConfig) -> bool:
     """Whether latents are those of another autoencoder than the one that this run would train."""
     own = config.checkpoint.dir / AUTOENCODER_NAME
@@ -127,20 +161,29 @@ def _expect_no_given_encoder(config: RunConfig) -> None:
 def _train_unless_valid(
     name: str, *, config: RunConfig, note: Note, restart: bool, **options: Any
 ) -> dict[str, Any]:
-    """A stage's report; a state of another configuration or other data is left behind."""
+    """A stage's report; a state of another configuration, other data or an earlier version is left behind."""
     try:
         return run_stage(name, config, note=note, restart=restart, **options)
     except CheckpointError as error:
-        if error.kind not in ("other_config", "other_data"):
+        if error.kind not in ("other_config", "other_data", "too_old"):
             raise
         note(f"stage {name} is trained anew: {error.problem}")
     return run_stage(name, config, note=note, restart=True, **options)
 
 
-def _evaluate(config: RunConfig, *, phases: dict[str, float], name: str, note: Note) -> dict[str, str]:
-    """Write the report of `scripts/evaluate.py` to `reports/<name>`."""
+def _unused(config: RunConfig) -> Iterator[str]:
+    """One sentence for each setting of the evaluation that has no effect."""
+    for name in ("baseline_seconds", "baseline_samples"):
+        if getattr(config.evaluation, name) is not None and not config.evaluation.enabled:
+            yield f"evaluation.{name} has no effect: evaluation.enabled is off"
+
+
+def _evaluate(
+    config: RunConfig, *, phases: dict[str, float], folder: Path, restart: bool, note: Note
+) -> dict[str, str]:
+    """Train the baselines that are wanted, and write the report of `scripts/evaluate.py` to a folder."""
     from ups.device import choose_device
-    from ups.eval.baseline_files import find_baselines
+    from ups.eval.baseline_files import find_baselines, obtain_wanted
     from ups.eval.evaluate import evaluate
     from ups.eval.report import write_report
     from ups.simulator import load_simulator
@@ -148,6 +191,8 @@ def _evaluate(config: RunConfig, *, phases: dict[str, float], name: str, note: N
 
     device = choose_device(config.training.device, note=note)
     simulator = load_simulator(config.checkpoint.dir / CHECKPOINT_NAME, device=str(device))
+    if simulator.spec.is_encoder_known:  # else errors are of latents, and baselines predict fields
+        obtain_wanted(config, device=device, restart=restart, note=note)
     report = evaluate(
         config,
         simulator,
@@ -156,4 +201,4 @@ def _evaluate(config: RunConfig, *, phases: dict[str, float], name: str, note: N
         phases=phases,
         note=note,
     )
-    return {kind: str(path) for kind, path in write_report(Path("reports") / name, report).items()}
+    return {kind: str(path) for kind, path in write_report(folder, report).items()}

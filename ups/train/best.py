@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ups.checkpoint import read_document
-from ups.errors import CheckpointError, OutputError
+from ups.config import RunConfig
+from ups.errors import CheckpointError
 from ups.optim.ema import WeightsCopy
 from ups.output import write_atomically
 from ups.train.ranks import Ranks
+from ups.train.saved_state import flat_keys
 from ups.train.stage import Stage, exports_of
 
 Note = Callable[[str], None]
+
+# What a validation error depends on besides the weights: errors are compared where these agree.
+_VALIDATED_ON = (
+    "data.",
+    "training.time_stride",
+    "training.max_val_frames",
+    "operator.val_trajectories",
+)
 
 
 class BestWeights:
@@ -22,26 +35,33 @@ class BestWeights:
 
     An untrained operator is persistence, so training that makes it worse has diverged, however finite its
     losses are. The weights before the first step are measured and compared at the end of the first epoch, so
-    that training begins without waiting for it.
+    that training begins without waiting for it. Until then the first rank has a copy of them in the CPU's
+    memory.
 
     Args:
         stage: What is trained, with the weights before the first step.
+        config: Configuration of the run.
         ranks: Who trains together; the first one validates and exports.
         note: Told when training made it worse, and when a better checkpoint of an earlier run is set aside.
+        is_first_epoch_over: Whether `restore` will be given a state of after the first epoch.
 
     Attributes:
-        start: Validation error before the first step; None until it is measured.
+        start: Validation error before the first step, infinite if it isn't finite; None until measured.
         score: The least error; infinite until there is one.
         step: Optimiser step after which it was measured, 0 before the first one; None until there is one.
-        bad_epochs: Epochs since.
+        bad_epochs: Epochs since the best of the epochs, be that one worse than the weights before the first.
     """
 
-    def __init__(self, stage: Stage, *, ranks: Ranks, note: Note) -> None:
+    def __init__(
+        self, stage: Stage, config: RunConfig, *, ranks: Ranks, note: Note, is_first_epoch_over: bool = False
+    ) -> None:
         self.start: float | None = None
         self.score, self.bad_epochs = math.inf, 0
         self.step: int | None = None
-        self._stage, self._ranks, self._note = stage, ranks, note
-        self._initial: WeightsCopy | None = WeightsCopy(stage.model)
+        self._best_epoch_score = math.inf
+        self._stage, self._config, self._ranks, self._note = stage, config, ranks, note
+        needs_copy = ranks.is_first and not is_first_epoch_over
+        self._initial = WeightsCopy(stage.model, device="cpu") if needs_copy else None
 
     def take(self, metrics: dict[str, float], *, step: int) -> None:
         """Export the model's present weights if they are the best so far; a collective.
@@ -57,77 +77,102 @@ class BestWeights:
             worse = f"validation error {score:.4g} after step {step}, {self.start:.4g} before the first one"
             self._note(f"warning: training made it worse: {worse}; lower training.lr")
         if score < self.score:
-            self._export(metrics, is_first=before is not None)
-            self.score, self.step, self.bad_epochs = score, step, 0
-        else:
-            self.bad_epochs += 1
-            if before is not None and self._initial is not None:
-                with self._initial.in_place():
-                    self._export(before, is_first=True)
+            self._export(metrics, replaces_earlier=before is not None)
+            self.score, self.step = score, step
+        elif before is not None:
+            with self._initial_weights():
+                self._export(before, replaces_earlier=True)
         self._initial = None
+        self.bad_epochs = 0 if score < self._best_epoch_score else self.bad_epochs + 1
+        self._best_epoch_score = min(self._best_epoch_score, score)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs, as JSON values."""
-        best = {"best": self.score, "best_step": self.step, "bad_epochs": self.bad_epochs}
-        return {**best, "start_score": self.start}
+        epochs = {"best_epoch_score": self._best_epoch_score, "bad_epochs": self.bad_epochs}
+        return {"best": self.score, "best_step": self.step, "start_score": self.start, **epochs}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self.score, self.step, self.bad_epochs = state["best"], state["best_step"], state["bad_epochs"]
-        self.start = state["start_score"]
+        self.score, self.step, self.start = state["best"], state["best_step"], state["start_score"]
+        self._best_epoch_score, self.bad_epochs = state["best_epoch_score"], state["bad_epochs"]
         if self.start is not None:
             self._initial = None
 
     def _measure_start(self) -> dict[str, float]:
-        assert self._initial is not None
-        with self._initial.in_place():
+        with self._initial_weights():
             metrics: dict[str, float] = self._ranks.first_does(self._stage.validate)
         self.start = metrics["score"] if math.isfinite(metrics["score"]) else math.inf
         self.score, self.step = self.start, 0
         return metrics
 
-    def _export(self, metrics: dict[str, float], *, is_first: bool) -> None:
+    def _initial_weights(self) -> AbstractContextManager[None]:
+        """Inside, the first rank's model has the weights before the first step."""
+        assert self._initial is not None or not self._ranks.is_first
+        return nullcontext() if self._initial is None else self._initial.in_place()
+
+    def _export(self, metrics: dict[str, float], *, replaces_earlier: bool) -> None:
         if not self._ranks.is_first:
             return
-        if is_first:
+        if replaces_earlier:
             for path, kind in exports_of(self._stage).items():
-                set_aside(path, kind=kind, metrics=metrics, note=self._note)
+                set_aside(path, kind=kind, metrics=metrics, config=self._config, note=self._note)
         self._stage.export(metrics)
 
 
-def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], note: Note) -> None:
-    """Copy a checkpoint of an earlier run that is better than what replaces it to `<name>.previous<suffix>`.
+def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: RunConfig, note: Note) -> None:
+    """Keep a checkpoint of an earlier run that is better than what replaces it as `<name>.previous<suffix>`.
 
-    Only like is compared with like: the same metrics of the same tasks. What was set aside before stays, if
-    it is better still.
+    Only like is compared with like: the same metrics of the same tasks, on the same data, validated alike.
+    What was set aside before stays, if it is better still. That it can't be kept ends no run: it is told.
 
     Args:
-        path: What will be replaced; need not be there.
+        path: What will be replaced, by another file under its name; need not be there.
         kind: Its kind of checkpoint.
         metrics: Of what replaces it, with its `score`.
+        config: Configuration of the run that replaces it.
         note: Told.
-
-    Raises:
-        OutputError: If it can't be copied; nothing is replaced then.
     """
-    score = _score_of(path, kind=kind, like=metrics)
+    score_of = partial(_score_of, kind=kind, like=metrics, config=config)
+    score = score_of(path)
     if score is None or score >= metrics["score"]:
         return
     aside = path.with_name(f"{path.stem}.previous{path.suffix}")
-    earlier = _score_of(aside, kind=kind, like=metrics)
-    if earlier is None or score < earlier:
-        try:
-            write_atomically(aside, path.read_bytes())
-        except OSError as error:
-            raise OutputError.of(error, aside) from error
-    shown = f"validation error {score:.4g}, now {metrics['score']:.4g}"
-    note(f"warning: {path} of an earlier run is better ({shown}); it is kept as {aside}")
+    shown = f"(validation error {score:.4g}, now {metrics['score']:.4g})"
+    better = f"{path} of an earlier run is better than the first epoch of this run {shown}"
+    kept = score_of(aside)
+    if kept is not None and kept <= score:
+        note(f"{better}; not kept, since {aside} is at least as good ({kept:.4g})")
+        return
+    try:
+        _keep_as(aside, path)
+    except OSError as error:
+        note(f"warning: {better}; it can't be kept as {aside} ({(error.strerror or str(error)).lower()})")
+    else:
+        note(f"{better}; kept as {aside}")
 
 
-def _score_of(path: Path, *, kind: str, like: Mapping[str, float]) -> float | None:
+def _keep_as(aside: Path, path: Path) -> None:
+    """Give a file a second name, in the place of what has that name; a copy, where links can't be made."""
+    link = aside.with_name(f".{aside.name}.{os.getpid()}.partial")
+    try:
+        link.hardlink_to(path)
+        link.replace(aside)
+    except OSError:
+        write_atomically(aside, path.read_bytes())
+    finally:
+        link.unlink(missing_ok=True)
+
+
+def _score_of(path: Path, *, kind: str, like: Mapping[str, float], config: RunConfig) -> float | None:
     """Validation error of a checkpoint; None if there is none that could be compared."""
     try:
-        report = read_document(path, kind=kind).get("report", {})
+        document = read_document(path, kind=kind)
     except CheckpointError:
         return None
-    return float(report["score"]) if report.keys() == like.keys() else None
+    report, saved = document.get("report", {}), document.get("config", {})
+    is_alike = _validated_on(saved) == _validated_on(config.model_dump(mode="json"))
+    return float(report["score"]) if is_alike and report.keys() == like.keys() else None
+
+
+def _validated_on(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flat_keys(config).items() if key.startswith(_VALIDATED_ON)}

@@ -15,6 +15,7 @@ from types import FrameType
 from ups.config import RunConfig
 from ups.data.build_files import own_manifest
 from ups.errors import InterruptedTrainingError, UpsError
+from ups.train.interrupt import CONTINUES
 
 BUILD = ("-m", "ups_store.build")
 
@@ -92,13 +93,12 @@ def _run(command: list[str], *, note: Callable[[str], None]) -> None:
             signal.signal(number, handler)
     if code != 0 and stopped_by:
         problem = f"stopped by {stopped_by[0]} during a build of stores"
-        hint = "the same command continues"
-        raise InterruptedTrainingError(problem, kind="build_interrupted", hint=hint)
+        raise InterruptedTrainingError(problem, kind="build_interrupted", hint=CONTINUES)
     if code != 0:
         error = UpsError(
             f"the build of stores ended with exit code {code}",
             kind="build",
-            hint="its own message stands above; the same command continues",
+            hint=f"its own message stands above; {CONTINUES}",
         )
         error.exit_code = code if code > 0 else UpsError.exit_code
         raise error

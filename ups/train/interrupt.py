@@ -11,6 +11,8 @@ from types import FrameType
 
 from ups.errors import InterruptedTrainingError
 
+CONTINUES = "the same command continues"  # a hint; not with --restart, as scripts/train.py then says
+
 
 class StopRequest:
     """Whether the run was asked to stop.
@@ -28,12 +30,13 @@ class StopRequest:
 
 
 @contextmanager
-def before_steps(stage: str, state_path: Path) -> Iterator[None]:
+def before_steps(stage: str, state_path: Path, *, restart: bool = False) -> Iterator[None]:
     """Inside, where no step is made yet, SIGINT ends with a sentence.
 
     Args:
         stage: Name of the stage.
         state_path: Where its state is, if it was trained before.
+        restart: Whether it begins anew although there is one.
 
     Raises:
         InterruptedTrainingError: Kind "interrupted_at_start"; other ranks aren't told.
@@ -46,7 +49,7 @@ def before_steps(stage: str, state_path: Path) -> Iterator[None]:
         raise InterruptedTrainingError(
             f"stage {stage} was stopped before its first step; {kept}",
             kind="interrupted_at_start",
-            hint=f"the same command {'continues' if is_begun else 'begins again'}",
+            hint=CONTINUES if is_begun and not restart else "the same command begins again",
         ) from None
 
 

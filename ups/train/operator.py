@@ -44,7 +44,7 @@ def make_operator_stage(
         CheckpointError: If there is no autoencoder, or it is damaged.
         ups_store.StoreError: If the data can't be read.
     """
-    _expect_no_inverse_losses(config)
+    expect_no_inverse_losses(config)
     path = config.autoencoder_path
     autoencoder, digest = None, None
     if config.operator.state == "latent":
@@ -205,8 +205,12 @@ class OperatorStage:
         return truth.unflatten(0, (len(states), -1)), given_BLD
 
 
-def _expect_no_inverse_losses(config: RunConfig) -> None:
-    """Refuse what would train nothing; a run that has a stage `joint` means that one."""
+def expect_no_inverse_losses(config: RunConfig) -> None:
+    """Refuse what would train nothing; a run that has a stage `joint` means that one.
+
+    Raises:
+        ConfigError: Kind "inverse_losses_frozen".
+    """
     joint = config.stages.get("joint")
     if config.training.use_inverse_losses and not (joint and joint.epochs):
         raise ConfigError(

@@ -12,10 +12,9 @@ from ups.config import RunConfig
 from ups.data.field_statistics import Statistics
 from ups.data.fields import StoreFields
 from ups.data.state_statistics import INPUT
-from ups.data.state_stores import LATENT
 from ups.data.task_windows import TaskWindows
 from ups.errors import ConfigError
-from ups.grid import FIELDS, GridSpec, cut_grid
+from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
 from ups.models.latent_operator import MAX_AXES
 from ups.simulator_spec import SimulatedTask, SimulatorSpec
 from ups.train.operator_size import operator_size
@@ -86,6 +85,7 @@ def _simulated(
         ranges = {name: ends for name, ends in ranges.items() if name in autoencoder.spec.parameters}
     task = SimulatedTask(
         grid=known.grid,
+        boundary=_boundary(windows, known.grid),
         tokens=_tokens(config, known.grid, autoencoder),
         channels=known.channels,
         steady=windows.is_steady,
@@ -113,6 +113,12 @@ def _expect_shape(windows: TaskWindows, autoencoder: Autoencoder) -> None:
             expected=f"{shown} a frame",
             found=" x ".join(map(str, found)),
         )
+
+
+def _boundary(windows: TaskWindows, grid: GridSpec) -> tuple[str, ...]:
+    """Boundary type of each axis, as the store names it; of imported latents only the grid is known."""
+    named = boundary_types(windows.store.attrs.get("boundary") or {}, ndim=grid.ndim)
+    return tuple(PERIODIC if wraps else kind for kind, wraps in zip(named, grid.periodic, strict=True))
 
 
 def _tokens(config: RunConfig, grid: GridSpec, autoencoder: Autoencoder | None) -> tuple[int, ...]:

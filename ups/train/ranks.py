@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ups.device import choose_device
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, UpsError
+from ups.train.interrupt import CONTINUES
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def joined_ranks(
     except RuntimeError as error:
         if not _is_about_ranks(error):
             raise
-        hint = "its own message says why; run the same command again to continue"
+        hint = f"its own message says why; {CONTINUES}"
         raise UpsError(f"rank {ranks.rank} lost another rank", kind="rank_lost", hint=hint) from error
     # After any other error the group stays: whoever waits for this rank learns of it when its process ends.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +51,11 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     _show_paths((report[key] for key in _FILES if key in report), console)
 
 
+def report_json(report: Mapping[str, Any]) -> str:
+    """A report for machines; JSON has neither NaN nor infinity, so these are null."""
+    return json.dumps(_with_nulls(report), indent=2, allow_nan=False)
+
+
 def _table(report: Mapping[str, Any], columns: list[tuple[str, str, str]]) -> Table:
     table = Table("fields", *(heading for _, heading, _ in columns))
     names = dict.fromkeys(name for key, _, _ in columns for name in report[key])
@@ -71,12 +78,28 @@ def _summary(report: Mapping[str, Any]) -> str:
     parts = []
     if latent := report.get("latent"):
         parts.append(f"latent state {latent['tokens']} x {latent['dim']}")
-    parts.append(f"{report['steps']} steps in {report['seconds']:.1f} s")
+    parts.append(_effort(report))
     if report.get("best_step"):
         parts.append(f"best after step {report['best_step']}")
     if report["data_wait_share"]:
         parts.append(f"{report['data_wait_share']:.1%} of training waiting for data")
     return ", ".join(parts)
+
+
+def _effort(report: Mapping[str, Any]) -> str:
+    """Steps in all; the seconds are those of this call alone."""
+    steps, before, seconds = report["steps"], report.get("resumed_at", 0), report["seconds"]
+    if not before:
+        return f"{steps} steps in {seconds:.1f} s"
+    return f"{steps} steps, of which {before} were made before; {seconds:.1f} s now"
+
+
+def _with_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _with_nulls(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_nulls(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show_paths(paths: Any, console: Console) -> None:

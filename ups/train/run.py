@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -40,9 +41,10 @@ def run_stage(
         startup: Metrics of what happened before, such as a build of stores, for the log.
 
     Returns:
-        The stage's report, with `steps`; `best_step`, after which the exported weights were, 0 if training
-        didn't make them better; `start_score`, the validation error before the first step; `seconds`,
-        `cpu_seconds`, `data_wait_share` and the metrics `startup/...`.
+        The stage's report, with `steps`, and how many of them were made before, `resumed_at`; `best_step`,
+        after which the exported weights were, 0 if training didn't make them better; `start_score`, the
+        validation error before the first step, None if that wasn't finite; `seconds` and `cpu_seconds` of
+        this call, `data_wait_share` and the metrics `startup/...`.
 
     Raises:
         UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost.
@@ -65,19 +67,22 @@ def run_stage(
             note(f"warning: {text}")
         saved = state_path(config, name)
         expected = StageStart(note) if restart else _continuing(saved, config, name, note=note)
-        with clock.phase("stage"), before_steps(name, saved):
+        with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(close_data_of, stage)  # also if its state can't be continued from
-        with clock.phase("trainer"), before_steps(name, saved):
+        with clock.phase("trainer"), before_steps(name, saved, restart=restart):
             trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
+        resumed_at = trainer.step
         report = trainer.fit()
+    start_score = trainer.best_weights.start
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     return {
         **report,
         "stage": name,
         "steps": trainer.step,
-        "best_step": trainer.kept.step,
-        "start_score": trainer.kept.start,
+        "resumed_at": resumed_at,
+        "best_step": trainer.best_weights.step,
+        "start_score": start_score if start_score is not None and math.isfinite(start_score) else None,
         "ranks": ranks.world_size,
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,

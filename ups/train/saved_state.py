@@ -17,6 +17,13 @@ TRAINING = "training"  # kind of checkpoint
 
 _MOST_SHOWN = 8  # differing keys in one message
 
+# What a state holds, and what its position says; one that lacks any of it is of an earlier version.
+_PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates"})
+POSITION = frozenset(
+    {"step", "wandb_id", "learning_rate", "stage"}
+    | {"best", "best_step", "start_score", "best_epoch_score", "bad_epochs"}
+)
+
 # Keys that don't change what a step computes, so they may differ between a run and its continuation.
 _FREE_KEYS = (
     "checkpoint.",
@@ -46,6 +53,7 @@ _FREE_KEYS_OF_STAGE = {
         "latent.encoder",
         "latent.compute_dtype",
         "latent.micro_batch",
+        "latent.compile",
         "training.time_stride",
         "training.rollout_horizon",
         "training.lambda_",
@@ -80,11 +88,13 @@ class SavedState:
             return cls(path, read_document(path, kind=TRAINING))
 
     def expect_config(self, config: RunConfig, *, stage: str) -> None:
-        """Fail unless a stage would compute the same.
+        """Fail unless a stage can continue from the state and would compute the same.
 
         Raises:
-            CheckpointError: Kind "other_config", with the keys that differ.
+            CheckpointError: Kind "too_old", with what the state lacks; "other_config", with the keys that
+                differ.
         """
+        self._expect_complete()
         differing = differing_keys(self.document["config"], config, stage=stage)
         _expect_same(self.path, "configuration", differing)
 
@@ -95,7 +105,24 @@ class SavedState:
             CheckpointError: Kind "other_data", with what differs.
         """
         was, now = json.loads(json.dumps([self.document["data_identity"], dict(data_identity)]))
-        _expect_same(self.path, "data", _differing(_flat(was), _flat(now)))
+        _expect_same(self.path, "data", _differing(flat_keys(was), flat_keys(now)))
+
+    @property
+    def is_first_epoch_over(self) -> bool:
+        """Whether the weights before the first step were measured already."""
+        return self.document.get("position", {}).get("start_score") is not None
+
+    def _expect_complete(self) -> None:
+        position = self.document.get("position", {})
+        missing = sorted((_PARTS - self.document.keys()) | (POSITION - position.keys()))
+        if missing:
+            with hinting_at_restart():
+                raise CheckpointError(
+                    "the training state was written by an earlier version",
+                    kind="too_old",
+                    path=self.path,
+                    found="no " + ", ".join(missing),
+                )
 
 
 def state_path(config: RunConfig, stage: str) -> Path:
@@ -115,7 +142,7 @@ def hinting_at_restart() -> Iterator[None]:
 
 def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -> list[str]:
     """Keys that change what a stage computes and differ from a saved configuration, with both values."""
-    before, now = _flat(saved), _flat(config.model_dump(mode="json"))
+    before, now = flat_keys(saved), flat_keys(config.model_dump(mode="json"))
     return _differing(*({k: v for k, v in keys.items() if _matters(k, stage)} for keys in (before, now)))
 
 
@@ -146,9 +173,10 @@ def _matters(key: str, stage: str) -> bool:
     return not (of_other_stage or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration's values by dotted key, such as those of `RunConfig.model_dump`."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
-        flat |= _flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+        flat |= flat_keys(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
     return flat

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.checkpoint import load_checkpoint, save_checkpoint
+from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.config import RunConfig
 from ups.errors import CheckpointError
 from ups.optim.ema import AveragedWeights
 from ups.train.ranks import ALONE, Ranks
-from ups.train.saved_state import TRAINING, SavedState, hinting_at_restart
+from ups.train.saved_state import POSITION, TRAINING, SavedState, hinting_at_restart
 
 
 def save_state(
@@ -43,12 +43,13 @@ def save_state(
         scaler: Scaler of fp16 gradients.
         config: Configuration of the run.
         data_identity: What the run is trained on; JSON values.
-        position: Where the run is; JSON values.
+        position: Where the run is; JSON values by the names in `POSITION`.
         ranks: Who trains together.
 
     Raises:
         OutputError: The old state is still there.
     """
+    assert position.keys() == POSITION
     rng = {"rng.cpu": ranks.gather(torch.get_rng_state())}
     if torch.cuda.is_available():
         rng["rng.cuda"] = ranks.gather(torch.cuda.get_rng_state())
@@ -86,17 +87,19 @@ def load_state(
     A rank that wasn't there when the state was saved keeps its own state of random numbers.
 
     Raises:
-        CheckpointError: Kinds "other_config" and "other_data" with the keys that differ, or as
-            `load_checkpoint`.
+        CheckpointError: Kinds "too_old", "other_config" and "other_data" with the keys that are missing or
+            differ, "other_weights", or as `load_checkpoint`.
     """
     with hinting_at_restart():
         tensors, document = load_checkpoint(path, kind=TRAINING)
     saved = SavedState(path, document)
     saved.expect_config(config, stage=stage)
     saved.expect_data(data_identity)
-    model.load_state_dict(_below(tensors, "model."))
-    if averaged is not None:
-        averaged.restore(_below(tensors, "ema."), num_updates=document["ema_updates"])
+    with hinting_at_restart():
+        fill_weights(model, _below(tensors, "model."), path=path)
+        if averaged is not None:
+            updates = document["ema_updates"]
+            averaged.restore(_below(tensors, "ema."), num_updates=updates, path=path)
     states: dict[int, dict[str, Tensor]] = {}
     for key, tensor in _below(tensors, "optimizer.").items():
         number, _, name = key.partition(".")

@@ -22,11 +22,11 @@ from ups.train.compiling import forward_of
 from ups.train.distributed import ParallelLosses
 from ups.train.feed import BatchFeed, WaitEndedError
 from ups.train.gpu import GpuWatch
-from ups.train.interrupt import StopRequest, stop_on_signals
+from ups.train.interrupt import CONTINUES, StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, Stopwatch, diverged
 from ups.train.ranks import ALONE, Agreement, Ranks
-from ups.train.saved_state import state_path
+from ups.train.saved_state import SavedState, state_path
 from ups.train.sinks import open_sinks
 from ups.train.stage import Stage, close_data_of, data_identity_of, restore_stage, state_of
 from ups.train.startup import StartupClock
@@ -81,7 +81,15 @@ class Trainer:
         self.step = 0
         self.wandb_id: str | None = None
         self.log = RunLog(stage=stage.name, total_steps=self.total_steps, is_quiet=not ranks.is_first)
-        self.kept = BestWeights(stage, ranks=ranks, note=self.log.note)
+        self.state_path = state_path(config, stage.name)
+        is_continuing = self.state_path.exists() and not restart
+        self.best_weights = BestWeights(
+            stage,
+            config,
+            ranks=ranks,
+            note=self.log.note,
+            is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
+        )
         forward = forward_of(stage.model, config.training, note=self.log.note)
         self.losses = ParallelLosses(stage, forward, ranks=ranks)
         self.feed = BatchFeed(
@@ -90,17 +98,11 @@ class Trainer:
             end=self.total_steps * config.training.accum_steps,
             is_pinned=config.training.pin_memory and device.type == "cuda",
         )
-        self.state_path = state_path(config, stage.name)
         if ranks.rank:
             torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank
-        if self.state_path.exists() and not restart:
+        if is_continuing:
             self._restore()
         expect_shared(self.state_path, step=self.step, ranks=ranks)
-
-    @property
-    def best(self) -> float:
-        """The least validation error so far; infinite before the first validation."""
-        return self.kept.score
 
     @property
     def epoch(self) -> int:
@@ -177,7 +179,7 @@ class Trainer:
             data_identity=data_identity_of(self.stage),
             position={
                 "step": self.step,
-                **self.kept.state(),
+                **self.best_weights.state(),
                 "learning_rate": self.learning_rate.state(),
                 "wandb_id": self.wandb_id,
                 "stage": state_of(self.stage),
@@ -225,7 +227,8 @@ class Trainer:
         self.log.record(
             "epoch", step=self.step, epoch=self.epoch, **metrics, **{"training/epoch_time_sec": seconds}
         )
-        shown = {"loss": sum(losses.values()), "nrmse": metrics["score"], "best": self.best, "s": seconds}
+        shown = {"loss": sum(losses.values()), "nrmse": metrics["score"], "best": self.best_weights.score}
+        shown["s"] = seconds
         self.log.epoch(self.epoch, self.settings.epochs, shown)
         self.stopwatch.skip()
         number = agreement(stop.number)
@@ -239,7 +242,7 @@ class Trainer:
             metrics: dict[str, float] = self.ranks.first_does(self.stage.validate)
             if not math.isfinite(metrics["score"]):
                 raise diverged("validation error", self.step)
-            self.kept.take(metrics, step=self.step)
+            self.best_weights.take(metrics, step=self.step)
         self.learning_rate.end_epoch(metrics["score"])
         return metrics
 
@@ -264,11 +267,11 @@ class Trainer:
         where = f"stopped by {name} after step {self.step} of {self.total_steps}"
         raise InterruptedTrainingError(
             f"stage {self.stage.name} was {where}, and is saved in {self.state_path}",
-            hint="the same command continues",
+            hint=CONTINUES,
         )
 
     def _is_patience_over(self) -> bool:
-        return self.settings.patience is not None and self.kept.bad_epochs >= self.settings.patience
+        return self.settings.patience is not None and self.best_weights.bad_epochs >= self.settings.patience
 
     def _autocast(self) -> torch.autocast:
         training = self.config.training
@@ -287,7 +290,7 @@ class Trainer:
             ranks=self.ranks,
         )
         self.step, self.wandb_id = position["step"], position["wandb_id"]
-        self.kept.restore(position)
+        self.best_weights.restore(position)
         self.learning_rate.restore(position["learning_rate"])
         restore_stage(self.stage, position)
 

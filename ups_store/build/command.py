@@ -17,7 +17,7 @@ from ups_store.build.ranks import Ranks
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watchers import watching
 from ups_store.build.words import count_of, num_workers_of, numbers_of, repeat_lists, words_of
-from ups_store.console import Verbose, is_verbose, log, print_json
+from ups_store.console import Verbose, is_verbose, log, numbered, print_json
 from ups_store.early_interrupt import importing
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def build(
         "reading.on_error": on_error and on_error.value,
         "reading.stall_warning_s": stall_warning,
     }
-    settings = load_config(config, flags=flags, overrides=overrides or [])
+    settings = load_config(config, flags=flags, overrides=overrides or [], note=_warn)
     with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
         log(_first_line(settings))
     run = context.obj or Run(Stopwatch())
@@ -175,7 +175,8 @@ def build(
     with watching(settings, log_json=log_json) as watcher:
         if dry_run:
             explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
-            _show_explained(explained, as_json=as_json)
+            if ranks.is_builder:  # it tells of its machine's stores
+                _show_explained(explained, as_json=as_json)
             if any(explanation.action == "refuse" for explanation in explained):
                 raise typer.Exit(1)
             return
@@ -185,11 +186,16 @@ def build(
         )
     if is_verbose():
         log(f"{_readers(report.readers.num_workers)} ({report.readers.why})")
-    if manifest and ranks.is_builder:  # the others' statistics are of their share
+        for result in report.stores if not ranks.is_builder else ():
+            done = numbered(result.num_committed, "sample")
+            log(f"{result.path}: rank {ranks.local_rank} committed {done}")
+    if not ranks.is_builder:  # its stores are those of its machine's builder, who tells of all samples
+        return
+    if manifest:
         stores.write_manifest(manifest, report)
     if as_json:
         print_json(report.to_json())
-    elif ranks.is_builder:  # its stores are those of the other ranks of its machine
+    else:
         for result in report.stores:
             print(result.summary())
     if tell:
@@ -208,6 +214,11 @@ def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:
         return
     for explanation in explained:
         print(explanation)
+
+
+def _warn(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
+        log(sentence, label="warning", style="yellow")
 
 
 def _first_line(settings: BuildConfig) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from ups_store.build.overrides import parse_overrides
 from ups_store.build.problems import first_problem
-from ups_store.build.shared_keys import take_build_keys
+from ups_store.build.shared_keys import SHORT_DTYPES, keys_without_effect, take_build_keys
 from ups_store.build.yaml_file import read_yaml
 from ups_store.declaration import Section, TaskDeclaration
 from ups_store.errors import ConfigError
@@ -27,6 +27,11 @@ FieldDtype = Literal["float16", "bfloat16", "float32", "float64"]
 
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of files
 MAX_WORKERS = 256  # more than any file system serves better than a few
+
+
+def long_dtype(value: object) -> object:
+    """The name that NumPy has for a dtype; whatever isn't a short one of `SHORT_DTYPES` as it is."""
+    return SHORT_DTYPES.get(value, value) if isinstance(value, str) else value
 
 
 class DataConfig(Section):
@@ -82,6 +87,11 @@ class CacheConfig(Section):
     dir: Path = Field(Path("cache"), description="folder of the stores")
     dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
 
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _long_name(cls, value: object) -> object:
+        return long_dtype(value)
+
 
 class EncodingConfig(Section):
     """How a build encodes."""
@@ -91,6 +101,12 @@ class EncodingConfig(Section):
     compute_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of encoding")
     micro_batch: Count = Field(256, description="frames that are encoded together; decides the last bits")
     pin_memory: bool = Field(True, description="copy to a CUDA device from page-locked memory")
+    compile: bool = Field(False, description="torch.compile the encoder; may change the last bits")
+
+    @field_validator("compute_dtype", mode="before")
+    @classmethod
+    def _long_name(cls, value: object) -> object:
+        return long_dtype(value)
 
 
 class LatentConfig(EncodingConfig):
@@ -178,7 +194,11 @@ class BuildConfig(Section):
 
 
 def load_config(
-    path: Path | None = None, *, flags: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+    path: Path | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    note: Callable[[str], None] | None = None,
 ) -> BuildConfig:
     """Read a configuration; later sources win: YAML file, flags, dotted overrides.
 
@@ -186,17 +206,22 @@ def load_config(
         path: YAML file, or None.
         flags: Values by dotted key; None values are left out.
         overrides: `key=value` with dotted keys, values in YAML.
+        note: Told of keys, such as misspelled ones of `training`, that have no effect.
     Raises:
         ConfigError: Names the key, what was found, what is expected, and the nearest known key.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     try:
-        values = _merged(path, given, overrides)
+        whole = _merged(path, given, overrides)
+        values = _of_build(whole, said={name.partition("=")[0] for name in (*given, *overrides)})
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
     except TypeError as error:  # OmegaConf's, of `fields.0.dataset=u` over a list
         hint = "an override replaces a list as a whole"
         raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
+    if note is not None:
+        for sentence in keys_without_effect(whole):
+            note(sentence)
     data = values.setdefault("data", {})
     if isinstance(data, dict) and data.get("root") is None:
         data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
@@ -208,15 +233,19 @@ def load_config(
 
 
 def _merged(path: Path | None, given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Values of all sources; what flags and overrides say of `cache` wins over what a run's latents say."""
+    """Values of all sources."""
     file = OmegaConf.create({}) if path is None else read_yaml(path)
     merged = OmegaConf.merge(file, _nested(given), parse_overrides(overrides))
     whole = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     assert isinstance(whole, dict)
-    values = take_build_keys({str(key): value for key, value in whole.items()})
-    said = {name for key in (*given, *overrides) if (name := key.partition("=")[0]).startswith("cache.")}
-    if said:
-        names = {name.split(".")[1] for name in said}
+    return {str(key): value for key, value in whole.items()}
+
+
+def _of_build(whole: dict[str, Any], *, said: Set[str]) -> dict[str, Any]:
+    """What a run says to a build; what flags and overrides say of `cache` wins over what its latents say."""
+    values = take_build_keys(whole)
+    names = {key.split(".")[1] for key in said if key.startswith("cache.")}
+    if names:
         values["cache"] |= {name: whole["cache"][name] for name in names}
     return values
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ups_store import files, locks
@@ -16,7 +18,7 @@ from ups_store.build.stores import describe_plan, plan_all
 from ups_store.build.watcher import Watcher
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
-from ups_store.console import format_nbytes
+from ups_store.console import format_nbytes, numbered
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.identity import describe_differences, differences
 from ups_store.reader import open_store
@@ -25,6 +27,7 @@ from ups_store.recovery import building_path
 Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
 Document = Mapping[str, Any]
 _Verdict = tuple[Action, str, dict[str, tuple[Any, Any]]]  # with the reason and the differences
+_OTHER_PLACE = "check cache.dir or --cache-dir"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Explanation:
     differences: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        size = f"{self.plan['num_samples']} samples, {format_nbytes(self.plan['nbytes'])}"
+        size = f"{numbered(self.plan['num_samples'], 'sample')}, {format_nbytes(self.plan['nbytes'])}"
         text = f"{self.task} {self.split}: {self.action}: {self.reason}, {size}, {self.plan['path']}"
         if not self.differences:
             return text
@@ -88,8 +91,23 @@ def _explain(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite:
 
 
 def _verdict(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> _Verdict:
+    action, reason, differing = _verdict_on_files(plan, digests, watcher, overwrite)
+    obstacle = "" if action in ("reuse", "refuse") else _obstacle(plan.path.parent)
+    return ("refuse", f"{obstacle}; {_OTHER_PLACE}", differing) if obstacle else (action, reason, differing)
+
+
+def _obstacle(folder: Path) -> str:
+    """Why a build can't write into a folder, which it makes if it isn't there; empty if it can."""
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"can't write into {there}"
+
+
+def _verdict_on_files(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> _Verdict:
+    """What the build does by what is there already."""
     if plan.path.is_dir():
-        return "refuse", "there is a folder in its place", {}
+        return "refuse", f"there is a folder in its place; {_OTHER_PLACE}", {}
     is_begun = files.exists(building_path(plan.path))
     if not is_begun and not files.exists(plan.path):
         return "build", "there is none yet", {}

@@ -222,6 +222,7 @@ def _encoder(config: BuildConfig, task: Task) -> Encoder | None:
         latent_dtype=config.cache.dtype,
         micro_batch=latent.micro_batch,
         **({} if latent.pin_memory else {"pin_memory": False}),  # not every encoder has heard of it
+        **({"compile": True} if latent.compile else {}),
     )
     expect_size(encoder, dim=latent.dim, tokens=latent.tokens, checkpoint=latent.checkpoint)
     return encoder

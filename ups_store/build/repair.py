@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,9 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
         overrides: Dotted overrides, as for a build.
         watcher: Told about progress.
     Raises:
-        FormatError: If it isn't a finished store, or its metadata is damaged.
-        IdentityMismatchError: If the configuration and the sources give another store.
+        FormatError: If it isn't a finished store, or its metadata is damaged, or its identity isn't one.
+        IdentityMismatchError: If the configuration and the sources give another store, or an unfinished one
+            of something else is in the way.
         SourceError: If a source is unreadable or changed.
     """
     found = examine(path)
@@ -123,6 +125,16 @@ def _good(found: Diagnosis) -> npt.NDArray[np.bool_]:
     return good
 
 
+@contextlib.contextmanager
+def _own_way_advised() -> Iterator[None]:
+    """Have the error for an unfinished store in the way say what helps: no flag of `verify` replaces it."""
+    try:
+        yield
+    except IdentityMismatchError as error:
+        error.hint = "finish that build first, or move its file away"
+        raise
+
+
 def _rebuild(
     plan: StorePlan,
     content: Mapping[str, Any],
@@ -133,14 +145,17 @@ def _rebuild(
 ) -> Repair:
     assert found.catalog is not None
     layout = found.catalog.layout
-    with ups_store.create(
-        plan.path,
-        plan.arrays,
-        constants=plan.constants,
-        dims=plan.dims,
-        identity=content,
-        attrs=found.catalog.root.attrs,
-    ) as writer:
+    with (
+        _own_way_advised(),
+        ups_store.create(
+            plan.path,
+            plan.arrays,
+            constants=plan.constants,
+            dims=plan.dims,
+            identity=content,
+            attrs=found.catalog.root.attrs,
+        ) as writer,
+    ):
         missing = writer.missing()
         copied, damaged = missing[good[missing]], missing[~good[missing]]
         watcher.stage(f"{plan.title}: samples", len(missing), unit="samples")

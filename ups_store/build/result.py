@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ups_store.console import format_age, format_nbytes
+from ups_store.console import format_age, format_nbytes, numbered
 
 
 @dataclass
@@ -57,10 +57,10 @@ class BuildResult:
 
     def summary(self) -> str:
         """One line for people."""
-        what = f"{self.task} {self.split}: {self.num_samples} samples, {format_nbytes(self.nbytes)}"
+        size = f"{numbered(self.num_samples, 'sample')}, {format_nbytes(self.nbytes)}"
         took = f"built in {self.seconds['total']:.1f} s"
         done = f"valid, made {format_age(self.age_s)}" if self.reused else took
-        return f"{what}, {done}, {self.config_hash[:12]}, {self.path}"
+        return f"{self.task} {self.split}: {size}, {done}, {self.config_hash[:12]}, {self.path}"
 
     def to_json(self) -> dict[str, Any]:
         """The store's part of the manifest."""

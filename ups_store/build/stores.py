@@ -25,6 +25,7 @@ from ups_store.build.run import build_store
 from ups_store.build.startup import Startup
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watcher import Watcher
+from ups_store.console import numbered
 from ups_store.errors import ConfigError, SourceError
 from ups_store.ingest.splits import SPLITS, split_range
 from ups_store.recovery import building_path
@@ -179,14 +180,10 @@ def _shares(plan: StorePlan, config: BuildConfig) -> str:
         f"{sum(len(_share(count, split, plan, config)) for count in counts)} to {split}" for split in SPLITS
     )
     fractions = ", ".join(map(str, config.data.split_fractions))
-    are = f"{_counted(sum(counts), 'sample')} in {_counted(len(counts), 'file')}"
+    are = f"{numbered(sum(counts), 'sample')} in {numbered(len(counts), 'file')}"
     if not any(counts):
         return are
     return f"{are}, shared out {fractions}: {shares} (test and val rounded down in each file)"
-
-
-def _counted(num: int, noun: str) -> str:
-    return f"{num:,} {noun}" + ("" if num == 1 else "s")
 
 
 def _share(count: int, split: str, plan: StorePlan, config: BuildConfig) -> range:

@@ -59,7 +59,7 @@ class ReaderStatus:
 
     Attributes:
         pid: Its process id.
-        doing: "starting", "idle", "opening", "reading", "converting", ...
+        doing: "starting", "idle", "opening", "reading" (decoding too), "checking", "digesting", ...
         since_s: Since when, on the clock of `time.monotonic`.
         request: With what; None if it has nothing to do.
         num_waiting: Requests in its queue, this one included.

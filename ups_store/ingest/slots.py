@@ -34,7 +34,8 @@ class Status:
         progressed_s: When it began the request, or last said that it got on with it, by `time.monotonic`,
             which is one clock for all processes of a machine.
         since_s: Since when it does what it does, likewise.
-        doing: "starting", "idle", "opening", "reading", "converting" or what else a request says.
+        doing: "starting", "idle", "beginning", "opening", "reading", "checking", "digesting", or what else a
+            request says. HDF5 reads and decodes in one call, so "reading" is both.
         num_done: How much of the request it has done, in a unit of the request's.
         dataset: HDF5 path of what it reads; "" where no dataset is concerned.
     """

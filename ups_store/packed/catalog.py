@@ -14,7 +14,7 @@ from ups_store import files
 from ups_store.catalog import array_name, check_regular, checked_layout, read_json, read_root
 from ups_store.checksum import crc32c
 from ups_store.directory import read_directory
-from ups_store.errors import CorruptChunkError, FormatError
+from ups_store.errors import CorruptChunkError, FormatError, VersionTooNewError
 from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES, Layout
 from ups_store.metadata import ArrayMeta, RootMeta
 from ups_store.packed.chunk_codecs import (
@@ -80,6 +80,7 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
 
     Raises:
         FormatError: Says what is wrong where, with the clause; kind "not_packed" for a mapped store.
+        VersionTooNewError: For a newer version, a minor one too: it may pack in ways that are unknown here.
     """
     check_regular(fd, path)
     directory = read_directory(fd, path)
@@ -89,7 +90,14 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
         raise FormatError("it is no packed store", path=path, kind="not_packed", clause="13.2", hint=hint)
     if root.version > FORMAT_VERSION:
         expected, found = ("{}.{}".format(*version) for version in (FORMAT_VERSION, root.version))
-        raise FormatError("format version", path=path, kind="newer", expected=expected, found=found)
+        raise VersionTooNewError(
+            "packed by a newer minor version, perhaps in a way that this reader doesn't know",
+            path=path,
+            clause="10.3",
+            expected=f"at most {expected}",
+            found=found,
+            hint="upgrade ups-store",
+        )
     packing = parse_packing(root.packed, path=path)
     metas = [_read_array(fd, record, packing, path) for record in directory.arrays]
     mapped = RootMeta(root.version, root.config_hash, root.identity, root.attrs)
@@ -121,6 +129,7 @@ def check_chunk_size(meta: ArrayMeta, path: Path) -> None:
             clause="13.8",
             expected=f"at most {MAX_CHUNK_BYTES} bytes",
             found=nbytes,
+            hint="ship the store as it is, without packing it",
         )
 
 

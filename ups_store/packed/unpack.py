@@ -39,7 +39,8 @@ def unpack_store(
     Args:
         packed: A packed store.
         target: File to write.
-        force: Whether to replace what is there.
+        force: Whether to replace what is there: a finished store, and what an interrupted run of another
+            packed store left.
         progress: Called with the number of payload bytes that were unpacked since the last call.
     Raises:
         SpecError: If the target exists, or is the packed store (kind "same_file", forced or not).
@@ -51,6 +52,7 @@ def unpack_store(
     check_target(path, force=force)
     unfinished = path.with_name(path.name + UNPACKING_SUFFIX)
     options = _create_options(packed)
+    options["on_mismatch"] = "restart" if force else "raise"
     with _named(path), create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
         for block in _blocks(packed, writer.missing().tolist()):
             batch = packed.gather(block)
@@ -87,10 +89,11 @@ def _create_options(packed: PackedStore) -> dict[str, Any]:
     }
     if identity_of(packed.arrays, **options) != packed.identity:
         raise FormatError(
-            "its identity document isn't one of version 1.0",
+            "its identity document isn't one of version 1.0, so no store can be made with it",
             path=packed.path,
             kind="identity_arrays",
             clause="8.1",
+            hint="`ups-store verify` says what is wrong; `ups_store.packed.open_packed` reads its samples",
         )
     return options
 
@@ -109,6 +112,8 @@ def _check_fingerprint(path: Path, packed: PackedStore) -> None:
             clause="13.7",
             expected=packed.catalog.packing.fingerprint,
             found=found,
+            hint="run it again: it starts anew, for the unfinished file, which may have held another store's "
+            "samples, is gone; if it says this once more, pack the store again",
         )
 
 

@@ -11,12 +11,11 @@ from ups_store import files
 from ups_store.canonical import canonical_json
 from ups_store.checksum import crc32
 from ups_store.errors import CorruptChunkError
-from ups_store.identity import constant_digest
 from ups_store.metadata import dtype_of
 from ups_store.packed.catalog import PackedArray
 from ups_store.packed.chunk_codecs import packed_document
 from ups_store.packed.store import PackedStore
-from ups_store.verify_metadata import identity_problems, surplus
+from ups_store.verify_metadata import constant_problems, identity_problems, surplus
 from ups_store.verify_report import Problem, Report
 from ups_store.zip_records import Entry, pack_directory
 
@@ -54,7 +53,7 @@ class _PackedVerifier:
         for entry, crc in zip(entries, crcs, strict=True):
             problems += self._compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
         for array in self.catalog.arrays.values():
-            problems += list(self._check_chunks(array)) if array.entry else []
+            problems += self._check_array(array)
         damaged = {problem.array for problem in problems}
         for entry, crc in zip(entries, crcs, strict=True):
             name = entry.name.split("/")[0]
@@ -70,6 +69,14 @@ class _PackedVerifier:
         yield self.catalog.root.to_json()
         for array in self.catalog.arrays.values():
             yield canonical_json(packed_document(array.meta, self.catalog.packing), what=array.meta.name)
+
+    def _check_array(self, array: PackedArray) -> list[Problem]:
+        if array.entry:
+            return list(self._check_chunks(array))
+        root, name = self.catalog.metadata[0], array.meta.name
+        if not array.meta.is_constant:
+            return []
+        return constant_problems(self.store.identity, name, b"", (root.data_offset, root.end))
 
     def _check_chunks(self, array: PackedArray) -> Iterator[Problem]:
         meta = array.meta
@@ -96,11 +103,7 @@ class _PackedVerifier:
         if array.meta.dtype == "bool" and (payload.view(np.uint8) > 1).any():
             yield Problem("bool_value", "4.7", where, name, sample, "expected bytes 0 and 1")
         if array.meta.is_constant:
-            constants = self.store.identity.get("constants")
-            stored = constants.get(name) if isinstance(constants, dict) else None
-            if stored != (computed := constant_digest(payload.tobytes())):
-                detail = f"sha256 in the identity {stored}, computed {computed}"
-                yield Problem("constant_digest", "8.1", where, name, detail=detail)
+            yield from constant_problems(self.store.identity, name, payload.tobytes(), where)
 
     def _crc_of(self, entry: Entry) -> int:
         crc = 0

@@ -20,7 +20,7 @@ from ups_store.testing.archive import (
     put_together,
     take_apart,
 )
-from ups_store.testing.sample_store import CONSTANT, FLAGS, LARGE, NUM_SAMPLES, SMALL
+from ups_store.testing.sample_store import CONSTANT, EMPTY_CONSTANT, FLAGS, LARGE, NUM_SAMPLES, SMALL
 from ups_store.zip_records import ARCHIVE_COMMENT, ROOT_NAME
 
 _SMALL_ARRAY = f"{SMALL}/{ROOT_NAME}"
@@ -79,6 +79,9 @@ DAMAGED: dict[str, Builder] = {
     "chunk_checksum": _data(_SMALL_KEY, lambda data: data[:-4] + b"\0\0\0\0"),
     "boolean_of_2": _data(_FLAGS_KEY, _bool_of_2),
     "constant_of_another_identity": _data(_CONSTANT_KEY, _another_constant),
+    "empty_constant_of_another_identity": _identity(
+        lambda identity: identity["constants"].update({EMPTY_CONSTANT: "0" * 64})
+    ),
     "magic_of_root_header": _in_header(ROOT_NAME, 0, "4s", b"PK\0\0"),
     "magic_of_data_header": _in_header(_LARGE_KEY, 0, "4s", b"PK\0\0"),
     "time_in_header": _in_header(_LARGE_KEY, 10, "H", 1),

@@ -16,7 +16,7 @@ from ups_store.testing.archive import (
     put_together,
     take_apart,
 )
-from ups_store.testing.sample_store import CONSTANT, LARGE, SMALL
+from ups_store.testing.sample_store import CONSTANT, EMPTY_CONSTANT, LARGE, SMALL
 from ups_store.zip_records import ARCHIVE_COMMENT, ROOT_NAME, EndRecords
 
 _LARGE_KEY = f"{LARGE}/c/0/0/0"
@@ -173,12 +173,12 @@ RECORD_DEFECTS: dict[str, Builder] = {
     "metadata_entries_overlap": _in_zip64(f"{SMALL}/{ROOT_NAME}", 20, "Q", 0),
     "entry_offset_outside_file": _in_zip64(_LARGE_KEY, 20, "Q", 1 << 40),
     "entry_offset_2_63": _in_zip64(_LARGE_KEY, 20, "Q", 1 << 63),
-    "metadata_offset_2_64": _in_zip64(f"{CONSTANT}/{ROOT_NAME}", 20, "Q", (1 << 64) - 1),
+    "metadata_offset_2_64": _in_zip64(f"{EMPTY_CONSTANT}/{ROOT_NAME}", 20, "Q", (1 << 64) - 1),
     "entry_past_end": _in_zip64(_LARGE_KEY, 4, "QQ", 1 << 40, 1 << 40),
     "entry_too_short": _in_zip64(_LARGE_KEY, 4, "QQ", 16, 16),
     "root_past_end": _in_zip64(ROOT_NAME, 4, "QQ", 4 << 20, 4 << 20),
-    "metadata_past_end": _in_zip64(f"{CONSTANT}/{ROOT_NAME}", 4, "QQ", 4 << 20, 4 << 20),
-    "metadata_of_2_60_bytes": _in_zip64(f"{CONSTANT}/{ROOT_NAME}", 4, "QQ", 1 << 60, 1 << 60),
+    "metadata_past_end": _in_zip64(f"{EMPTY_CONSTANT}/{ROOT_NAME}", 4, "QQ", 4 << 20, 4 << 20),
+    "metadata_of_2_60_bytes": _in_zip64(f"{EMPTY_CONSTANT}/{ROOT_NAME}", 4, "QQ", 1 << 60, 1 << 60),
     "root_not_at_0": _in_zip64(ROOT_NAME, 20, "Q", 59),
     # entries
     "root_not_first": _reordered(ROOT_NAME, f"{SMALL}/{ROOT_NAME}"),

@@ -9,11 +9,15 @@ import numpy as np
 import ups_store
 
 NUM_SAMPLES = 3
-LARGE, SMALL, FLAGS, EMPTY, CONSTANT = "u", "nu", "mask", "empty", "x"
+LARGE, SMALL, FLAGS, EMPTY = "u", "nu", "mask", "empty"
+CONSTANT, EMPTY_CONSTANT = "x", "y"
 
 
 def write_sample_store(path: Path) -> Path:
-    """Write it: 3 samples, a large array, small ones, a boolean one, one without elements, a constant."""
+    """Write it: 3 samples, a large array, small ones, a boolean one, one without elements, two constants.
+
+    One of the constants has no elements.
+    """
     arrays = {
         LARGE: ups_store.ArraySpec((NUM_SAMPLES, 40, 32), "float32", dims=("sample", "time", "x")),
         SMALL: ups_store.ArraySpec((NUM_SAMPLES,), "float64", attrs={"units": "m2 s-1"}),
@@ -26,9 +30,9 @@ def write_sample_store(path: Path) -> Path:
         FLAGS: np.arange(NUM_SAMPLES * 4).reshape(NUM_SAMPLES, 4) % 3 == 0,
         EMPTY: np.zeros((NUM_SAMPLES, 0), np.int16),
     }
-    x = np.linspace(0.0, 1.0, 32)
+    constants = {CONSTANT: np.linspace(0.0, 1.0, 32), EMPTY_CONSTANT: np.zeros(0)}
     with ups_store.create(
-        path, arrays, constants={CONSTANT: x}, identity={"task": "sample"}, attrs={"title": "sample"}
+        path, arrays, constants=constants, identity={"task": "sample"}, attrs={"title": "sample"}
     ) as writer:
         writer.commit_many(range(NUM_SAMPLES), values)
         return writer.finish()

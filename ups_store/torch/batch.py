@@ -49,6 +49,7 @@ class Batch(_Tensors):
     | `t` | (B,) float32 | time of `z0`; the number of the step where the store has no times |
     | `dt` | (B, H) float32 | time from each state to the next |
     | an array's name | (B, ...) | without windows every array; with windows those that don't vary in time |
+    | a name in `names` | (B, H + 1, ...) | with windows: an array that varies in time, at the steps of both |
     | `index` | (B,) int64 | items of the dataset |
     | `task` | str | task of the store; a list of B where a batch mixes tasks |
     | `valid` | (B,) bool | loaders with `drop_last=False`: False where a row only fills up the last batch |

@@ -28,19 +28,24 @@ StoreLike = Store | PartitionedStore | str | os.PathLike[str]
 class StoreDataset(Dataset[Sample]):
     """Samples of one or several stores, one after the other.
 
-    `dataset[i]` is a `Sample`, and what a `DataLoader` asks for is copied as a whole `Batch`, in its workers
-    straight into memory that is shared with the main process. Picklable; workers may be forked or spawned.
+    `dataset[i]` is a `Sample`, and what a `DataLoader` asks for is copied as a whole `Batch`, which its
+    workers then write to memory that is shared with the main process. Picklable; workers may be forked or
+    spawned.
 
     Args:
         stores: A store, its path, or several of them; of a store in partitions the pattern of their names.
-        names: Arrays to take; by default all, with windows the state and what doesn't vary in time.
+        names: Arrays to take; by default all, with windows those that don't vary in time. Windows have the
+            state as `z0` and `z1` in any case, and of a named array that varies in time the same steps.
         window: What an item spans; None for whole samples. Windows stay inside `num_steps` where a store has
             that array; trajectories that are too short have no item.
-        state: Array that windows are taken of; by default "latent", or "fields" where there is none.
+        state: Array that windows are taken of; by default "latent", or "fields" where there is none. Without
+            `window` it has no effect.
         dtype: Dtype that arrays of floating-point numbers are converted to while they are copied. Numbers of
             `params`, `t` and `dt` are float32 always.
         views: Whether `dataset[i]` gives views of the store's memory instead of copies. They may be changed:
-            this process then reads what it wrote, the file and other processes don't.
+            this process then reads what it wrote, the file and other processes don't. They are views of the
+            map, whatever the store's `access`, and `verify="touch"` doesn't check samples of 4096 bytes or
+            more there.
 
     Attributes:
         sources: One per store.
@@ -49,7 +54,8 @@ class StoreDataset(Dataset[Sample]):
     Raises:
         NotCommittedError: If a store is incomplete.
         ArrayNotFoundError: If a store lacks an array; also a KeyError.
-        SpecError: If no trajectory is as long as a window, or `dtype` isn't a floating-point dtype of torch.
+        SpecError: If no trajectory is as long as a window, or `dtype` isn't a floating-point dtype of torch,
+            or given with `views`.
     """
 
     def __init__(

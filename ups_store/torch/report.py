@@ -15,7 +15,7 @@ class EpochReport:
     Attributes:
         epoch: Its number.
         num_steps: Batches that the loop was given.
-        num_samples: Samples in them, on this rank.
+        num_samples: Samples in them on this rank, those that only fill up the last batch included.
         nbytes: Bytes of them.
         seconds: From the first `next` on.
         waited_s: Of those, what the loop waited for batches.

@@ -32,6 +32,8 @@ class Window:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SpecError(name, kind="window", expected="at least 1", found=value)
+        if not 0 <= self.seed < 1 << 64:
+            raise SpecError("seed", kind="window", expected="0 <= seed < 2**64", found=self.seed)
 
     @property
     def span(self) -> int:

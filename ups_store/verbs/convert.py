@@ -10,7 +10,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from ups_store.console import Verbose, format_nbytes, interruptible, is_verbose, log, print_json, progress_bar
+from ups_store.console import (
+    Verbose,
+    format_nbytes,
+    interruptible,
+    is_verbose,
+    log,
+    numbered,
+    print_json,
+    progress_bar,
+)
 from ups_store.errors import SpecError
 from ups_store.reader import open_store
 
@@ -50,7 +59,7 @@ def _tell_written(path: Path, num_samples: int) -> None:
     written = [path, *path.rglob("*")] if path.is_dir() else [path]
     nbytes = sum(file.stat().st_size for file in written if file.is_file())
     print(path)
-    log(f"{path}: wrote {num_samples:,} samples, {format_nbytes(nbytes)}")
+    log(f"{path}: wrote {numbered(num_samples, 'sample')}, {format_nbytes(nbytes)}")
 
 
 def import_pt(
@@ -77,11 +86,16 @@ def import_pt(
     for name, reason in itertools.islice(done.skipped.items(), shown):
         log(f"{folder / name}: left out: {reason}", label="WARNING", style="yellow")
     if shown is not None and (more := len(done.skipped) - shown) > 0:
-        log(f"{folder}: {more:,} more files left out; -v shows all", label="WARNING", style="yellow")
+        log(
+            f"{folder}: {numbered(more, 'more file')} left out; -v shows all",
+            label="WARNING",
+            style="yellow",
+        )
     if as_json:
         print_json(asdict(done))
     else:
-        print(f"{done.path}: {done.num_samples:,} samples, {len(done.skipped):,} files left out")
+        left_out = numbered(len(done.skipped), "file")
+        print(f"{done.path}: {numbered(done.num_samples, 'sample')}, {left_out} left out")
 
 
 def concat(

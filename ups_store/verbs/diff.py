@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.console import Verbose, print_json
+from ups_store.console import Verbose, numbered, print_json
 from ups_store.identity import differences
 from ups_store.reader import open_store
 
@@ -51,8 +51,7 @@ def diff(
 def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
     headings = {"identity": differing, "attributes, which are no part of it": attrs}
     for heading, found in headings.items():
-        noun = "difference" if len(found) == 1 else "differences"
-        print(f"{heading}: {len(found)} {noun}" if found else f"{heading}: the same")
+        print(f"{heading}: {numbered(len(found), 'difference')}" if found else f"{heading}: the same")
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")

@@ -68,7 +68,7 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
         print(f"  {savable:,} of {found.num_samples:,} samples verify")
     if found.lost_arrays:
         print(f"  nothing verifies of {', '.join(found.lost_arrays)}")
-    print(f"  {ADVICE[found.status]}" if saved is None else f"  {savable:,} samples saved: {saved}")
+    print(f"  {ADVICE[found.status]}" if saved is None else f"  {numbered(savable, 'sample')} saved: {saved}")
 
 
 def add_to(app: typer.Typer) -> None:

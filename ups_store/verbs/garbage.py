@@ -25,9 +25,13 @@ def gc(
     from ups_store.garbage import find_garbage, remove_garbage
 
     if unfinished and not delete:
-        raise ConfigError("--unfinished has no effect", expected="--delete beside it")
+        raise ConfigError(
+            "--unfinished has no effect",
+            expected="--delete beside it",
+            hint="say --delete too, or leave --unfinished out to list what is there",
+        )
     if not folder.is_dir():
-        raise StoreNotFoundError("no such folder", path=folder)
+        raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
     kinds = {"temporary", "damaged", "unfinished"} if unfinished else {"temporary", "damaged"}
     found = find_garbage(folder)
     if not found:

@@ -26,11 +26,12 @@ class FirstTrajectories:
         config_hash: Of the store.
         arrays: Of the store.
         constants: Coordinates.
+        attrs: Of the store.
     """
 
     def __init__(self, store: Any, samples: Items, wait: Callable[[], None]) -> None:
         self.path, self.config_hash = store.path, store.config_hash
-        self.constants, self.arrays = store.constants, store.arrays
+        self.constants, self.arrays, self.attrs = store.constants, store.arrays, store.attrs
         self._store, self._samples, self._wait = store, samples, wait
 
     def __len__(self) -> int:

@@ -29,12 +29,14 @@ class UnkeptLatents:
         config_hash: As a store of all would have.
         arrays: As a store of all would have.
         constants: Coordinates.
+        attrs: As a store of all would have.
     """
 
     def __init__(self, wanted: WantedStore) -> None:
         self.path = f"latents of {wanted.plan.title}"
         self.config_hash = wanted.config_hash
         self.arrays, self.constants = wanted.plan.arrays, wanted.plan.constants
+        self.attrs = wanted.plan.attrs
         self._samples: dict[int, dict[str, npt.NDArray[Any]]] = {}
 
     def __len__(self) -> int:

@@ -1,0 +1,114 @@
+"""Compilation whose failure is told, also where several threads share a model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.errors import ConfigError
+
+
+def compiled_or_eager(
+    function: Callable[..., Any], *, note: Callable[[str], None], **options: Any
+) -> Callable[..., Any]:
+    """Compile a model or function; if the compiler fails, say so and call it as it is from then on.
+
+    Compilation happens in the first calls, so that is where it fails.
+
+    Args:
+        function: What is compiled; a model's parameters stay its own.
+        note: Told about a failure, once.
+        **options: As `torch.compile` has them.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds: only who compiles
+
+    chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tried = chosen[0]
+        try:
+            return tried(*args, **kwargs)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            if tried is function:
+                raise
+            if chosen[0] is tried:  # no other thread was first
+                chosen[0] = function
+                reason = str(error).strip().splitlines()[0]
+                note(f"torch.compile failed, going on without: {type(error).__name__}: {reason}")
+            return function(*args, **kwargs)
+
+    return call
+
+
+def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: Any) -> Callable[..., Any]:
+    """Compile a function for who may not go on without: the result says that it was compiled.
+
+    Args:
+        function: What is compiled.
+        hint: What to do if the compiler fails.
+        **options: As `torch.compile` has them.
+    Returns:
+        A function whose first calls compile, and raise ConfigError of kind "compile" where that fails.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    compiled = torch.compile(function, **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            found = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            raise ConfigError("torch.compile failed", kind="compile", found=found, hint=hint) from error
+
+    return call
+
+
+class FirstCallAlone:
+    """A compiled function for several threads: of all calls of one kind, the first is made alone.
+
+    Threads that made it at once would each compile the same.
+
+    Args:
+        function: Called with tensors, and with values by name that can be hashed.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._kinds: set[Any] = set()
+
+    def __call__(self, *tensors: Tensor, **values: Any) -> Any:
+        """What the function returns."""
+        kind = (*(tensor.shape for tensor in tensors), *values.items())
+        if kind not in self._kinds:
+            with self._lock:
+                if kind not in self._kinds:
+                    result = self._function(*tensors, **values)
+                    self._kinds.add(kind)
+                    return result
+        return self._function(*tensors, **values)
+
+
+def with_own_code(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method with a code object that no other has.
+
+    `torch.compile` counts by code object what it has compiled and gives up at 8, so methods of several models
+    would count as one.
+    """
+    assert isinstance(method, MethodType)
+    function = method.__func__
+    copy = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(copy, method.__self__)
