@@ -18,6 +18,9 @@ settings.register_profile("nightly", max_examples=1000, stateful_step_count=60, 
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+# Also for processes that tests start: of several, each with threads that spin, all wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Shells start background jobs with Ctrl-C ignored, which the processes that tests interrupt would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
