@@ -83,6 +83,7 @@ def test_every_file_of_operations_is_run() -> None:
     assert has_tracks == set(run.OPERATIONS) == set(TRIED)
 
 
+@pytest.mark.slow
 @pytest.mark.multi_process
 def test_asv_finds_the_benchmarks() -> None:
     if importlib.util.find_spec("asv") is None:

@@ -332,6 +332,7 @@ def test_flag_allows_unknown_encoders(run: Path) -> None:
     assert yaml.safe_load(done.stdout)["training"]["allow_unknown_encoder"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.multi_process
 def test_script_trains_all_stages_under_torchrun(run: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}

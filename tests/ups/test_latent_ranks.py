@@ -96,7 +96,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_rank_that_is_killed_while_it_encodes_is_made_up_for(folder: Path, num: int) -> None:
     ranks = [start(folder, rank, num, per_machine=num) for rank in range(num)]
     wait_for_commits(folder / "cache" / NAME, ranks[0])
@@ -105,7 +105,7 @@ def test_rank_that_is_killed_while_it_encodes_is_made_up_for(folder: Path, num: 
     assert (folder / "cache" / NAME).read_bytes() == build_alone(folder).read_bytes()
 
 
-@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_partitions_of_latents_are_those_of_one_file(folder: Path, num: int) -> None:
     finish(*(start(folder, rank, num, per_machine=1) for rank in range(num)))
     expect_latents_of_one_file(folder, num)
