@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from ups.errors import OutputError
 
@@ -42,3 +45,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def with_nulls(value: Any) -> Any:
+    """JSON values with null for NaN and infinity, which JSON doesn't have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): with_nulls(item) for key, item in value.items()}
+    return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value

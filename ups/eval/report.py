@@ -16,7 +16,7 @@ from ups.errors import OutputError
 from ups.eval.intervals import Interval
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
-from ups.output import write_atomically
+from ups.output import with_nulls, write_atomically
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Report:
             "data_wait_share": self.data_wait_share,
             "config": dict(self.config),
         }
-        return dict(_finite(values))
+        return dict(with_nulls(values))
 
     def to_csv(self) -> str:
         """A line per task, row, metric and time step; `step` is empty where all steps are meant."""
@@ -170,12 +170,3 @@ def _lines(row: Row) -> Iterator[tuple[str, int | str, Interval]]:
 
 def _columns(steps: Sequence[Interval]) -> dict[str, list[float]]:
     return {part: [getattr(step, part) for step in steps] for part in ("mean", "low", "high")}
-
-
-def _finite(value: Any) -> Any:
-    """The same values, with null for NaN and infinity, which JSON doesn't have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from ups.output import with_nulls
 
 # Values by task: key of the report, heading, format.
 _COLUMNS = (
@@ -53,7 +54,7 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
 
 def report_json(report: Mapping[str, Any]) -> str:
     """A report for machines; JSON has neither NaN nor infinity, so these are null."""
-    return json.dumps(_with_nulls(report), indent=2, allow_nan=False)
+    return json.dumps(with_nulls(report), indent=2, allow_nan=False)
 
 
 def _table(report: Mapping[str, Any], columns: list[tuple[str, str, str]]) -> Table:
@@ -92,14 +93,6 @@ def _effort(report: Mapping[str, Any]) -> str:
     if not before:
         return f"{steps} steps in {seconds:.1f} s"
     return f"{steps} steps, of which {before} were made before; {seconds:.1f} s now"
-
-
-def _with_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _with_nulls(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_nulls(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show_paths(paths: Any, console: Console) -> None:
