@@ -24,13 +24,16 @@ demo: install
 compare: install
 	$(BIN)/python scripts/compare.py --config $(CONFIG) $(addprefix --kind ,$(KINDS)) --out reports/compare
 
+# Coverage is that of ups_store by its own tests; tracing would only slow the training stack's tests down. A file's
+# tests share a process, so that what they prepare is made once.
 test: install
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json \
-		--cov-fail-under=95
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/ups
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/store tests/interop \
+		--cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json --cov-fail-under=95
 	$(BIN)/python scripts/check_branches.py .coverage-totals.json --at-least 95
 
 test-slow: install
-	$(BIN)/python -m pytest -n 2 --run-slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --run-slow
 
 lint: install
 	$(BIN)/ruff check .

@@ -177,6 +177,9 @@ class GatherWindows:
         self.gather(1)
         check(self.out[NAME], values[self.batches[1][:, None], self.starts[1][:, None] + np.arange(2)])
         self.memory = Memory(values.nbytes, self.out[NAME].nbytes)
+        self.firsts = (self.batches * self.num_steps + self.starts) * step_bytes
+        shape = (values.nbytes - 2 * step_bytes + 1,)
+        self.windows = np.ndarray(shape, f"V{2 * step_bytes}", values, 0, (1,))  # by their first byte
 
     def teardown(self, step_bytes: int) -> None:
         self.store.close()
@@ -186,10 +189,20 @@ class GatherWindows:
         i %= NUM_BATCHES
         self.store.gather(self.batches[i], start=self.starts[i], length=2, out=self.out)
 
+    def index(self, i: int) -> None:
+        self.windows[self.firsts[i % NUM_BATCHES]]
+
     @tracked(f"gather {BATCH} windows of 2 time steps, over memcpy", TIME, at_most={1024: 3.0, 32_768: 1.7})
     def track_over_memcpy(self, step_bytes: int) -> float:
+        return self.over_memcpy(self.gather)
+
+    @tracked(f"bare NumPy indexing of {BATCH} windows, nothing checked or computed, over memcpy", TIME)
+    def track_index_over_memcpy(self, step_bytes: int) -> float:
+        return self.over_memcpy(self.index)
+
+    def over_memcpy(self, ours: Callable[[int], None]) -> float:
         pairs, nbytes = SCALE.read_pairs, self.out[NAME].nbytes
-        self.comparison = compare(timed(self.gather), timed(self.memory.copy), pairs=pairs, nbytes=nbytes)
+        self.comparison = compare(timed(ours), timed(self.memory.copy), pairs=pairs, nbytes=nbytes)
         return self.comparison.time_ratio
 
 

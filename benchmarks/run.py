@@ -51,6 +51,7 @@ def main(
     """Measure, print a table, write JSON and, when all was measured, the documentation's table and chart."""
     mode = "full" if full else "quick"
     os.environ["UPS_BENCH"] = mode  # read when the operations are imported
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes start as where it is installed
     if folder:
         os.environ["UPS_BENCH_DIR"] = str(folder.resolve())
     hardware = machine.describe(folder or Path(tempfile.gettempdir()))

@@ -5,7 +5,6 @@ python scripts/make_data.py burgers1d --out data --samples 400
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -19,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ups.commands import tell_on_stderr, telling_errors
 from ups.data.solvers import SOLVERS, make_dataset
-from ups_store.errors import DiskFullError, StoreError
+from ups.errors import OutputError
+from ups_store.errors import StoreError
 
 _HDF5_ERRNO = re.compile(r"errno = (\d+)")  # libhdf5 tells the system's error in the middle of a paragraph
 
@@ -76,17 +76,14 @@ def _make_with_progress(
             raise (error if isinstance(error, StoreError) else _as_ours(error, out)) from None
 
 
-def _as_ours(error: OSError | RuntimeError, out: Path) -> StoreError:
+def _as_ours(error: OSError | RuntimeError, out: Path) -> OutputError:
     """The error of the file system, or of libhdf5, as one of ours; what isn't theirs is raised again."""
-    told = _HDF5_ERRNO.search(str(error))
-    number = getattr(error, "errno", None) or (int(told[1]) if told else None)
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        hint = "free some space, or give --out another folder"
-        return DiskFullError(os.strerror(number).lower(), path=out, hint=hint)
-    if number is None and not isinstance(error, OSError):
+    if told := _HDF5_ERRNO.search(str(error)):
+        number = int(told[1])
+        error = OSError(number, os.strerror(number))
+    if not isinstance(error, OSError):
         raise error
-    reason = os.strerror(number).lower() if number else str(error).partition(" (")[0].lower()
-    return StoreError(f"can't be written ({reason})", kind="output", path=out, hint="check --out")
+    return OutputError.of(error, out, flag="--out")
 
 
 def _hide_hdf5_cleanup(unraisable: Any) -> None:

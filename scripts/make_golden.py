@@ -1,6 +1,6 @@
 """Write the golden files of the present format version: stores of every dtype and rank with JSON twins.
 
-    python scripts/make_golden.py [FOLDER]
+python scripts/make_golden.py [FOLDER]
 
 Deterministic: the same program writes the same bytes, and `tests/store/test_golden.py` compares them. A twin
 says what must be read from its store, without using this package's reader: shape, dtype, dimension names, and
@@ -13,14 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+import typer
 
 import ups_store
 from ups_store.metadata import DTYPE_NAMES, dtype_of
@@ -173,9 +173,10 @@ def write_golden(folder: Path) -> None:
         (folder / f"{name}.json").write_text(text + "\n")
 
 
-def main() -> None:
-    write_golden(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+def main(folder: Annotated[Path, typer.Argument(help="made if missing")] = FOLDER) -> None:
+    """Write the golden files of the present format version."""
+    write_golden(folder)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

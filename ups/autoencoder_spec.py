@@ -11,7 +11,7 @@ from ups.errors import CheckpointError, ConfigError
 from ups.grid import GridSpec, TokenGrid, cut_grid
 
 AUTOENCODER = "autoencoder"  # kind of checkpoint
-CHECKPOINT_NAME = "autoencoder.safetensors"
+AUTOENCODER_FILE = "autoencoder.safetensors"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.errors import CheckpointError, OutputError
+from ups.errors import CheckpointError
 from ups.output import write_atomically
 
 if TYPE_CHECKING:
@@ -50,11 +50,7 @@ def save_checkpoint(
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     ours = {"version": CHECKPOINT_VERSION, "kind": kind, _DIGEST_KEY: _digest(own)}
     header = json.dumps({**ours, "document": dict(document)})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save(own, metadata={_METADATA_KEY: header}))
-    except OSError as error:
-        raise OutputError.of(error, path) from error
+    write_atomically(path, save(own, metadata={_METADATA_KEY: header}))
 
 
 def load_checkpoint(

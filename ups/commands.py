@@ -6,9 +6,10 @@ Light, so that `--help` and a mistake in the configuration don't wait for torch.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -57,20 +58,23 @@ def telling_errors(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def resolve_config(path: Path | None, overrides: Sequence[str], *, tell: Tell) -> RunConfig:
+def resolve_config(
+    source: Path | Mapping[str, Any] | None, overrides: Sequence[str], *, tell: Tell, name: str | None = None
+) -> RunConfig:
     """Read a configuration and tell its warnings.
 
     Args:
-        path: YAML file.
+        source: YAML file, or the keys that one would hold.
         overrides: `key=value` on top of it.
         tell: Told each warning, such as of a setting that has no effect.
+        name: What errors call the source; by default its path.
 
     Raises:
         ConfigError: If it can't be read or a value is wrong.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConfigWarning)
-        config = load_config(path, overrides=overrides)
+        config = load_config(source, overrides=overrides, name=name)
     for warning in caught:
         tell(f"warning: {warning.message}")
     return config

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
+from ups.notes import Note
 
 
-def compiled_or_eager(
-    function: Callable[..., Any], *, note: Callable[[str], None], **options: Any
-) -> Callable[..., Any]:
+def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
     """Compile a model or function; if the compiler fails, say so and call it as it is from then on.
 
     Compilation happens in the first calls, so that is where it fails.
@@ -25,21 +24,19 @@ def compiled_or_eager(
         note: Told about a failure, once.
         **options: As `torch.compile` has them.
     """
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds: only who compiles
-
+    failures = _failures()
     chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tried = chosen[0]
         try:
             return tried(*args, **kwargs)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        except failures as error:
             if tried is function:
                 raise
             if chosen[0] is tried:  # no other thread was first
                 chosen[0] = function
-                reason = str(error).strip().splitlines()[0]
-                note(f"torch.compile failed, going on without: {type(error).__name__}: {reason}")
+                note(f"torch.compile failed, going on without: {_first_line(error)}")
             return function(*args, **kwargs)
 
     return call
@@ -55,18 +52,30 @@ def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: A
     Returns:
         A function whose first calls compile, and raise ConfigError of kind "compile" where that fails.
     """
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
+    failures = _failures()
     compiled = torch.compile(function, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return compiled(*args, **kwargs)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            found = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        except failures as error:
+            found = _first_line(error)
             raise ConfigError("torch.compile failed", kind="compile", found=found, hint=hint) from error
 
     return call
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a compiler fails with; importing it takes seconds, so only who compiles does."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def _first_line(error: Exception) -> str:
+    """Class and first line of an error; of what a backend failed with, where that is why."""
+    error = getattr(error, "inner_exception", error)  # its own first line names the backend alone
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 class FirstCallAlone:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from ups.errors import ConfigError
+from ups.notes import Note
 
 
-def choose_device(name: str, *, note: Callable[[str], None], key: str = "training.device") -> torch.device:
+def choose_device(name: str, *, note: Note, key: str = "training.device") -> torch.device:
     """The device of a name; "auto" is a GPU where there is one.
 
     Args:

@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from ups.errors import ConfigError
+from ups.notes import Note
 
 MAX_LANES = 8  # beyond that Python's lock is what they wait for
 CUDA_LANES = 4  # one copies in, one copies out, and two keep the device busy
@@ -24,7 +25,6 @@ _FORWARD_FACTOR = 32  # memory of a forward over that of its input, at most
 _LARGEST_MAPPED = 31 << 20  # bytes of a block after whose end glibc raises its thresholds the most
 
 Result = TypeVar("Result")
-Note = Callable[[str], None]
 
 
 def num_lanes(device: torch.device, *, micro_batch_nbytes: int) -> int:

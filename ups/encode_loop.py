@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ups.encoder import ComputeDtype, LatentEncoder
 from ups.errors import CheckpointError
 from ups.grid import FIELDS, latent_of
+from ups.notes import Note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,6 @@ MICRO_BATCH = 256  # frames, at most
 MICRO_BATCH_BYTES = 64 << 20  # of frames, at most; with what a forward makes of them some 2 GB
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-Note = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 

@@ -80,10 +80,21 @@ class OutputError(UpsError):
     kind = "not_written"
 
     @classmethod
-    def of(cls, error: OSError, path: object, *, doing: str = "can't be written") -> OutputError:
-        """What the system said about a path."""
+    def of(
+        cls, error: OSError, path: object, *, doing: str = "can't be written", flag: str | None = None
+    ) -> OutputError:
+        """What the system said about a path.
+
+        Args:
+            error: What it raised.
+            path: What the error is about.
+            doing: What failed.
+            flag: Of the command, where the path is from.
+        """
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space, or write elsewhere" if is_full else "check the path and its permissions"
+        elsewhere = f"give {flag} another folder" if flag else "write elsewhere"
+        checked = flag or "the path and its permissions"
+        hint = f"free some space, or {elsewhere}" if is_full else f"check {checked}"
         made = cls(f"{doing} ({(error.strerror or str(error)).lower()})", path=path, hint=hint)
         made.exit_code = _EXIT_DISK_FULL if is_full else cls.exit_code
         return made

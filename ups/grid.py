@@ -19,7 +19,6 @@ LATENT = "latent"  # what an encoder makes of it
 LATENT_INPUT = "latent_input"  # and of a constant field, the input of a steady task
 PERIODIC = "periodic"  # boundary type of an axis without ends, as stores name it
 UNKNOWN_BOUNDARY = "unknown"  # of an axis that a store says nothing about
-_AXES = ("z", "y", "x")
 _SHOWN = 12  # numbers of tokens that an error names
 
 
@@ -132,13 +131,27 @@ def cut_grid(grid: GridSpec, *, patch_size: int, num_tokens: int) -> TokenGrid:
     return TokenGrid(patch_size, patches, min(fitting, key=lambda tokens: _elongation(patches, tokens)))
 
 
+def axis_names(ndim: int) -> tuple[str, ...]:
+    """Letters of the axes of a grid, as stores name them: of two, "y" and "x"."""
+    return ("z", "y", "x")[-ndim:]
+
+
 def boundary_types(named: Mapping[str, str], *, ndim: int) -> tuple[str, ...]:
     """Boundary type of each axis of a grid, from the types that a store names by axis letter.
 
     Returns:
         In the order of the axes; `UNKNOWN_BOUNDARY` where the store says nothing.
     """
-    return tuple(named.get(axis, UNKNOWN_BOUNDARY) for axis in _AXES[-ndim:])
+    return tuple(named.get(axis, UNKNOWN_BOUNDARY) for axis in axis_names(ndim))
+
+
+def domain_lengths(named: Mapping[str, float], *, ndim: int) -> list[float]:
+    """Length of the domain along each axis of a grid, from the lengths that a store names by axis letter.
+
+    Returns:
+        In the order of the axes; 1 where the store says nothing.
+    """
+    return [float(named.get(axis, 1.0)) for axis in axis_names(ndim)]
 
 
 def _token_grids(patches: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -30,21 +30,39 @@ def expect_writable(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that appears whole and survives a power cut; the old one stays until then."""
+    """Write a file that appears whole and survives a power cut; its folder is made if missing.
+
+    Raises:
+        OutputError: Such as on a full disk; the old file is still there then.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.fsync(folder)  # the new name
+            write_synced(partial, content)
+            partial.replace(path)
+            sync_folder(path.parent)
         finally:
-            os.close(folder)
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError.of(error, path) from error
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file whose bytes survive a power cut; its name does after `sync_folder`."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder survive a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
     finally:
-        partial.unlink(missing_ok=True)
+        os.close(number)
 
 
 def with_nulls(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy.typing as npt
@@ -102,7 +103,7 @@ class Simulator(nn.Module):
         Returns:
             Shape (..., L, D), float32.
         """
-        normalised: Tensor = self._normalizer(task, array)(states.float())
+        normalised: Tensor = self.normalizer_of(task, array)(states.float())
         if self.spec.patch_size is None:
             return normalised
         return self._padded(patchify(normalised, patch_size=self.spec.patch_size))
@@ -144,7 +145,7 @@ class Simulator(nn.Module):
         """
         expect_known_encoder(self.spec)
         known = self.spec.tasks[task]
-        normalizer = self._normalizer(task, FIELDS)
+        normalizer = self.normalizer_of(task, FIELDS)
         if self.autoencoder is None:
             patches_BLD = state_BLD[..., : self._own_dim(known)]
             assert self.spec.patch_size is not None
@@ -187,11 +188,11 @@ class Simulator(nn.Module):
         name = expect_simulated_task(self.spec, task)
         known = self.spec.tasks[name]
         values_BXC = frames_of(fields, known, device=self.device)
-        is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
+        is_count = isinstance(steps, Integral) and not isinstance(steps, bool) and steps >= 1
         if not is_count or (known.steady and steps != 1):
             expected = "1 of a steady task" if known.steady else "a whole number, at least 1"
             raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=steps)
-        num = len(values_BXC)
+        num, steps = len(values_BXC), int(steps)  # NumPy's overflow
         expect_room(known, num=num, steps=steps, device=self.device)
         order = self.spec.parameters
         parameters_BP = parse_parameters(parameters or {}, known, order=order, num=num, device=self.device)
@@ -203,7 +204,8 @@ class Simulator(nn.Module):
             frames.append(self.decode(state_BLD, parameters_BP, task=name))
         return torch.stack(frames, dim=1)
 
-    def _normalizer(self, task: str, array: str) -> Normalizer:
+    def normalizer_of(self, task: str, array: str) -> Normalizer:
+        """Shift and scale of the states of one array of one task."""
         normalizer = self.normalizer[f"{task}/{array}"]
         assert isinstance(normalizer, Normalizer)
         return normalizer

@@ -11,7 +11,7 @@ from ups.errors import CheckpointError, ConfigError
 from ups.grid import FIELDS, GridSpec
 
 OPERATOR = "operator"  # kind of checkpoint
-CHECKPOINT_NAME = "operator.safetensors"
+OPERATOR_FILE = "operator.safetensors"
 
 States = Literal["latent", "fields"]
 

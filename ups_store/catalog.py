@@ -117,7 +117,13 @@ def read_root(fd: int, record: CentralRecord, path: Path) -> RootMeta:
         )
     if root.version[0] < FORMAT_VERSION[0]:
         raise FormatError(
-            "format version", path=path, kind="root_metadata", clause="10.2", found=root.version
+            "format version",
+            path=path,
+            kind="root_metadata",
+            clause="10.2",
+            expected=f"version {FORMAT_VERSION[0]}.x",
+            found=f"{root.version[0]}.{root.version[1]}",
+            hint="build it again",
         )
     found = _hash_of(root, path)
     if found != root.config_hash:

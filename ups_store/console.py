@@ -64,7 +64,7 @@ def results() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def numbered(num: int, noun: str) -> str:
+def counted(num: int, noun: str) -> str:
     """`1 problem`, `1,200 problems`."""
     return f"{num:,} {noun}{'' if num == 1 else 's'}"
 

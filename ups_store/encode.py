@@ -100,12 +100,13 @@ def encode_pieces(
 ) -> Iterator[Piece]:
     """Copy samples into slots and take their checksums, about `piece_bytes` at a time.
 
-    All pieces but the last have the same number of samples, and the last not more: less than `piece_bytes`
-    and a half and one sample. So there is no need of a short last one, which costs as many calls.
+    Pieces have equally many samples, the last one perhaps fewer. None reaches 1.5 `piece_bytes` plus one
+    sample: a batch that is a little larger than whole pieces makes them larger, for a short last piece costs
+    as many calls as a full one.
 
     Args:
         layout: Geometry of the store.
-        samples: Sorted distinct sample numbers, shape (M,).
+        samples: Sorted distinct sample numbers, shape (M,), M > 0.
         rows: Where each of them lies in `values`, shape (M,).
         values: Every per-sample array as `as_payload` returns it.
         piece_bytes: Of slots; a sample that is larger is a piece by itself.

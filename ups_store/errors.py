@@ -2,11 +2,13 @@
 
 Every error carries what it knows as attributes, and a stable `kind` that tests and programs match on.
 People read the sentence: where, what was found, what was expected, what to do.
-This module imports nothing, so everything else may import it.
+This module imports nothing of ours, so everything else may import it.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -90,6 +92,16 @@ def _rebuild(cls: type[StoreError], problem: str, state: dict[str, Any]) -> Stor
     Exception.__init__(error, problem)
     error.__dict__.update(state)
     return error
+
+
+@contextlib.contextmanager
+def hinting(hint: str, *kinds: type[StoreError]) -> Iterator[None]:
+    """Inside, errors of some kinds say this to do: their own hint names flags that the caller hasn't got."""
+    try:
+        yield
+    except kinds as error:
+        error.hint = hint
+        raise
 
 
 class FormatError(StoreError):

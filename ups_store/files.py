@@ -191,6 +191,11 @@ def exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def may_write_into(folder: Path) -> bool:
+    """Whether this process may make files in a folder."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def modified_s(path: Path) -> float:
     """When the file was last written, seconds since the epoch."""
     return os.stat(path).st_mtime

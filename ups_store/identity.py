@@ -10,7 +10,7 @@ from typing import Any
 from ups_store.canonical import canonical_json, plain_json
 from ups_store.metadata import ArrayMeta
 
-FORMAT = 1  # major version of the document, that of the store format
+_FORMAT = 1  # major version of the document, that of the store format
 _KEYS = ["arrays", "constants", "content", "format"]
 
 
@@ -40,7 +40,7 @@ def identity_document(
         meta.name: {"shape": list(meta.shape), "dtype": meta.dtype, "dims": list(meta.dims)}
         for meta in arrays
     }
-    document = {"format": FORMAT, "arrays": geometry, "constants": dict(constants), "content": dict(content)}
+    document = {"format": _FORMAT, "arrays": geometry, "constants": dict(constants), "content": dict(content)}
     plain: dict[str, Any] = plain_json(document, what="identity")
     return plain
 
@@ -62,8 +62,8 @@ def flaws(identity: Mapping[str, Any], constants: Iterable[str]) -> list[str]:
     if sorted(identity) != _KEYS:
         differs("keys", ", ".join(_KEYS), sorted(identity))
     number = identity.get("format")
-    if type(number) is not int or number != FORMAT:
-        differs("key 'format'", str(FORMAT), number)
+    if type(number) is not int or number != _FORMAT:
+        differs("key 'format'", str(_FORMAT), number)
     if not isinstance(identity.get("content"), dict):
         differs("key 'content'", "an object", identity.get("content"))
     digests, names = identity.get("constants"), sorted(constants)

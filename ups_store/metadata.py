@@ -9,6 +9,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,27 +69,27 @@ class ArrayMeta:
     dims: tuple[str, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def is_constant(self) -> bool:
         """Whether the array has no sample axis (spec 4.5)."""
         return not self.dims or self.dims[0] != SAMPLE_DIM
 
-    @property
+    @cached_property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one sample; the whole shape for a constant."""
         return self.shape if self.is_constant else self.shape[1:]
 
-    @property
+    @cached_property
     def sample_nbytes(self) -> int:
         """Payload bytes of one sample; of the whole array for a constant."""
         return math.prod(self.sample_shape) * dtype_of(self.dtype).itemsize
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Payload bytes of the whole array."""
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
-    @property
+    @cached_property
     def is_sharded(self) -> bool:
         """Whether every sample has a slot of its own (spec 5.1)."""
         return not self.is_constant and self.sample_nbytes >= LARGE_SAMPLE_BYTES

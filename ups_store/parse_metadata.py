@@ -46,11 +46,11 @@ def parse_array(
 ) -> ArrayMeta:
     """Read one array's `zarr.json`; anything that `document_of` wouldn't write is refused (spec 4.4)."""
     document = parse_json(raw, path=path, entry=f"{name}/zarr.json")
-    bad = functools.partial(_bad_key, path, name)
+    bad = functools.partial(_bad_key, path, document, array=name)
     shape, dtype, dims = _parse_geometry(document, bad)
     attrs = document.get("attributes")
     if not isinstance(attrs, dict):
-        raise bad("attributes", "an object", attrs)
+        raise bad("attributes", "an object")
     _check_attrs(attrs, path=path, entry=f"{name}/zarr.json")
     meta = ArrayMeta(name, shape, dtype, dims, attrs)
     expected = document_of(meta)
@@ -59,28 +59,29 @@ def parse_array(
     for key in sorted(expected.keys() | document.keys()):
         if not _same(document.get(key), expected.get(key)):
             kind = "codec" if key == "codecs" else "array_metadata"
-            raise bad(key, json.dumps(expected.get(key)), document.get(key), kind=kind)
+            raise bad(key, json.dumps(expected.get(key)), kind=kind)
     return meta
 
 
 def _bad_key(
     path: object,
-    name: str,
+    document: dict[str, Any],
     key: str,
     expected: str,
-    found: object,
     *,
+    where: str = "zarr.json",
+    array: str | None = None,
     kind: str = "array_metadata",
     clause: str = "4.4",
 ) -> FormatError:
     return FormatError(
-        f"zarr.json, key {key!r}",
+        f"{where}, key {key!r}",
         path=path,
-        array=name,
+        array=array,
         kind=kind,
         clause=clause,
         expected=expected,
-        found=_short(found),
+        found=_short(document[key]) if key in document else f"only {_short(sorted(document))}",
         hint=_HINT,
     )
 
@@ -91,16 +92,16 @@ def _parse_geometry(
     """Shape, dtype and dimension names, within the limits (spec 4.5, 4.7, 9.1)."""
     shape, dtype, dims = (document.get(key) for key in ("shape", "data_type", "dimension_names"))
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
-        raise bad("shape", f"at most {MAX_RANK} integers from 0 on", shape)
+        raise bad("shape", f"at most {MAX_RANK} integers from 0 on")
     if math.prod(max(1, n) for n in shape) >= MAX_ELEMENTS:
-        raise bad("shape", f"fewer than {MAX_ELEMENTS} elements, axes of length 0 counted as 1", shape)
+        raise bad("shape", f"fewer than {MAX_ELEMENTS} elements, axes of length 0 counted as 1")
     if dtype not in DTYPE_NAMES:
-        raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", dtype, kind="dtype")
+        raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", kind="dtype")
     if not isinstance(dims, list) or len(dims) != len(shape) or not all(isinstance(d, str) for d in dims):
-        raise bad("dimension_names", f"{len(shape)} names", dims)
+        raise bad("dimension_names", f"{len(shape)} names")
     if len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
         wanted = f"distinct names, {SAMPLE_DIM!r} only as the first"
-        raise bad("dimension_names", wanted, dims, kind="dims", clause="4.5")
+        raise bad("dimension_names", wanted, kind="dims", clause="4.5")
     return tuple(shape), str(dtype), tuple(dims)
 
 
@@ -118,7 +119,8 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
             clause="4.3",
             hint="it is a Zarr file of another program: read it with zarr-python",
         )
-    bad = functools.partial(_bad_root_key, path, ours)
+    where = "attribute 'ups_store'"
+    bad = functools.partial(_bad_key, path, ours, where=where, kind="root_metadata", clause="4.3")
     version, config_hash, identity = (ours.get(key) for key in ("format_version", "config_hash", "identity"))
     numbers = _VERSION_PATTERN.fullmatch(version) if isinstance(version, str) else None
     if numbers is None:
@@ -133,20 +135,6 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
     others = {key: value for key, value in attrs.items() if key != "ups_store"}
     _check_attrs(others, path=path, entry="zarr.json")
     return RootMeta((int(numbers[1]), int(numbers[2])), config_hash, identity, others, packed)
-
-
-def _bad_root_key(
-    path: object, ours: dict[str, Any], key: str, expected: str, *, clause: str = "4.3"
-) -> FormatError:
-    return FormatError(
-        f"attribute 'ups_store', key {key!r}",
-        path=path,
-        kind="root_metadata",
-        clause=clause,
-        expected=expected,
-        found=_short(ours[key]) if key in ours else f"only {_short(sorted(ours))}",
-        hint=_HINT,
-    )
 
 
 def _check_attrs(attrs: dict[str, Any], *, path: object, entry: str) -> None:

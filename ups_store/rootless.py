@@ -35,7 +35,14 @@ def read_without_root(fd: int, path: Path) -> Catalog:
     layout = checked_layout(root, directory.root.nbytes, found, path)
     check_directory(directory, layout, is_newer=False, path=path)
     if layout.num_samples > files.size(fd):  # spec 11.1: no memory in proportion to what a file claims
-        raise FormatError("number of samples", path=path, kind="limits", clause="11.1")
+        raise FormatError(
+            "number of samples",
+            path=path,
+            kind="limits",
+            clause="11.1",
+            expected=f"at most {files.size(fd)}, the bytes of the file",
+            found=layout.num_samples,
+        )
     return Catalog(root, layout, tuple(record.crc for record in directory.records))
 
 

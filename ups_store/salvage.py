@@ -14,7 +14,7 @@ from ups_store.array_spec import ArraySpec
 from ups_store.catalog import Catalog
 from ups_store.creation import create
 from ups_store.doctor import ADVICE, Diagnosis, spans
-from ups_store.errors import FormatError, IdentityMismatchError
+from ups_store.errors import FormatError, IdentityMismatchError, hinting
 from ups_store.intact import read_intact
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
@@ -60,17 +60,16 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
         constants = {
             name: read_constant(fd, layout.arrays[name], path=diagnosis.path) for name in intact.constants
         }
-        with (
-            _another_name_advised(),
-            create(
+        with hinting("give the new store another name", IdentityMismatchError, FormatError):
+            writer = create(
                 out,
                 {**specs, number: ArraySpec((len(samples),), "int64", dims=("sample",))},
                 constants=constants,
                 dims={name: layout.arrays[name].meta.dims for name in constants},
                 identity=_identity(diagnosis, catalog),
                 attrs=catalog.root.attrs,
-            ) as writer,
-        ):
+            )
+        with writer:
             first = 0
             for batch, values in read_intact(fd, layout, names, samples, path=diagnosis.path):
                 writer.commit_many(np.arange(first, first + len(batch)), {**values, number: batch})
@@ -102,16 +101,6 @@ def _free_name(taken: dict[str, ArrayLayout]) -> str:
     while name in taken:  # a store that was salvaged before
         name = f"{name}_before" if name == ORIGINAL_SAMPLE else f"{name}_"
     return name
-
-
-@contextlib.contextmanager
-def _another_name_advised() -> Iterator[None]:
-    """Have the error for an unfinished store in the way say what helps here: `doctor` has no --force."""
-    try:
-        yield
-    except IdentityMismatchError as error:
-        error.hint = "give the new store another name"
-        raise
 
 
 @contextlib.contextmanager

@@ -77,7 +77,13 @@ class SampledArray:
         return out
 
     def _slots_of(self, out: npt.NDArray[Any], window: Window | None) -> npt.NDArray[np.void] | None:
-        return slots_of(out, self._slots.dtype) if window is None and self._slots is not None else None
+        """The output as items as large as a slot; None where it doesn't consist of such."""
+        if window is not None or self._slots is None:
+            return None
+        if not self.layout.meta.is_sharded:  # sample behind sample, as in the output
+            is_same = out.flags.c_contiguous and out.dtype == self._dtype
+            return out.reshape(-1).view(self._slots.dtype) if is_same else None
+        return slots_of(out, self._slots.dtype)
 
     def _copy(
         self,

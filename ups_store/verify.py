@@ -63,7 +63,6 @@ def verify_file(
                 clause="10.3",
                 expected=f"at most {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}",
                 found=f"{catalog.root.version[0]}.{catalog.root.version[1]}",
-                hint="upgrade ups-store",
             )
         if fingerprint not in (None, fingerprint_of(catalog)):
             raise StoreReplacedError("another file took the path", path=path, hint="open it again")
@@ -82,29 +81,29 @@ class _Verifier:
         self.num_chunks = 0
 
     def run(self) -> Report:
-        problems: list[Problem] = []
         crcs = dict(zip(self.layout.entries, self.catalog.crcs, strict=True))
-        documents: list[RootMeta | ArrayMeta] = [self.catalog.root]
-        documents += [array.meta for array in self.layout.arrays.values()]
-        for entry, document in zip(self.layout.metadata, documents, strict=True):
-            problems += self._compare(
-                entry.offset, entry.pack_local_header(crcs[entry]), "local_header", "3.3"
-            )
-            text = document.to_json()
-            problems += self._compare(entry.data_offset, text, "metadata_text", "4.1") + surplus(entry, text)
         metas = [array.meta for array in self.layout.arrays.values()]
-        problems += identity_problems(self.layout.metadata[0], self.catalog.root.identity, metas)
+        root, *entries = self.layout.metadata
+        problems = self._check_metadata(root, self.catalog.root, crcs[root])
+        problems += identity_problems(root, self.catalog.root.identity, metas)
+        for entry, meta in zip(entries, metas, strict=True):
+            problems += self._check_metadata(entry, meta, crcs[entry])
         for array in self.layout.arrays.values():
             if array.entry:
-                header = array.entry.pack_local_header(crcs[array.entry])
-                problems += self._compare(array.entry.offset, header, "local_header", "3.3")
+                problems += self._check_header(array.entry, crcs[array.entry])
                 problems += self._check_data(array, array.entry, crcs[array.entry])
-            elif array.meta.is_constant:  # without elements
-                root = self.layout.metadata[0]
-                problems += self._check_constant(array, b"", (root.data_offset, root.end))
         directory = pack_directory(self.layout.entries, self.catalog.crcs)
         problems += self._compare(self.layout.directory_offset, directory, "directory", "3.5")
         return Report(self.path, self.layout.file_nbytes, self.num_chunks, tuple(problems))
+
+    def _check_header(self, entry: Entry, crc: int) -> list[Problem]:
+        return self._compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
+
+    def _check_metadata(self, entry: Entry, document: RootMeta | ArrayMeta, crc: int) -> list[Problem]:
+        text = document.to_json()
+        problems = self._check_header(entry, crc)
+        problems += self._compare(entry.data_offset, text, "metadata_text", "4.1")
+        return problems + surplus(entry, text)
 
     def _check_data(self, array: ArrayLayout, entry: Entry, stored: int) -> list[Problem]:
         parts = self._check_slots(array) if array.meta.is_sharded else self._check_chunk(array, entry)
@@ -176,11 +175,9 @@ class _Verifier:
             problems.append(Problem("bool_value", "4.7", where, meta.name, detail="expected bytes 0 and 1"))
         if meta.is_constant and not problems:
             payload = (array.offset, array.offset + meta.nbytes)
-            problems += self._check_constant(array, b"".join(blocks), payload)
+            identity = self.catalog.root.identity
+            problems += constant_problems(identity, meta.name, b"".join(blocks), payload)
         return [_Part(crc32(trailer, crc), entry.nbytes, tuple(problems))]
-
-    def _check_constant(self, array: ArrayLayout, payload: bytes, where: tuple[int, int]) -> list[Problem]:
-        return constant_problems(self.catalog.root.identity, array.meta.name, payload, where)
 
     def _compare(
         self, offset: int, expected: bytes, kind: str, clause: str, array: str | None = None

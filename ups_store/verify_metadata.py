@@ -22,19 +22,28 @@ def surplus(entry: Entry, text: bytes) -> list[Problem]:
 
 
 def identity_problems(root: Entry, identity: Mapping[str, Any], arrays: Iterable[ArrayMeta]) -> list[Problem]:
-    """A problem for each part of the identity document, in the entry `root`, that isn't as spec 8.1 says."""
-    constants = [meta.name for meta in arrays if meta.is_constant]
+    """A problem for each part of the identity document, in the entry `root`, that isn't as spec 8.1 says.
+
+    Digests of constants without elements are such parts: no bytes but those of the document could be wrong.
+    """
+    constants = [meta for meta in arrays if meta.is_constant]
+    details = flaws(identity, [meta.name for meta in constants])
+    for meta in constants:
+        if not meta.nbytes:
+            details += [f"constant {meta.name!r}: {flaw}" for flaw in _digest_flaws(identity, meta.name, b"")]
     where = (root.data_offset, root.end)
-    return [Problem("identity", "8.1", where, detail=detail) for detail in flaws(identity, constants)]
+    return [Problem("identity", "8.1", where, detail=detail) for detail in details]
 
 
 def constant_problems(
     identity: Mapping[str, Any], name: str, payload: bytes, where: tuple[int, int]
 ) -> list[Problem]:
-    """A problem if a constant's bytes, which lie at `where`, aren't those of the identity (spec 8.1).
+    """A problem if a constant's bytes, which lie at `where`, aren't those of the identity (spec 8.1)."""
+    found = _digest_flaws(identity, name, payload)
+    return [Problem("constant_digest", "8.1", where, name, detail=detail) for detail in found]
 
-    Of a constant without elements `where` is the root group's entry, which holds its digest.
-    """
+
+def _digest_flaws(identity: Mapping[str, Any], name: str, payload: bytes) -> list[str]:
     declared = identity.get("constants")
     stored = declared.get(name) if isinstance(declared, dict) else None
     computed = constant_digest(payload)
@@ -42,5 +51,4 @@ def constant_problems(
         return []
     is_digest = isinstance(stored, str) and len(stored) == len(computed)  # else it may be of any length
     shown = stored if is_digest else reprlib.repr(stored)
-    detail = f"sha256 in the identity {shown}, computed {computed}"
-    return [Problem("constant_digest", "8.1", where, name, detail=detail)]
+    return [f"sha256 in the identity {shown}, computed {computed}"]

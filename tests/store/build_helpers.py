@@ -66,10 +66,14 @@ def interrupt_after(num_samples: int) -> Recorder:
     return Recorder(on_advance=press)
 
 
-def settings(folder: Path, /, **keys: Any) -> BuildConfig:
-    """Build `folder`/source into `folder`/cache; keys are those of `data`, or of `cache` as `cache_*`."""
+def settings(folder: Path, /, *, num_workers: int | str = 0, **keys: Any) -> BuildConfig:
+    """Build `folder`/source into `folder`/cache; keys are those of `data`, or of `cache` as `cache_*`.
+
+    Read in the test's own process, as starting a reader takes longer than most tests.
+    """
     flags: dict[str, Any] = {
         "data.task": "burgers1d",
+        "reading.num_workers": num_workers,
         "data.root": str(folder / "source"),
         "cache.dir": str(folder / "cache"),
     }

@@ -22,7 +22,7 @@ from ups_store.build import command, stores
 from ups_store.build.words import repeat_lists
 from ups_store.console import run
 from ups_store.errors import ConfigError
-from ups_store.ingest import digest_request as digests
+from ups_store.ingest import digest as digests
 
 NAME = "burgers1d_train.zarr.zip"
 
@@ -132,11 +132,11 @@ def test_overwrite_and_rehash_reach_the_dry_run(
     invoke: Invoke, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     invoke("--tasks burgers1d --root source --splits train")
-    words = "--tasks burgers1d --root source --splits train --dry-run"
+    words = "--tasks burgers1d --root source --splits train --dry-run --num-workers 0"
     assert ": rebuild: --overwrite, " in invoke(f"{words} --overwrite").out
     digested = []
-    full = digests._full
-    monkeypatch.setattr(digests, "_full", lambda *args: digested.append(args) or full(*args))
+    full = digests.full_digest
+    monkeypatch.setattr(digests, "full_digest", lambda *args: digested.append(args) or full(*args))
     invoke(words)
     assert digested == []
     invoke(f"{words} --rehash")
@@ -298,8 +298,8 @@ def test_ctrl_c_before_the_first_sample_exits_with_5(
     def press(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(digests, "_full", press)
-    outcome = invoke("--tasks burgers1d --root source")
+    monkeypatch.setattr(digests, "full_digest", press)
+    outcome = invoke("--tasks burgers1d --root source --num-workers 0")
     assert (outcome.code, outcome.out) == (5, "")
     assert outcome.err == "error: interrupted; run the same command again to continue\n"
 

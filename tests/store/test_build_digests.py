@@ -13,7 +13,7 @@ from pdebench_files import write_diffsorp
 
 from ups_store.build.digests import DigestCache, DigestKind, FileSignature
 from ups_store.errors import SourceError
-from ups_store.ingest import digest_request as digests
+from ups_store.ingest import digest as digests
 
 CACHE_NAME = ".source_digests.json"
 
@@ -40,7 +40,7 @@ def source(tmp_path: Path) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files whose bytes are digested."""
     seen: list[str] = []
-    for name in ("_full", "_sampled"):
+    for name in ("full_digest", "sampled_digest"):
         take = getattr(digests, name)
 
         def spy(path: Path, *rest, take=take):
@@ -139,7 +139,7 @@ def test_source_that_changes_while_it_is_digested_is_refused(
         os.utime(path, ns=(1, 1))
         return "digest"
 
-    monkeypatch.setattr(digests, "_full", slowly)
+    monkeypatch.setattr(digests, "full_digest", slowly)
     with pytest.raises(SourceError) as caught:
         digest_of(source)
     assert (caught.value.kind, caught.value.path) == ("source_changed", str(source))

@@ -109,8 +109,9 @@ def sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reading(folder: Path, *, split: str = "train", **keys: Any) -> BuildConfig:
+    """As a user who says nothing about readers."""
     config = settings(folder, split=split)
-    return config.model_copy(update={"reading": ReadingConfig(num_workers=1, **keys)})
+    return config.model_copy(update={"reading": ReadingConfig(**keys)})
 
 
 def at_sample(num_samples: int, act: Callable[[Recorder], None]) -> Recorder:

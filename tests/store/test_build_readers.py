@@ -115,12 +115,14 @@ def test_readers_are_as_many_as_are_worth_their_start(
     assert why in shown
 
 
-def test_small_build_is_read_here_and_says_why(source: Path, tmp_path: Path) -> None:
-    report = build(settings(tmp_path, split="train"))
-    assert report.readers.num_workers == 0
-    assert "sooner than a reader starts" in report.readers.why
-    again = build(settings(tmp_path, split="train"))
-    assert (again.readers.num_workers, again.readers.why) == (0, "nothing was read")
+@pytest.mark.multi_process
+def test_small_build_has_one_reader_and_says_why(source: Path, tmp_path: Path) -> None:
+    config = settings(tmp_path, split="train", num_workers="auto")
+    report = build(config)
+    assert report.readers.num_workers == 1
+    assert "sooner than another one starts" in report.readers.why
+    again = build(config)
+    assert (again.readers.num_workers, again.readers.why) == (1, "one opens the sources")
 
 
 @pytest.mark.multi_process
@@ -131,22 +133,12 @@ def test_large_build_measures_a_reader_and_gives_the_same_bytes(
     monkeypatch.setattr(readers, "TINY_NBYTES", 0)
     monkeypatch.setattr(read, "BATCH_BYTES", 1)
     watcher = Recorder()
-    report = build(settings(tmp_path, split="train"), watcher, overwrite=True)
+    report = build(settings(tmp_path, split="train", num_workers="auto"), watcher, overwrite=True)
     assert report.readers.num_workers == 1  # another would take longer to start than all of it to read
     assert "by one reader" in report.readers.why
     assert report.readers.sentence() in watcher.notes
     assert "reading with 1 reader process, chosen automatically (" in report.readers.sentence()
     assert report.stores[0].path.read_bytes() == expected
-
-
-@pytest.mark.multi_process
-def test_network_mount_is_never_read_here(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "is_network", lambda path: path == source)
-    watcher = Recorder()
-    report = build(settings(tmp_path, split="train"), watcher)
-    assert report.readers == readers.Choice(1, "the sources are on a network mount")
 
 
 @pytest.mark.multi_process
@@ -287,15 +279,27 @@ def test_bar_shows_what_is_waited_for_the_queue_and_the_rates(
     build(settings(tmp_path, split="train"), Looking())
     assert re.match(r"waits for commit; read [\d,]+/s, commit [\d,]+/s$", shown[-1])
     bar.watch(_Reading())  # type: ignore[arg-type]
-    assert re.match(r"waits for finish \(2 reading, 0\.\d s; 3 ready\); read ", bar.state())
+    assert re.match(r"waits for finish \(reading 7\.\d s, idle 0\.\d s; 3 ready\); read ", bar.state())
 
 
 class _Reading:
-    """A pool whose readers read."""
+    """A pool in which one reader has read for 7 s."""
+
+    doing = ("idle", 0), ("reading", 7)
 
     def status(self) -> PoolStatus:
-        reader = ReaderStatus(1, "reading", time.monotonic(), None, 1)
-        return PoolStatus(readers=(reader, reader), num_ready=3, nbytes=0)
+        now = time.monotonic()
+        readers = (ReaderStatus(1, what, now - for_s, None, 1) for what, for_s in self.doing)
+        return PoolStatus(readers=tuple(readers), num_ready=3, nbytes=0)
+
+
+def test_bar_shows_the_four_readers_that_take_longest() -> None:
+    bar, pool = ConsoleWatcher(Console(file=io.StringIO())), _Reading()
+    pool.doing = (*_Reading.doing, *[("opening", 2)] * 4)
+    bar.watch(pool)  # type: ignore[arg-type]
+    bar.waits("read")
+    shown = r"waits for read \(reading 7\.\d s, (opening 2\.\d s, ){3}2 more; 3 ready\)"
+    assert re.match(shown, bar.state())
 
 
 def test_bar_of_a_build_of_latents_shows_the_rate_of_encoding_too(source: Path, tmp_path: Path) -> None:
@@ -410,7 +414,7 @@ def test_event_log_begins_in_an_empty_file(tmp_path: Path) -> None:
 def test_reduced_source_is_weighed_by_what_it_takes_in_its_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(tmp_path, split="train", reduce_space=4)
+    config = settings(tmp_path, split="train", reduce_space=4, num_workers="auto")
     planned = plan(config)
     assert planned.stored_sample_nbytes > 2 * planned.source_sample_nbytes
     nbytes = 16 * planned.source_sample_nbytes

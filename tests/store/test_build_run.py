@@ -35,7 +35,7 @@ from ups_store.errors import (
     IdentityMismatchError,
     SourceError,
 )
-from ups_store.ingest import digest_request as digests
+from ups_store.ingest import digest as digests
 from ups_store.ingest.source import Source
 from ups_store.recovery import building_path
 
@@ -113,7 +113,7 @@ def test_second_build_finds_the_store_valid_without_reading_the_source(
     def fail(*args: object) -> None:
         raise AssertionError("a source is read")
 
-    monkeypatch.setattr(digests, "_full", fail)
+    monkeypatch.setattr(digests, "full_digest", fail)
     monkeypatch.setattr(Source, "read", fail)
     watcher = Recorder()
     (result,) = build(config, watcher).stores
@@ -165,8 +165,8 @@ def test_rehash_reads_the_sources_and_keeps_the_store(
 ) -> None:
     build(config)
     read_again = []
-    full = digests._full
-    monkeypatch.setattr(digests, "_full", lambda *args: read_again.append(args) or full(*args))
+    full = digests.full_digest
+    monkeypatch.setattr(digests, "full_digest", lambda *args: read_again.append(args) or full(*args))
     (result,) = build(config, rehash=True).stores
     assert result.reused
     assert len(read_again) == 1

@@ -119,7 +119,7 @@ def test_info_warns_once_of_stores_that_share_samples(make_store: MakeStore, inv
     a = make_store({"fields": fields[:4]}, name="a.zarr.zip", dims={})
     b = make_store({"fields": fields[2:]}, name="b.zarr.zip", dims={})
     result = invoke("info", a, b)
-    assert result.err == f"WARNING: 2 of the 4 samples of {a} are in {b} too\n"
+    assert result.err == f"warning: 2 of the 4 samples of {a} are in {b} too\n"
     first, second = invoke("info", a, b, "--json").json
     assert (first["shared_samples"], second["shared_samples"]) == ({str(b): 2}, {str(a): 2})
 

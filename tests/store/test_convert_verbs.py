@@ -95,5 +95,5 @@ def test_import_pt_folds_a_long_list_of_files_left_out(tmp_path: Path, invoke: I
     words = ("import-pt", tmp_path, tmp_path / "out.zarr.zip", "--on-error", "skip")
     code, _, err = invoke(*words)
     assert (code, err.count("\n"), err.count(".pt: left out: ")) == (0, 11, 10)
-    assert err.endswith(f"WARNING: {tmp_path}: 4 more files left out; -v shows all\n")
+    assert err.endswith(f"warning: {tmp_path}: 4 more files left out; -v shows all\n")
     assert invoke(*words, "-v", "--force")[2].count(".pt: left out: ") == 14

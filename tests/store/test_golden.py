@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -129,6 +130,12 @@ def test_creating_again_gives_the_same_bytes(make_golden: ModuleType, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in GOLDEN.iterdir())
     for path in sorted(tmp_path.iterdir()):
         assert path.read_bytes() == (GOLDEN / path.name).read_bytes(), path.name
+
+
+def test_script_asked_for_help_writes_nothing(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
+    assert "Usage" in done.stdout
 
 
 def test_every_case_of_the_script_has_its_files(make_golden: ModuleType) -> None:

@@ -126,7 +126,7 @@ PROBLEMS = {
     "chunk_checksum": ("chunk_crc", "nu", None),
     "boolean_of_2": ("bool_value", "mask", None),
     "constant_of_another_identity": ("constant_digest", "x", None),
-    "empty_constant_of_another_identity": ("constant_digest", "y", None),
+    "empty_constant_of_another_identity": ("identity", None, None),
     "magic_of_root_header": ("local_header", None, None),
     "magic_of_data_header": ("local_header", None, None),
     "time_in_header": ("local_header", None, None),
@@ -203,6 +203,12 @@ def test_open_refuses_malformed_file(name: str, good: Path, tmp_path: Path) -> N
     assert str(error).endswith(f"; {error.hint}"), "nothing says what to do"
     assert "\n" not in str(error)
     assert len(str(error)) < 1000
+
+
+def test_open_of_an_older_major_version_says_both_and_what_to_do(good: Path, tmp_path: Path) -> None:
+    """Spec 10.2."""
+    error = refusal(write(tmp_path, MALFORMED["version_of_older_major"](good.read_bytes())))
+    assert (error.expected, error.found, error.hint) == ("version 1.x", "0.9", "build it again")
 
 
 def test_builders_leave_the_good_bytes_alone(good: Path) -> None:

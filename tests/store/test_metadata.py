@@ -277,6 +277,7 @@ def test_parse_array_refuses_a_missing_key(key: str) -> None:
     error = refusal_of_array(document)
     assert error.clause == "4.4"
     assert repr(key) in error.problem
+    assert str(error.found).startswith("only ['")
 
 
 @pytest.mark.parametrize("dims", [["sample", "x", "x"], ["time", "sample", "x"], ["sample", "sample", "x"]])

@@ -56,6 +56,7 @@ from ups_store.packed.pack import pack_store
 from ups_store.packed.unpack import unpack_store
 from ups_store.packed.verify import verify_packed
 from ups_store.testing import DAMAGED, NEWER_MINOR, write_sample_store
+from ups_store.testing.archive import data_offset, find_places
 
 HAS_PCODEC = importlib.util.find_spec("pcodec") is not None
 CODECS = [
@@ -335,6 +336,17 @@ def test_pack_refuses_chunks_over_the_limit(
     with pytest.raises(FormatError) as caught:
         packed_at(make_store(), tmp_path / "p")
     assert (caught.value.kind, caught.value.array) == ("limits", "fields")
+    assert caught.value.hint == "ship the store as it is, without packing it"
+
+
+def test_packed_store_with_a_chunk_over_the_limit_is_not_told_to_be_left_unpacked(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = packed_at(make_store(), tmp_path / "p")
+    monkeypatch.setattr("ups_store.packed.catalog.MAX_CHUNK_BYTES", 4096)
+    with pytest.raises(FormatError) as caught:
+        open_packed(packed)
+    assert (caught.value.kind, caught.value.hint) == ("limits", FormatError.default_hint)
 
 
 # --- damage
@@ -473,7 +485,7 @@ FORGED = {
     "identity_without_content": "identity",
     "identity_of_format_2": "identity",
     "identity_with_digest_of_no_constant": "identity",
-    "empty_constant_of_another_identity": "constant_digest",
+    "empty_constant_of_another_identity": "identity",
     "attributes_with_integer_of_60_bits": "metadata_text",
     "metadata_with_white_space": "metadata_text",
     "metadata_with_a_key_twice": "metadata_text",
@@ -493,8 +505,22 @@ def test_verify_of_a_packed_store_finds_what_forged_checksums_hide(
         found = verify_packed(store)
         root = store.catalog.metadata[0]
     assert {problem.kind for problem in found.problems} == {FORGED[name]}
-    if FORGED[name] in ("identity", "constant_digest"):
+    if FORGED[name] == "identity":
         assert {problem.byte_range for problem in found.problems} == {(root.data_offset, root.end)}
+
+
+def test_verify_of_a_packed_store_reports_in_file_order(small: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    for name in ("metadata_with_white_space", "empty_constant_of_another_identity"):
+        small = DAMAGED[name](small)
+    raw, local = bytearray(small), find_places(small).local
+    raw[data_offset(small, "mask/c/0/0")] ^= 1
+    raw[local["u/c/0/0/0"] + 10] ^= 1  # the header's time, in a later entry
+    path.write_bytes(raw)
+    with open_packed(path) as store:
+        problems = verify_packed(store).problems
+    kinds = dict.fromkeys(problem.kind for problem in problems)
+    assert list(kinds) == ["identity", "metadata_text", "corrupt_chunk", "local_header"]
 
 
 def test_unpack_of_an_identity_that_is_none_says_what_to_do(small: bytes, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ups_store.build import repair
 from ups_store.build.repair import repair_store
 from ups_store.doctor import Status, examine
 from ups_store.layout import Layout
+from ups_store.recovery import building_path
 from ups_store.testing import DAMAGED
 
 NAME = "burgers1d_train.zarr.zip"
@@ -111,6 +112,8 @@ def test_truncated_store_is_repaired(path: Path, config: Path) -> None:
 
 
 def test_every_flipped_byte_is_repaired_or_refused(path: Path, config: Path) -> None:
+    with config.open("a") as file:
+        file.write("reading: {num_workers: 0}\n")  # no process for each of the repairs
     good, end_of_metadata = path.read_bytes(), layout_of(path).metadata[-1].end
     for offset in range(0, len(good), len(good) // 40):
         path.write_bytes(good)
@@ -204,6 +207,14 @@ def test_unfinished_store_of_something_else_in_the_way_of_a_repair_is_said(path:
     begin(path, mixed_values(2)).close()
     flip(path, layout_of(path).arrays["fields"].slot(3)[0])
     with pytest.raises(IdentityMismatchError) as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert caught.value.hint == "finish that build first, or move its file away"
+
+
+def test_damaged_unfinished_store_in_the_way_of_a_repair_is_said(path: Path, config: Path) -> None:
+    building_path(path).write_bytes(b"no store")
+    flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    with pytest.raises(FormatError) as caught:
         repair_store(path, config, watcher=Recorder())
     assert caught.value.hint == "finish that build first, or move its file away"
 

@@ -469,11 +469,11 @@ def test_batch_moves_as_a_whole_and_counts_its_bytes(trajectory_store: Path) -> 
 def test_stores_that_are_read_or_checked_give_the_batches_of_mapped_ones(
     make_store: MakeStore, window: Window | None, options: dict[str, Any]
 ) -> None:
-    names = None if window is None else ["latent", "mask", "nu"]
+    options_of_windows = {"names": ["latent", "mask", "nu"], "state": "fields"} if window else {}
     path = make_store()
     mapped, other = path, ups_store.open(path, **options)
     for dtype in (None, torch.float64):
-        chosen: dict[str, Any] = {"names": names, "window": window, "dtype": dtype, "state": "fields"}
+        chosen: dict[str, Any] = {"window": window, "dtype": dtype, **options_of_windows}
         expected = StoreDataset(mapped, **chosen).__getitems__([3, 0, 0])
         assert equal(StoreDataset(other, **chosen).__getitems__([3, 0, 0]), expected)
 
@@ -608,6 +608,7 @@ def test_incomplete_store_is_refused(tmp_path: Path) -> None:
         ({"window": Window(horizon=NUM_TIMES)}, SpecError, "window"),
         ({"window": Window(time_stride=NUM_TIMES)}, SpecError, "window"),
         ({"window": Window(), "state": "nu"}, SpecError, "time_axis"),
+        ({"state": "latent"}, SpecError, "state"),
         ({"window": Window(), "state": "z"}, ArrayNotFoundError, "no_array"),
         ({"window": Window(), "names": ["nu", "z"]}, ArrayNotFoundError, "no_array"),
         ({"names": ["t"]}, ArrayNotFoundError, "no_array"),

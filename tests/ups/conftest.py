@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 
@@ -11,3 +14,15 @@ def _repeatable_and_alone() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn, but not rendered, which takes about a second each."""
+    from matplotlib.figure import Figure
+
+    def savefig(figure: Figure, out: Any, **options: Any) -> None:
+        image = b"\x89PNG\r\n\x1a\n"
+        out.write(image) if hasattr(out, "write") else Path(out).write_bytes(image)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)

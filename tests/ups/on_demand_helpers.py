@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import torch
+from quiet import Quiet
 
 from ups.autoencoder import Autoencoder, save_autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
@@ -113,13 +113,6 @@ def open_windows(
         device="cpu",
         note=(notes if notes is not None else []).append,
     )
-
-
-class Quiet:
-    """A watcher whom nobody asks."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None
 
 
 def build(folder: Path, *overrides: str) -> BuildReport:

@@ -1,10 +1,13 @@
 """Small runs for the tests of stages: data of three tasks, an autoencoder, stores of latents and fields.
 
-A module makes a run once (`made_once`), its tests work in copies of it (`own_copy`).
+A module makes a run once (`made_once`), or takes that of all modules (`shared_run`); its tests work in
+copies of it (`own_copy`).
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +15,15 @@ from typing import Any
 
 import pytest
 import yaml
+from quiet import Quiet
+from typer.testing import CliRunner
 
 from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
+from ups.notes import Note
 from ups.train.run import run_stage
+from ups_store.build.command import app as build_command
 from ups_store.build.config import load_config as load_build_config
 from ups_store.build.stores import build_all
 
@@ -24,6 +31,7 @@ TASKS = ("advection1d", "burgers1d", "darcy2d")
 SETTINGS: dict[str, Any] = {
     "data": {"task": list(TASKS), "root": "data"},
     "cache": {"dir": "cache"},
+    "reading": {"num_workers": 0},
     "latent": {"dim": 2, "tokens": 8},
     "encoder": {"patch_size": 4, "width": 16, "depth": 1},
     "decoder": {"width": 16, "depth": 1},
@@ -50,13 +58,6 @@ SETTINGS: dict[str, Any] = {
 AUTOENCODER = Path("checkpoints/autoencoder.safetensors")
 
 
-class Quiet:
-    """A watcher whom nobody asks."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
 def made_once(factory: pytest.TempPathFactory, make: Callable[[Path], None]) -> Path:
     """A new folder in which something was made, with the folder as working directory."""
     folder = factory.mktemp("run")
@@ -64,6 +65,17 @@ def made_once(factory: pytest.TempPathFactory, make: Callable[[Path], None]) -> 
         patch.chdir(folder)
         make(folder)
     return folder
+
+
+def shared_run(factory: pytest.TempPathFactory) -> Path:
+    """What `prepare` makes, once for all modules and processes of this test run; it isn't to be changed."""
+    own = factory.getbasetemp()
+    base = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with (base / "shared_run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (base / "shared_run").exists():
+            made_once(factory, prepare).rename(base / "shared_run")
+    return base / "shared_run"
 
 
 def own_copy(prepared: Path, tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
@@ -90,6 +102,14 @@ def build(folder: Path, *overrides: str) -> list[bool]:
     """Build the stores of a run; whether each was valid already."""
     report = build_all(load_build_config(folder / "run.yaml", overrides=overrides), watcher=Quiet())
     return [result.to_json()["reused"] for result in report.stores]
+
+
+def build_here(command: list[str], *, note: Note) -> None:
+    """Stands in for `build_stores._run`: the same command in this process, which has torch already."""
+    assert command[1:3] == ["-m", "ups_store.build"]
+    note(" ".join(["$ python", *command[1:]]))
+    done = CliRunner().invoke(build_command, command[3:])
+    assert done.exit_code == 0, done.output
 
 
 def change_weights(path: Path) -> None:

@@ -20,7 +20,7 @@ from ups.config import RunConfig, load_config
 from ups.errors import UpsError
 from ups.train.operator import make_operator_stage
 from ups.train.ranks import ALONE, Ranks, joined_ranks
-from ups.train.stage import Losses
+from ups.train.stage import Losses, Stage
 from ups.train.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ class TwoParts(nn.Module):
         return self.trunk(self.part[task](x))
 
 
-class Waves:
+class Waves(Stage):
     """A stage of two tasks, with batches of 5 rows: no number of ranks divides them."""
 
     name = "autoencoder"

@@ -11,7 +11,7 @@ from ups.autoencoder import Autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config import RunConfig, load_config
 from ups.data.field_statistics import measure_statistics
-from ups.data.fields import Fields, open_fields
+from ups.data.fields import Fields, open_fields, parameter_names
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
 from ups.grid import boundary_types
@@ -33,7 +33,8 @@ def configure(root: Path, *tasks: str, **options: Any) -> RunConfig:
     overrides = [f"{name}={value}" for name, value in options.items()]
     named = ",".join(tasks or ("burgers1d",))
     own = [f"data.task=[{named}]", f"data.root={root}", f"cache.dir={root / 'cache'}"]
-    return load_config(overrides=[*own, f"checkpoint.dir={root / 'checkpoints'}", *overrides])
+    own += [f"checkpoint.dir={root / 'checkpoints'}", "reading.num_workers=0"]
+    return load_config(overrides=[*own, *overrides])
 
 
 def make_autoencoder(config: RunConfig) -> Autoencoder:
@@ -43,7 +44,7 @@ def make_autoencoder(config: RunConfig) -> Autoencoder:
             task: TaskSpec(fields.info.grid, fields.info.channels, fields.info.steady, _statistics(fields))
             for task, fields in train.items()
         },
-        parameters=_parameters(train),
+        parameters=parameter_names(train),
         latent_dim=LATENT_DIM,
         num_tokens=NUM_TOKENS,
         patch_size=PATCH,
@@ -67,7 +68,7 @@ def make_simulator(
     spec = SimulatorSpec(
         states="latent" if autoencoder else "fields",
         tasks=tasks,
-        parameters=_parameters(train),
+        parameters=parameter_names(train),
         state_dim=LATENT_DIM if autoencoder else PATCH**ndim,
         patch_size=None if autoencoder else PATCH,
         time_stride=stride,
@@ -100,7 +101,3 @@ def _task(config: RunConfig, fields: Fields, autoencoder: Autoencoder | None, st
 
 def _statistics(fields: Fields) -> dict[str, dict[str, list[float]]]:
     return {name: values.to_json() for name, values in measure_statistics(fields).items()}
-
-
-def _parameters(train: dict[str, Fields]) -> tuple[str, ...]:
-    return tuple(sorted({name for fields in train.values() for name in fields.info.parameters}))

@@ -258,7 +258,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides_of(root: Path, folder: Path, *more: str) -> list[str]:
     sizes = ["encoder.width=16", "encoder.depth=1", "decoder.width=16", "decoder.depth=1"]
-    cut = ["encoder.patch_size=4", "latent.tokens=8", "latent.dim=2"]
+    cut = ["encoder.patch_size=4", "latent.tokens=8", "latent.dim=2", "reading.num_workers=0"]
     length = ["stages.autoencoder.epochs=2", "stages.autoencoder.steps_per_epoch=25"]
     return [f"data.root={root}", f"checkpoint.dir={folder}", "training.lr=1e-2", *sizes, *cut, *length, *more]
 

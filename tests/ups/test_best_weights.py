@@ -12,6 +12,7 @@ from test_trainer import CPU, Regression, make_config, train
 from torch import nn
 
 from ups.checkpoint import load_checkpoint, read_document, save_checkpoint
+from ups.errors import OutputError
 from ups.optim.ema import WeightsCopy
 from ups.train.best import BestWeights
 from ups.train.ranks import Ranks
@@ -26,7 +27,6 @@ class Exporting(Regression):
     def __init__(self, folder: Path, scores: list[float], *overrides: str) -> None:
         super().__init__()
         self.path = folder / "autoencoder.safetensors"
-        self.exports = {self.path: "autoencoder"}
         self.scores, self.config = iter(scores), make_config(folder, *overrides)
 
     def validate(self) -> dict[str, float]:
@@ -36,6 +36,9 @@ class Exporting(Regression):
         document = {"report": dict(metrics), "config": self.config.model_dump(mode="json")}
         save_checkpoint(self.path, self.model.state_dict(), kind="autoencoder", document=document)
         return self.path
+
+    def exports(self) -> dict[Path, str]:
+        return {self.path: "autoencoder"}
 
 
 def train_anew(folder: Path, scores: list[float], *overrides: str) -> Trainer:
@@ -210,6 +213,10 @@ def test_better_checkpoint_is_copied_where_links_can_not_be_made(
     assert (score_of(path), score_of(previous)) == (0.3, 0.1)
 
 
+def full_disk(path: Path, content: bytes) -> None:
+    raise OutputError.of(OSError(errno.ENOSPC, "no room"), path)
+
+
 def test_better_checkpoint_that_can_not_be_kept_does_not_cost_the_epoch(
     tmp_path: Path,
     path: Path,
@@ -219,9 +226,9 @@ def test_better_checkpoint_that_can_not_be_kept_does_not_cost_the_epoch(
 ) -> None:
     train_anew(tmp_path, [0.2, 0.5, 0.1])
     monkeypatch.setattr(Path, "hardlink_to", refuse(errno.EPERM))
-    monkeypatch.setattr("ups.train.best.write_atomically", refuse(errno.ENOSPC))
+    monkeypatch.setattr("ups.train.best.write_atomically", full_disk)
     trainer = train_anew(tmp_path, [0.3, 0.5, 0.4])
     assert (trainer.step, score_of(path), previous.exists()) == (10, 0.3, False)
     said = capsys.readouterr().err
     assert "warning: " in said
-    assert f"it can't be kept as {previous} (enospc)" in said
+    assert f"it can't be kept: {previous}: can't be written (no room)" in said

@@ -66,7 +66,7 @@ def test_failed_write_is_an_error_of_ours_and_leaves_the_old_file(
     def fail(fd: int) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    monkeypatch.setattr("ups.checkpoint.os.fsync", fail)
+    monkeypatch.setattr("ups.output.os.fsync", fail)
     with pytest.raises(OutputError, match="no room") as caught:
         save_checkpoint(path, make_tensors(), kind="test", document={"other": 1})
     assert (caught.value.kind, caught.value.exit_code, caught.value.path) == ("not_written", 6, str(path))

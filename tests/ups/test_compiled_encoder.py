@@ -44,21 +44,37 @@ def latents(encoder: BatchEncoder, batch: dict[str, np.ndarray]) -> tuple[bytes,
     return encoded["latent"].tobytes(), encoded["latent_input"].tobytes()
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("no compiler\nmore", "TorchDynamoException: no compiler"), ("", "TorchDynamoException")],
+)
 def test_failing_compiler_ends_encoding_with_what_to_do(
-    checkpoint: Path, batch: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, batch: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, said: str, found: str
 ) -> None:
     from torch._dynamo.exc import TorchDynamoException
 
     def broken(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            raise TorchDynamoException("no compiler\nmore")
+            raise TorchDynamoException(said)
 
         return call
 
     monkeypatch.setattr("torch.compile", broken)
     with pytest.raises(ConfigError, match=r"latent\.compile=false") as caught:
         latents(encoder_of(checkpoint, compile=True), batch)
-    assert (caught.value.kind, caught.value.found) == ("compile", "TorchDynamoException: no compiler")
+    assert (caught.value.kind, caught.value.found) == ("compile", found)
+
+
+def test_failure_of_a_backend_is_told_by_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def call(*args: Any) -> Any:
+        raise BackendCompilerFailed(print, ValueError("no header\nmore"), None)
+
+    monkeypatch.setattr("torch.compile", lambda function: call)
+    with pytest.raises(ConfigError) as caught:
+        compiled_or_refused(len, hint="")([])
+    assert caught.value.found == "ValueError: no header"
 
 
 def test_lanes_wait_for_the_one_that_compiles(

@@ -149,13 +149,35 @@ def test_misspelled_key_explains_the_missing_one() -> None:
 
 
 def test_list_in_the_place_of_keys_is_refused() -> None:
-    assert "stages" in str(error_of("stages=[1]")) or "merge" in str(error_of("stages=[1]"))
+    assert str(error_of("stages=[1]")) == "stages: expected keys and values, found [1]"
 
 
-def test_list_over_keys_of_the_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("stages=[1]", "stages: expected keys and values, found a list; say stages.<name>=..."),
+        (
+            "stages.autoencoder=[1]",
+            "stages.autoencoder: expected keys and values, found a list; say stages.autoencoder.<name>=...",
+        ),
+        (
+            "data.files.0=b.hdf5",
+            "data.files: expected a list, found keys and values;"
+            " say data.files=[...], which replaces the list as a whole",
+        ),
+    ],
+)
+def test_list_over_keys_of_the_file_is_refused_by_the_key(tmp_path: Path, override: str, says: str) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("stages: {autoencoder: {epochs: 1}}\n")
-    assert "don't merge" in str(error_of("stages=[1]", path=path))
+    path.write_text("data: {files: [a.hdf5]}\nstages: {autoencoder: {epochs: 1}}\n")
+    assert str(error_of(override, path=path)) == says
+
+
+def test_list_over_keys_of_an_included_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    (tmp_path / "base.yaml").write_text("stages: {autoencoder: {epochs: 1}}\n")
+    path.write_text("include: base.yaml\nstages: [1]\n")
+    assert str(error_of(path=path)).startswith(f"{path}: a list and keys don't merge; ")
 
 
 def test_missing_task_is_named() -> None:

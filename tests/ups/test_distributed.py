@@ -57,6 +57,15 @@ def run_ranks(case: str, folder: Path, *, world_size: int = 2) -> list[dict[str,
     return [json.loads(path.read_text()) if path.exists() else {} for path in said]
 
 
+def run_torchrun(case: str, folder: Path) -> list[dict[str, Any]]:
+    """The same with two ranks that torchrun starts."""
+    folder.mkdir()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, str(SCRIPT), case, str(folder)]
+    subprocess.run(command, env=environment(), check=True, timeout=120, capture_output=True)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
 def run_alone(folder: Path) -> Trainer:
     stage = Waves()
     trainer = Trainer(stage, make_config(folder, "training.device=cpu"), device=CPU)
@@ -79,7 +88,7 @@ def steps_of(folder: Path, stage: str = "autoencoder") -> list[dict[str, float]]
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_equal_one_process_at_the_same_batch(tmp_path: Path, world_size: int) -> None:
     alone = run_alone(tmp_path / "alone")
     said = run_ranks("through", tmp_path / "ranks", world_size=world_size)
@@ -116,14 +125,14 @@ def test_ranks_train_the_operator_as_one_process_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.multi_process
-def test_signal_to_one_rank_stops_all_after_the_same_step_and_they_continue(tmp_path: Path) -> None:
+def test_signal_to_one_rank_stops_all_and_they_continue_as_those_of_torchrun(tmp_path: Path) -> None:
     said = run_ranks("signal", tmp_path / "parts")
     assert [one["kind"] for one in said] == ["interrupted"] * 2
     assert len({one["message"] for one in said}) == 1
     assert "stopped by SIGTERM after step 3 of 6" in said[0]["message"]
     again = run_ranks("through", tmp_path / "parts")
-    through = run_ranks("through", tmp_path / "through")
-    assert [one.get("step", one) for one in again] == [6, 6]
+    through = run_torchrun("through", tmp_path / "through")
+    assert [one.get("step", one) for one in (*again, *through)] == [6] * 4
     torch.testing.assert_close(state_of(tmp_path / "parts"), state_of(tmp_path / "through"), rtol=0, atol=0)
     assert [one["rng"] for one in again] == [one["rng"] for one in through]
     assert through[0]["rng"] != through[1]["rng"]
@@ -137,14 +146,6 @@ def test_rank_that_fails_does_not_hang_the_others(tmp_path: Path, case: str) -> 
     assert "rank 0 lost another rank" in first["message"]
     assert first["seconds"] < 50  # its patience is 60 s
     assert second.get("message") == ("no data on this rank" if case == "fail" else None)
-
-
-@pytest.mark.multi_process
-def test_torchrun_starts_ranks_that_train_together(tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, str(SCRIPT), "through", str(tmp_path)]
-    subprocess.run(command, env=environment(), check=True, timeout=120, capture_output=True)
-    assert [json.loads((tmp_path / f"rank{rank}.json").read_text())["step"] for rank in (0, 1)] == [6, 6]
 
 
 # --- parts ---------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ import ups
 import ups_store
 from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import dump_config
+from ups.data.field_statistics import Statistics, measure_statistics
+from ups.data.fields import Fields
 from ups.errors import ConfigError
 from ups.eval import predict as prediction
 from ups.eval.command import open_others, open_run
@@ -28,6 +30,10 @@ from ups.simulator import save_simulator
 from ups.simulator_spec import OPERATOR
 
 torch.set_num_threads(1)
+
+pytestmark = pytest.mark.usefixtures("unrendered")
+
+TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +94,7 @@ def test_evaluate_takes_the_checkpoint_s_configuration_and_overrides(folder: Pat
     ("arguments", "code", "says"),
     [
         ([], 2, "which operator?: expected --config FILE or --checkpoint FILE"),
-        (["--checkpoint", "none.safetensors"], 1, "no such checkpoint; train it with"),
+        (["--checkpoint", "none.safetensors"], 1, f"no such checkpoint; {TRAIN_IT}"),
         (["--config", "none.yaml"], 2, "can't be read"),
         (["--split", "holdout"], 2, "--split: expected train, val or test, found 'holdout'"),
         (["--split", "val", "data.split_fractions=[0.9,0.0,0.1]"], 2, "would be empty"),
@@ -110,6 +116,19 @@ def test_evaluate_says_what_is_wrong(
     assert (done.exit_code, says in " ".join(done.stderr.split())) == (code, True), done.output
     assert done.stdout == ""
     assert not (tmp_path / "report").exists()
+
+
+def test_a_missing_operator_says_how_to_get_one_and_which_flag_is_left(folder: Path, tmp_path: Path) -> None:
+    config, missing = ("--config", folder / "run.yaml"), tmp_path / "none.safetensors"
+    for arguments, hint in (
+        (("--checkpoint", missing), TRAIN_IT),
+        ((*config, "--checkpoint", missing), TRAIN_IT),
+        ((*config, "--also", missing), TRAIN_IT),
+        ((*config, f"checkpoint.dir={tmp_path}"), f"{TRAIN_IT}, or say --checkpoint FILE"),
+    ):
+        done = run("evaluate", *arguments, "--out", tmp_path / "report")
+        assert done.exit_code == 1
+        assert done.stderr.endswith(f"no such checkpoint; {hint}\n")
 
 
 def test_evaluate_refuses_no_steps_of_a_steady_task_too(folder: Path, tmp_path: Path) -> None:
@@ -165,9 +184,6 @@ def test_evaluate_takes_other_operators_of_the_same_tasks(folder: Path, tmp_path
     assert f"{fields}: the operator wasn't trained for this task: expected burgers1d, found darcy2d" in (
         refused.stderr
     )
-    missing = run("evaluate", *given, "--also", tmp_path / "none.safetensors")
-    assert missing.exit_code == 1
-    assert "no such checkpoint; train it with" in missing.stderr
     assert not (tmp_path / "other").exists()
 
 
@@ -183,16 +199,35 @@ def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
     assert [list(other.logs) for other in others] == [[log], []]
 
 
-def test_configuration_in_a_checkpoint_that_is_none_any_more_is_named(folder: Path, tmp_path: Path) -> None:
+def save_with_training(folder: Path, path: Path, training: dict[str, Any]) -> None:
+    """The operator on fields with another section of its configuration."""
     source = folder / "checkpoints" / "operator.safetensors"
     tensors, document = load_checkpoint(source, kind=OPERATOR)
+    changed = {**document, "config": {**document["config"], "training": training}}
+    save_checkpoint(path, tensors, kind=OPERATOR, document=changed)
+
+
+def test_other_operator_is_taken_whatever_its_configuration_and_is_named_in_what_is_told(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "old.safetensors"
+    for training, says in (
+        ({"dt": 0.1}, f"{path}: warning: training.dt has no effect: "),
+        ({"lrr": 1}, f"warning: what its training took isn't told: the configuration in {path}: unknown key"),
+    ):
+        save_with_training(folder, path, training)
+        done = run("evaluate", "--config", folder / "run.yaml", "--also", path, "--out", tmp_path / "report")
+        assert done.exit_code == 0, done.output
+        assert says in done.stderr
+
+
+def test_configuration_in_a_checkpoint_that_is_none_any_more_is_named(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "old.safetensors"
     for training, says in (
         ({"lrr": 1}, f"error: the configuration in {path}: unknown key: found 'training.lrr'"),
         ({"lrr": 1, "lr": -1}, f"  the configuration in {path}: unknown key: found 'training.lrr'"),
     ):
-        changed = {**document, "config": {**document["config"], "training": training}}
-        save_checkpoint(path, tensors, kind=OPERATOR, document=changed)
+        save_with_training(folder, path, training)
         done = run("evaluate", "--checkpoint", path, "--out", tmp_path / "report")
         assert done.exit_code == 2
         assert says in done.stderr
@@ -202,7 +237,16 @@ def test_configuration_in_a_checkpoint_that_is_none_any_more_is_named(folder: Pa
 # --- baselines and equal budgets -----------------------------------------------------------------------
 
 
-def test_baselines_are_trained_once_and_then_kept(folder: Path, tmp_path: Path) -> None:
+def test_baselines_are_trained_once_and_then_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def measure(fields: Fields) -> dict[str, Statistics]:
+        measured.append(fields.info.task)
+        return measure_statistics(fields)
+
+    monkeypatch.setattr("ups.eval.train_baseline.measure_statistics", measure)
     arguments = (
         "--config",
         folder / "run.yaml",
@@ -211,7 +255,9 @@ def test_baselines_are_trained_once_and_then_kept(folder: Path, tmp_path: Path) 
         "--json",
         f"checkpoint.dir={tmp_path}",
     )
-    first, again = run("train_baselines", *arguments), run("train_baselines", *arguments)
+    first = run("train_baselines", *arguments)
+    assert measured == ["burgers1d"] * 2  # it reads all training fields: once a baseline
+    again = run("train_baselines", *arguments)
     assert first.exit_code == 0, first.output
     assert json.loads(first.stdout) == json.loads(again.stdout)
     assert {Path(path).name for path in json.loads(first.stdout)} == {
@@ -317,7 +363,10 @@ def test_predict_from_a_store_writes_the_given_frame_and_the_rollout(folder: Pat
         assert store.identity["content"]["kind"] == "prediction"
 
 
-def test_predict_from_hdf5_gives_the_same_as_from_the_store(folder: Path, tmp_path: Path) -> None:
+def test_predict_from_hdf5_gives_the_same_as_from_the_store(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # its picture is rendered
     (source,) = folder.glob("1D_Burgers*.hdf5")
     figure = tmp_path / "sample.png"
     done = predict(folder, source, tmp_path / "a.zarr.zip", "--steps", 2, "--limit", 2, "--figure", figure)
@@ -432,7 +481,7 @@ def test_predict_without_a_checkpoint_says_how_to_get_one(folder: Path, tmp_path
     missing = tmp_path / "none.safetensors"
     done = run("predict", source, "--checkpoint", missing, "--out", tmp_path / "a.zarr.zip")
     assert done.exit_code == 1
-    assert "no such checkpoint; train it with `python scripts/train.py --stage operator`" in done.stderr
+    assert done.stderr == f"error: {missing}: no such checkpoint; {TRAIN_IT}\n"
 
 
 def test_predict_from_what_is_no_source_says_so(folder: Path, tmp_path: Path) -> None:

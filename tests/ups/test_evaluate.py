@@ -15,20 +15,21 @@ from small_simulators import LATENT_DIM, NUM_TOKENS, configure, make_autoencoder
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import open_fields
 from ups.data.trajectories import open_trajectories
 from ups.errors import ConfigError
 from ups.eval import metrics
 from ups.eval.baseline_files import baseline_path, find_baselines
-from ups.eval.baseline_model import Baseline, save_baseline
+from ups.eval.baseline_model import Baseline, Kind, save_baseline
 from ups.eval.evaluate import evaluate
 from ups.eval.operator_rows import OtherOperator, expect_comparable
-from ups.eval.report import write_report
+from ups.eval.report_files import write_report
 from ups.eval.report_page import to_html
-from ups.eval.train_baseline import Budget, train_baseline
+from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.eval.training_logs import StageLog
 
 torch.set_num_threads(1)
+
+pytestmark = pytest.mark.usefixtures("unrendered")
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-def train(root: Path, kind: str = "fno", task: str = "burgers1d", **options: int) -> Baseline:
-    config = configure(root, task)
-    dt = open_trajectories(config.build, task, "train", stride=options.get("stride", 1)).dt
-    fields = open_fields(config.build, task, "train")
-    return train_baseline(kind, fields, budget=Budget(samples=32), dt=dt, **options)  # type: ignore[arg-type]
+def train(root: Path, kind: Kind = "fno", task: str = "burgers1d", stride: int = 1) -> Baseline:
+    trajectories = open_trajectories(configure(root, task).build, task, "train", stride=stride)
+    spec = make_spec(kind, trajectories.fields, dt=trajectories.dt, stride=stride)
+    return train_baseline(spec, trajectories.fields, budget=Budget(samples=32))
 
 
 def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(root: Path, tmp_path: Path) -> None:
@@ -89,7 +89,10 @@ def test_operator_on_fields_has_no_floor(root: Path) -> None:
     assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
 
 
-def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(root: Path) -> None:
+def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # its pictures are rendered
     config = configure(root, "burgers1d", "darcy2d")
     simulator = make_simulator(config, make_autoencoder(config))
     report = evaluate(config, simulator, horizon=3, baselines=[train(root, "unet", "darcy2d")])

@@ -88,6 +88,26 @@ def test_store_and_hdf5_give_the_same_frames(root: Path, tmp_path: Path) -> None
     assert caught.value.kind == "no_store"
 
 
+def test_store_that_serves_is_opened_once_and_another_is_closed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--tasks", "burgers1d", "--root", str(root), "--cache-dir", str(tmp_path), "--no-parallel"]
+    assert CliRunner().invoke(build, flags).exit_code == 0
+    opened: list[ups_store.Store] = []
+    whole = ups_store.open
+
+    def counting(path: Path) -> ups_store.Store:
+        opened.append(whole(path))
+        return opened[-1]
+
+    monkeypatch.setattr(ups_store, "open", counting)
+    assert isinstance(open_split(root, cache=tmp_path), StoreFields)
+    assert len(opened) == 1
+    assert isinstance(open_split(root, cache=tmp_path, reduce_space=2), MemoryFields)
+    with pytest.raises(ValueError, match="closed"):
+        opened[1].gather(np.array([0]), ["fields"])
+
+
 def test_partitions_of_a_field_store_are_taken(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

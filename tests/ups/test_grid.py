@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ups.errors import ConfigError
-from ups.grid import GridSpec, TokenGrid, boundary_types, cut_grid
+from ups.grid import GridSpec, TokenGrid, boundary_types, cut_grid, domain_lengths
 
 
 def make_grid(*points: int, periodic: bool = True) -> GridSpec:
@@ -62,3 +62,9 @@ def test_boundary_types_are_in_the_order_of_the_axes() -> None:
     assert boundary_types(named, ndim=1) == ("periodic",)
     assert boundary_types(named, ndim=2) == ("neumann", "periodic")
     assert boundary_types(named, ndim=3) == ("unknown", "neumann", "periodic")
+
+
+def test_lengths_of_the_domain_are_in_the_order_of_the_axes() -> None:
+    named = {"x": 2.0, "y": 3.0}
+    assert domain_lengths(named, ndim=1) == [2.0]
+    assert domain_lengths(named, ndim=3) == [1.0, 3.0, 2.0]

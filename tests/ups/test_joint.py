@@ -27,11 +27,10 @@ from ups.objectives.reconstruction import relative_square_error
 from ups.simulator import save_simulator
 from ups.train.joint import JointStage, make_joint_stage
 from ups.train.run import run_stage
-from ups.train.stage import data_identity_of
 from ups.train.trainer import Trainer
 
 CPU = torch.device("cpu")
-JOINT = ["training.use_inverse_losses=true", "stages.joint.epochs=2", "stages.joint.steps_per_epoch=30"]
+JOINT = ["training.use_inverse_losses=true", "stages.joint.epochs=2", "stages.joint.steps_per_epoch=10"]
 ONE = "data.task=[burgers1d]"
 
 
@@ -161,11 +160,12 @@ def test_transient_and_steady_task_train_together(run: Path) -> None:
 
 
 def test_stores_of_latents_are_rebuilt_after_it(run: Path) -> None:
-    run_stage("joint", joint(run, ONE), note=print)
+    few = "stages.joint.steps_per_epoch=2"
+    run_stage("joint", joint(run, ONE, few), note=print)
     assert build(run, ONE, "data.split=train") == [False]
     assert build(run, ONE, "data.split=train") == [True]
     shutil.rmtree("checkpoints")
-    config, path = joint(run, ONE, "seed=1"), Path("checkpoints/autoencoder.safetensors")
+    config, path = joint(run, ONE, few, "seed=1"), Path("checkpoints/autoencoder.safetensors")
     run_stage("joint", config, note=print)
     with pytest.raises(ConfigError, match="latents are those of another encoder"):
         open_latents(config, "burgers1d", "train", autoencoder_path=path)
@@ -179,12 +179,12 @@ def test_run_continues_to_the_bit_after_it_has_exported(run: Path) -> None:
     through.fit()
     shutil.rmtree("checkpoints")
     first = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
-    for _ in range(30):
+    for _ in range(10):
         first.train_step()
     first._validate()
     first.save()
     second = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
-    assert (second.step, second.best_weights.score) == (30, first.best_weights.score)
+    assert (second.step, second.best_weights.score) == (10, first.best_weights.score)
     second.fit()
     torch.testing.assert_close(
         second.stage.model.state_dict(), through.stage.model.state_dict(), rtol=0, atol=0
@@ -212,7 +212,7 @@ def test_run_continues_with_the_statistics_that_it_began_with(
     for before, now in zip(first.stage.model.buffers(), stage.model.buffers(), strict=True):
         torch.testing.assert_close(now, before, rtol=0, atol=0)
     hashes = {name: some.store.config_hash for name, some in stage._windows.tasks.items()}
-    assert data_identity_of(stage) == hashes
+    assert stage.data_identity() == hashes
 
 
 def test_report_is_of_what_joint_training_left_also_after_an_operator_s(run: Path) -> None:

@@ -11,7 +11,7 @@ from ups.config.old_names import MEANINGLESS, NOT_YET
 from ups.config.run import CheckpointConfig, RunConfig
 from ups_store.build.config import BuildConfig
 from ups_store.build.config import load_config as load_build_config
-from ups_store.build.shared_keys import KEYS_OF_OTHERS, OF_OTHERS, OLD_KEYS, OLD_SECTIONS, SHORT_DTYPES
+from ups_store.build.shared_keys import KEYS_OF_OTHERS, OF_OTHERS, OLD_KEYS, OLD_SECTIONS
 
 OLD = Path(__file__).parent / "configs"
 
@@ -53,11 +53,7 @@ def test_earlier_configurations_are_told_their_meaningless_keys_alone(name: str)
     assert told <= MEANINGLESS.keys()
 
 
-@pytest.mark.parametrize("short", SHORT_DTYPES)
-def test_short_names_of_dtypes_are_the_same_for_both(short: str) -> None:
-    overrides = ["data.task=burgers1d", "latent.dim=4", f"training.latent_cache_dtype={short}"]
-    overrides += [f"latent.compute_dtype={short}"]
-    run, build = load_config(overrides=overrides), load_build_config(overrides=overrides)
-    assert build.latent is not None
-    assert run.training.latent_cache_dtype == build.cache.dtype == SHORT_DTYPES[short]
-    assert run.latent.compute_dtype == build.latent.compute_dtype
+def test_training_takes_short_names_of_dtypes() -> None:
+    keys = ["training.amp_dtype=half", "training.latent_cache_dtype=bf16"]
+    training = load_config(overrides=["data.task=burgers1d", *keys]).training
+    assert (training.amp_dtype, training.latent_cache_dtype) == ("float16", "bfloat16")

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from latent_runs import T, write_burgers, write_latent_run
+from quiet import Quiet
 from test_encode_loop import make_checkpoint
 
 import ups_store
@@ -48,13 +49,6 @@ def folder(tmp_path: Path) -> Path:
         "seed: 0\n"
     )
     return write_latent_run(tmp_path, num_samples=20, config=config)
-
-
-class Quiet:
-    """A watcher whom nobody asks."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
 
 
 def configure(folder: Path, *overrides: str, **flags: Any) -> BuildConfig:

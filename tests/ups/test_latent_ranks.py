@@ -49,7 +49,7 @@ def build_alone(folder: Path) -> Path:
     return folder / NAME
 
 
-@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_torchrun_makes_the_bytes_of_one_process(folder: Path, num: int) -> None:
     words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num), "-m", "ups_store.build"]
     words = [*command(*words), "--cache-dir", "cache", "--manifest", "manifest.json"]

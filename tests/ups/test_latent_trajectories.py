@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from latent_runs import T, write_latent_run
-from operator_runs import Quiet
+from operator_runs import build
 
 from ups.config import load_config
 from ups.data.latent_trajectories import LatentFields, open_latent_fields
 from ups.errors import ConfigError
-from ups_store.build.config import load_config as load_build_config
-from ups_store.build.stores import build_all
 from ups_store.errors import StoreNotFoundError
 
 
@@ -28,9 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_latent_run(tmp_path, num_samples=20, config=config)
 
 
-def build(folder: Path, latents: str) -> None:
-    override = f"training.latent_cache_dir={latents}"
-    build_all(load_build_config(folder / "run.yaml", overrides=[override]), watcher=Quiet())
+def build_latents(folder: Path, latents: str) -> None:
+    build(folder, f"training.latent_cache_dir={latents}")
 
 
 def open_latents(folder: Path, latents: str) -> LatentFields:
@@ -41,11 +38,11 @@ def open_latents(folder: Path, latents: str) -> LatentFields:
 def test_partitions_of_latents_are_found_and_read_as_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(folder, "whole")
+    build_latents(folder, "whole")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        build(folder, "parts")
+        build_latents(folder, "parts")
     assert not (folder / "parts" / "burgers1d_train.zarr.zip").exists()
     whole, parts = open_latents(folder, "whole"), open_latents(folder, "parts")
     samples = np.array([15, 0, 8, 7])
@@ -61,7 +58,7 @@ def test_partitions_of_latents_are_found_and_read_as_one(
 def test_missing_partition_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    build(folder, "parts")
+    build_latents(folder, "parts")
     with pytest.raises(StoreNotFoundError, match="00000-of-00002"):
         open_latents(folder, "parts")
 

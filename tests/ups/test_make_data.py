@@ -324,7 +324,7 @@ def test_full_disk_is_one_line_and_leaves_nothing(small_disk, task):
     command += ["--points", "32", "--frames", "101"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (6, "")
-    reason = "no space left on device; free some space, or give --out another folder"
+    reason = "can't be written (no space left on device); free some space, or give --out another folder"
     assert done.stderr == f"error: {small_disk}: {reason}\n"
     assert list(small_disk.iterdir()) == []
 

@@ -19,7 +19,7 @@ from ups.eval.baselines import FourierNeuralOperator, SpectralConv
 from ups.eval.forecasters import Persistence
 from ups.eval.neuraloperator_fno import NeuraloperatorFNO, neuraloperator_modes
 from ups.eval.rollout import roll_out
-from ups.eval.train_baseline import Budget, train_baseline
+from ups.eval.train_baseline import Budget, make_spec, train_baseline
 
 pytest.importorskip("neuralop")
 
@@ -164,10 +164,10 @@ def test_neuraloperator_baseline_trains_repeats_and_is_kept_in_a_file(tmp_path: 
     )
     test = open_trajectories(config, "burgers1d", "test")
     fields = open_fields(config, "burgers1d", "train")
+    spec = make_spec("fno_neuraloperator", fields, dt=test.dt, stride=1)
 
     def train(samples: int) -> Baseline:
-        budget = Budget(samples=samples)
-        return train_baseline("fno_neuraloperator", fields, budget=budget, dt=test.dt, batch_size=16)
+        return train_baseline(spec, fields, budget=Budget(samples=samples), batch_size=16)
 
     one, two = train(160), train(160)
     for (name, weight), twin in zip(one.state_dict().items(), two.state_dict().values(), strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from operator_runs import configure, made_once, prepare
+from operator_runs import configure, made_once, shared_run
 from torch import Tensor
 
 import ups_store
@@ -24,7 +24,8 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, prepare)
+    source = shared_run(tmp_path_factory)
+    return made_once(tmp_path_factory, lambda folder: shutil.copytree(source, folder, dirs_exist_ok=True))
 
 
 def train(folder: Path, *overrides: str) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operator_runs import AUTOENCODER, TASKS, build, change_weights, configure, made_once, own_copy, prepare
+from operator_runs import AUTOENCODER, TASKS, build, change_weights, configure, own_copy, shared_run
 
 import ups
 import ups_store
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, a trained autoencoder and stores; what is in it isn't changed by tests."""
-    return made_once(tmp_path_factory, prepare)
+    return shared_run(tmp_path_factory)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
 from ups.objectives.reconstruction import relative_square_error
 from ups.optim.ema import AveragedWeights, WeightsCopy
-from ups.optim.optimizer import make_optimizer
+from ups.optim.optimizer import expect_optimizer, make_optimizer
 from ups.optim.schedule import LearningRate
 
 torch.set_num_threads(1)
@@ -145,3 +145,11 @@ def test_optimizer_that_is_not_there_yet_is_refused() -> None:
     with pytest.raises(ConfigError, match="muon_hybrid") as caught:
         make_optimizer(nn.Linear(2, 3).named_parameters(), OptimizerConfig(name="muon_hybrid", lr=0.1))
     assert caught.value.kind == "not_yet"
+
+
+def test_optimizer_that_is_not_there_yet_is_named_with_its_stage() -> None:
+    with pytest.raises(ConfigError) as caught:
+        expect_optimizer(OptimizerConfig(name="muon_hybrid"), stage="operator")
+    says = "stages.operator.optimizer.name = muon_hybrid: it isn't there yet: expected adamw, adam or sgd"
+    assert (str(caught.value), caught.value.kind) == (says, "not_yet")
+    expect_optimizer(OptimizerConfig(name="sgd"), stage="operator")

@@ -19,7 +19,8 @@ from rich.console import Console
 from ups.errors import OutputError
 from ups.eval.figures import curves_figure, error_figure, fields_figure, spectra_figure
 from ups.eval.intervals import Interval, bootstrap
-from ups.eval.report import Report, Row, TaskReport, write_report
+from ups.eval.report import Report, Row, TaskReport
+from ups.eval.report_files import write_report
 from ups.eval.report_page import to_html
 from ups.eval.report_table import show_evaluation
 from ups.eval.scores import Scores
@@ -85,13 +86,12 @@ def test_report_that_can_not_be_written_leaves_the_old_one(
     before = {path.name: path.read_bytes() for path in write_report(tmp_path, report()).values()}
     written = []
 
-    def fail(path: Path, content: bytes) -> None:
-        written.append(path)
+    def fail(number: int) -> None:
+        written.append(number)
         if len(written) == 3:
             raise OSError(errno.ENOSPC, "no room")
-        path.write_bytes(b"half")
 
-    monkeypatch.setattr("ups.eval.report.write_atomically", fail)
+    monkeypatch.setattr("ups.output.os.fsync", fail)
     with pytest.raises(OutputError, match="no room") as caught:
         write_report(tmp_path, report())
     assert (caught.value.exit_code, caught.value.path) == (6, str(tmp_path))

@@ -27,7 +27,7 @@ from ups.eval.forecasters import (
     Start,
     TrainingMean,
 )
-from ups.eval.rollout import domain_lengths, roll_out
+from ups.eval.rollout import roll_out
 from ups.simulator import Simulator
 from ups.simulator_spec import SimulatedTask, SimulatorSpec
 from ups_store.build.command import app as build
@@ -276,8 +276,3 @@ def test_parameters_are_in_the_model_s_order_and_unknown_ones_nan() -> None:
     assert table[:, 1].tolist() == [1.0, 2.0]
     assert table[:, 0].isnan().all()
     assert parameter_table({}, (), 3).shape == (3, 0)
-
-
-def test_lengths_of_the_domain_are_in_the_order_of_the_axes(root: Path) -> None:
-    assert domain_lengths(open_split(root)) == [pytest.approx(1.0, rel=0.05)]
-    assert len(domain_lengths(open_split(root, "darcy2d"))) == 2

@@ -327,6 +327,16 @@ def test_setting_without_effect_is_named(tmp_path: Path, override: str, says: st
     assert sentence.startswith(f"{key} has no effect")
 
 
+@pytest.mark.parametrize(("epochs", "num_sentences"), [(1, 0), (0, 1)])
+def test_inverse_losses_without_joint_epochs_are_named(
+    tmp_path: Path, epochs: int, num_sentences: int
+) -> None:
+    joint = ("training.use_inverse_losses=true", f"stages.joint.epochs={epochs}")
+    config = make_config(tmp_path, *joint)
+    assert config.trains_jointly == (epochs > 0)
+    assert len(list(unused_settings(config, "autoencoder"))) == num_sentences
+
+
 @pytest.mark.parametrize(
     "override",
     [
@@ -367,10 +377,10 @@ def test_setting_that_its_kind_reads_is_not_named(tmp_path: Path) -> None:
 def test_run_is_not_continued_on_other_data(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     stage = Regression()
-    stage.data_identity = {"waves": {"mean": [0.5, 1.0]}}  # type: ignore[attr-defined]
+    stage.data_identity = lambda: {"waves": {"mean": [0.5, 1.0]}}  # type: ignore[method-assign]
     train(stage, config)
     Trainer(stage, config, device=CPU)
-    stage.data_identity = {"waves": {"mean": [0.5, 1.25]}}  # type: ignore[attr-defined]
+    stage.data_identity = lambda: {"waves": {"mean": [0.5, 1.25]}}  # type: ignore[method-assign]
     with pytest.raises(Exception, match=r"waves\.mean was \[0\.5, 1\.0\] and is \[0\.5, 1\.25\]") as caught:
         Trainer(stage, config, device=CPU)
     assert caught.value.kind == "other_data"  # type: ignore[attr-defined]

@@ -134,6 +134,8 @@ def test_rollout_repeats_steps_in_states_and_decodes_each() -> None:
     predicted = simulator.rollout(fields_of(), 3, task="burgers1d", parameters={"nu": 0.02})
     assert predicted.shape == (2, 3, 16, 1)
     assert not predicted.requires_grad
+    counted = simulator.rollout(fields_of(), np.int64(3), task="burgers1d", parameters={"nu": 0.02})  # type: ignore[arg-type]
+    assert torch.equal(counted, predicted)
     torch.testing.assert_close(predicted, torch.stack(by_hand, dim=1), rtol=0, atol=0)
 
 
@@ -178,6 +180,8 @@ def test_steady_task_goes_from_its_input_to_the_solution_in_one_step() -> None:
         ({"task": "cfd1d"}, "other_task", "found cfd1d"),
         ({"steps": 0}, "steps", "at least 1"),
         ({"steps": 2.5}, "steps", "a whole number, at least 1, found 2.5"),
+        ({"steps": True}, "steps", "a whole number, at least 1, found True"),
+        ({"steps": np.int64(10**18)}, "no_memory", "and 1000000000000000000 steps doesn't fit into memory"),
         ({"steps": 10**12}, "no_memory", "2 samples and 1000000000000 steps doesn't fit into memory"),
         ({"parameters": {}}, "missing_parameter", "parameter nu is missing: expected a value, 0.01 to 0.1"),
         ({"parameters": {"nu": 0.1, "beta": 1}}, "unknown_parameter", "expected nu, found beta"),

@@ -103,7 +103,8 @@ def test_trajectories_without_a_second_frame_are_refused(root: Path) -> None:
 def train(root: Path, kind: Any = "fno", task: str = "burgers1d", **options: Any) -> Baseline:
     trajectories = open_trajectories(configure(root, task), task, "train")
     wanted = {"budget": Budget(samples=640), "batch_size": 16, "augmented": False, **options}
-    return train_baseline(kind, open_train(root, task), dt=trajectories.dt, **wanted)
+    spec = make_spec(kind, trajectories.fields, dt=trajectories.dt, stride=1)
+    return train_baseline(spec, trajectories.fields, **wanted)
 
 
 @pytest.mark.parametrize(("kind", "task"), [("fno", "burgers1d"), ("unet", "burgers1d"), ("fno", "darcy2d")])

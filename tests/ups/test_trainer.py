@@ -18,14 +18,15 @@ from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.errors import CheckpointError, ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.meter import LossMeter
-from ups.train.stage import Losses, make_stage
+from ups.train.saved_state import differing_keys
+from ups.train.stage import Losses, Stage, make_stage
 from ups.train.trainer import Trainer
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
 
 
-class Regression:
+class Regression(Stage):
     """A stage: fit y = sin(x) with dropout, so that the generators of random numbers matter too."""
 
     name = "autoencoder"
@@ -152,6 +153,23 @@ def test_state_of_another_configuration_is_refused_with_the_keys(tmp_path: Path)
         train(Regression(), make_config(tmp_path, "training.accum_steps=2"))
     assert caught.value.kind == "other_config"
     train(Regression(), make_config(tmp_path, "training.log_every=1", "stages.operator.epochs=3"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "latent.pin_memory=false",
+        "training.pin_memory=false",
+        "training.latent_cache_dir=elsewhere",
+        "training.latent_cache_dtype=float32",
+    ],
+)
+def test_key_that_changes_no_step_may_differ_between_a_run_and_its_continuation(
+    tmp_path: Path, override: str
+) -> None:
+    saved = make_config(tmp_path).model_dump(mode="json")
+    assert differing_keys(saved, make_config(tmp_path, override), stage="operator") == []
+    assert differing_keys(saved, make_config(tmp_path, "latent.micro_batch=8"), stage="operator") != []
 
 
 @pytest.mark.parametrize("prefix", ["model.", "ema."])

@@ -185,7 +185,7 @@ def test_state_is_dropped_after_the_end_where_nobody_wants_it(tmp_path: Path) ->
     assert not dropped.state_path.exists()
 
 
-def test_patience_with_other_ranks_is_that_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_wait_for_each_other_as_long_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
 
     def joined(backend: str, **options: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from operator_runs import SETTINGS, configure, made_once
+from operator_runs import SETTINGS, build_here, configure, made_once
 
 import ups
 import ups_store
@@ -47,7 +47,9 @@ def train(folder: Path) -> None:
         "operator": {"epochs": 1, "steps_per_epoch": 60},
     }
     Path("run.yaml").write_text(yaml.safe_dump(settings))
-    run_all(configure(folder), config_path=folder / "run.yaml", overrides=[], note=lambda text: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ups.train.build_stores._run", build_here)
+        run_all(configure(folder), config_path=folder / "run.yaml", overrides=[], note=lambda text: None)
     request = PredictionRequest(
         source=SOURCE, checkpoint=OPERATOR, out=Path("predicted.zarr.zip"), steps=3, limit=2, device="cpu"
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from operator_runs import configure, made_once, prepare
+from operator_runs import configure, made_once, shared_run
 
 import ups
 import ups_store
@@ -40,8 +41,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     """A run that was allowed to train on such latents, and its report; no source is left."""
     report: dict[str, Any] = {}
 
+    prepared = shared_run(tmp_path_factory)
+
     def make(folder: Path) -> None:
-        prepare(folder)
+        shutil.copytree(prepared, folder, dirs_exist_ok=True)
         for split in ("train", "val", "test"):
             forget_encoder(folder / "latents" / f"burgers1d_{split}.zarr.zip")
         (folder / "data").rename(folder / "gone")

@@ -258,10 +258,14 @@ def test_input_of_a_steady_task_has_statistics_of_its_own(tmp_path: Path) -> Non
 
 def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     latent = latents_of(2, 0.0).astype(np.float32)
-    latent[1, 3] = np.nan
-    windows = open_windows(write_store(tmp_path / "a.zarr.zip", {"latent": latent}))
-    with pytest.raises(ConfigError, match="the statistics of 'latent' aren't finite"):
-        measure_state_statistics(windows)
+    latent[1, 3, 0, 1] = np.nan
+    path = write_store(tmp_path / "a.zarr.zip", {"latent": latent})
+    with pytest.raises(ConfigError, match="the statistics of 'latent' aren't finite") as caught:
+        measure_state_statistics(open_windows(path))
+    error = caught.value
+    assert (error.kind, error.path) == ("not_finite", str(path))
+    assert error.found == "NaN or infinity in channel 1 of 2"
+    assert str(error.hint).startswith("mend what it was made from and build it again")
 
 
 def make_batch(states: torch.Tensor, task: str = "burgers1d") -> WindowBatch:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -18,30 +19,39 @@ from ups.data.config import SharedConfigError, parse_overrides, read_yaml
 from ups.errors import ConfigError
 
 
-def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    source: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+) -> RunConfig:
     """Read a configuration; later sources win: included files, the file, dotted overrides.
 
     `include:` names one file or a list of them, relative to the file that it stands in. Values of overrides
     are YAML: `training.lr=1e-4`, `data.task=[burgers1d,advection1d]`.
 
     Args:
-        path: YAML file, or None.
+        source: YAML file, or the keys that one would hold, such as those in a checkpoint, or None.
         overrides: `key=value` with dotted keys.
+        name: What errors call the source; by default its path.
 
     Raises:
         ConfigError: Names each wrong key, what was found, what is expected, and the nearest known key.
     """
-    path = None if path is None else Path(path)
+    path = None if source is None or isinstance(source, Mapping) else Path(source)
+    keys, where = dict(source) if isinstance(source, Mapping) else {}, name or path
     try:
-        merged = OmegaConf.merge({} if path is None else read_yaml(path), parse_overrides(overrides))
-        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+        file = OmegaConf.create(keys) if path is None else read_yaml(path)
+        given = parse_overrides(overrides)
+        _expect_like(OmegaConf.to_container(file), OmegaConf.to_container(given))
+        values = OmegaConf.to_container(OmegaConf.merge(file, given), resolve=True, throw_on_missing=True)
     except SharedConfigError as error:
         raise as_own(error) from error
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
-    except TypeError as error:  # OmegaConf's, of a list over keys
-        hint = "see docs/training.md for the known keys"
-        raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
+        raise ConfigError(str(error).splitlines()[0], path=where, hint="check the dotted keys") from error
+    except TypeError as error:  # OmegaConf's, which names no key
+        hint = "say the same kind here and in the files that it includes"
+        raise ConfigError("a list and keys don't merge", path=where, hint=hint) from error
     assert isinstance(values, dict)
     named = {str(key): value for key, value in values.items()}
     if isinstance(data := named.setdefault("data", {}), dict) and data.get("root") is None:
@@ -51,7 +61,21 @@ def load_config(path: str | os.PathLike[str] | None = None, *, overrides: Sequen
         return RunConfig.model_validate(take_out_old_names(named), context={"tasks": declared})
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
-        raise all_problems(error, model=RunConfig, path=path, outside=outside) from error
+        raise all_problems(error, model=RunConfig, path=where, outside=outside) from error
+
+
+def _expect_like(file: object, given: object, key: str = "") -> None:
+    """Refuse an override that says a list where the file has keys, or the other way round."""
+    if isinstance(file, dict) and isinstance(given, dict):
+        for name, value in given.items():
+            if name in file:
+                _expect_like(file[name], value, f"{key}.{name}" if key else str(name))
+    elif isinstance(file, dict) and isinstance(given, list):
+        hint = f"say {key}.<name>=..."
+        raise ConfigError(key, expected="keys and values", found="a list", hint=hint)
+    elif isinstance(file, list) and isinstance(given, dict):
+        hint = f"say {key}=[...], which replaces the list as a whole"
+        raise ConfigError(key, expected="a list", found="keys and values", hint=hint)
 
 
 def dump_config(config: RunConfig) -> str:

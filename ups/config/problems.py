@@ -17,14 +17,14 @@ _UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
 
 
 def all_problems(
-    error: ValidationError, *, model: type[BaseModel], path: Path | None, outside: Collection[str]
+    error: ValidationError, *, model: type[BaseModel], path: Path | str | None, outside: Collection[str]
 ) -> ConfigError:
     """Say everything that pydantic found: a sentence for each key, a line each where there are several.
 
     Args:
         error: What was raised.
         model: The configuration's type.
-        path: File that was read.
+        path: File that was read, or another name for it.
         outside: Dotted keys that the file didn't decide.
     """
     known, problems = known_keys(model), dict[str, ConfigError]()
@@ -33,8 +33,8 @@ def all_problems(
         where = None if any(key == name or name.startswith(f"{key}.") for name in outside) else path
         problems.setdefault(key, _problem(one, key, known=known, path=path, where=where))
     # A misspelled key explains why another one is missing.
-    meant = {str(problem.hint) for problem in problems.values() if problem.kind == _UNKNOWN}
-    left = [p for p in problems.values() if p.kind != _MISSING or _did_you_mean(p.expected) not in meant]
+    meant = {_near(key, known) for key, problem in problems.items() if problem.kind == _UNKNOWN}
+    left = [problem for key, problem in problems.items() if problem.kind != _MISSING or key not in meant]
     if len(left) == 1:
         return left[0]
     kinds = {problem.kind for problem in left}
@@ -52,10 +52,10 @@ def _key_of(problem: ErrorDetails) -> str:
 
 
 def _problem(
-    problem: ErrorDetails, key: str, *, known: list[str], path: Path | None, where: Path | None
+    problem: ErrorDetails, key: str, *, known: list[str], path: Path | str | None, where: Path | str | None
 ) -> ConfigError:
     if problem["type"] == "extra_forbidden":
-        hint = _near(key, known)
+        hint = _hint(key, known)
         return ConfigError("unknown key", kind=_UNKNOWN, path=where, found=repr(key), hint=hint)
     if problem["type"] == "missing" and key in known:
         return ConfigError("missing key", kind=_MISSING, path=path, expected=key, hint=f"say {key}=...")
@@ -79,9 +79,17 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
-def _near(key: str, known: list[str]) -> str:
+def _hint(key: str, known: list[str]) -> str:
     if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
         return "in YAML, indent what follows a dot below what precedes it"
+    near = _near(key, known)
+    return f"did you mean {near}?" if near else "see docs/training.md for the known keys"
+
+
+def _near(key: str, known: list[str]) -> str | None:
+    """The known key that an unknown one was probably meant to be."""
+    if key in known:
+        return None
     parts = key.split(".")
     if parts[0] in ("stages", "tasks") and len(parts) > 1:
         parts[1] = "<name>"
@@ -90,11 +98,7 @@ def _near(key: str, known: list[str]) -> str:
     close = difflib.get_close_matches(asked, [*known, *sections], n=1)
     same_name = _same_last_part(asked, known)
     near = same_name or close if "." not in key else close or same_name
-    return _did_you_mean(near[0]) if near else "see docs/training.md for the known keys"
-
-
-def _did_you_mean(key: str) -> str:
-    return f"did you mean {key}?"
+    return near[0] if near else None
 
 
 def _same_last_part(key: str, known: list[str]) -> list[str]:
@@ -103,7 +107,7 @@ def _same_last_part(key: str, known: list[str]) -> list[str]:
     return [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
 
 
-def as_own(error: Exception, *, key: str = "", path: Path | None = None) -> ConfigError:
+def as_own(error: Exception, *, key: str = "", path: Path | str | None = None) -> ConfigError:
     """An error of the sections that the build shares, or of a validator, as one of the training stack.
 
     Args:

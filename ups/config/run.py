@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ups.autoencoder_spec import CHECKPOINT_NAME
+from ups.autoencoder_spec import AUTOENCODER_FILE
 from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section
 from ups.config.stage import StageConfig
 from ups.config.training import TrainingConfig
@@ -189,9 +189,14 @@ class RunConfig(Section):
         return BuildConfig(data=self.data, tasks=self.tasks, cache=self.cache, reading=self.reading)
 
     @property
+    def trains_jointly(self) -> bool:
+        """Whether the run has a stage `joint`: named under `stages`, and not left out by 0 epochs."""
+        return "joint" in self.stages and self.stages["joint"].epochs > 0
+
+    @property
     def autoencoder_path(self) -> Path:
         """The autoencoder whose latents are used: `latent.checkpoint`, or what its stage writes."""
-        return self.latent.checkpoint or self.checkpoint.dir / CHECKPOINT_NAME
+        return self.latent.checkpoint or self.checkpoint.dir / AUTOENCODER_FILE
 
     def stage(self, name: str) -> StageConfig:
         """A stage's configuration, with what it leaves open taken from `training`.

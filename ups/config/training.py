@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section
+from ups.data.config import long_dtype
+
+AmpDtype = Annotated[Literal["bfloat16", "float16"], BeforeValidator(long_dtype)]
+LatentDtype = Annotated[Literal["float16", "bfloat16", "float32"], BeforeValidator(long_dtype)]
 
 
 class QuerySamplingConfig(Section):
@@ -27,7 +31,7 @@ class TrainingConfig(Section):
         None, description="of the averaged weights that are validated and kept"
     )
     amp: bool = Field(False, description="autocast to amp_dtype")
-    amp_dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="dtype of autocast")
+    amp_dtype: AmpDtype = Field("bfloat16", description="dtype of autocast")
     compile: bool = Field(False, description="torch.compile the model")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
         "default", description="of torch.compile"
@@ -48,7 +52,7 @@ class TrainingConfig(Section):
     num_workers: CountOrZero | Literal["auto"] = Field("auto", description="reader processes of a build")
     use_parallel_encoding: bool = Field(True, description="read and encode at the same time in a build")
     latent_cache_dir: Path | None = Field(None, description="folder of the latent stores")
-    latent_cache_dtype: Literal["float16", "bfloat16", "float32"] = Field("float16", description="of latents")
+    latent_cache_dtype: LatentDtype = Field("float16", description="of latents")
     cache_mode: Literal["auto", "store", "memory", "none"] = Field(
         "auto", description="latents from finished stores, made on demand, in memory, or in every pass"
     )
@@ -66,9 +70,3 @@ class TrainingConfig(Section):
         False, description="train on latents of which nothing says which weights made them"
     )
     inverse_loss_frequency: Count = Field(1, description="optimiser steps from one inverse loss to the next")
-
-    @field_validator("amp_dtype", "latent_cache_dtype", mode="before")
-    @classmethod
-    def _long_name(cls, value: object) -> object:
-        short = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
-        return short.get(value, value) if isinstance(value, str) else value

@@ -3,6 +3,7 @@
 from ups_store.build.config import BuildConfig, CacheConfig, DataConfig, EncodingConfig, ReadingConfig
 from ups_store.build.overrides import parse_overrides
 from ups_store.build.problems import expected_by
+from ups_store.build.shared_keys import long_dtype
 from ups_store.build.yaml_file import read_yaml
 from ups_store.declaration import TaskDeclaration
 from ups_store.errors import ConfigError as SharedConfigError
@@ -16,6 +17,7 @@ __all__ = [
     "SharedConfigError",
     "TaskDeclaration",
     "expected_by",
+    "long_dtype",
     "parse_overrides",
     "read_yaml",
 ]

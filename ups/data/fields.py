@@ -5,7 +5,7 @@ Letters: N samples, T time steps, X the axes of the grid, C channels, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -109,8 +109,7 @@ class StoreFields:
 
     def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
         """See `Fields.parameters`."""
-        values = self._store.gather(samples, self.info.parameters)
-        return {name: column.astype(np.float64) for name, column in values.items()}
+        return stored_parameters(self._store, self.info.parameters, samples)
 
     def times(self) -> npt.NDArray[np.float64] | None:
         """See `Fields.times`."""
@@ -172,10 +171,9 @@ def open_fields(
         ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
     path = store_path(config.cache.dir, task, split)
-    place = place_of(path) if source != "hdf5" else None
-    problem = _problem_with_store(place, config.data) if place is not None else "there is none"
-    if place is not None and problem is None:
-        return StoreFields(ups_store.open(place), limit=config.data.limit)
+    store, problem = _open_suitable(path, config.data) if source != "hdf5" else (None, "")
+    if store is not None:
+        return StoreFields(store, limit=config.data.limit)
     if source == "store":
         hint = "run `python -m ups_store.build`, or training.field_source=hdf5"
         raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
@@ -185,17 +183,28 @@ def open_fields(
     return MemoryFields(_info_of(plan), arrays, origin=origin, times=times)
 
 
-def _problem_with_store(place: Path, data: DataConfig) -> str | None:
-    """Why a store can't serve, or None."""
+def _open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:
+    """The store of a path, or None and why it can't serve."""
+    place = place_of(path)
+    if place is None:
+        return None, "there is none"
     try:
         store = ups_store.open(place)
     except StoreNotFoundError as error:  # a partition is missing
-        return str(error)
-    with store:
-        if FIELDS not in store:
-            return "it holds no fields"
-        differing = differing_selection(store, data)
-    return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items()) or None
+        return None, str(error)
+    problem = _problem_with(store, data)
+    if problem:
+        store.close()
+        return None, problem
+    return store, ""
+
+
+def _problem_with(store: Store, data: DataConfig) -> str:
+    """Why a store can't serve; empty if it can."""
+    if FIELDS not in store:
+        return "it holds no fields"
+    differing = differing_selection(store, data)
+    return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items())
 
 
 def _info_of(described: Store | StorePlan) -> FieldsInfo:
@@ -229,6 +238,14 @@ def stored_times(store: Store, num_samples: int) -> npt.NDArray[np.float64] | No
     if TIMES in store.constants:
         return np.asarray(store.constants[TIMES], np.float64)
     return store.gather(np.arange(num_samples), [TIMES])[TIMES].astype(np.float64)
+
+
+def stored_parameters(
+    store: Store, names: Sequence[str], samples: Array
+) -> dict[str, npt.NDArray[np.float64]]:
+    """What `Fields.parameters` gives of samples of a store."""
+    values = store.gather(samples, names)
+    return {name: column.astype(np.float64) for name, column in values.items()}
 
 
 def _with_channels(frames: Array, grid: GridSpec) -> Array:

@@ -10,9 +10,11 @@ import psutil
 
 from ups.data.config import BuildConfig
 from ups.data.errors import hints_in_keys
+from ups.data.split_plan import plan_split
 from ups.errors import ConfigError
-from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.plan import StorePlan
 from ups_store.build.read import read_batches
+from ups_store.build.readers import Readers
 
 _MEMORY_SHARE = 0.5  # of what is free, for one split
 
@@ -31,25 +33,18 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, d
         What a store of it would be, and its arrays by name, new, the samples along the first axis; fields
         in float32.
     Raises:
-        ConfigError: Kinds "empty_split", "too_large".
+        ConfigError: As `plan_split`; kind "too_large".
         ups_store.SourceError: If the files can't be read; kind "not_finite", with the file and the number of
             the sample in it.
     """
     cache = config.cache.model_copy(update={"dtype": "float32"})
-    with hints_in_keys():
-        plan = plan_store(config.model_copy(update={"cache": cache}), task, split)
-    if plan.num_samples == 0:
-        raise ConfigError(
-            f"{task} {split} would be empty",
-            kind="empty_split",
-            path=config.data.root,
-            expected="at least 1 sample",
-            hint="change data.split_fractions, or bring more samples",
-        )
-    _expect_room(plan)
-    arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in plan.arrays.items()}
-    with hints_in_keys():
-        for batch in read_batches(plan, np.arange(plan.num_samples), on_nan=config.data.on_nan):
+    reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
+    with hints_in_keys(), Readers(reading) as readers:
+        plan = plan_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
+        _expect_room(plan)
+        arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in plan.arrays.items()}
+        samples = np.arange(plan.num_samples)
+        for batch in read_batches(plan, samples, on_nan=config.data.on_nan, readers=readers):
             for name, values in batch.arrays.items():
                 arrays[name][batch.samples] = values
     return plan, arrays

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import Array, FieldsInfo, Store, stored_times
+from ups.data.fields import Array, FieldsInfo, Store, stored_parameters, stored_times
 from ups.data.state_stores import latent_folder
 from ups.data.store_places import place_of, store_path
 from ups.data.task_windows import TaskWindows
@@ -55,10 +55,7 @@ class LatentFields:
 
     def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
         """See `ups.data.fields.Fields.parameters`."""
-        if not self.info.parameters:
-            return {}
-        values = self._store.gather(samples, self.info.parameters)
-        return {name: column.astype(np.float64) for name, column in values.items()}
+        return stored_parameters(self._store, self.info.parameters, samples)
 
     def times(self) -> npt.NDArray[np.float64] | None:
         """See `ups.data.fields.Fields.times`."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import ups_store
 from ups.data.given_states import GivenStates
-from ups.grid import FIELDS
+from ups.grid import FIELDS, axis_names
 from ups_store.preview import save_preview
 
 Array = npt.NDArray[Any]
@@ -55,8 +55,7 @@ class PredictionStore:
         self._given, self._given_array = given, given_array
         num, is_steady = len(given.values), dt is None
         num_frames = steps + int(not is_steady)
-        space = ("z", "y", "x")[-(len(frame_shape) - 1) :]
-        dims = ("sample", "time", *space, "channel")
+        dims = ("sample", "time", *axis_names(len(frame_shape) - 1), "channel")
         channels = {"channels": list(given.attrs.get("channels", ()))}
         arrays = {
             FIELDS: ups_store.ArraySpec((num, num_frames, *frame_shape), "float32", dims=dims, attrs=channels)

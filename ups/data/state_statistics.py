@@ -44,8 +44,13 @@ def _measure(windows: TaskWindows, name: str) -> Statistics:
         least_std=LEAST_STD_OF_LATENTS if windows.state == LATENT else LEAST_STD,
     )
     if not np.isfinite(found.std).all():
+        bad = np.flatnonzero(~np.isfinite(found.std))
         raise ConfigError(
-            f"the statistics of {name!r} aren't finite", kind="not_finite", path=windows.store.path
+            f"the statistics of {name!r} aren't finite",
+            kind="not_finite",
+            path=windows.store.path,
+            found=f"NaN or infinity in channel {', '.join(map(str, bad))} of {len(found.std)}",
+            hint="mend what it was made from and build it again; data.on_nan=fail refuses such samples",
         )
     return found
 

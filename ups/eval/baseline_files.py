@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,14 @@ from ups.eval.baseline_model import (
     trained_with,
 )
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
+from ups.notes import Note
 from ups.output import expect_writable
 from ups.simulator import Simulator
 
 _FOLDER = "baselines"  # in the folder of the checkpoints
 
 
-def find_baselines(config: RunConfig, simulator: Simulator, *, note: Callable[[str], None]) -> list[Baseline]:
+def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> list[Baseline]:
     """The baselines in `<checkpoint.dir>/baselines` that predict what the simulator does; others are named.
 
     Raises:
@@ -51,9 +51,7 @@ def find_baselines(config: RunConfig, simulator: Simulator, *, note: Callable[[s
     return found
 
 
-def obtain_wanted(
-    config: RunConfig, *, device: torch.device, restart: bool, note: Callable[[str], None]
-) -> None:
+def obtain_wanted(config: RunConfig, *, device: torch.device, restart: bool, note: Note) -> None:
     """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
 
     One that there can't be, such as for three axes, or that diverges, is told and left out: the operator has
@@ -80,7 +78,7 @@ def obtain_baseline(
     budget: Budget,
     device: torch.device,
     restart: bool = False,
-    note: Callable[[str], None],
+    note: Note,
 ) -> Baseline:
     """The baseline of a run within a budget: the file of an earlier training, or one that is trained now.
 
@@ -105,33 +103,20 @@ def obtain_baseline(
     operator = config.stage("operator")
     stride = training.time_stride
     trajectories = open_trajectories(config.build, task, "train", source=training.field_source, stride=stride)
-    fields = trajectories.fields
-    settings: dict[str, Any] = {
-        "spec": make_spec(kind, fields, dt=trajectories.dt, stride=stride).to_json(),
-        "allowed": budget.allowed,
+    spec = make_spec(kind, trajectories.fields, dt=trajectories.dt, stride=stride)
+    options: dict[str, Any] = {
         "batch_size": operator.batch_size,
         "ema_decay": operator.ema_decay,
         "seed": config.seed,
         "augmented": training.augment,
     }
+    settings = {"spec": spec.to_json(), "allowed": budget.allowed, **options}
     if path.exists() and not restart and trained_with(path) == json.loads(json.dumps(settings)):
         note(f"{path} is there already, trained alike")
         return load_baseline(path, device=str(device))
     expect_writable(path.parent)
     note(f"{task}: {LABELS[kind]}, {budget}")
-    model = train_baseline(
-        kind,
-        fields,
-        budget=budget,
-        dt=trajectories.dt,
-        stride=stride,
-        batch_size=operator.batch_size,
-        ema_decay=operator.ema_decay,
-        seed=config.seed,
-        augmented=training.augment,
-        device=device,
-        note=note,
-    )
+    model = train_baseline(spec, trajectories.fields, budget=budget, device=device, note=note, **options)
     save_baseline(path, model, settings=settings)
     return model
 

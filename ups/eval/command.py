@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import typer
-import yaml
 from rich.console import Console
 
 from ups.checkpoint import read_document
@@ -20,11 +18,14 @@ from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_model import DEFAULT_KINDS, LABELS, Kind
 from ups.eval.neuraloperator_fno import expect_neuraloperator
 from ups.eval.operator_rows import OtherOperator, expect_comparable
-from ups.eval.report import Report, write_report
+from ups.eval.report import Report
+from ups.eval.report_files import write_report
 from ups.eval.report_table import show_evaluation
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.simulator import Simulator, load_simulator
-from ups.simulator_spec import CHECKPOINT_NAME, OPERATOR
+from ups.simulator_spec import OPERATOR, OPERATOR_FILE
+
+_TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
 
 
 def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Tell) -> RunConfig:
@@ -34,18 +35,10 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Tell) -> RunC
         CheckpointError: If there is no such checkpoint, or it is damaged.
         ConfigError: If it is no configuration of today, or an override is wrong.
     """
-    with hinting_at_training():
+    with _hinting():
         document = read_document(checkpoint, kind=OPERATOR)
-    with TemporaryDirectory() as folder:  # the one way in, so that the same checks are made
-        path = Path(folder) / "config.yaml"
-        path.write_text(yaml.safe_dump(dict(document["config"])), encoding="utf-8")
-        try:
-            return resolve_config(path, overrides, tell=tell)
-        except ConfigError as error:
-            where = f"the configuration in {checkpoint}"
-            error.path = where if error.path == str(path) else error.path
-            error.problem = error.problem.replace(str(path), where)
-            raise
+    where = f"the configuration in {checkpoint}"
+    return resolve_config(dict(document["config"]), overrides, tell=tell, name=where)
 
 
 def open_run(
@@ -66,12 +59,14 @@ def open_run(
     """
     if checkpoint is None and config_path is None:
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
-    if config_path is not None:
+    if checkpoint is None:
         config = resolve_config(config_path, overrides, tell=tell)
-        path = checkpoint or config.checkpoint.dir / CHECKPOINT_NAME
-        return config, _load(path, device=_device(config, tell))
-    assert checkpoint is not None
-    config = config_of(checkpoint, overrides, tell=tell)
+        path, hint = config.checkpoint.dir / OPERATOR_FILE, f"{_TRAIN_IT}, or say --checkpoint FILE"
+        return config, _load(path, device=_device(config, tell), hint=hint)
+    if config_path is None:
+        config = config_of(checkpoint, overrides, tell=tell)
+    else:
+        config = resolve_config(config_path, overrides, tell=tell)
     return config, _load(checkpoint, device=_device(config, tell))
 
 
@@ -79,6 +74,8 @@ def open_others(
     paths: Sequence[Path], config: RunConfig, simulator: Simulator, *, tell: Tell
 ) -> list[OtherOperator]:
     """Other operators that are to stand in the table of a run.
+
+    One whose configuration is none any more is a row all the same, without what its training took.
 
     Args:
         paths: Their checkpoints.
@@ -100,28 +97,32 @@ def open_others(
 
 def _logs_of(path: Path, tell: Tell) -> list[StageLog]:
     """Of the run that made a checkpoint, if it lies where that run has left it."""
-    config = config_of(path, (), tell=tell)
-    own = config.checkpoint.dir / CHECKPOINT_NAME
-    return read_stage_logs(config, note=tell) if path.absolute() == own.absolute() else []
+    try:
+        config = config_of(path, (), tell=lambda text: tell(f"{path}: {text}"))
+    except ConfigError as error:  # of an earlier version; it says no more than where its logs are
+        tell(f"warning: what its training took isn't told: {error}")
+        return []
+    own = config.checkpoint.dir / OPERATOR_FILE
+    return read_stage_logs(config, note=tell) if path.resolve() == own.resolve() else []
 
 
 def _device(config: RunConfig, tell: Tell) -> str:
     return str(choose_device(config.training.device, note=tell))
 
 
-def _load(path: Path, *, device: str) -> Simulator:
-    with hinting_at_training():
+def _load(path: Path, *, device: str, hint: str = _TRAIN_IT) -> Simulator:
+    with _hinting(hint):
         return load_simulator(path, device=device)
 
 
 @contextmanager
-def hinting_at_training() -> Iterator[None]:
+def _hinting(hint: str = _TRAIN_IT) -> Iterator[None]:
     """Inside, a missing checkpoint says how to get one."""
     try:
         yield
     except CheckpointError as error:
         if error.kind == "missing" and error.hint is None:
-            error.hint = "train it with `python scripts/train.py --stage operator`, or say --checkpoint FILE"
+            error.hint = hint
         raise
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +20,9 @@ from ups.eval.rollout import Rollout, roll_out
 from ups.eval.scores import LATENT_METRICS, score
 from ups.eval.task_figures import latent_figures, run_figures, task_figures
 from ups.eval.training_logs import StageLog, data_wait_share, read_stage_logs
+from ups.notes import Note
 from ups.simulator import Simulator
 
-Note = Callable[[str], None]
 Split = Literal["train", "val", "test"]
 
 

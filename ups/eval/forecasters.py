@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.autoencoder import Autoencoder, Normalizer
+from ups.autoencoder import Autoencoder
 from ups.data.batching import evenly_spread, parameter_table
 from ups.data.field_statistics import frame_items
 from ups.data.fields import Fields
@@ -142,9 +142,7 @@ class LatentForecaster:
         dt_B = torch.full((num,), known.dt if start.dt is None else start.dt, device=device)
         state_BLD = simulator.normalise(start.given.to(device), task=start.task, array=known.input_array)
         states_BKLD = simulator(state_BLD, table_BP, task=start.task, dt_B=dt_B, steps=steps)
-        normalizer = simulator.normalizer[f"{start.task}/{FIELDS}"]
-        assert isinstance(normalizer, Normalizer)
-        return normalizer.inverse(states_BKLD)
+        return simulator.normalizer_of(start.task, FIELDS).inverse(states_BKLD)
 
 
 def operator_forecaster(simulator: Simulator) -> OperatorForecaster | LatentForecaster:

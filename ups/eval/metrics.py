@@ -101,8 +101,7 @@ def defined_nrmse(prediction: Tensor, truth: Tensor) -> Tensor:
 
     An error that isn't finite for another reason, such as a prediction that is NaN, stays.
     """
-    scale = root_mean_square(truth)
-    return (root_mean_square(prediction - truth) / scale)[scale != 0]
+    return nrmse_per_sample(prediction, truth)[root_mean_square(truth) != 0]
 
 
 def mean_of_defined(errors: Sequence[Tensor], *, task: str, channels: Sequence[str]) -> float:
@@ -135,11 +134,6 @@ def crmse(prediction: Tensor, truth: Tensor) -> Tensor:
 def max_error(prediction: Tensor, truth: Tensor) -> Tensor:
     """Largest |p - y| of all samples and points, shape (T, C)."""
     return (prediction - truth).abs().amax((0, *_space(truth)))
-
-
-def brmse(prediction: Tensor, truth: Tensor) -> Tensor:
-    """mean_B of the root mean square over the points at the ends of the axes, shape (T, C)."""
-    return brmse_per_sample(prediction, truth).mean(0)
 
 
 def brmse_per_sample(prediction: Tensor, truth: Tensor, *, is_compat: bool = False) -> Tensor:

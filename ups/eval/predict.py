@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from ups.device import choose_device
 from ups.errors import ConfigError
 from ups.eval.command import config_of
 from ups.eval.figures import fields_figure
-from ups.grid import FIELDS
+from ups.grid import FIELDS, domain_lengths
+from ups.notes import Note
 from ups.output import expect_writable, write_atomically
 from ups.simulator import Simulator
 from ups.simulator_inputs import expect_room
@@ -63,7 +64,7 @@ class PredictionRequest:
     replace: bool = False
 
 
-def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) -> dict[str, Any]:
+def predict_store(request: PredictionRequest, *, note: Note) -> dict[str, Any]:
     """Predict what follows the states of a source, into a store.
 
     Returns:
@@ -72,6 +73,7 @@ def predict_store(request: PredictionRequest, *, note: Callable[[str], None]) ->
     Raises:
         ConfigError: If there is a store already (kind "exists"), or the source doesn't go with the operator.
         CheckpointError: If the checkpoint is missing or damaged.
+        OutputError: If there can be no file in a folder, before the work; or the figure can't be written.
         ups_store.StoreError: If the source can't be read or the store not be written.
     """
     if request.out.exists() and not request.replace:
@@ -146,10 +148,10 @@ def _predict(
 def _draw(simulator: Simulator, name: str, given: GivenStates, request: PredictionRequest) -> str:
     """Truth, prediction and error of the first sample where the source has it; else what was written."""
     assert request.figure is not None
-    request.figure.parent.mkdir(parents=True, exist_ok=True)
     task = simulator.spec.tasks[name]
     is_comparable = request.dt in (None, task.dt) and not request.parameters
     if given.after.shape[1] < request.steps or not is_comparable:
+        request.figure.parent.mkdir(parents=True, exist_ok=True)
         save_preview_of(request.out, request.figure)
         return str(request.figure)
     prediction, truth = _predict(simulator, name, given, np.arange(1), request)[0], given.after[0]
@@ -158,18 +160,13 @@ def _draw(simulator: Simulator, name: str, given: GivenStates, request: Predicti
         t = t[:1]
     else:
         prediction, truth = (np.concatenate([given.values[:1], frames]) for frames in (prediction, truth))
+    lengths = domain_lengths(given.attrs.get("domain_lengths") or {}, ndim=task.grid.ndim)
     picture = fields_figure(
         truth[..., 0],
         prediction[..., 0],
         t=t,
-        extent=_extent(given, task),
+        extent=lengths[-2:],
         quantity=next(iter(task.channels), "u"),
     )
     write_atomically(request.figure, picture)
     return str(request.figure)
-
-
-def _extent(given: GivenStates, task: SimulatedTask) -> list[float]:
-    """Lengths of the domain along the last two axes at most."""
-    lengths = given.attrs.get("domain_lengths", {})
-    return [float(lengths.get(axis, 1.0)) for axis in ("z", "y", "x")[-min(2, task.grid.ndim) :]]

@@ -1,22 +1,18 @@
-"""A report of an evaluation: rows of errors beside their baselines, as JSON, CSV and one HTML file."""
+"""A report of an evaluation: rows of errors beside their baselines, as JSON values and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from ups.errors import OutputError
 from ups.eval.intervals import Interval
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
-from ups.output import with_nulls, write_atomically
+from ups.output import with_nulls
 
 
 @dataclass(frozen=True)
@@ -128,33 +124,6 @@ class Report:
                     interval = (value.mean, value.low, value.high)
                     writer.writerow([task.task, task.space, row.name, name, step, t, *interval, row.note])
         return text.getvalue()
-
-
-def write_report(folder: Path, report: Report) -> dict[str, Path]:
-    """Write `report.json`, `report.csv` and `report.html`; returns where they are, by suffix.
-
-    Raises:
-        OutputError: None of them is changed then.
-    """
-    from ups.eval.report_page import to_html
-
-    texts = {
-        "json": json.dumps(report.to_json(), indent=2, default=str, allow_nan=False) + "\n",
-        "csv": report.to_csv(),
-        "html": to_html(report),
-    }
-    paths = {suffix: folder / f"report.{suffix}" for suffix in texts}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".report", dir=folder) as partial:
-            written = {suffix: Path(partial) / path.name for suffix, path in paths.items()}
-            for suffix, text in texts.items():
-                write_atomically(written[suffix], text.encode())
-            for suffix, path in paths.items():
-                written[suffix].replace(path)
-    except OSError as error:
-        raise OutputError.of(error, folder) from error
-    return paths
 
 
 def _lines(row: Row) -> Iterator[tuple[str, int | str, Interval]]:

@@ -18,6 +18,7 @@ from ups.errors import ShapeError
 from ups.eval.forecasters import AutoencoderFloor, Forecaster, Start
 from ups.eval.spectra import shell_energy
 from ups.eval.trajectory_errors import TrajectoryErrors, join, measure
+from ups.grid import domain_lengths
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def roll_out(
     Raises:
         ShapeError: If the forecaster returns another shape than it should.
     """
-    lengths = domain_lengths(trajectories)
+    info = trajectories.info
+    lengths = domain_lengths(info.domain_lengths, ndim=info.grid.ndim)
     parts: list[TrajectoryErrors] = []
     energies = [torch.zeros(()), torch.zeros(())]
     seconds = 0.0
@@ -79,9 +81,3 @@ def predict(
             f"forecast of {forecaster.name}", expected=tuple(batch.truth.shape), found=tuple(prediction.shape)
         )
     return prediction
-
-
-def domain_lengths(trajectories: Trajectories) -> list[float]:
-    """Length of the domain along each axis of the grid; 1 where the source doesn't tell."""
-    known = trajectories.info.domain_lengths
-    return [known.get(axis, 1.0) for axis in ("z", "y", "x")[-trajectories.info.grid.ndim :]]

@@ -14,8 +14,9 @@ from ups.eval.figures import curves_figure, error_figure, fields_figure, spectra
 from ups.eval.forecasters import Forecaster
 from ups.eval.intervals import Interval
 from ups.eval.report import Row
-from ups.eval.rollout import Rollout, domain_lengths, predict
+from ups.eval.rollout import Rollout, predict
 from ups.eval.training_logs import StageLog
+from ups.grid import domain_lengths
 
 _BANDS = {
     "frmse_low": "wave numbers 0 to 3",
@@ -95,7 +96,7 @@ def _example(forecaster: Forecaster, rollout: Rollout, trajectories: Trajectorie
     if not trajectories.info.steady:
         times = np.concatenate([[0.0], times])
         frames = [np.concatenate([batch.given.numpy(), values]) for values in frames]
-    lengths = domain_lengths(trajectories)
+    lengths = domain_lengths(trajectories.info.domain_lengths, ndim=trajectories.info.grid.ndim)
     truth, predicted = (values[..., 0] for values in frames)
     quantity = next(iter(trajectories.info.channels), "u")
     picture = fields_figure(truth, predicted, t=times, extent=lengths[-2:], quantity=quantity)

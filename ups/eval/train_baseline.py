@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from ups.data.fields import Fields
 from ups.data.trajectories import given_array
 from ups.errors import ConfigError, DivergedError
 from ups.eval.baseline_model import LABELS, Baseline, BaselineSpec, Effort, Kind, network_size
+from ups.notes import Note, nobody
 from ups.objectives.reconstruction import relative_square_error
 from ups.optim.ema import AveragedWeights
 
@@ -80,27 +81,23 @@ class Budget:
 
 
 def train_baseline(
-    kind: Kind,
+    spec: BaselineSpec,
     fields: Fields,
     *,
     budget: Budget,
-    dt: float | None,
-    stride: int = 1,
     batch_size: int = 32,
     seed: int = 0,
     augmented: bool = True,
     ema_decay: float | None = None,
     device: torch.device | str = "cpu",
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = nobody,
 ) -> Baseline:
     """Train a baseline one step ahead.
 
     Args:
-        kind: Which.
+        spec: What `make_spec` made of the fields.
         fields: Training fields of one task.
         budget: When to stop.
-        dt: Time from one frame to the next; None of a steady task.
-        stride: Stored time steps from one frame to the next.
         batch_size: Windows of a batch.
         seed: Of weights, order and augmentation.
         augmented: Whether windows are shifted and reflected.
@@ -112,12 +109,12 @@ def train_baseline(
         The model in evaluation mode, with `effort`.
 
     Raises:
-        ConfigError: If there is no such baseline for the fields.
+        ConfigError: If there is no such baseline for the fields, or they are too short.
         DivergedError: If the loss isn't finite.
     """
     torch.manual_seed(seed)
-    model = Baseline(make_spec(kind, fields, dt=dt, stride=stride)).to(device)
-    windows = FieldWindows(fields, batch_size=batch_size, stride=stride, seed=seed, augmented=augmented)
+    model = Baseline(spec).to(device)
+    windows = FieldWindows(fields, batch_size=batch_size, stride=spec.stride, seed=seed, augmented=augmented)
     averaged = None if ema_decay is None else AveragedWeights(model, decay=ema_decay)
     model.effort = _fit(model.train(), windows, budget, averaged, note)
     if averaged is not None:
@@ -126,7 +123,14 @@ def train_baseline(
 
 
 def make_spec(kind: Kind, fields: Fields, *, dt: float | None, stride: int) -> BaselineSpec:
-    """What the baseline will be, with the statistics of the training split."""
+    """What a baseline will be; reads all training fields for their statistics.
+
+    Args:
+        kind: Which.
+        fields: Training fields of one task.
+        dt: Time from one frame to the next; None of a steady task.
+        stride: Stored time steps from one frame to the next.
+    """
     info = fields.info
     statistics: dict[str, Any] = {
         array: values.to_json() for array, values in measure_statistics(fields).items()
@@ -155,7 +159,7 @@ def _fit(
     windows: FieldWindows,
     budget: Budget,
     averaged: AveragedWeights | None,
-    note: Callable[[str], None],
+    note: Note,
 ) -> Effort:
     optimizer = torch.optim.Adam(model.parameters(), lr=_PEAK_LR[model.spec.kind], betas=(0.9, 0.99))
     began, samples, step, spent = time.perf_counter(), 0, 0, 0.0

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
 from ups.config.run import STAGE_NAMES
+from ups.notes import Note
 
 _WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
 _STARTUP = "startup/total_startup_time_min"
 _SHOWN = 60  # characters of a line that can't be read
 
-Note = Callable[[str], None]
 Curve = tuple[Sequence[int], Sequence[float]]  # optimiser steps and values
 
 

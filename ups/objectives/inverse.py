@@ -11,11 +11,9 @@ Q parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from torch import Tensor
 
-from ups.autoencoder import Normalizer
 from ups.grid import FIELDS
 from ups.objectives.reconstruction import relative_square_error
 from ups.simulator import Simulator
@@ -90,7 +88,7 @@ def _error_at(
     """Relative square error of decoded states at some points of the grid."""
     autoencoder = simulator.autoencoder
     assert autoencoder is not None
-    latent_BLD = cast(Normalizer, simulator.normalizer[f"{task}/{array}"]).inverse(state_BLD)
+    latent_BLD = simulator.normalizer_of(task, array).inverse(state_BLD)
     query_PN = simulator.queries.get_buffer(task)[points_P]
     values_BPC = autoencoder.decode(latent_BLD, query_PN, parameters_BQ, task=task, array=array)
     truth_BAC = truth_BXC.flatten(1, -2)

@@ -7,20 +7,24 @@ which data it was trained, a store's identity what it was made from.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from ups.autoencoder_spec import CHECKPOINT_NAME as AUTOENCODER_NAME
+from ups.autoencoder_spec import AUTOENCODER_FILE
 from ups.config import RunConfig
+from ups.data.state_stores import latent_folder
+from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
-from ups.eval.evaluate import expect_split
-from ups.optim.optimizer import make_optimizer
+from ups.eval.baseline_files import find_baselines, obtain_wanted
+from ups.eval.evaluate import evaluate, expect_split
+from ups.eval.report_files import write_report
+from ups.notes import Note, each_once
+from ups.optim.optimizer import expect_optimizer
 from ups.output import expect_writable
+from ups.simulator import load_simulator
+from ups.simulator_spec import OPERATOR_FILE
 from ups.train.build_stores import build_fields, build_latents
 from ups.train.joint import expect_joint
 from ups.train.operator import expect_no_inverse_losses
@@ -28,11 +32,10 @@ from ups.train.operator_size import operator_size
 from ups.train.ranks import joined_ranks
 from ups.train.run import run_stage
 from ups.train.stage import ALL
+from ups.train.unused_settings import unused_in_all_stages
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
 _WITHOUT_STORES = ("memory", "none")
-
-Note = Callable[[str], None]
 
 
 def run_all(
@@ -50,7 +53,7 @@ def run_all(
         config: Configuration of the run.
         config_path: The file that it was read from, for the build of stores.
         overrides: `key=value` on top of that.
-        note: Told what people should know.
+        note: Told what people should know; what several stages find alike, once.
         restart: Train every stage anew.
         began: When the process was started, seconds since 1970.
 
@@ -64,6 +67,7 @@ def run_all(
         OutputError: If the report could not be written.
         UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
     """
+    note = each_once(note)
     first = first_stage(config)
     folder = Path("reports") / (config_path.stem if config_path else ALL)
     _expect_no_refusal_later(config, first, report_folder=folder)
@@ -71,7 +75,7 @@ def run_all(
     stages: dict[str, Any] = {}
     training, cache, startup = config.training, dict[str, float](), dict[str, float]()
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, _):
-        for text in _unused(config) if ranks.is_first else ():
+        for text in unused_in_all_stages(config) if ranks.is_first else ():
             note(f"warning: {text}")
         said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
         said |= {"is_first": ranks.is_first, "note": note}
@@ -101,10 +105,10 @@ def first_stage(config: RunConfig) -> str | None:
             "given_encoder", if stage joint would train another one than `latent.checkpoint`; and those of
             stage joint.
     """
-    if "joint" in config.stages and config.stage("joint").epochs:
+    if config.trains_jointly:
         expect_joint(config)
         _expect_no_given_encoder(config)
-        if config.training.latent_cache_dir in (None, config.cache.dir):
+        if latent_folder(config) == config.cache.dir:
             raise ConfigError(
                 "stage joint reads stores of fields, which stores of latents would replace",
                 kind="same_folder",
@@ -130,20 +134,12 @@ def _expect_no_refusal_later(config: RunConfig, first: str | None, *, report_fol
             warnings.simplefilter("ignore", ConfigWarning)
             operator_size(config.operator)
     for name in filter(None, (first, "operator" if has_operator else None)):
-        _expect_optimizer(config, name)
-
-
-def _expect_optimizer(config: RunConfig, stage: str) -> None:
-    try:
-        make_optimizer([("tried", nn.Parameter(torch.zeros(1)))], config.stage(stage).optimizer)
-    except ConfigError as error:
-        error.problem = f"stages.{stage}.{error.problem}"
-        raise
+        expect_optimizer(config.stage(name).optimizer, stage=name)
 
 
 def _has_given_encoder(config: RunConfig) -> bool:
     """Whether latents are those of another autoencoder than the one that this run would train."""
-    own = config.checkpoint.dir / AUTOENCODER_NAME
+    own = config.checkpoint.dir / AUTOENCODER_FILE
     is_wanted = config.operator.state == "latent"
     return is_wanted and config.autoencoder_path.absolute() != own.absolute()
 
@@ -171,26 +167,12 @@ def _train_unless_valid(
     return run_stage(name, config, note=note, restart=True, **options)
 
 
-def _unused(config: RunConfig) -> Iterator[str]:
-    """One sentence for each setting of the evaluation that has no effect."""
-    for name in ("baseline_seconds", "baseline_samples"):
-        if getattr(config.evaluation, name) is not None and not config.evaluation.enabled:
-            yield f"evaluation.{name} has no effect: evaluation.enabled is off"
-
-
 def _evaluate(
     config: RunConfig, *, phases: dict[str, float], folder: Path, restart: bool, note: Note
 ) -> dict[str, str]:
     """Train the baselines that are wanted, and write the report of `scripts/evaluate.py` to a folder."""
-    from ups.device import choose_device
-    from ups.eval.baseline_files import find_baselines, obtain_wanted
-    from ups.eval.evaluate import evaluate
-    from ups.eval.report import write_report
-    from ups.simulator import load_simulator
-    from ups.simulator_spec import CHECKPOINT_NAME
-
     device = choose_device(config.training.device, note=note)
-    simulator = load_simulator(config.checkpoint.dir / CHECKPOINT_NAME, device=str(device))
+    simulator = load_simulator(config.checkpoint.dir / OPERATOR_FILE, device=str(device))
     if simulator.spec.is_encoder_known:  # else errors are of latents, and baselines predict fields
         obtain_wanted(config, device=device, restart=restart, note=note)
     report = evaluate(

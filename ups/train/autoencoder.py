@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ups.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
-from ups.autoencoder_spec import AUTOENCODER, CHECKPOINT_NAME, AutoencoderSpec, TaskSpec
+from ups.autoencoder_spec import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, TaskSpec
 from ups.config import RunConfig
 from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, open_fields, parameter_names
@@ -21,7 +21,7 @@ from ups.data.frames import FrameBatch, FrameBatches, spread_batches
 from ups.eval.reconstruction import Floor, measure_floor, write_figure
 from ups.models.any_point_decoder import grid_queries
 from ups.objectives.reconstruction import relative_square_error
-from ups.train.stage import QUIET_START, Losses, StageStart
+from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.startup import startup_phase
 
 # The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
@@ -70,7 +70,7 @@ def make_spec(config: RunConfig, train: Mapping[str, Fields]) -> AutoencoderSpec
     )
 
 
-class AutoencoderStage:
+class AutoencoderStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
@@ -82,6 +82,7 @@ class AutoencoderStage:
     """
 
     name = "autoencoder"
+    model: Autoencoder
 
     def __init__(
         self,
@@ -108,8 +109,7 @@ class AutoencoderStage:
         self._queries = {
             name: grid_queries(task.grid.points).to(device) for name, task in model.spec.tasks.items()
         }
-        self.path = config.checkpoint.dir / CHECKPOINT_NAME
-        self.exports = {self.path: AUTOENCODER}
+        self.path = config.checkpoint.dir / AUTOENCODER_FILE
 
     def batch(self, number: int) -> FrameBatch:
         """Random frames of one task and array, on the CPU."""
@@ -144,6 +144,14 @@ class AutoencoderStage:
         config = self._config.model_dump(mode="json")
         save_autoencoder(self.path, self.model, config=config, report=metrics)
         return self.path
+
+    def exports(self) -> Mapping[Path, str]:
+        """`autoencoder.safetensors`."""
+        return {self.path: AUTOENCODER}
+
+    def data_identity(self) -> Mapping[str, Any]:
+        """The specification: grids, and statistics of the training split."""
+        return self.model.spec.to_json()
 
     def finish(self) -> dict[str, Any]:
         """Floor of what was exported, in float32 and with latents rounded as a store holds them; a figure."""

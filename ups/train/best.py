@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,13 @@ from typing import Any
 
 from ups.checkpoint import read_document
 from ups.config import RunConfig
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, OutputError
+from ups.notes import Note
 from ups.optim.ema import WeightsCopy
 from ups.output import write_atomically
 from ups.train.ranks import Ranks
 from ups.train.saved_state import flat_keys
-from ups.train.stage import Stage, exports_of
-
-Note = Callable[[str], None]
+from ups.train.stage import Stage
 
 # What a validation error depends on besides the weights: errors are compared where these agree.
 _VALIDATED_ON = (
@@ -95,8 +94,6 @@ class BestWeights:
         """Continue from a state."""
         self.score, self.step, self.start = state["best"], state["best_step"], state["start_score"]
         self._best_epoch_score, self.bad_epochs = state["best_epoch_score"], state["bad_epochs"]
-        if self.start is not None:
-            self._initial = None
 
     def _measure_start(self) -> dict[str, float]:
         with self._initial_weights():
@@ -114,7 +111,7 @@ class BestWeights:
         if not self._ranks.is_first:
             return
         if replaces_earlier:
-            for path, kind in exports_of(self._stage).items():
+            for path, kind in self._stage.exports().items():
                 set_aside(path, kind=kind, metrics=metrics, config=self._config, note=self._note)
         self._stage.export(metrics)
 
@@ -145,8 +142,8 @@ def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: Ru
         return
     try:
         _keep_as(aside, path)
-    except OSError as error:
-        note(f"warning: {better}; it can't be kept as {aside} ({(error.strerror or str(error)).lower()})")
+    except (OSError, OutputError) as error:
+        note(f"warning: {better}; it can't be kept: {error}")
     else:
         note(f"{better}; kept as {aside}")
 

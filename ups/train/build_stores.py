@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from ups.config import RunConfig
 from ups.data.build_files import own_manifest
+from ups.data.state_stores import latent_folder
 from ups.errors import InterruptedTrainingError, UpsError
+from ups.notes import Note, nobody
 from ups.train.interrupt import CONTINUES
 
 BUILD = ("-m", "ups_store.build")
@@ -26,7 +28,7 @@ def build_latents(
     config_path: Path | None,
     overrides: Sequence[str],
     is_first: bool,
-    note: Callable[[str], None],
+    note: Note,
 ) -> dict[str, float]:
     """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
 
@@ -45,12 +47,11 @@ def build_latents(
         InterruptedTrainingError: On SIGTERM or SIGINT; what is committed stays.
     """
     manifest = config.checkpoint.dir / "latents.manifest.json"
-    folder = config.training.latent_cache_dir or config.cache.dir
     flags = ["--checkpoint", str(config.autoencoder_path)]
-    flags += ["--cache-dir", str(folder), "--cache-dtype", config.training.latent_cache_dtype]
+    flags += ["--cache-dir", str(latent_folder(config)), "--cache-dtype", config.training.latent_cache_dtype]
     flags += ["--manifest", str(manifest)] if is_first else []
     began = time.perf_counter()
-    _run([*_command(config_path, overrides), *flags], note=note if is_first else _nobody)
+    _run([*_command(config_path, overrides), *flags], note=note if is_first else nobody)
     metrics = {"startup/cache_sec": time.perf_counter() - began}
     if is_first:
         stores = json.loads(own_manifest(manifest).read_text(encoding="utf-8"))["stores"]
@@ -59,12 +60,12 @@ def build_latents(
 
 
 def build_fields(
-    *, config_path: Path | None, overrides: Sequence[str], is_first: bool, note: Callable[[str], None]
+    *, config_path: Path | None, overrides: Sequence[str], is_first: bool, note: Note
 ) -> dict[str, float]:
     """Build stores of the fields themselves; see `build_latents`. Returns `startup/field_cache_sec`."""
     began = time.perf_counter()
     command = _command(config_path, [*overrides, "latent.encoder=none"])
-    _run(command, note=note if is_first else _nobody)
+    _run(command, note=note if is_first else nobody)
     return {"startup/field_cache_sec": time.perf_counter() - began}
 
 
@@ -73,7 +74,7 @@ def _command(config_path: Path | None, overrides: Sequence[str]) -> list[str]:
     return [sys.executable, *BUILD, *config, *overrides]
 
 
-def _run(command: list[str], *, note: Callable[[str], None]) -> None:
+def _run(command: list[str], *, note: Note) -> None:
     """Run a command with its output on stderr; signals that ask this process to stop go to it."""
     note(f"$ {shlex.join(['python', *command[1:]])}")
     # In a session of its own a Ctrl-C on the terminal reaches it once, through us.
@@ -102,7 +103,3 @@ def _run(command: list[str], *, note: Callable[[str], None]) -> None:
         )
         error.exit_code = code if code > 0 else UpsError.exit_code
         raise error
-
-
-def _nobody(text: str) -> None:
-    """Tells nobody."""

@@ -9,10 +9,9 @@ from torch import nn
 
 from ups.compiling import compiled_or_eager
 from ups.config import TrainingConfig
+from ups.notes import Note
 
 
-def forward_of(
-    model: nn.Module, config: TrainingConfig, *, note: Callable[[str], None]
-) -> Callable[..., Any]:
+def forward_of(model: nn.Module, config: TrainingConfig, *, note: Note) -> Callable[..., Any]:
     """How a model is called: compiled where the configuration says so."""
     return compiled_or_eager(model, note=note, mode=config.compile_mode) if config.compile else model

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ups.autoencoder import save_autoencoder
-from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec
-from ups.autoencoder_spec import CHECKPOINT_NAME as AUTOENCODER_NAME
+from ups.autoencoder_spec import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec
 from ups.checkpoint import hash_tensors
 from ups.config import RunConfig
 from ups.data.augment_windows import augment_windows
 from ups.data.fields import StoreFields
-from ups.data.state_stores import open_field_states
 from ups.data.task_windows import TaskWindows
 from ups.data.window_batches import WindowBatch, WindowBatches
 from ups.errors import ConfigError
@@ -30,16 +28,16 @@ from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persisten
 from ups.grid import FIELDS
 from ups.objectives.inverse import inverse_losses
 from ups.simulator import Simulator, load_simulator, save_simulator
-from ups.simulator_spec import CHECKPOINT_NAME as OPERATOR_NAME
-from ups.simulator_spec import OPERATOR, SimulatorSpec
+from ups.simulator_spec import OPERATOR, OPERATOR_FILE, SimulatorSpec
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
 from ups.train.joint_simulator import make_joint_simulator
-from ups.train.rollout_validation import RolloutValidation, open_validation
-from ups.train.stage import QUIET_START, Losses, StageStart
+from ups.train.operator_states import data_hashes, open_field_windows, preload_windows
+from ups.train.rollout_validation import RolloutValidation, mean_over_tasks, open_validation
+from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.startup import startup_phase
 
 # What the stage reports on; stage operator replaces the copy of it that others use.
-CHECKPOINT_NAME = "joint.safetensors"
+JOINT_FILE = "joint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,9 @@ def make_joint_stage(
     """
     expect_joint(config)
     with startup_phase("data_opening"):
-        windows = {
-            task: TaskWindows(
-                open_field_states(config, task, "train"),
-                horizon=config.training.rollout_horizon,
-                time_stride=config.training.time_stride,
-                limit=config.data.limit,
-            )
-            for task in config.data.task
-        }
+        windows = open_field_windows(config)
         validation = open_validation(config)
-    start.expect_data(_identity_of(windows))
+    start.expect_data(data_hashes(windows))
     with startup_phase("statistics"):
         fields = {task: StoreFields(some.store, limit=config.data.limit) for task, some in windows.items()}
         spec = make_autoencoder_spec(config, fields)
@@ -78,13 +68,11 @@ def make_joint_stage(
         torch.manual_seed(config.seed)
         model = make_joint_simulator(config, spec, windows).to(device)
     with startup_phase("preload"):
-        for some in windows.values():
-            place = some.preload(config.training.preload, device=str(device))
-            start.note(f"{some.store.path}: {place}")
+        preload_windows(config, windows, device=device, note=start.note)
     return JointStage(config, model, windows=windows, validation=validation, device=device)
 
 
-class JointStage:
+class JointStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
@@ -96,6 +84,7 @@ class JointStage:
     """
 
     name = "joint"
+    model: Simulator
 
     def __init__(
         self,
@@ -115,11 +104,10 @@ class JointStage:
             windows, batch_size=settings.batch_size, seed=config.seed, parameters=model.spec.parameters
         )
         self.batches_per_pass = self._windows.batches_per_pass
-        self.data_identity = _identity_of(windows)
-        self.path = config.checkpoint.dir / CHECKPOINT_NAME
-        self.operator_path = config.checkpoint.dir / OPERATOR_NAME
-        self.autoencoder_path = config.checkpoint.dir / AUTOENCODER_NAME
-        self.exports = {self.path: OPERATOR, self.operator_path: OPERATOR, self.autoencoder_path: AUTOENCODER}
+        self._data_hashes = data_hashes(windows)
+        self.path = config.checkpoint.dir / JOINT_FILE
+        self.operator_path = config.checkpoint.dir / OPERATOR_FILE
+        self.autoencoder_path = config.checkpoint.dir / AUTOENCODER_FILE
 
     def batch(self, number: int) -> JointBatch:
         """Random windows of one task, augmented."""
@@ -150,7 +138,7 @@ class JointStage:
         nrmse = self._validation.nrmse(OperatorForecaster(self.model))
         floor = self._validation.nrmse(AutoencoderFloor(self.autoencoder))
         return {
-            "score": sum(nrmse.values()) / len(nrmse),
+            "score": mean_over_tasks(nrmse),
             **{f"val/nrmse/{name}": value for name, value in nrmse.items()},
             **{f"val/floor_nrmse/{name}": value for name, value in floor.items()},
         }
@@ -164,6 +152,14 @@ class JointStage:
         for path in (self.path, self.operator_path):
             save_simulator(path, self.model, config=config, report=metrics)
         return self.path
+
+    def exports(self) -> Mapping[Path, str]:
+        """The autoencoder, and two copies of the simulator."""
+        return {self.path: OPERATOR, self.operator_path: OPERATOR, self.autoencoder_path: AUTOENCODER}
+
+    def data_identity(self) -> Mapping[str, Any]:
+        """Hashes of the stores by task."""
+        return self._data_hashes
 
     def state(self) -> dict[str, Any]:
         """The statistics: measured by another machine they may differ in the last bit."""
@@ -222,10 +218,6 @@ def expect_joint(config: RunConfig) -> None:
             expected="operator.state=latent",
             found=config.operator.state,
         )
-
-
-def _identity_of(windows: Mapping[str, TaskWindows]) -> dict[str, str]:
-    return {name: some.store.config_hash for name, some in windows.items()}
 
 
 def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]) -> None:

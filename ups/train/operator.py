@@ -26,11 +26,16 @@ from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecas
 from ups.grid import FIELDS
 from ups.objectives.rollout import rollout_losses
 from ups.simulator import Simulator, load_simulator, save_simulator
-from ups.simulator_spec import CHECKPOINT_NAME, OPERATOR
+from ups.simulator_spec import OPERATOR, OPERATOR_FILE
 from ups.train.operator_spec import make_spec
-from ups.train.operator_states import STAGE, are_of_known_encoder, open_windows
-from ups.train.rollout_validation import RolloutValidation, open_latent_validation, open_validation
-from ups.train.stage import QUIET_START, Losses, StageStart
+from ups.train.operator_states import STAGE, are_of_known_encoder, data_hashes, open_windows
+from ups.train.rollout_validation import (
+    RolloutValidation,
+    mean_over_tasks,
+    open_latent_validation,
+    open_validation,
+)
+from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.startup import startup_phase
 
 
@@ -71,7 +76,7 @@ def make_operator_stage(
     return OperatorStage(config, simulator, windows=windows, validation=validation, device=device)
 
 
-class OperatorStage:
+class OperatorStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
@@ -83,6 +88,7 @@ class OperatorStage:
     """
 
     name = STAGE
+    model: Simulator
 
     def __init__(
         self,
@@ -97,12 +103,11 @@ class OperatorStage:
         settings = config.stage(self.name)
         self._windows = windows
         self.batches_per_pass = windows.batches_per_pass
-        self.data_identity = {name: some.store.config_hash for name, some in windows.tasks.items()}
+        self._data_hashes = data_hashes(windows.tasks)
         accum_steps = config.training.accum_steps
         steps_per_epoch = settings.steps_per_epoch or max(1, self.batches_per_pass // accum_steps)
         self._num_batches = settings.epochs * steps_per_epoch * accum_steps
-        self.path = config.checkpoint.dir / CHECKPOINT_NAME
-        self.exports = {self.path: OPERATOR}
+        self.path = config.checkpoint.dir / OPERATOR_FILE
 
     def batch(self, number: int) -> WindowBatch:
         """Random windows of one task, as long as the curriculum says, augmented."""
@@ -148,12 +153,23 @@ class OperatorStage:
         """
         nrmse = self._validation.nrmse(operator_forecaster(self.model))
         prefix = "val/nrmse/" if self.model.spec.is_encoder_known else "val/latent_nrmse/"
-        return {"score": _mean(nrmse), **{f"{prefix}{name}": value for name, value in nrmse.items()}}
+        return {
+            "score": mean_over_tasks(nrmse),
+            **{f"{prefix}{name}": value for name, value in nrmse.items()},
+        }
 
     def export(self, metrics: dict[str, float]) -> Path:
         """Write `operator.safetensors`: operator, autoencoder, statistics."""
         save_simulator(self.path, self.model, config=self._config.model_dump(mode="json"), report=metrics)
         return self.path
+
+    def exports(self) -> Mapping[Path, str]:
+        """`operator.safetensors`."""
+        return {self.path: OPERATOR}
+
+    def data_identity(self) -> Mapping[str, Any]:
+        """Hashes of the stores by task."""
+        return self._data_hashes
 
     def close(self) -> None:
         """End what makes latents in the background; closing twice is allowed."""
@@ -177,7 +193,7 @@ class OperatorStage:
             "nrmse_of": "fields" if simulator.spec.is_encoder_known else "latents",
             "parameters": sum(weight.numel() for weight in simulator.operator.parameters()),
             "rollout_steps": self._validation.num_steps,
-            "score": _mean(operator),
+            "score": mean_over_tasks(operator),
             "nrmse": operator,
             "nrmse_left_out": left_out,
             "persistence_nrmse": persistence,
@@ -211,8 +227,7 @@ def expect_no_inverse_losses(config: RunConfig) -> None:
     Raises:
         ConfigError: Kind "inverse_losses_frozen".
     """
-    joint = config.stages.get("joint")
-    if config.training.use_inverse_losses and not (joint and joint.epochs):
+    if config.training.use_inverse_losses and not config.trains_jointly:
         raise ConfigError(
             "inverse losses train encoder and decoder, and these are frozen in stage operator",
             kind="inverse_losses_frozen",
@@ -241,7 +256,3 @@ def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Au
             hint="train the autoencoder again, or configure the size that it has",
         )
     return autoencoder
-
-
-def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values)

@@ -55,7 +55,7 @@ def make_spec(
     return SimulatorSpec(
         states=config.operator.state,
         tasks=tasks,
-        parameters=parameter_names(windows) if autoencoder is None else autoencoder.spec.parameters,
+        parameters=window_parameters(windows) if autoencoder is None else autoencoder.spec.parameters,
         state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
         patch_size=config.encoder.patch_size if autoencoder is None else None,
         time_stride=config.training.time_stride,
@@ -139,6 +139,6 @@ def _of_fields(windows: TaskWindows) -> TaskSpec:
     return TaskSpec(info.grid, info.channels, info.steady, statistics={})
 
 
-def parameter_names(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
+def window_parameters(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted."""
     return tuple(sorted({name for some in windows.values() for name in some.parameters}))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ups.device import choose_device
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, UpsError
+from ups.notes import Note
 from ups.train.interrupt import CONTINUES
 
 
@@ -44,7 +45,7 @@ class Ranks:
         """Whether this rank logs, validates and writes."""
         return self.rank == 0
 
-    def device(self, name: str, *, note: Callable[[str], None]) -> torch.device:
+    def device(self, name: str, *, note: Note) -> torch.device:
         """The device of this rank: with "auto" and "cuda" the GPU of its local number.
 
         Raises:
@@ -162,7 +163,7 @@ def joined_ranks(
     device_name: str,
     *,
     timeout_s: float,
-    note: Callable[[str], None],
+    note: Note,
     variables: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[Ranks, torch.device]]:
     """Inside, this process belongs to the ranks that `torchrun` started; alone without it. May be nested.

@@ -71,6 +71,11 @@ class RolloutValidation:
         return mean_of_defined(parts, task=info.task, channels=info.channels)
 
 
+def mean_over_tasks(errors: Mapping[str, float]) -> float:
+    """Mean of what `RolloutValidation.nrmse` gives: every task counts alike."""
+    return sum(errors.values()) / len(errors)
+
+
 def open_validation(config: RunConfig) -> RolloutValidation:
     """Open the validation trajectories of all tasks.
 

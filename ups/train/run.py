@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
 from ups.errors import ConfigError
+from ups.notes import Note
+from ups.optim.optimizer import expect_optimizer
 from ups.train.interrupt import before_steps
 from ups.train.ranks import joined_ranks
 from ups.train.saved_state import SavedState, state_path
 from ups.train.sinks import import_wandb
-from ups.train.stage import StageStart, close_data_of, make_stage
+from ups.train.stage import StageStart, make_stage
 from ups.train.startup import StartupClock, measuring
 from ups.train.trainer import Trainer
 from ups.train.unused_settings import unused_settings
@@ -25,7 +27,7 @@ def run_stage(
     name: str,
     config: RunConfig,
     *,
-    note: Callable[[str], None],
+    note: Note,
     restart: bool = False,
     began: float | None = None,
     startup: Mapping[str, float] | None = None,
@@ -51,9 +53,11 @@ def run_stage(
         ups_store.StoreError: The data can't be read.
     """
     start, cpu_start = time.perf_counter(), time.process_time()
-    if config.stage(name).epochs == 0:
+    settings = config.stage(name)
+    if settings.epochs == 0:
         hint = f"say stages.{name}.epochs=..."
         raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
+    expect_optimizer(settings.optimizer, stage=name)
     if config.logging.wandb.enabled:
         import_wandb()  # a mistake is told before minutes of opening data
     clock = StartupClock(began=began, before=startup)
@@ -69,7 +73,7 @@ def run_stage(
         expected = StageStart(note) if restart else _continuing(saved, config, name, note=note)
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
-        stack.callback(close_data_of, stage)  # also if its state can't be continued from
+        stack.callback(stage.close)  # also if its state can't be continued from
         with clock.phase("trainer"), before_steps(name, saved, restart=restart):
             trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
         resumed_at = trainer.step
@@ -91,7 +95,7 @@ def run_stage(
     }
 
 
-def _continuing(path: Path, config: RunConfig, stage: str, *, note: Callable[[str], None]) -> StageStart:
+def _continuing(path: Path, config: RunConfig, stage: str, *, note: Note) -> StageStart:
     """Refuse a state of another configuration now, and one of other data before a store is replaced."""
     if not path.exists():
         return StageStart(note)

@@ -20,8 +20,17 @@ _MOST_SHOWN = 8  # differing keys in one message
 # What a state holds, and what its position says; one that lacks any of it is of an earlier version.
 _PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates"})
 POSITION = frozenset(
-    {"step", "wandb_id", "learning_rate", "stage"}
-    | {"best", "best_step", "start_score", "best_epoch_score", "bad_epochs"}
+    {
+        "step",
+        "wandb_id",
+        "learning_rate",
+        "stage",
+        "best",
+        "best_step",
+        "start_score",
+        "best_epoch_score",
+        "bad_epochs",
+    }
 )
 
 # Keys that don't change what a step computes, so they may differ between a run and its continuation.
@@ -41,7 +50,9 @@ _FREE_KEYS = (
     "training.prefetch_factor",
     "training.preload",
     "training.use_parallel_encoding",
-    "training.latent_cache_d",
+    "training.latent_cache_dir",
+    "training.latent_cache_dtype",  # its latents are other data, which `expect_data` compares
+    "latent.pin_memory",
 )
 
 # Settings of the operator and of the encoder's use, which an autoencoder's training doesn't look at.

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig
 from ups.errors import ConfigError
+from ups.notes import Note, nobody
 
 Losses = dict[str, Tensor]
-
-
-def _nobody(_: Any) -> None:
-    """Tells nobody, and expects nothing."""
 
 
 @dataclass(frozen=True)
@@ -31,31 +29,22 @@ class StageStart:
             replaced; raises CheckpointError if the run was begun on other data.
     """
 
-    note: Callable[[str], None] = _nobody
-    expect_data: Callable[[Mapping[str, Any]], None] = _nobody
+    note: Note = nobody
+    expect_data: Callable[[Mapping[str, Any]], None] = nobody
 
 
 QUIET_START = StageStart()
 
 
-class Stage(Protocol):
+class Stage(ABC):
     """One thing to train: its model, data, losses and validation.
 
     Under `torchrun` every rank makes the same stage with the same weights. A batch is the whole batch of all
     ranks; the trainer takes each rank's rows with `take_rows`, so a batch is a tensor, or a dataclass each of
     whose tensors has the batch as its first axis. What is drawn at random for a batch comes from the batch
     (its `generator`), and once for all rows: so it is the same on every rank. `validate`, `export` and
-    `finish` run on the first rank alone, and never train or synchronise anything.
-
-    A run isn't continued on other data: a stage may have `data_identity`, JSON values that say what data it
-    is trained on; by default it is the specification of its model (`model.spec`), where the statistics of the
-    training split stand. Parts of its making may be timed with `ups.train.startup.startup_phase`.
-
-    A stage may have `close()`, which ends what works for its data in the background, and with it a `batch`
-    that waits for that; called on every rank when training ends, however it ends, and perhaps twice. It may
-    have `state()`, JSON values that continuing needs besides the model's weights, and `restore(values)`; and
-    `exports`, the files that `export` writes, each with its kind of checkpoint, so that a better one of an
-    earlier run isn't lost.
+    `finish` run on the first rank alone, and never train or synchronise anything. Parts of its making may be
+    timed with `ups.train.startup.startup_phase`.
 
     Attributes:
         name: As in the configuration.
@@ -67,65 +56,53 @@ class Stage(Protocol):
     model: nn.Module
     batches_per_pass: int
 
+    @abstractmethod
     def batch(self, number: int) -> Any:
         """Training batch of a number, a function of the seed and the number alone; has a length.
 
         Numbers are asked for one after another, by a thread that runs ahead of the training.
         """
-        ...
 
+    @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
         """Named losses of some rows of a batch, scalars, whose sum is minimised; `forward` calls the model.
 
         Each is a mean over the rows, of things that depend on one row each: then the mean over the ranks,
         weighted by their numbers of rows, is the loss of the whole batch.
         """
-        ...
 
+    @abstractmethod
     def validate(self) -> dict[str, float]:
         """Metrics on the validation split; `score` is what counts, less is better."""
-        ...
 
+    @abstractmethod
     def export(self, metrics: dict[str, float]) -> Path:
         """Write the model as others use it; called whenever the score is the best so far."""
-        ...
 
+    @abstractmethod
     def finish(self) -> dict[str, Any]:
         """Report on what was exported last, as JSON values, once training is over."""
-        ...
 
+    def exports(self) -> Mapping[Path, str]:
+        """Files that `export` writes, with their kinds of checkpoint: a better one of before is kept."""
+        return {}
 
-def data_identity_of(stage: Stage) -> Mapping[str, Any]:
-    """What data a stage is trained on, as far as it says."""
-    if hasattr(stage, "data_identity"):
-        return dict(stage.data_identity)
-    spec = getattr(stage.model, "spec", None)
-    return {} if spec is None else dict(spec.to_json())
+    def data_identity(self) -> Mapping[str, Any]:
+        """What data it is trained on, as JSON values: a run isn't continued on others."""
+        return {}
 
+    def state(self) -> Mapping[str, Any]:
+        """What continuing needs besides the model's weights, as JSON values."""
+        return {}
 
-def exports_of(stage: Stage) -> Mapping[Path, str]:
-    """Files that a stage exports, with their kinds of checkpoint, as far as it says."""
-    return dict(getattr(stage, "exports", {}))
+    def restore(self, values: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take what `state` gave."""
 
+    def close(self) -> None:  # noqa: B027
+        """End what works for its data in the background, and with it a `batch` that waits for that.
 
-def close_data_of(stage: Stage) -> None:
-    """End what works for a stage's data in the background, if it has any such."""
-    close = getattr(stage, "close", None)
-    if close is not None:
-        close()
-
-
-def state_of(stage: Stage) -> Mapping[str, Any]:
-    """What continuing needs besides the model's weights, as JSON values."""
-    state = getattr(stage, "state", None)
-    return {} if state is None else dict(state())
-
-
-def restore_stage(stage: Stage, position: Mapping[str, Any]) -> None:
-    """Give a stage that wants it the `state_of` in a saved position."""
-    restore = getattr(stage, "restore", None)
-    if restore is not None:
-        restore(position["stage"])
+        Called on every rank when training ends, however it ends, and perhaps twice.
+        """
 
 
 # Module and function that makes the stage from (config, device, start). Later stages are added here.

@@ -28,7 +28,7 @@ from ups.train.meter import LossMeter, Stopwatch, diverged
 from ups.train.ranks import ALONE, Agreement, Ranks
 from ups.train.saved_state import SavedState, state_path
 from ups.train.sinks import open_sinks
-from ups.train.stage import Stage, close_data_of, data_identity_of, restore_stage, state_of
+from ups.train.stage import Stage
 from ups.train.startup import StartupClock
 from ups.train.state import expect_shared, load_state, save_state
 
@@ -161,7 +161,7 @@ class Trainer:
             try:
                 report = self._train(stop)
             finally:
-                close_data_of(self.stage)  # first, or leaving the feed waits for a batch that may never come
+                self.stage.close()  # first, or leaving the feed waits for a batch that may never come
             log.record("end", step=self.step, report=report)
         if not self.config.checkpoint.keep_training_state and self.ranks.is_first:
             self.state_path.unlink(missing_ok=True)
@@ -176,13 +176,13 @@ class Trainer:
             averaged=self.averaged,
             scaler=self.scaler,
             config=self.config,
-            data_identity=data_identity_of(self.stage),
+            data_identity=self.stage.data_identity(),
             position={
                 "step": self.step,
                 **self.best_weights.state(),
                 "learning_rate": self.learning_rate.state(),
                 "wandb_id": self.wandb_id,
-                "stage": state_of(self.stage),
+                "stage": dict(self.stage.state()),
             },
             ranks=self.ranks,
         )
@@ -285,14 +285,14 @@ class Trainer:
             averaged=self.averaged,
             scaler=self.scaler,
             config=self.config,
-            data_identity=data_identity_of(self.stage),
+            data_identity=self.stage.data_identity(),
             stage=self.stage.name,
             ranks=self.ranks,
         )
         self.step, self.wandb_id = position["step"], position["wandb_id"]
         self.best_weights.restore(position)
         self.learning_rate.restore(position["learning_rate"])
-        restore_stage(self.stage, position)
+        self.stage.restore(position["stage"])
 
 
 def _sizes(model: nn.Module, total_steps: int, ranks: Ranks, *, resumed_at: int) -> str:

@@ -51,7 +51,7 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
         switch = _SWITCHED_BY[name]
         if not getattr(config.training, switch):
             yield f"training.{name} has no effect: training.{switch} is off"
-    if stage == "autoencoder" and config.training.use_inverse_losses and "joint" not in config.stages:
+    if stage == "autoencoder" and config.training.use_inverse_losses and not config.trains_jointly:
         yield "training.use_inverse_losses has no effect: stage joint trains with them"
     if stage == "joint":
         for section, names in _READ_BY_OPERATOR.items():
@@ -65,6 +65,13 @@ def unused_in_one_stage(config: RunConfig) -> Iterator[str]:
     """As `unused_settings`, for what `--stage all` alone reads."""
     if config.evaluation.enabled:
         yield "evaluation.enabled has no effect: stage all evaluates, after training"
+
+
+def unused_in_all_stages(config: RunConfig) -> Iterator[str]:
+    """As `unused_settings`, for what the evaluation at the end of `--stage all` reads."""
+    for name in ("baseline_seconds", "baseline_samples"):
+        if getattr(config.evaluation, name) is not None and not config.evaluation.enabled:
+            yield f"evaluation.{name} has no effect: evaluation.enabled is off"
 
 
 def _not_read(

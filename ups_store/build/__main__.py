@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from ups_store.early_interrupt import importing
@@ -19,6 +20,10 @@ def main(begin: Begin | None = None) -> None:
     """
     started_s = time.perf_counter()
     with importing():
+        if not {"--help", "-h"} & set(sys.argv):
+            from ups_store.ingest.reader_handle import start_spare
+
+            start_spare()  # it gets ready while this process imports what parsing a command line takes
         from ups_store.build.command import main as command
         from ups_store.build.stopwatch import Stopwatch
         from ups_store.console import run

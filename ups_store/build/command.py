@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,11 +17,12 @@ from ups_store.build.ranks import Ranks
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watchers import watching
 from ups_store.build.words import count_of, num_workers_of, numbers_of, repeat_lists, words_of
-from ups_store.console import Verbose, is_verbose, log, numbered, print_json
+from ups_store.console import Verbose, counted, is_verbose, log, print_json
 from ups_store.early_interrupt import importing
 
 if TYPE_CHECKING:
     from ups_store.build.explain import Explanation
+    from ups_store.build.readers import Readers
     from ups_store.build.stores import BuildReport
 
 # Given the configuration's file and the overrides; returns who is told of the report, or None.
@@ -162,34 +163,41 @@ def build(
     with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
         log(_first_line(settings))
     run = context.obj or Run(Stopwatch())
-    with run.clock.timed("imports"), importing():  # h5py: not for --help
-        from ups_store.build import stores
-        from ups_store.build.explain import explain_all
-
     ranks = Ranks.from_environment()
     manifest = manifest and ranks.own_file(manifest)
-    if dry_run and manifest:
-        log("--manifest has no effect: --dry-run writes nothing", label="warning", style="yellow")
-    elif manifest:
-        stores.prepare_manifest(manifest)
-    with watching(settings, log_json=log_json) as watcher:
-        if dry_run:
-            explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
-            if ranks.is_builder:  # it tells of its machine's stores
-                _show_explained(explained, as_json=as_json)
-            if any(explanation.action == "refuse" for explanation in explained):
-                raise typer.Exit(1)
-            return
-        tell = run.begin(config, overrides or []) if run.begin and ranks.is_builder else None
-        report = stores.build_all(
-            settings, watcher=watcher, overwrite=overwrite, rehash=rehash, clock=run.clock
-        )
+    with _early_readers(settings, run.clock) as readers:
+        with run.clock.timed("imports"), importing():
+            from ups_store.build import stores
+            from ups_store.build.explain import explain_all
+
+        if dry_run and manifest:
+            _warn("--manifest has no effect: --dry-run writes nothing")
+        elif manifest:
+            stores.prepare_manifest(manifest)
+        with watching(settings, log_json=log_json) as watcher:
+            if dry_run:
+                explained = explain_all(
+                    settings, watcher=watcher, rehash=rehash, overwrite=overwrite, readers=readers
+                )
+                if ranks.is_builder:  # it tells of its machine's stores
+                    _show_explained(explained, as_json=as_json)
+                if any(explanation.action == "refuse" for explanation in explained):
+                    raise typer.Exit(1)
+                return
+            tell = run.begin(config, overrides or []) if run.begin and ranks.is_builder else None
+            report = stores.build_all(
+                settings,
+                watcher=watcher,
+                overwrite=overwrite,
+                rehash=rehash,
+                clock=run.clock,
+                readers=readers,
+            )
     if is_verbose():
         log(f"{_readers(report.readers.num_workers)} ({report.readers.why})")
-        for result in report.stores if not ranks.is_builder else ():
-            done = numbered(result.num_committed, "sample")
-            log(f"{result.path}: rank {ranks.local_rank} committed {done}")
     if not ranks.is_builder:  # its stores are those of its machine's builder, who tells of all samples
+        if is_verbose():
+            _log_committed(report, ranks)
         return
     if manifest:
         stores.write_manifest(manifest, report)
@@ -202,10 +210,29 @@ def build(
         tell(report)
 
 
+@contextlib.contextmanager
+def _early_readers(settings: BuildConfig, clock: Stopwatch) -> Iterator[Readers]:
+    """The build's readers, the first of which starts while this process imports what building takes."""
+    with clock.timed("imports"), importing():
+        from ups_store.build.readers import Readers
+
+        readers = Readers(settings.reading)
+        readers.pool.prepare()
+    with readers:
+        yield readers
+
+
 def _readers(num: int) -> str:
     if not num:
         return "sources were read by the build itself, without reader processes"
     return f"sources were read by {num} reader process" + ("es" if num > 1 else "")
+
+
+def _log_committed(report: BuildReport, ranks: Ranks) -> None:
+    """What this process did of stores that another one tells of."""
+    for result in report.stores:
+        done = counted(result.num_committed, "sample")
+        log(f"{result.path}: rank {ranks.local_rank} committed {done}")
 
 
 def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from ups_store.build.overrides import parse_overrides
 from ups_store.build.problems import first_problem
-from ups_store.build.shared_keys import SHORT_DTYPES, keys_without_effect, take_build_keys
+from ups_store.build.shared_keys import keys_without_effect, long_dtype, take_build_keys
 from ups_store.build.yaml_file import read_yaml
 from ups_store.declaration import Section, TaskDeclaration
 from ups_store.errors import ConfigError
@@ -23,15 +23,11 @@ from ups_store.tasks import TASKS, WELL_TASKS, Task, get_task
 
 Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-FieldDtype = Literal["float16", "bfloat16", "float32", "float64"]
+FieldDtype = Annotated[Literal["float16", "bfloat16", "float32", "float64"], BeforeValidator(long_dtype)]
+ComputeDtype = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(long_dtype)]
 
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of files
 MAX_WORKERS = 256  # more than any file system serves better than a few
-
-
-def long_dtype(value: object) -> object:
-    """The name that NumPy has for a dtype; whatever isn't a short one of `SHORT_DTYPES` as it is."""
-    return SHORT_DTYPES.get(value, value) if isinstance(value, str) else value
 
 
 class DataConfig(Section):
@@ -87,26 +83,16 @@ class CacheConfig(Section):
     dir: Path = Field(Path("cache"), description="folder of the stores")
     dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
 
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _long_name(cls, value: object) -> object:
-        return long_dtype(value)
-
 
 class EncodingConfig(Section):
     """How a build encodes."""
 
     encoder: str = Field("ups", description="entry point or module:callable; none: store the fields")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    compute_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of encoding")
+    compute_dtype: ComputeDtype = Field("float32", description="of encoding")
     micro_batch: Count = Field(256, description="frames that are encoded together; decides the last bits")
     pin_memory: bool = Field(True, description="copy to a CUDA device from page-locked memory")
     compile: bool = Field(False, description="torch.compile the encoder; may change the last bits")
-
-    @field_validator("compute_dtype", mode="before")
-    @classmethod
-    def _long_name(cls, value: object) -> object:
-        return long_dtype(value)
 
 
 class LatentConfig(EncodingConfig):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.array_spec import ArraySpec
-from ups_store.ingest.source import SourceInfo
+from ups_store.ingest.info import SourceInfo
 from ups_store.metadata import dtype_of
 from ups_store.tasks import Task
 

@@ -14,7 +14,7 @@ from ups_store.build.outputs import replace_text
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
 from ups_store.ingest.digest_request import DigestKind, DigestRequest
-from ups_store.ingest.reader_process import changed
+from ups_store.ingest.file_state import changed
 
 __all__ = ["DIGEST_CHARACTERS", "DigestCache", "DigestKind", "Digests", "FileSignature"]
 
@@ -86,8 +86,7 @@ class DigestCache:
         if isinstance(entry, dict) and entry.get("signature") == vars(signature) and "digest" in entry:
             progress(signature.size)
             return str(entry["digest"])
-        nbytes = signature.size if kind == "full" else 0
-        pool = self._readers.for_opening([path], nbytes=nbytes) if self._readers else inline_pool()
+        pool = self._readers.pool if self._readers else inline_pool()
         digest = str(pool.ask(DigestRequest(path, kind, signature.size), progress=progress))
         if FileSignature.of(path) != signature:
             raise changed(path)

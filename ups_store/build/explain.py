@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +12,13 @@ from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
 from ups_store.build.ranks import Ranks
+from ups_store.build.readers import Readers
 from ups_store.build.run import expect_kind
-from ups_store.build.stores import describe_plan, plan_all
+from ups_store.build.stores import describe_plan, plan_all, readers_of
 from ups_store.build.watcher import Watcher
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
-from ups_store.console import format_nbytes, numbered
+from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.identity import describe_differences, differences
 from ups_store.reader import open_store
@@ -52,7 +52,7 @@ class Explanation:
     differences: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        size = f"{numbered(self.plan['num_samples'], 'sample')}, {format_nbytes(self.plan['nbytes'])}"
+        size = f"{counted(self.plan['num_samples'], 'sample')}, {format_nbytes(self.plan['nbytes'])}"
         text = f"{self.task} {self.split}: {self.action}: {self.reason}, {size}, {self.plan['path']}"
         if not self.differences:
             return text
@@ -65,7 +65,12 @@ class Explanation:
 
 
 def explain_all(
-    config: BuildConfig, *, watcher: Watcher, rehash: bool = False, overwrite: bool = False
+    config: BuildConfig,
+    *,
+    watcher: Watcher,
+    rehash: bool = False,
+    overwrite: bool = False,
+    readers: Readers | None = None,
 ) -> list[Explanation]:
     """Explain every store that this machine would build; of its ranks the first one does.
 
@@ -76,13 +81,17 @@ def explain_all(
         watcher: Told about progress.
         rehash: Whether known digests aren't believed.
         overwrite: Whether the build would be told to build anew whatever is there.
+        readers: See `build_all`.
     Raises:
         SourceError: As `build_all` says.
     """
     ranks = Ranks.from_environment()
-    digests = DigestCache(config.cache.dir, rehash=rehash, save=False)
-    plans = plan_all(config, {}, watcher, ranks=ranks) if ranks.is_builder else ()
-    return [_explain(plan, digests, watcher, overwrite) for plan in plans]
+    if not ranks.is_builder:
+        return []
+    with readers_of(config, watcher, given=readers) as readers:
+        digests = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
+        plans = plan_all(config, {}, watcher, readers=readers, ranks=ranks)
+        return [_explain(plan, digests, watcher, overwrite) for plan in plans]
 
 
 def _explain(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> Explanation:
@@ -98,10 +107,10 @@ def _verdict(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite:
 
 def _obstacle(folder: Path) -> str:
     """Why a build can't write into a folder, which it makes if it isn't there; empty if it can."""
-    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    there = next(place for place in (folder, *folder.parents) if files.exists(place))
     if not there.is_dir():
         return f"{there} is no folder"
-    return "" if os.access(there, os.W_OK | os.X_OK) else f"can't write into {there}"
+    return "" if files.may_write_into(there) else f"can't write into {there}"
 
 
 def _verdict_on_files(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> _Verdict:

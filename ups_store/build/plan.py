@@ -20,8 +20,9 @@ from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.creation import identity_of
 from ups_store.encoder import Encoder, expect_size, load_encoder
+from ups_store.ingest.grids import check_same_grid
+from ups_store.ingest.info import Selection, SourceInfo
 from ups_store.ingest.read_request import DescribeRequest
-from ups_store.ingest.source import Selection, SourceInfo, check_same_grid
 from ups_store.ingest.source_files import SourceFile, SourcePart, find_sources
 from ups_store.partitions import PARTITION_KEY
 from ups_store.tasks import Task
@@ -161,7 +162,7 @@ def plan_store(
     sources = find_sources(data.root, task=task, split=split, files=data.files)
     signatures = [FileSignature.of(source.path) for source in sources]  # before anything is read
     requests = [DescribeRequest(source.path, task, selection) for source in sources]
-    pool = readers.for_opening([source.path for source in sources]) if readers else inline_pool()
+    pool = readers.pool if readers else inline_pool()
     infos = list(pool.describe(requests))
     check_same_grid(infos)
     parts = _parts(sources, infos, config, task, split)

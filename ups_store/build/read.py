@@ -15,10 +15,10 @@ import numpy.typing as npt
 from ups_store.build.plan import StorePlan
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
+from ups_store.ingest.info import SourceInfo
 from ups_store.ingest.pool import Batch, ReaderPool, Skipped
 from ups_store.ingest.read_request import MAX_SAMPLES, ReadRequest
 from ups_store.ingest.slots import ALIGN
-from ups_store.ingest.source import SourceInfo
 from ups_store.metadata import MAX_ARRAYS
 from ups_store.recovery import building_path
 

@@ -1,36 +1,34 @@
 """The readers of a whole build: one pool, which grows once there is something to read.
 
-Without a number of readers, small local files are read by the build's own process, since starting a reader
-would take longer; files on a network mount never are, since only a process of its own can be given up.
+Unless the user asks for none, there is at least one: only a process of its own can be given up when a read
+doesn't return.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ups_store import files
 from ups_store.build.config import ReadingConfig
 from ups_store.build.resources import free_descriptors, free_memory_nbytes, num_cores
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
 from ups_store.ingest.pool import Patience, ReaderPool, Skipped
 from ups_store.ingest.read_request import ReadRequest
-from ups_store.ingest.regions import BLOCK_BYTES
+from ups_store.ingest.reader_handle import USUAL_SLOT_NBYTES, USUAL_SLOTS
 
 START_S = 0.4  # what it takes to start a reader
-TINY_NBYTES = 32 << 20  # read within that time by a slow disk
+TINY_NBYTES = 32 << 20  # one reader reads that within the time that another takes to start
 MAX_AUTO = 4  # readers beyond that wait for the one process that commits
 FAST_BYTES_PER_S = 2e9  # of one reader: more than a process checksums, copies and commits
-NUM_SLOTS = 2
-_SLOT_NBYTES = 33 << 20  # a batch of `read.BATCH_BYTES`; larger ones restart the readers
-_READER_NBYTES = 80 << 20  # Python, NumPy and HDF5
+_log = logging.getLogger(__name__)
+_READER_NBYTES = 104 << 20  # Python, NumPy, HDF5, and a block of the file (`regions.BLOCK_BYTES`)
 _READER_DESCRIPTORS = 4
 _SPARE_DESCRIPTORS = 32  # for the store, its folder, and files of the system
 
@@ -60,40 +58,32 @@ class Readers:
 
     Args:
         config: What the user wants.
-        note: Told when a reader is replaced, and what was chosen.
+        note: See the attributes.
 
     Attributes:
+        note: Told when a reader is replaced, and what was chosen.
         pool: The pool; `resize`d here only.
         choice: The last choice.
         is_auto: Whether their number isn't configured.
         is_tuned: Whether it, and the size of batches, are to be tried out.
     """
 
-    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None]) -> None:
+    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None] = _log.warning) -> None:
         self.is_auto = config.num_workers == "auto"
         self.is_tuned = config.batch_size == "auto"
-        num_workers = 0 if config.num_workers == "auto" else config.num_workers
-        self.choice = Choice(num_workers, "nothing was read" if self.is_auto else "as configured")
+        num_workers = 1 if config.num_workers == "auto" else config.num_workers
+        self.choice = Choice(num_workers, "one opens the sources" if self.is_auto else "as configured")
         self._is_rate_known = False
-        self._note = note
+        self.note = note
         self.pool = ReaderPool(
             num_workers,
-            slot_nbytes=_SLOT_NBYTES,
+            slot_nbytes=USUAL_SLOT_NBYTES,
             patience=Patience(
                 timeout_s=config.timeout_s, open_timeout_s=config.open_timeout_s, retries=config.retries
             ),
             on_error="skip" if config.on_error == "skip" else "raise",
-            note=note,
+            note=lambda message: self.note(message),
         )
-
-    def for_opening(self, paths: Sequence[Path], *, nbytes: int = 0) -> ReaderPool:
-        """The pool for opening files and for reading so many bytes of them that aren't samples."""
-        if self.is_auto and not self.pool.num_workers:
-            if any(files.is_network(path) for path in paths):
-                self._choose(1, "the sources are on a network mount")
-            elif nbytes > TINY_NBYTES:
-                self._choose(1, f"{format_nbytes(nbytes)} to digest")
-        return self.pool
 
     def for_samples(
         self, requests: Sequence[ReadRequest], *, nbytes: int, stored_nbytes: int, slot_nbytes: int
@@ -119,12 +109,10 @@ class Readers:
 
     def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int, stored_nbytes: int) -> None:
         if max(nbytes, stored_nbytes) <= TINY_NBYTES:
-            if not self.pool.num_workers:
-                why = f"{format_nbytes(max(nbytes, stored_nbytes))} are read sooner than a reader starts"
-                self.choice = Choice(0, why)
+            why = f"{format_nbytes(max(nbytes, stored_nbytes))} are read sooner than another one starts"
+            self.choice = Choice(self.pool.num_workers, why)
             return
         most = min(num_cores(), MAX_AUTO, len(requests))
-        self._choose(1, "to measure")
         self._fit()
         rate = _rate(self.pool, requests[0])
         self._is_rate_known = True
@@ -133,7 +121,7 @@ class Readers:
             return
         self._choose(*chosen(nbytes, rate=rate, most=most))
         if not self.is_tuned:  # else there are trials, and another choice to be told
-            self._note(self.choice.sentence())
+            self.note(self.choice.sentence())
 
     def use(self, num_workers: int, why: str) -> None:
         """Have so many readers from now on, for a reason, for people."""
@@ -142,7 +130,7 @@ class Readers:
 
     def _choose(self, num_workers: int, why: str) -> None:
         self.choice = Choice(num_workers, why)
-        self.pool.resize(num_workers, slot_nbytes=self.pool.slot_nbytes, num_slots=NUM_SLOTS)
+        self.pool.resize(num_workers, slot_nbytes=self.pool.slot_nbytes, num_slots=USUAL_SLOTS)
 
     def _fit(self) -> None:
         """Have fewer readers, and then slots, than chosen if memory or descriptors don't suffice."""
@@ -150,9 +138,9 @@ class Readers:
         num_workers, num_slots = fitting(
             wanted, slot_nbytes=slot_nbytes, memory=free_memory_nbytes(), descriptors=free_descriptors()
         )
-        if (num_workers, num_slots) == (wanted, NUM_SLOTS):
+        if (num_workers, num_slots) == (wanted, USUAL_SLOTS):
             return
-        self._note(
+        self.note(
             f"{num_workers} of {wanted} readers with {num_slots} slots: memory or descriptors are scarce"
         )
         self.choice = dataclasses.replace(self.choice, num_workers=num_workers)
@@ -207,8 +195,8 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: i
             found=f"{descriptors} free",
             hint="raise `ulimit -n`, or use --num-workers 0",
         )
-    for num_slots in range(NUM_SLOTS, 0, -1):
-        each = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
+    for num_slots in range(USUAL_SLOTS, 0, -1):
+        each = _READER_NBYTES + num_slots * slot_nbytes
         possible = num_workers if memory is None else min(num_workers, memory // each)
         if possible >= 1:
             return possible, num_slots

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,17 @@ import numpy.typing as npt
 
 import ups_store
 from ups_store import files
-from ups_store.build.config import load_config
+from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.read import read_batches
 from ups_store.build.run import check_sources
+from ups_store.build.stores import readers_of
 from ups_store.build.watcher import Watcher
 from ups_store.doctor import ADVICE, Diagnosis, Status, examine
-from ups_store.errors import ConfigError, FormatError, IdentityMismatchError
+from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.identity import config_hash, describe_differences, differences
+from ups_store.ingest.pool import Batch
 from ups_store.intact import read_intact
 
 
@@ -78,16 +79,22 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
             hint=ADVICE[found.status],
         )
     identity = found.catalog.root.identity
-    plan, on_nan = _plan(path, identity.get("content"), config, overrides)
-    watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
-    content = plan.identity(DigestCache(plan.path.parent), watcher.advance)
-    _check_identity(plan, content, identity, path)
-    good = _good(found)
-    return _rebuild(dataclasses.replace(plan, path=path), content, found, good, on_nan, watcher)
+    settings = _settings(path, identity.get("content"), config, overrides)
+    with readers_of(settings, watcher) as readers:
+        plan = plan_store(settings, settings.data.task[0], settings.data.split[0], readers=readers)
+        watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
+        content = plan.identity(DigestCache(plan.path.parent, readers=readers), watcher.advance)
+        _check_identity(plan, content, identity, path)
+        plan = dataclasses.replace(plan, path=path)
+
+        def read(samples: npt.NDArray[np.int64]) -> Iterator[Batch]:
+            return read_batches(plan, samples, on_nan=settings.data.on_nan, readers=readers)
+
+        return _rebuild(plan, content, found, read, watcher)
 
 
-def _plan(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> tuple[StorePlan, str]:
-    """The plan of the store's own task and split, whichever the configuration names."""
+def _settings(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> BuildConfig:
+    """The configuration for the store's own task and split, whichever it names."""
     if not isinstance(content, dict) or content.get("kind") != "fields":
         raise ConfigError(
             "it wasn't built from a configuration",
@@ -96,8 +103,7 @@ def _plan(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> t
             hint="`doctor --salvage OUT` copies what verifies",
         )
     flags = {"data.task": content["task"], "data.split": content["split"]}
-    settings = load_config(config, flags=flags, overrides=overrides)
-    return plan_store(settings, settings.data.task[0], settings.data.split[0]), settings.data.on_nan
+    return load_config(config, flags=flags, overrides=[*overrides, "reading.on_error=fail"])
 
 
 def _check_identity(
@@ -125,37 +131,26 @@ def _good(found: Diagnosis) -> npt.NDArray[np.bool_]:
     return good
 
 
-@contextlib.contextmanager
-def _own_way_advised() -> Iterator[None]:
-    """Have the error for an unfinished store in the way say what helps: no flag of `verify` replaces it."""
-    try:
-        yield
-    except IdentityMismatchError as error:
-        error.hint = "finish that build first, or move its file away"
-        raise
-
-
 def _rebuild(
     plan: StorePlan,
     content: Mapping[str, Any],
     found: Diagnosis,
-    good: npt.NDArray[np.bool_],
-    on_nan: str,
+    read: Callable[[npt.NDArray[np.int64]], Iterator[Batch]],
     watcher: Watcher,
 ) -> Repair:
     assert found.catalog is not None
-    layout = found.catalog.layout
-    with (
-        _own_way_advised(),
-        ups_store.create(
+    layout, good = found.catalog.layout, _good(found)
+    hint = "finish that build first, or move its file away"
+    with hinting(hint, IdentityMismatchError, FormatError):
+        writer = ups_store.create(
             plan.path,
             plan.arrays,
             constants=plan.constants,
             dims=plan.dims,
             identity=content,
             attrs=found.catalog.root.attrs,
-        ) as writer,
-    ):
+        )
+    with writer:
         missing = writer.missing()
         copied, damaged = missing[good[missing]], missing[~good[missing]]
         watcher.stage(f"{plan.title}: samples", len(missing), unit="samples")
@@ -166,7 +161,7 @@ def _rebuild(
                 watcher.advance(len(samples))
         finally:
             files.close(fd)
-        for batch in read_batches(plan, damaged, on_nan=on_nan):
+        for batch in read(damaged):
             writer.commit_many(batch.samples, batch.arrays)
             watcher.advance(len(batch.samples))
         check_sources(plan)

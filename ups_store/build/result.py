@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ups_store.console import format_age, format_nbytes, numbered
+from ups_store.console import counted, format_age, format_nbytes
 
 
 @dataclass
@@ -57,7 +57,7 @@ class BuildResult:
 
     def summary(self) -> str:
         """One line for people."""
-        size = f"{numbered(self.num_samples, 'sample')}, {format_nbytes(self.nbytes)}"
+        size = f"{counted(self.num_samples, 'sample')}, {format_nbytes(self.nbytes)}"
         took = f"built in {self.seconds['total']:.1f} s"
         done = f"valid, made {format_age(self.age_s)}" if self.reused else took
         return f"{self.task} {self.split}: {size}, {done}, {self.config_hash[:12]}, {self.path}"

@@ -32,7 +32,7 @@ from ups_store.errors import (
     StoreNotFoundError,
 )
 from ups_store.identity import config_hash, describe_differences, differences
-from ups_store.ingest.reader_process import changed
+from ups_store.ingest.file_state import changed
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
 from ups_store.writer import Committer, StoreWriter

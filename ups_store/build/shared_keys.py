@@ -45,7 +45,12 @@ _LATER_PREFIX = "distill_"
 FIELDS_ENCODER = "none"  # `latent.encoder` of a build of fields
 _LATENT_DTYPE = "float16"
 _CHECKPOINT = "autoencoder.safetensors"
-SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+
+
+def long_dtype(value: object) -> object:
+    """The name that NumPy has for a dtype, of a short one such as "bf16"; any other value as it is."""
+    return _SHORT_DTYPES.get(value, value) if isinstance(value, str) else value
 
 
 def keys_without_effect(values: dict[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -25,7 +26,7 @@ from ups_store.build.run import build_store
 from ups_store.build.startup import Startup
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watcher import Watcher
-from ups_store.console import numbered
+from ups_store.console import counted
 from ups_store.errors import ConfigError, SourceError
 from ups_store.ingest.splits import SPLITS, split_range
 from ups_store.recovery import building_path
@@ -66,6 +67,7 @@ def build_all(
     overwrite: bool = False,
     rehash: bool = False,
     clock: Stopwatch | None = None,
+    readers: Readers | None = None,
 ) -> BuildReport:
     """Build every task and split of a configuration.
 
@@ -77,6 +79,7 @@ def build_all(
         overwrite: Whether to build anew whatever is there.
         rehash: Whether known digests aren't believed.
         clock: Has counted "imports" already, where those belong to the run.
+        readers: Who reads the sources; the caller closes them. By default those that the configuration says.
     Raises:
         SourceError: If nothing is left to build, or a source is unusable.
         StoreError: As `build_store` says.
@@ -84,8 +87,7 @@ def build_all(
     clock = clock or Stopwatch()
     skipped: dict[str, str] = {}
     ranks = Ranks.from_environment()
-    with Readers(config.reading, note=watcher.note) as readers:
-        watcher.watch(readers.pool)
+    with readers_of(config, watcher, given=readers) as readers:
         with clock.timed("plan"):
             plans = list(plan_all(config, skipped, watcher, readers=readers, ranks=ranks))
         if not overwrite:
@@ -113,6 +115,15 @@ def build_all(
         if unread:
             raise unread[0]
     return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))
+
+
+@contextlib.contextmanager
+def readers_of(config: BuildConfig, watcher: Watcher, *, given: Readers | None = None) -> Iterator[Readers]:
+    """Readers of which the watcher is told: given ones, or new ones for the duration of a block."""
+    with contextlib.nullcontext(given) if given else Readers(config.reading) as readers:
+        readers.note = watcher.note
+        watcher.watch(readers.pool)
+        yield readers
 
 
 def _kept(result: BuildResult) -> Iterator[str]:
@@ -180,7 +191,7 @@ def _shares(plan: StorePlan, config: BuildConfig) -> str:
         f"{sum(len(_share(count, split, plan, config)) for count in counts)} to {split}" for split in SPLITS
     )
     fractions = ", ".join(map(str, config.data.split_fractions))
-    are = f"{numbered(sum(counts), 'sample')} in {numbered(len(counts), 'file')}"
+    are = f"{counted(sum(counts), 'sample')} in {counted(len(counts), 'file')}"
     if not any(counts):
         return are
     return f"{are}, shared out {fractions}: {shares} (test and val rounded down in each file)"

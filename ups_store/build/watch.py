@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -27,6 +26,8 @@ from ups_store.build.rates import StageRates
 
 if TYPE_CHECKING:
     from ups_store.ingest.pool import ReaderPool  # imports h5py, which --help needn't
+
+_MAX_SHOWN = 4  # readers in one line
 
 
 class _RateColumn(ProgressColumn):
@@ -107,7 +108,7 @@ class ConsoleWatcher:
     def state(self) -> str:
         """What everything waits for, what the readers do, and how fast each stage is.
 
-        Such as "waits for commit (2 reading, 0.3 s; 1 ready); read 900/s, commit 310/s".
+        Such as "waits for commit (reading 0.3 s, idle 0.1 s; 1 ready); read 900/s, commit 310/s".
         """
         waits = f"waits for {self._waits_for}" if self._waits_for else ""
         per_second = self._rates.per_second()
@@ -119,10 +120,12 @@ class ConsoleWatcher:
         status = self._pool.status() if self._pool else None
         if status is None or not status.readers or not self._waits_for:
             return ""
-        doing = Counter(reader.doing for reader in status.readers)
-        longest_s = time.monotonic() - min(reader.since_s for reader in status.readers)
-        shown = ", ".join(f"{num} {what}" for what, num in doing.items())
-        return f" ({shown}, {longest_s:.1f} s; {status.num_ready} ready)"
+        now = time.monotonic()
+        longest_first = sorted(status.readers, key=lambda reader: reader.since_s)
+        shown = [f"{reader.doing} {now - reader.since_s:.1f} s" for reader in longest_first[:_MAX_SHOWN]]
+        if len(longest_first) > _MAX_SHOWN:
+            shown.append(f"{len(longest_first) - _MAX_SHOWN} more")
+        return f" ({', '.join(shown)}; {status.num_ready} ready)"
 
     def __enter__(self) -> Self:
         self._progress.start()

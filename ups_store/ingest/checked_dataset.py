@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import h5py
 
 from ups_store.ingest.contents import AXIS_NAMES
@@ -23,24 +25,18 @@ def checked_dataset(
         SourceError: Kind "missing_dataset", "wrong_rank" or "wrong_dtype".
     """
     dataset = get_dataset(file, name, sample=sample)
-    dtype = dataset.dtype
+    dtype, bad = dataset.dtype, partial(source_error, path=file.filename, dataset=name, sample=sample)
     if dataset.ndim != len(axes):
-        raise source_error(
+        raise bad(
             f"dataset {name!r} has the wrong rank",
             kind="wrong_rank",
-            path=file.filename,
-            dataset=name,
-            sample=sample,
             expected=f"({', '.join(AXIS_NAMES[axis] for axis in axes)})",
             found=f"shape {dataset.shape}",
         )
     if dtype.kind not in kinds or dtype.itemsize > 8:  # 8: no array type is wider than float64
-        raise source_error(
+        raise bad(
             f"dataset {name!r} has the wrong dtype",
             kind="wrong_dtype",
-            path=file.filename,
-            dataset=name,
-            sample=sample,
             expected="float16, float32 or float64" if kinds == "f" else "numbers of at most 8 bytes",
             found=dtype,
             hint="convert the file",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ups_store.ingest.hdf5 import source_error
+from ups_store.errors import SourceError
 from ups_store.ingest.info import SourceInfo
 
 
@@ -22,7 +22,7 @@ def check_same_grid(infos: Sequence[SourceInfo]) -> None:
         for what in {**first_facts, **other_facts}:
             shown = difference(first_facts.get(what), other_facts.get(what))
             if shown is not None:
-                raise source_error(
+                raise SourceError(
                     f"{what} isn't that of {infos[0].path}",
                     kind="grids_differ",
                     path=other.path,

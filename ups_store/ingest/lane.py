@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from ups_store.errors import ReadTimeoutError
 from ups_store.ingest.blame import died, timed_out
+from ups_store.ingest.messages import Done, Failed
 from ups_store.ingest.read_request import Request
-from ups_store.ingest.reader_handle import ReaderHandle, stacks_of, stop_readers
-from ups_store.ingest.reader_process import Done, Failed
+from ups_store.ingest.reader_handle import ReaderHandle, new_reader, stacks_of, stop_readers
 
 Note = Callable[[str], None]
 
@@ -119,10 +119,15 @@ class Lane:
         if job.reader is not None:
             job.reader.free_slots.append(job.slot)
 
+    def start(self) -> None:
+        """Start a reader unless there is one."""
+        if self.reader is None:
+            self.reader = new_reader(num_slots=self._num_slots, slot_nbytes=self._slot_nbytes)
+
     def feed(self) -> None:
         """Start a reader if there is work for one, and send it all that can be sent."""
-        if self.reader is None and self.queue and time.monotonic() >= self._restart_s:
-            self.reader = ReaderHandle(num_slots=self._num_slots, slot_nbytes=self._slot_nbytes)
+        if self.queue and time.monotonic() >= self._restart_s:
+            self.start()
         for job in self.queue if self.reader else ():
             if job.reader is None and not self._send(job):
                 return

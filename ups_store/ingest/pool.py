@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ from ups_store.ingest.info import SourceInfo
 from ups_store.ingest.lane import Job, Lane, Note, Patience, replace_late, stop_lanes
 from ups_store.ingest.read_request import DescribeRequest, ReadRequest, Request
 from ups_store.ingest.reader_handle import stacks_of
-from ups_store.ingest.reader_process import Reader
 from ups_store.ingest.slots import Status
+
+if TYPE_CHECKING:
+    from ups_store.ingest.reader_process import Reader
 
 __all__ = ["Batch", "Patience", "PoolStatus", "ReaderPool", "ReaderStatus", "Skipped"]
 
@@ -143,6 +145,17 @@ class ReaderPool:
             self.slot_nbytes, self._num_slots = slot_nbytes, num_slots
         self._lanes = kept + [self._new_lane() for _ in range(num_workers - len(kept))]
 
+    def prepare(self) -> None:
+        """Start one reader now, or import what reading here takes, rather than when there is work.
+
+        Raises:
+            StoreError: Kind "no_memory", if there is none for its slots.
+        """
+        if self._lanes:
+            self._lanes[0].start()
+        else:
+            import ups_store.ingest.reader_process  # noqa: F401
+
     def _new_lane(self) -> Lane:
         return Lane(
             num_slots=self._num_slots,
@@ -251,6 +264,8 @@ class ReaderPool:
     def _run_here(
         self, requests: Iterable[Request], progress: Callable[[int], None] = lambda num: None
     ) -> Iterator[Job]:
+        from ups_store.ingest.reader_process import Reader  # HDF5: only where it is read
+
         num_done = 0
 
         def told(status: Status) -> None:

@@ -6,6 +6,7 @@ even SIGKILL does nothing until a disk or server answers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -17,8 +18,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ups_store.errors import StoreError
+from ups_store.ingest.messages import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
 from ups_store.ingest.read_request import Request
-from ups_store.ingest.reader_process import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
 from ups_store.ingest.slots import SlotMemory, Status
 
 TERMINATE_S = 0.5  # from SIGTERM to SIGKILL
@@ -33,7 +35,9 @@ _READER_DEFAULTS = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
+USUAL_SLOTS, USUAL_SLOT_NBYTES = 2, 33 << 20  # a batch of 32 MiB, and what lies between its arrays
 _left_behind: list[ReaderHandle] = []  # to be reaped once they end
+_spare: list[ReaderHandle] = []
 _PROGRAM = "from ups_store.ingest.reader_process import main; main()"
 _STATES = {
     "D": "in uninterruptible sleep (disk or network mount)",
@@ -171,6 +175,23 @@ class ReaderHandle:
             if self._log_fd >= 0:
                 os.close(self._log_fd)
             self._log_fd = -1
+
+
+def start_spare() -> None:
+    """Start a reader with the usual slots that nobody has asked for yet; it ends with this process."""
+    with contextlib.suppress(StoreError, OSError):  # whoever needs one fails in its turn
+        _spare.append(ReaderHandle(num_slots=USUAL_SLOTS, slot_nbytes=USUAL_SLOT_NBYTES))
+
+
+def new_reader(*, num_slots: int, slot_nbytes: int) -> ReaderHandle:
+    """Start a reader, or take the spare one if it has such slots.
+
+    Raises:
+        StoreError: Kind "no_memory", if there is none for the slots.
+    """
+    if _spare and (num_slots, slot_nbytes) == (USUAL_SLOTS, USUAL_SLOT_NBYTES):
+        return _spare.pop()
+    return ReaderHandle(num_slots=num_slots, slot_nbytes=slot_nbytes)
 
 
 def _environment() -> dict[str, str]:

@@ -19,46 +19,27 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from ups_store.errors import SourceError, StoreError
+from ups_store.ingest.file_state import FileState, changed, file_state
 from ups_store.ingest.info import Selection
+from ups_store.ingest.messages import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
 from ups_store.ingest.read_request import Request
-from ups_store.ingest.slots import Placed, SlotFiller, SlotMemory, Status
+from ups_store.ingest.slots import SlotFiller, SlotMemory, Status
 from ups_store.ingest.source import Source, open_source
 from ups_store.tasks import Task
 
-MAX_MESSAGE_BYTES = 200_000  # what a Unix socket takes at once by default
-STACK_SIGNAL = signal.SIGUSR1  # makes a reader write its stacks to stderr, also from inside a C call
 _MAX_OPEN = 8  # files that are kept open
 _TRANSIENT = (errno.EIO, errno.ESTALE)  # a disk or a server that may be back in a moment
 _PR_SET_PDEATHSIG = 1
 
 Place = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 _SourceKey = tuple[Path, str | None, Selection]
-_FileState = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Done:
-    """A request succeeded."""
-
-    request_id: int
-    placed: tuple[Placed, ...]
-    value: object
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A request failed; is_transient: so that another attempt may succeed."""
-
-    request_id: int
-    error: StoreError
-    is_transient: bool
 
 
 class Reader:
@@ -77,7 +58,7 @@ class Reader:
     ) -> None:
         self.status = Status(-1, 0.0, 0.0, "starting")
         self._told = memory.write_status if memory else told
-        self._sources: OrderedDict[_SourceKey, tuple[Source, _FileState]] = OrderedDict()
+        self._sources: OrderedDict[_SourceKey, tuple[Source, FileState]] = OrderedDict()
         self._place: Place
 
     def run(self, request: Request, *, request_id: int, place: Place) -> object:
@@ -121,17 +102,17 @@ class Reader:
             yield source
         except BaseException:
             self.close()
-            if _file_state(path) != state:
+            if file_state(path) != state:
                 raise changed(path) from None
             raise
-        if _file_state(path) != state:
+        if file_state(path) != state:
             self.close()
             raise changed(path)
 
-    def _source(self, key: _SourceKey, task: Task | None) -> tuple[Source, _FileState]:
+    def _source(self, key: _SourceKey, task: Task | None) -> tuple[Source, FileState]:
         if key not in self._sources:
             self.doing("opening")
-            state = _file_state(key[0])
+            state = file_state(key[0])
             self._sources[key] = open_source(key[0], task=task, selection=key[2]), state
             if len(self._sources) > _MAX_OPEN:
                 oldest, _ = self._sources.popitem(last=False)[1]
@@ -148,25 +129,6 @@ class Reader:
     def _tell(self, status: Status) -> None:
         self.status = status
         self._told(status)
-
-
-def _file_state(path: Path) -> _FileState:
-    """What differs once a file was replaced, written or deleted."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def changed(path: Path) -> SourceError:
-    """The error for a source that isn't what it was when the build began."""
-    return SourceError(
-        "source changed during the build",
-        kind="source_changed",
-        path=path,
-        hint="wait until nobody writes to it and run again; --overwrite if samples were committed",
-    )
 
 
 def serve(channel: socket.socket, memory: SlotMemory) -> None:
@@ -231,7 +193,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
-    import ups_store.ingest.digest_request  # noqa: F401  # now, as later it would take time of the first one
+    import ups_store.ingest.digest  # noqa: F401  # now, as later it would take time of the first one
 
     memory = SlotMemory(memory_fd, num_slots=num_slots, slot_nbytes=slot_nbytes)
     os.close(memory_fd)

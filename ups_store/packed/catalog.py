@@ -96,7 +96,6 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
             clause="10.3",
             expected=f"at most {expected}",
             found=found,
-            hint="upgrade ups-store",
         )
     packing = parse_packing(root.packed, path=path)
     metas = [_read_array(fd, record, packing, path) for record in directory.arrays]
@@ -117,7 +116,7 @@ def _read_array(fd: int, record: CentralRecord, packing: Packing, path: Path) ->
     return meta
 
 
-def check_chunk_size(meta: ArrayMeta, path: Path) -> None:
+def check_chunk_size(meta: ArrayMeta, path: Path, *, hint: str | None = None) -> None:
     """Refuse chunks that no codec takes, before memory is allocated for one (spec 13.8)."""
     nbytes = meta.sample_nbytes if meta.is_sharded else meta.nbytes
     if nbytes > MAX_CHUNK_BYTES:
@@ -129,7 +128,7 @@ def check_chunk_size(meta: ArrayMeta, path: Path) -> None:
             clause="13.8",
             expected=f"at most {MAX_CHUNK_BYTES} bytes",
             found=nbytes,
-            hint="ship the store as it is, without packing it",
+            hint=hint,
         )
 
 

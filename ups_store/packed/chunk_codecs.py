@@ -116,8 +116,8 @@ def words_of(payload: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class BloscChain:
-    """Bytes of equal place grouped, then Zstandard, both by Blosc."""
+class _Chain:
+    """What every chain knows: the Zarr data type, and the effort of its codec."""
 
     dtype: str
     level: int
@@ -125,6 +125,10 @@ class BloscChain:
     @property
     def _itemsize(self) -> int:
         return dtype_of(self.dtype).itemsize
+
+
+class BloscChain(_Chain):
+    """Bytes of equal place grouped, then Zstandard, both by Blosc."""
 
     def to_json(self) -> list[dict[str, Any]]:
         """The codecs as `zarr.json` names them."""
@@ -154,16 +158,8 @@ class BloscChain:
         Blosc().decode(packed, out)
 
 
-@dataclass(frozen=True)
-class ZstdChain:
+class ZstdChain(_Chain):
     """Bytes of equal place grouped, then Zstandard, as two codecs."""
-
-    dtype: str
-    level: int
-
-    @property
-    def _itemsize(self) -> int:
-        return dtype_of(self.dtype).itemsize
 
     def to_json(self) -> list[dict[str, Any]]:
         """The codecs as `zarr.json` names them."""
@@ -196,12 +192,8 @@ class ZstdChain:
             Shuffle(self._itemsize).decode(grouped, out)
 
 
-@dataclass(frozen=True)
-class PcodecChain:
+class PcodecChain(_Chain):
     """Pcodec, which models numbers; needs the package `pcodec`."""
-
-    dtype: str
-    level: int
 
     def to_json(self) -> list[dict[str, Any]]:
         """The codecs as `zarr.json` names them."""

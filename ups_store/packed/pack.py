@@ -104,7 +104,7 @@ def _metas(store: Store) -> list[ArrayMeta]:
         raise SpecError("not a finished store of this version", kind="unfinished", path=store.path, hint=hint)
     metas = [array.meta for array in catalog.layout.arrays.values()]
     for meta in metas:
-        check_chunk_size(meta, store.path)
+        check_chunk_size(meta, store.path, hint="ship the store as it is, without packing it")
         if meta.is_constant and meta.attrs:
             problem = "attributes of a constant can't be made again by unpacking"
             raise SpecError(problem, kind="attrs", path=store.path, array=meta.name)

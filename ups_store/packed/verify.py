@@ -45,15 +45,15 @@ class _PackedVerifier:
 
     def run(self) -> Report:
         entries, crcs = self.catalog.entries, self.catalog.crcs
-        problems: list[Problem] = []
+        metas = [array.meta for array in self.catalog.arrays.values()]
+        problems = identity_problems(self.catalog.metadata[0], self.catalog.root.identity, metas)
         for entry, text in zip(self.catalog.metadata, self._texts(), strict=True):
             problems += self._compare(entry.data_offset, text, "metadata_text", "4.1") + surplus(entry, text)
-        metas = [array.meta for array in self.catalog.arrays.values()]
-        problems += identity_problems(self.catalog.metadata[0], self.catalog.root.identity, metas)
         for entry, crc in zip(entries, crcs, strict=True):
             problems += self._compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
         for array in self.catalog.arrays.values():
-            problems += self._check_array(array)
+            if array.entry:
+                problems += self._check_chunks(array)
         damaged = {problem.array for problem in problems}
         for entry, crc in zip(entries, crcs, strict=True):
             name = entry.name.split("/")[0]
@@ -63,20 +63,13 @@ class _PackedVerifier:
         directory = pack_directory(entries, crcs)
         problems += self._compare(entries[-1].end, directory, "directory", "3.5")
         nbytes = entries[-1].end + len(directory)
+        problems.sort(key=lambda problem: problem.byte_range[0])
         return Report(self.store.path, nbytes, self.num_chunks, tuple(problems))
 
     def _texts(self) -> Iterator[bytes]:
         yield self.catalog.root.to_json()
         for array in self.catalog.arrays.values():
             yield canonical_json(packed_document(array.meta, self.catalog.packing), what=array.meta.name)
-
-    def _check_array(self, array: PackedArray) -> list[Problem]:
-        if array.entry:
-            return list(self._check_chunks(array))
-        root, name = self.catalog.metadata[0], array.meta.name
-        if not array.meta.is_constant:
-            return []
-        return constant_problems(self.store.identity, name, b"", (root.data_offset, root.end))
 
     def _check_chunks(self, array: PackedArray) -> Iterator[Problem]:
         meta = array.meta

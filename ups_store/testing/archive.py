@@ -133,6 +133,11 @@ def edit_data(parts: Sequence[Part], name: str, edit: Callable[[bytes], bytes]) 
     return replace_data(parts, name, edit(next(part.data for part in parts if part.name == name)))
 
 
+def with_data(name: str, edit: Callable[[bytes], bytes]) -> Builder:
+    """A builder of files with other data of an entry; its CRC-32 follows, so only the data can tell."""
+    return lambda good: put_together(edit_data(take_apart(good), name, edit))
+
+
 def edit_document(parts: Sequence[Part], name: str, edit: Edit) -> list[Part]:
     """The same parts with an edited JSON document; whatever `json` can write, also what no store may hold."""
     document = read_document(parts, name)
@@ -156,6 +161,11 @@ def edit_identity(parts: Sequence[Part], edit: Edit) -> list[Part]:
         ours["config_hash"] = config_hash(ours["identity"])
 
     return edit_document(parts, ROOT_NAME, edit_both)
+
+
+def with_identity(edit: Edit) -> Builder:
+    """A builder of files with an edited identity document; its hash follows."""
+    return lambda good: put_together(edit_identity(take_apart(good), edit))
 
 
 def edit_shape(parts: Sequence[Part], array: str, shape: Sequence[int]) -> list[Part]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,14 @@ from ups_store.testing.archive import (
     Edit,
     Part,
     data_offset,
-    edit_data,
     edit_document,
-    edit_identity,
     edit_shape,
     overwrite,
     put_together,
     read_document,
     take_apart,
+    with_data,
+    with_identity,
 )
 from ups_store.testing.sample_store import EMPTY, FLAGS, LARGE, SMALL
 from ups_store.zip_records import ROOT_NAME
@@ -54,24 +53,14 @@ def _without(key: str) -> Builder:
     return _edited(_ARRAY, lambda array: array.pop(key))
 
 
-def _identity(edit: Edit) -> Builder:
-    """Edit the identity document; the hash follows."""
-    return lambda good: put_together(edit_identity(take_apart(good), edit))
-
-
 def _shape(array: str, *shape: int) -> Builder:
     """Another shape in metadata and identity; the records follow, the data don't."""
     return lambda good: put_together(edit_shape(take_apart(good), array, shape))
 
 
-def _text(name: str, text: Callable[[bytes], bytes]) -> Builder:
-    """Another text of a metadata entry, made from the right one."""
-    return lambda good: put_together(edit_data(take_apart(good), name, text))
-
-
 def _root_text(found: bytes, replaced: bytes) -> Builder:
     """Replace text in the root's document; the hash doesn't follow."""
-    return _text(ROOT_NAME, lambda raw: raw.rstrip().replace(found, replaced).ljust(4096))
+    return with_data(ROOT_NAME, lambda raw: raw.rstrip().replace(found, replaced).ljust(4096))
 
 
 def _codec(edit: Edit) -> Builder:
@@ -128,15 +117,17 @@ DOCUMENT_DEFECTS: dict[str, Builder] = {
     # texts
     "crc_of_root_metadata": _flipped(ROOT_NAME),
     "crc_of_array_metadata": _flipped(_ARRAY),
-    "metadata_not_json": _text(_ARRAY, lambda raw: raw[:-1]),
-    "metadata_empty": _text(_ARRAY, lambda raw: b""),
-    "metadata_a_list": _text(_ARRAY, lambda raw: b"[]"),
-    "metadata_in_utf_16": _text(_ARRAY, lambda raw: raw.decode().encode("utf-16")),
-    "metadata_not_utf_8": _text(_ARRAY, lambda raw: raw.replace(b"m2 s-1", b"m\xb2 s-1")),
-    "metadata_nested_100000_deep": _text(_ARRAY, lambda raw: _DEEP),
-    "metadata_number_of_a_million_digits": _text(_ARRAY, lambda raw: b'{"shape":[' + b"9" * 10**6 + b"]}"),
-    "metadata_of_17_mib": _text(_ARRAY, lambda raw: raw.ljust(17 * _MIB)),
-    "root_metadata_of_17_mib": _text(ROOT_NAME, lambda raw: raw.ljust(17 * _MIB)),
+    "metadata_not_json": with_data(_ARRAY, lambda raw: raw[:-1]),
+    "metadata_empty": with_data(_ARRAY, lambda raw: b""),
+    "metadata_a_list": with_data(_ARRAY, lambda raw: b"[]"),
+    "metadata_in_utf_16": with_data(_ARRAY, lambda raw: raw.decode().encode("utf-16")),
+    "metadata_not_utf_8": with_data(_ARRAY, lambda raw: raw.replace(b"m2 s-1", b"m\xb2 s-1")),
+    "metadata_nested_100000_deep": with_data(_ARRAY, lambda raw: _DEEP),
+    "metadata_number_of_a_million_digits": with_data(
+        _ARRAY, lambda raw: b'{"shape":[' + b"9" * 10**6 + b"]}"
+    ),
+    "metadata_of_17_mib": with_data(_ARRAY, lambda raw: raw.ljust(17 * _MIB)),
+    "root_metadata_of_17_mib": with_data(ROOT_NAME, lambda raw: raw.ljust(17 * _MIB)),
     # the root group
     "root_without_our_attribute": _root(lambda root: root["attributes"].pop("ups_store")),
     "root_attribute_not_an_object": _root(lambda root: root["attributes"].update(ups_store="1.0")),
@@ -162,10 +153,12 @@ DOCUMENT_DEFECTS: dict[str, Builder] = {
     "identity_with_integer_of_60_bits": _root_text(b'"task":"sample"', b'"task":1152921504606846976'),
     "identity_with_lone_surrogate": _root_text(b'"task":"sample"', b'"task":"\\ud800"'),
     "identity_nested_100000_deep": _root_text(b'"task":"sample"', b'"task":' + _DEEP),
-    "identity_without_an_array": _identity(lambda identity: identity["arrays"].pop(SMALL)),
-    "identity_with_another_array": _identity(lambda identity: identity["arrays"].update(z=None)),
-    "identity_with_another_shape": _identity(lambda identity: identity["arrays"][SMALL].update(shape=[4])),
-    "identity_arrays_null": _identity(lambda identity: identity.update(arrays=None)),
+    "identity_without_an_array": with_identity(lambda identity: identity["arrays"].pop(SMALL)),
+    "identity_with_another_array": with_identity(lambda identity: identity["arrays"].update(z=None)),
+    "identity_with_another_shape": with_identity(
+        lambda identity: identity["arrays"][SMALL].update(shape=[4])
+    ),
+    "identity_arrays_null": with_identity(lambda identity: identity.update(arrays=None)),
     "array_metadata_missing": lambda good: put_together([p for p in take_apart(good) if p.name != _ARRAY]),
     # shapes
     "shape_missing": _without("shape"),
@@ -224,8 +217,8 @@ DOCUMENT_DEFECTS: dict[str, Builder] = {
     "dimension_sample_not_first": _array(_LARGE_ARRAY, dimension_names=["time", "sample", "x"]),
     "attributes_missing": _without("attributes"),
     "attributes_null": _array(attributes=None),
-    "attributes_with_nan": _text(_ARRAY, lambda raw: raw.replace(b'"m2 s-1"', b"NaN")),
-    "attributes_with_infinity": _text(_ARRAY, lambda raw: raw.replace(b'"m2 s-1"', b"-1e999")),
-    "attributes_nested_100000_deep": _text(_ARRAY, lambda raw: raw.replace(b'"m2 s-1"', _DEEP)),
+    "attributes_with_nan": with_data(_ARRAY, lambda raw: raw.replace(b'"m2 s-1"', b"NaN")),
+    "attributes_with_infinity": with_data(_ARRAY, lambda raw: raw.replace(b'"m2 s-1"', b"-1e999")),
+    "attributes_nested_100000_deep": with_data(_ARRAY, lambda raw: raw.replace(b'"m2 s-1"', _DEEP)),
     "root_attributes_with_lone_surrogate": _root_text(b'"title":"sample"', b'"title":"\\ud800"'),
 }

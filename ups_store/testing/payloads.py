@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 from ups_store.checksum import crc32c
 from ups_store.layout import PAGE_BYTES
@@ -12,13 +11,13 @@ from ups_store.testing.archive import (
     Document,
     Part,
     data_offset,
-    edit_data,
     edit_document,
-    edit_identity,
     find_places,
     overwrite,
     put_together,
     take_apart,
+    with_data,
+    with_identity,
 )
 from ups_store.testing.sample_store import CONSTANT, EMPTY_CONSTANT, FLAGS, LARGE, NUM_SAMPLES, SMALL
 from ups_store.zip_records import ARCHIVE_COMMENT, ROOT_NAME
@@ -28,16 +27,6 @@ _LARGE_KEY, _SMALL_KEY = f"{LARGE}/c/0/0/0", f"{SMALL}/c/0"
 _FLAGS_KEY, _CONSTANT_KEY = f"{FLAGS}/c/0/0", f"{CONSTANT}/c/0"
 _SAMPLE_NBYTES, _SLOT_NBYTES = 5120, 5184
 _INDEX = NUM_SAMPLES * _SLOT_NBYTES
-
-
-def _data(name: str, change: Callable[[bytes], bytes]) -> Builder:
-    """Other data of an entry; its CRC-32 follows, so only checksums inside the data can tell."""
-    return lambda good: put_together(edit_data(take_apart(good), name, change))
-
-
-def _identity(edit: Callable[[Document], object]) -> Builder:
-    """Edit the identity document; its hash follows."""
-    return lambda good: put_together(edit_identity(take_apart(good), edit))
 
 
 def _byte(name: str, at: int, value: int) -> Builder:
@@ -71,15 +60,15 @@ def _another_constant(data: bytes) -> bytes:
 DAMAGED: dict[str, Builder] = {
     "payload_of_large_array": _byte(_LARGE_KEY, _SLOT_NBYTES + 100, 0xFF),
     "payload_of_small_array": _byte(_SMALL_KEY, 0, 0xFF),
-    "payload_with_crc_of_entry": _data(_LARGE_KEY, lambda data: b"\xff" + data[1:]),
+    "payload_with_crc_of_entry": with_data(_LARGE_KEY, lambda data: b"\xff" + data[1:]),
     "slot_checksum": _byte(_LARGE_KEY, _SAMPLE_NBYTES, 0xFF),
-    "slot_padding": _data(_LARGE_KEY, lambda data: data[:5124] + b"\1" + data[5125:]),
+    "slot_padding": with_data(_LARGE_KEY, lambda data: data[:5124] + b"\1" + data[5125:]),
     "index_checksum": _byte(_LARGE_KEY, _INDEX + 16 * NUM_SAMPLES, 0xFF),
-    "index_with_one_sample_twice": _data(_LARGE_KEY, _index_of_sample_0_twice),
-    "chunk_checksum": _data(_SMALL_KEY, lambda data: data[:-4] + b"\0\0\0\0"),
-    "boolean_of_2": _data(_FLAGS_KEY, _bool_of_2),
-    "constant_of_another_identity": _data(_CONSTANT_KEY, _another_constant),
-    "empty_constant_of_another_identity": _identity(
+    "index_with_one_sample_twice": with_data(_LARGE_KEY, _index_of_sample_0_twice),
+    "chunk_checksum": with_data(_SMALL_KEY, lambda data: data[:-4] + b"\0\0\0\0"),
+    "boolean_of_2": with_data(_FLAGS_KEY, _bool_of_2),
+    "constant_of_another_identity": with_data(_CONSTANT_KEY, _another_constant),
+    "empty_constant_of_another_identity": with_identity(
         lambda identity: identity["constants"].update({EMPTY_CONSTANT: "0" * 64})
     ),
     "magic_of_root_header": _in_header(ROOT_NAME, 0, "4s", b"PK\0\0"),
@@ -87,19 +76,23 @@ DAMAGED: dict[str, Builder] = {
     "time_in_header": _in_header(_LARGE_KEY, 10, "H", 1),
     "padding_not_zero": _in_header(_SMALL_KEY, 30 + len(_SMALL_KEY) + 20 + 6, "B", 1),
     "crc_in_directory": lambda good: overwrite(good, find_places(good).central[_LARGE_KEY] + 16, "I", 0),
-    "attributes_with_integer_of_60_bits": _data(
+    "attributes_with_integer_of_60_bits": with_data(
         _SMALL_ARRAY, lambda text: text.replace(b'"m2 s-1"', b"1152921504606846976")
     ),
-    "metadata_with_white_space": _data(_SMALL_ARRAY, lambda text: text.replace(b":", b": ", 1)),
-    "metadata_with_a_key_twice": _data(
+    "metadata_with_white_space": with_data(_SMALL_ARRAY, lambda text: text.replace(b":", b": ", 1)),
+    "metadata_with_a_key_twice": with_data(
         _SMALL_ARRAY, lambda text: text.replace(b"{", b'{"zarr_format":3,', 1)
     ),
-    "metadata_with_spaces_behind": _data(_SMALL_ARRAY, lambda text: text + b"  "),
-    "root_metadata_with_a_page_of_spaces": _data(ROOT_NAME, lambda text: text.ljust(len(text) + PAGE_BYTES)),
-    "identity_with_another_key": _identity(lambda identity: identity.update(extra=1)),
-    "identity_without_content": _identity(lambda identity: identity.pop("content")),
-    "identity_of_format_2": _identity(lambda identity: identity.update(format=2)),
-    "identity_with_digest_of_no_constant": _identity(lambda identity: identity["constants"].update(u="0")),
+    "metadata_with_spaces_behind": with_data(_SMALL_ARRAY, lambda text: text + b"  "),
+    "root_metadata_with_a_page_of_spaces": with_data(
+        ROOT_NAME, lambda text: text.ljust(len(text) + PAGE_BYTES)
+    ),
+    "identity_with_another_key": with_identity(lambda identity: identity.update(extra=1)),
+    "identity_without_content": with_identity(lambda identity: identity.pop("content")),
+    "identity_of_format_2": with_identity(lambda identity: identity.update(format=2)),
+    "identity_with_digest_of_no_constant": with_identity(
+        lambda identity: identity["constants"].update(u="0")
+    ),
 }
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SECTOR_BYTES = 512
+_SECTOR_BYTES = 512
 _NUM_SECTOR_VARIANTS = 2
 
 
@@ -59,7 +59,7 @@ def variants_of(pending: list[Change], chance: random.Random) -> Iterator[list[C
 
 def _torn(write: Write, chance: random.Random) -> Iterator[list[Change]]:
     """A write of which a part arrived: the first or last half, or any of its sectors."""
-    cut = (write.offset + len(write.data) // 2) // SECTOR_BYTES * SECTOR_BYTES - write.offset
+    cut = (write.offset + len(write.data) // 2) // _SECTOR_BYTES * _SECTOR_BYTES - write.offset
     if 0 < cut < len(write.data):
         yield [Write(write.offset, write.data[:cut])]
         yield [Write(write.offset + cut, write.data[cut:])]
@@ -72,6 +72,6 @@ def _sectors(write: Write) -> Iterator[Write]:
     end = write.offset + len(write.data)
     first = write.offset
     while first < end:
-        past = min(end, (first // SECTOR_BYTES + 1) * SECTOR_BYTES)
+        past = min(end, (first // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
         yield Write(first, write.data[first - write.offset : past - write.offset])
         first = past

@@ -38,8 +38,8 @@ class StoreDataset(Dataset[Sample]):
             state as `z0` and `z1` in any case, and of a named array that varies in time the same steps.
         window: What an item spans; None for whole samples. Windows stay inside `num_steps` where a store has
             that array; trajectories that are too short have no item.
-        state: Array that windows are taken of; by default "latent", or "fields" where there is none. Without
-            `window` it has no effect.
+        state: Array that windows are taken of; by default "latent", or "fields" where there is none. It goes
+            with `window`.
         dtype: Dtype that arrays of floating-point numbers are converted to while they are copied. Numbers of
             `params`, `t` and `dt` are float32 always.
         views: Whether `dataset[i]` gives views of the store's memory instead of copies. They may be changed:
@@ -54,8 +54,8 @@ class StoreDataset(Dataset[Sample]):
     Raises:
         NotCommittedError: If a store is incomplete.
         ArrayNotFoundError: If a store lacks an array; also a KeyError.
-        SpecError: If no trajectory is as long as a window, or `dtype` isn't a floating-point dtype of torch,
-            or given with `views`.
+        SpecError: If no trajectory is as long as a window, `state` is given without `window`, or `dtype`
+            isn't a floating-point dtype of torch, or given with `views`.
     """
 
     def __init__(
@@ -72,6 +72,9 @@ class StoreDataset(Dataset[Sample]):
         given: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
         if not given:
             raise SpecError("no store given", kind="stores", expected="at least one", found=0)
+        if state is not None and window is None:
+            hint = "give `window=Window(...)` too; `names` says which arrays whole samples have"
+            raise SpecError("`state` without `window`", kind="state", found=repr(state), hint=hint)
         _check_dtype(dtype, views=views)
         self._selection = Selection(None if names is None else tuple(names), state, window, dtype)
         self._views = views

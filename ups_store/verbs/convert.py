@@ -12,20 +12,20 @@ import typer
 
 from ups_store.console import (
     Verbose,
+    counted,
     format_nbytes,
     interruptible,
     is_verbose,
     log,
-    numbered,
     print_json,
     progress_bar,
 )
 from ups_store.errors import SpecError
 from ups_store.reader import open_store
+from ups_store.verbs.options import AsJson, NumThreads
 
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the source's checksums first")]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 Out = Annotated[Path, typer.Argument(help="what to write", metavar="OUT")]
 
 MAX_LEFT_OUT = 10  # files shown for people; --json and -v show all
@@ -59,7 +59,7 @@ def _tell_written(path: Path, num_samples: int) -> None:
     written = [path, *path.rglob("*")] if path.is_dir() else [path]
     nbytes = sum(file.stat().st_size for file in written if file.is_file())
     print(path)
-    log(f"{path}: wrote {numbered(num_samples, 'sample')}, {format_nbytes(nbytes)}")
+    log(f"{path}: wrote {counted(num_samples, 'sample')}, {format_nbytes(nbytes)}")
 
 
 def import_pt(
@@ -84,18 +84,18 @@ def import_pt(
         done = run_import(folder, out, on_error=on_error, force=force, progress=bar)
     shown = None if is_verbose() else MAX_LEFT_OUT
     for name, reason in itertools.islice(done.skipped.items(), shown):
-        log(f"{folder / name}: left out: {reason}", label="WARNING", style="yellow")
+        log(f"{folder / name}: left out: {reason}", label="warning", style="yellow")
     if shown is not None and (more := len(done.skipped) - shown) > 0:
         log(
-            f"{folder}: {numbered(more, 'more file')} left out; -v shows all",
-            label="WARNING",
+            f"{folder}: {counted(more, 'more file')} left out; -v shows all",
+            label="warning",
             style="yellow",
         )
     if as_json:
         print_json(asdict(done))
     else:
-        left_out = numbered(len(done.skipped), "file")
-        print(f"{done.path}: {numbered(done.num_samples, 'sample')}, {left_out} left out")
+        left_out = counted(len(done.skipped), "file")
+        print(f"{done.path}: {counted(done.num_samples, 'sample')}, {left_out} left out")
 
 
 def concat(
@@ -172,7 +172,7 @@ def pack(
     codec: Annotated[Literal["blosc", "zstd", "pcodec"], typer.Option(help="see docs/packing.md")] = "blosc",
     level: Annotated[int | None, typer.Option(help="effort [default: blosc 5, zstd 3, pcodec 8]")] = None,
     force: Force = False,
-    num_threads: Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")] = None,
+    num_threads: NumThreads = None,
     as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.console import Verbose, numbered, print_json
+from ups_store.console import Verbose, counted, print_json
 from ups_store.identity import differences
 from ups_store.reader import open_store
+from ups_store.verbs.options import AsJson
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]
 
@@ -21,7 +22,7 @@ def diff(
     a: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
     b: Annotated[Path, typer.Argument(help="another one")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> int:
     """Compare what two stores were made from.
@@ -51,7 +52,7 @@ def diff(
 def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
     headings = {"identity": differing, "attributes, which are no part of it": attrs}
     for heading, found in headings.items():
-        print(f"{heading}: {numbered(len(found), 'difference')}" if found else f"{heading}: the same")
+        print(f"{heading}: {counted(len(found), 'difference')}" if found else f"{heading}: the same")
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")

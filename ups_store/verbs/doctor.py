@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups_store.console import Verbose, interruptible, is_verbose, numbered, print_json, progress_bar
+from ups_store.console import Verbose, counted, interruptible, is_verbose, print_json, progress_bar
 from ups_store.errors import StoreNotFoundError
+from ups_store.verbs.options import AsJson
 
 if TYPE_CHECKING:
     from ups_store.doctor import Diagnosis
@@ -23,7 +24,7 @@ def doctor(
     out: Annotated[
         Path | None, typer.Option("--salvage", help="copy what verifies into a new store", metavar="OUT")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> int:
     """Say what is the matter with a file and what can be saved; exit code 0 only for a sound one.
@@ -63,12 +64,12 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
     for problem in shown:
         print(f"  {problem}")
     if len(shown) < len(found.problems):
-        print(f"  and {numbered(len(found.problems) - len(shown), 'more problem')}; -v shows all")
+        print(f"  and {counted(len(found.problems) - len(shown), 'more problem')}; -v shows all")
     if found.catalog is not None:
         print(f"  {savable:,} of {found.num_samples:,} samples verify")
     if found.lost_arrays:
         print(f"  nothing verifies of {', '.join(found.lost_arrays)}")
-    print(f"  {ADVICE[found.status]}" if saved is None else f"  {numbered(savable, 'sample')} saved: {saved}")
+    print(f"  {ADVICE[found.status]}" if saved is None else f"  {counted(savable, 'sample')} saved: {saved}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -40,7 +40,7 @@ def info(
     for i, j in itertools.combinations(range(len(infos)), 2):
         if num := shared[i].get(str(infos[j].path)):
             pair = f"{num:,} of the {len(stores[i]):,} samples of {infos[i].path} are in {infos[j].path} too"
-            log(pair, label="WARNING", style="yellow")
+            log(pair, label="warning", style="yellow")
 
 
 def _open(path: Path) -> ups_store.Store | PackedStore:

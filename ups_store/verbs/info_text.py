@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ups_store.array_statistics import ArrayStatistics
-from ups_store.console import format_age, format_nbytes, numbered
+from ups_store.console import counted, format_age, format_nbytes
 from ups_store.info import ArrayInfo, BuildInfo, StoreInfo
 from ups_store.packed.info import PackedInfo
 
@@ -29,7 +29,7 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
     """
     yield Text(str(info.path), style="bold")
     size = format_nbytes(info.nbytes)
-    samples = numbered(info.num_samples, "sample")
+    samples = counted(info.num_samples, "sample")
     yield f"format {info.format_version} · {samples} · {size} · {_state(info)}"
     yield f"config hash {info.config_hash}"
     yield f"reads: {info.reads}" + (f", for it lies on {info.network}" if info.network else "")

@@ -12,17 +12,18 @@ import typer
 from ups_store.console import (
     Verbose,
     console,
+    counted,
     format_nbytes,
     interruptible,
     is_verbose,
     log,
-    numbered,
     print_json,
     progress_bar,
     report,
 )
-from ups_store.errors import ConfigError, StoreError
+from ups_store.errors import ConfigError, FormatError, StoreError
 from ups_store.reader import open_store
+from ups_store.verbs.options import NumThreads
 
 if TYPE_CHECKING:
     from ups_store.verify_report import Report
@@ -35,7 +36,7 @@ def verify(
     paths: Annotated[list[Path], typer.Argument(help="stores, <task>_<split>.zarr.zip", metavar="PATH...")],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
-    num_threads: Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")] = None,
+    num_threads: NumThreads = None,
     config: Annotated[
         Path | None,
         typer.Option("--repair", help="rebuild what is damaged; KEY=VALUE overrides may follow the store"),
@@ -89,22 +90,12 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
     """Check one store and tell what was found; returns the exit code."""
     started = time.perf_counter()
     try:
-        with (
-            open_store(path) as store,
-            progress_bar(f"checking {path.name}", total=store.nbytes, quiet=as_json) as bar,
-        ):
-            found = store.verify(num_threads=num_threads, progress=bar)
+        found = _check(path, num_threads, quiet=as_json)
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
-        if isinstance(error, StoreError) and error.kind == "packed":
-            return _verify_packed(path, as_json)
         if as_json:
             print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
         return report(error)
-    return _tell_found(path, found, time.perf_counter() - started, as_json)
-
-
-def _tell_found(path: Path, found: Report, seconds: float, as_json: bool) -> int:
-    """Tell what a check found; returns the exit code."""
+    seconds = time.perf_counter() - started
     if as_json:
         print_json({**asdict(found), "path": str(path), "ok": found.ok, "seconds": round(seconds, 4)})
     else:
@@ -112,23 +103,27 @@ def _tell_found(path: Path, found: Report, seconds: float, as_json: bool) -> int
     return 0 if found.ok else DAMAGED
 
 
-def _verify_packed(path: Path, as_json: bool) -> int:
-    """Check one packed store by decoding all of it; returns the exit code."""
+def _check(path: Path, num_threads: int | None, *, quiet: bool) -> Report:
+    """Check a store; a packed one by decoding all of it."""
+    try:
+        store = open_store(path)
+    except FormatError as error:
+        if error.kind != "packed":
+            raise
+        return _check_packed(path, quiet=quiet)
+    with store, progress_bar(f"checking {path.name}", total=store.nbytes, quiet=quiet) as bar:
+        return store.verify(num_threads=num_threads, progress=bar)
+
+
+def _check_packed(path: Path, *, quiet: bool) -> Report:
     from ups_store.packed.store import open_packed
     from ups_store.packed.verify import verify_packed
 
-    started = time.perf_counter()
-    try:
-        with (
-            open_packed(path) as store,
-            progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=as_json) as bar,
-        ):
-            found = verify_packed(store, progress=bar)
-    except (StoreError, OSError) as error:
-        if as_json:
-            print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
-        return report(error)
-    return _tell_found(path, found, time.perf_counter() - started, as_json)
+    with (
+        open_packed(path) as store,
+        progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=quiet) as bar,
+    ):
+        return verify_packed(store, progress=bar)
 
 
 def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
@@ -140,10 +135,10 @@ def _show_report(path: Path, found: Report, seconds: float) -> None:
     for problem in shown:
         print(f"{path}: {problem}")
     if len(shown) < len(found.problems):
-        print(f"{path}: and {numbered(len(found.problems) - len(shown), 'more problem')}; -v shows all")
+        print(f"{path}: and {counted(len(found.problems) - len(shown), 'more problem')}; -v shows all")
     for name, samples in found.damaged.items():
-        print(f"{path}: {numbered(len(samples), 'damaged sample')} in array {name!r}")
-    verdict = "ok" if found.ok else f"DAMAGED, {numbered(len(found.problems), 'problem')}"
+        print(f"{path}: {counted(len(samples), 'damaged sample')} in array {name!r}")
+    verdict = "ok" if found.ok else f"DAMAGED, {counted(len(found.problems), 'problem')}"
     rate = found.nbytes / max(seconds, 1e-9) / 1e9
     print(
         f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"

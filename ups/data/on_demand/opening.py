@@ -18,13 +18,14 @@ from ups.data.config import BuildConfig
 from ups.data.fields import Store
 from ups.data.on_demand.live_windows import LiveWindows, Passes
 from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
-from ups.data.on_demand.plan import Note, WantedStore, latent_build, open_valid, wanted_stores
+from ups.data.on_demand.plan import WantedStore, latent_build, open_valid, wanted_stores
 from ups.data.on_demand.store_jobs import StoreJob, begin_in_memory, begin_store
 from ups.data.state_stores import latent_folder, open_latents
 from ups.data.store_places import encoder_of, place_of, store_path
 from ups.data.task_windows import TaskWindows
 from ups.data.window_batches import WindowBatches
 from ups.errors import ConfigError
+from ups.notes import Note
 from ups_store.build.outputs import make_folder
 from ups_store.build.ranks import Ranks
 from ups_store.errors import SourceError, StoreError

@@ -9,7 +9,7 @@ from typing import Any
 from ups.data.batching import count_batches, seed_of
 from ups.data.config import ReadingConfig
 from ups.data.fields import Store
-from ups.data.on_demand.background import BackgroundBuild, Note
+from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.first_trajectories import FirstWindows, ranges_by_file
 from ups.data.on_demand.live_windows import LivePass, LiveTask
 from ups.data.on_demand.order import Arrivals, Items, PassDraws, most_ahead
@@ -18,6 +18,7 @@ from ups.data.on_demand.store_jobs import StoreJob
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.task_windows import Preload, TaskWindows
 from ups.data.window_batches import WindowBatches
+from ups.notes import Note
 from ups_store.build.ranks import Ranks
 
 _ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `live_windows`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,13 @@ from ups.data.config import BuildConfig, CacheConfig, ReadingConfig
 from ups.data.errors import hints_in_keys
 from ups.data.fields import NUM_STEPS, Store
 from ups.data.on_demand.order import Items, arrival_stretches
+from ups.data.split_plan import plan_split
 from ups.data.store_places import place_of
 from ups.errors import ConfigError
+from ups.notes import Note
 from ups_store.build.config import LatentConfig
 from ups_store.build.digests import DigestCache
-from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.plan import StorePlan
 from ups_store.build.readers import Readers
 from ups_store.build.shared_keys import take_build_keys
 from ups_store.console import format_nbytes
@@ -25,8 +27,6 @@ from ups_store.identity import config_hash, describe_differences, differences
 
 if TYPE_CHECKING:
     from ups.config import RunConfig
-
-Note = Callable[[str], None]
 
 # In groups of samples that are encoded together:
 _SPREAD_GROUPS = 16  # of the first stretch: statistics are measured on it before training
@@ -119,14 +119,13 @@ def wanted_stores(
         note: Told when that takes long.
         saves_digests: Whether digests are kept beside the stores.
     Raises:
-        SourceError: If sources are missing or unreadable, or a split would be empty.
+        SourceError: If sources are missing or unreadable.
         ConfigError: Kinds "empty_split", "uneven_times".
         CheckpointError: As the encoder.
     """
     with hints_in_keys(), Readers(build.reading, note=note) as readers:
-        plans = [plan_store(build, task, split, readers=readers) for task in build.data.task]
+        plans = [plan_split(build, task, split, readers=readers) for task in build.data.task]
         for plan in plans:
-            _expect_samples(plan)
             _expect_one_length(plan)
             if plan.source_nbytes > _LARGE_NBYTES and build.data.source_digest == "full":
                 note(f"{plan.title}: looking at {format_nbytes(plan.source_nbytes)} of sources")
@@ -160,16 +159,6 @@ def _wanted(plan: StorePlan, build: BuildConfig, digests: DigestCache) -> Wanted
     # The first samples shall be there soon, so they are read and committed in small batches.
     small = replace(plan, batch_size=plan.batch_size or _GROUPS_OF_BATCH * plan.group_size)
     return WantedStore(small, document, build.data.on_nan)
-
-
-def _expect_samples(plan: StorePlan) -> None:
-    if not plan.num_samples:
-        raise ConfigError(
-            f"{plan.title} would be empty",
-            kind="empty_split",
-            expected="at least 1 sample",
-            hint="change data.split_fractions, or bring more samples",
-        )
 
 
 def _expect_one_length(plan: StorePlan) -> None:

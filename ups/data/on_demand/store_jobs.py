@@ -9,9 +9,10 @@ import torch.distributed as dist
 
 import ups_store
 from ups.data.fields import Store
-from ups.data.on_demand.background import Note, Progress
+from ups.data.on_demand.background import Progress
 from ups.data.on_demand.order import Items
 from ups.data.on_demand.plan import WantedStore
+from ups.notes import Note
 from ups_store import files
 from ups_store.build.fill import Filling
 from ups_store.build.helping import join_builder, wait_for_store
@@ -194,10 +195,6 @@ def _begin(wanted: WantedStore) -> ups_store.StoreWriter | ups_store.Store:
 
 
 def filling_of(wanted: WantedStore, committer: Any, readers: Readers, watcher: Progress) -> Filling:
-    """What fills a store stretch by stretch; readers start for what is large as a whole."""
-    plan = wanted.plan
-    readers.for_opening(
-        [part.path for part in plan.parts], nbytes=plan.num_samples * plan.source_sample_nbytes
-    )
+    """What fills a store stretch by stretch."""
     clock = Stopwatch(watcher.waits)
-    return Filling(plan, committer, readers, watcher=watcher, clock=clock, on_nan=wanted.on_nan)
+    return Filling(wanted.plan, committer, readers, watcher=watcher, clock=clock, on_nan=wanted.on_nan)
