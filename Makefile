@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# A file's tests in one process: its fixtures are made once.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 DATA ?=
 OUT ?=
 QUICK ?=
@@ -27,13 +29,13 @@ compare: install
 # Coverage is that of ups_store by its own tests; tracing would only slow the training stack's tests down. A file's
 # tests share a process, so that what they prepare is made once.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/ups
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/store tests/interop \
+	$(PYTEST) tests/ups
+	$(PYTEST) tests/store tests/interop \
 		--cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json --cov-fail-under=95
 	$(BIN)/python scripts/check_branches.py .coverage-totals.json --at-least 95
 
 test-slow: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --run-slow
+	$(PYTEST) --run-slow
 
 lint: install
 	$(BIN)/ruff check .

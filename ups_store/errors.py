@@ -95,11 +95,11 @@ def _rebuild(cls: type[StoreError], problem: str, state: dict[str, Any]) -> Stor
 
 
 @contextlib.contextmanager
-def hinting(hint: str, *kinds: type[StoreError]) -> Iterator[None]:
-    """Inside, errors of some kinds say this to do: their own hint names flags that the caller hasn't got."""
+def hinting(hint: str, *classes: type[StoreError]) -> Iterator[None]:
+    """Inside, errors of some classes say this to do: their own hint names flags that there aren't."""
     try:
         yield
-    except kinds as error:
+    except classes as error:
         error.hint = hint
         raise
 

@@ -273,7 +273,17 @@ def test_override_reaches_into_a_declaration(tmp_path: Path) -> None:
 
 def test_override_of_one_item_of_a_list_is_refused(tmp_path: Path) -> None:
     error = error_of(tmp_path, {"layout": LAYOUT}, "tasks.flow.layout.fields.0.dataset=u")
-    assert error.hint == "an override replaces a list as a whole"
+    assert error.problem == "tasks.flow.layout.fields"
+    assert error.hint == "say tasks.flow.layout.fields=[...], which replaces the list as a whole"
+
+
+def test_list_in_the_place_of_keys_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "build.yaml"
+    path.write_text("data:\n  task: burgers1d\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides=["data=[1]"])
+    assert (caught.value.problem, caught.value.found) == ("data", "a list")
+    assert caught.value.hint == "say data.<name>=..."
 
 
 def test_tasks_that_are_no_keys_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from reader_faults import FakeRead, fake
 
 from ups_store.ingest import reader_handle
 from ups_store.ingest.pool import ReaderPool
-from ups_store.ingest.reader_handle import USUAL_SLOT_NBYTES, start_spare, stop_readers
+from ups_store.ingest.reader_handle import start_spare, stop_spare
+from ups_store.ingest.sizes import USUAL_SLOT_NBYTES
 
 pytestmark = pytest.mark.multi_process
 
@@ -26,8 +27,7 @@ def spare() -> Iterator[int]:
     start_spare()
     (reader,) = reader_handle._spare
     yield reader.pid
-    stop_readers(reader_handle._spare)
-    reader_handle._spare.clear()
+    stop_spare()
 
 
 def pid_of(pool: ReaderPool) -> int:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ups.config.old_names import take_out_old_names
 from ups.config.problems import all_problems, as_own
 from ups.config.run import RunConfig
-from ups.data.config import SharedConfigError, parse_overrides, read_yaml
+from ups.data.config import SharedConfigError, expect_like, parse_overrides, read_yaml
 from ups.errors import ConfigError
 
 
@@ -39,11 +39,12 @@ def load_config(
         ConfigError: Names each wrong key, what was found, what is expected, and the nearest known key.
     """
     path = None if source is None or isinstance(source, Mapping) else Path(source)
-    keys, where = dict(source) if isinstance(source, Mapping) else {}, name or path
+    keys = dict(source) if isinstance(source, Mapping) else {}
+    where = name or path
     try:
         file = OmegaConf.create(keys) if path is None else read_yaml(path)
         given = parse_overrides(overrides)
-        _expect_like(OmegaConf.to_container(file), OmegaConf.to_container(given))
+        expect_like(OmegaConf.to_container(file), OmegaConf.to_container(given))
         values = OmegaConf.to_container(OmegaConf.merge(file, given), resolve=True, throw_on_missing=True)
     except SharedConfigError as error:
         raise as_own(error) from error
@@ -62,20 +63,6 @@ def load_config(
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
         raise all_problems(error, model=RunConfig, path=where, outside=outside) from error
-
-
-def _expect_like(file: object, given: object, key: str = "") -> None:
-    """Refuse an override that says a list where the file has keys, or the other way round."""
-    if isinstance(file, dict) and isinstance(given, dict):
-        for name, value in given.items():
-            if name in file:
-                _expect_like(file[name], value, f"{key}.{name}" if key else str(name))
-    elif isinstance(file, dict) and isinstance(given, list):
-        hint = f"say {key}.<name>=..."
-        raise ConfigError(key, expected="keys and values", found="a list", hint=hint)
-    elif isinstance(file, list) and isinstance(given, dict):
-        hint = f"say {key}=[...], which replaces the list as a whole"
-        raise ConfigError(key, expected="a list", found="keys and values", hint=hint)
 
 
 def dump_config(config: RunConfig) -> str:

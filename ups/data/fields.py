@@ -5,6 +5,7 @@ Letters: N samples, T time steps, X the axes of the grid, C channels, B batch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,10 +193,12 @@ def _open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:
         store = ups_store.open(place)
     except StoreNotFoundError as error:  # a partition is missing
         return None, str(error)
-    problem = _problem_with(store, data)
-    if problem:
-        store.close()
-        return None, problem
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store)
+        problem = _problem_with(store, data)
+        if problem:
+            return None, problem
+        stack.pop_all()
     return store, ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ups_store.build.plan import StorePlan
 from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
 
+_log = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.5  # of what is free, for one split
 
 Array = npt.NDArray[Any]
@@ -39,7 +41,7 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, d
     """
     cache = config.cache.model_copy(update={"dtype": "float32"})
     reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
-    with hints_in_keys(), Readers(reading) as readers:
+    with hints_in_keys(), Readers(reading, note=_log.info) as readers:
         plan = plan_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
         _expect_room(plan)
         arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in plan.arrays.items()}

@@ -20,7 +20,7 @@ def main(begin: Begin | None = None) -> None:
     """
     started_s = time.perf_counter()
     with importing():
-        if not {"--help", "-h"} & set(sys.argv):
+        if "--help" not in sys.argv:
             from ups_store.ingest.reader_handle import start_spare
 
             start_spare()  # it gets ready while this process imports what parsing a command line takes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,10 +19,10 @@ from ups_store.build.watchers import watching
 from ups_store.build.words import count_of, num_workers_of, numbers_of, repeat_lists, words_of
 from ups_store.console import Verbose, counted, is_verbose, log, print_json
 from ups_store.early_interrupt import importing
+from ups_store.ingest.reader_handle import stop_spare
 
 if TYPE_CHECKING:
     from ups_store.build.explain import Explanation
-    from ups_store.build.readers import Readers
     from ups_store.build.stores import BuildReport
 
 # Given the configuration's file and the overrides; returns who is told of the report, or None.
@@ -165,36 +165,33 @@ def build(
     run = context.obj or Run(Stopwatch())
     ranks = Ranks.from_environment()
     manifest = manifest and ranks.own_file(manifest)
-    with _early_readers(settings, run.clock) as readers:
-        with run.clock.timed("imports"), importing():
-            from ups_store.build import stores
-            from ups_store.build.explain import explain_all
+    with run.clock.timed("imports"), importing():
+        from ups_store.build import stores
+        from ups_store.build.explain import explain_all
+        from ups_store.build.readers import who_reads
 
-        if dry_run and manifest:
-            _warn("--manifest has no effect: --dry-run writes nothing")
-        elif manifest:
-            stores.prepare_manifest(manifest)
-        with watching(settings, log_json=log_json) as watcher:
-            if dry_run:
-                explained = explain_all(
-                    settings, watcher=watcher, rehash=rehash, overwrite=overwrite, readers=readers
-                )
-                if ranks.is_builder:  # it tells of its machine's stores
-                    _show_explained(explained, as_json=as_json)
-                if any(explanation.action == "refuse" for explanation in explained):
-                    raise typer.Exit(1)
-                return
-            tell = run.begin(config, overrides or []) if run.begin and ranks.is_builder else None
-            report = stores.build_all(
-                settings,
-                watcher=watcher,
-                overwrite=overwrite,
-                rehash=rehash,
-                clock=run.clock,
-                readers=readers,
-            )
+        if settings.reading.num_workers == 0:
+            import ups_store.ingest.reader_process  # noqa: F401  # HDF5: only where it is read
+
+            stop_spare()
+    if dry_run and manifest:
+        _warn("--manifest has no effect: --dry-run writes nothing")
+    elif manifest:
+        stores.prepare_manifest(manifest)
+    with watching(settings, log_json=log_json) as watcher:
+        if dry_run:
+            explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
+            if ranks.is_builder:  # it tells of its machine's stores
+                _show_explained(explained, as_json=as_json)
+            if any(explanation.action == "refuse" for explanation in explained):
+                raise typer.Exit(1)
+            return
+        tell = run.begin(config, overrides or []) if run.begin and ranks.is_builder else None
+        report = stores.build_all(
+            settings, watcher=watcher, overwrite=overwrite, rehash=rehash, clock=run.clock
+        )
     if is_verbose():
-        log(f"{_readers(report.readers.num_workers)} ({report.readers.why})")
+        log(f"sources were read {who_reads(report.readers.num_workers)} ({report.readers.why})")
     if not ranks.is_builder:  # its stores are those of its machine's builder, who tells of all samples
         if is_verbose():
             _log_committed(report, ranks)
@@ -208,24 +205,6 @@ def build(
             print(result.summary())
     if tell:
         tell(report)
-
-
-@contextlib.contextmanager
-def _early_readers(settings: BuildConfig, clock: Stopwatch) -> Iterator[Readers]:
-    """The build's readers, the first of which starts while this process imports what building takes."""
-    with clock.timed("imports"), importing():
-        from ups_store.build.readers import Readers
-
-        readers = Readers(settings.reading)
-        readers.pool.prepare()
-    with readers:
-        yield readers
-
-
-def _readers(num: int) -> str:
-    if not num:
-        return "sources were read by the build itself, without reader processes"
-    return f"sources were read by {num} reader process" + ("es" if num > 1 else "")
 
 
 def _log_committed(report: BuildReport, ranks: Ranks) -> None:

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from ups_store.build.overrides import parse_overrides
+from ups_store.build.overrides import expect_like, parse_overrides
 from ups_store.build.problems import first_problem
 from ups_store.build.shared_keys import keys_without_effect, long_dtype, take_build_keys
 from ups_store.build.yaml_file import read_yaml
@@ -202,8 +202,8 @@ def load_config(
         values = _of_build(whole, said={name.partition("=")[0] for name in (*given, *overrides)})
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
-    except TypeError as error:  # OmegaConf's, of `fields.0.dataset=u` over a list
-        hint = "an override replaces a list as a whole"
+    except TypeError as error:  # OmegaConf's, which names no key
+        hint = "say the same kind here and in the files that it includes"
         raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
     if note is not None:
         for sentence in keys_without_effect(whole):
@@ -221,7 +221,9 @@ def load_config(
 def _merged(path: Path | None, given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Values of all sources."""
     file = OmegaConf.create({}) if path is None else read_yaml(path)
-    merged = OmegaConf.merge(file, _nested(given), parse_overrides(overrides))
+    said = parse_overrides(overrides)
+    expect_like(OmegaConf.to_container(file), OmegaConf.to_container(said))
+    merged = OmegaConf.merge(file, _nested(given), said)
     whole = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     assert isinstance(whole, dict)
     return {str(key): value for key, value in whole.items()}

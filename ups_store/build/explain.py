@@ -14,7 +14,7 @@ from ups_store.build.plan import StorePlan
 from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers
 from ups_store.build.run import expect_kind
-from ups_store.build.stores import describe_plan, plan_all, readers_of
+from ups_store.build.stores import describe_plan, plan_all
 from ups_store.build.watcher import Watcher
 from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
@@ -70,7 +70,6 @@ def explain_all(
     watcher: Watcher,
     rehash: bool = False,
     overwrite: bool = False,
-    readers: Readers | None = None,
 ) -> list[Explanation]:
     """Explain every store that this machine would build; of its ranks the first one does.
 
@@ -81,14 +80,14 @@ def explain_all(
         watcher: Told about progress.
         rehash: Whether known digests aren't believed.
         overwrite: Whether the build would be told to build anew whatever is there.
-        readers: See `build_all`.
     Raises:
         SourceError: As `build_all` says.
     """
     ranks = Ranks.from_environment()
     if not ranks.is_builder:
         return []
-    with readers_of(config, watcher, given=readers) as readers:
+    with Readers(config.reading, note=watcher.note) as readers:
+        watcher.watch(readers.pool)
         digests = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
         plans = plan_all(config, {}, watcher, readers=readers, ranks=ranks)
         return [_explain(plan, digests, watcher, overwrite) for plan in plans]

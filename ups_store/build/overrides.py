@@ -40,3 +40,21 @@ def parse_overrides(overrides: Sequence[str]) -> Any:
             found=repr(" ".join(overrides)),
             hint="check brackets and quotes",
         ) from error
+
+
+def expect_like(file: object, given: object, key: str = "") -> None:
+    """Refuse an override that says a list where the file has keys, or the other way round.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    if isinstance(file, dict) and isinstance(given, dict):
+        for name, value in given.items():
+            if name in file:
+                expect_like(file[name], value, f"{key}.{name}" if key else str(name))
+    elif isinstance(file, dict) and isinstance(given, list):
+        hint = f"say {key}.<name>=..."
+        raise ConfigError(key, expected="keys and values", found="a list", hint=hint)
+    elif isinstance(file, list) and isinstance(given, dict):
+        hint = f"say {key}=[...], which replaces the list as a whole"
+        raise ConfigError(key, expected="a list", found="keys and values", hint=hint)

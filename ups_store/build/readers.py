@@ -7,7 +7,6 @@ doesn't return.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,14 +20,13 @@ from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
 from ups_store.ingest.pool import Patience, ReaderPool, Skipped
 from ups_store.ingest.read_request import ReadRequest
-from ups_store.ingest.reader_handle import USUAL_SLOT_NBYTES, USUAL_SLOTS
+from ups_store.ingest.sizes import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
 
 START_S = 0.4  # what it takes to start a reader
 TINY_NBYTES = 32 << 20  # one reader reads that within the time that another takes to start
 MAX_AUTO = 4  # readers beyond that wait for the one process that commits
 FAST_BYTES_PER_S = 2e9  # of one reader: more than a process checksums, copies and commits
-_log = logging.getLogger(__name__)
-_READER_NBYTES = 104 << 20  # Python, NumPy, HDF5, and a block of the file (`regions.BLOCK_BYTES`)
+_READER_NBYTES = 80 << 20  # Python, NumPy and HDF5
 _READER_DESCRIPTORS = 4
 _SPARE_DESCRIPTORS = 32  # for the store, its folder, and files of the system
 
@@ -43,7 +41,7 @@ class Choice:
     def sentence(self) -> str:
         """What was chosen automatically, for people."""
         who = who_reads(self.num_workers)
-        return f"reading {who}, chosen automatically ({self.why}; --num-workers sets it)"
+        return f"reading {who}, chosen automatically ({self.why}; reading.num_workers sets it)"
 
 
 def who_reads(num_workers: int) -> str:
@@ -58,23 +56,22 @@ class Readers:
 
     Args:
         config: What the user wants.
-        note: See the attributes.
+        note: Told when a reader is replaced, and what was chosen.
 
     Attributes:
-        note: Told when a reader is replaced, and what was chosen.
         pool: The pool; `resize`d here only.
         choice: The last choice.
         is_auto: Whether their number isn't configured.
         is_tuned: Whether it, and the size of batches, are to be tried out.
     """
 
-    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None] = _log.warning) -> None:
+    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None]) -> None:
         self.is_auto = config.num_workers == "auto"
         self.is_tuned = config.batch_size == "auto"
         num_workers = 1 if config.num_workers == "auto" else config.num_workers
         self.choice = Choice(num_workers, "one opens the sources" if self.is_auto else "as configured")
         self._is_rate_known = False
-        self.note = note
+        self._note = note
         self.pool = ReaderPool(
             num_workers,
             slot_nbytes=USUAL_SLOT_NBYTES,
@@ -82,7 +79,7 @@ class Readers:
                 timeout_s=config.timeout_s, open_timeout_s=config.open_timeout_s, retries=config.retries
             ),
             on_error="skip" if config.on_error == "skip" else "raise",
-            note=lambda message: self.note(message),
+            note=note,
         )
 
     def for_samples(
@@ -121,7 +118,7 @@ class Readers:
             return
         self._choose(*chosen(nbytes, rate=rate, most=most))
         if not self.is_tuned:  # else there are trials, and another choice to be told
-            self.note(self.choice.sentence())
+            self._note(self.choice.sentence())
 
     def use(self, num_workers: int, why: str) -> None:
         """Have so many readers from now on, for a reason, for people."""
@@ -134,13 +131,15 @@ class Readers:
 
     def _fit(self) -> None:
         """Have fewer readers, and then slots, than chosen if memory or descriptors don't suffice."""
+        if len(self.pool.status().readers) >= self.pool.num_workers:
+            return  # all of them run already
         wanted, slot_nbytes = self.pool.num_workers, self.pool.slot_nbytes
         num_workers, num_slots = fitting(
             wanted, slot_nbytes=slot_nbytes, memory=free_memory_nbytes(), descriptors=free_descriptors()
         )
         if (num_workers, num_slots) == (wanted, USUAL_SLOTS):
             return
-        self.note(
+        self._note(
             f"{num_workers} of {wanted} readers with {num_slots} slots: memory or descriptors are scarce"
         )
         self.choice = dataclasses.replace(self.choice, num_workers=num_workers)
@@ -193,10 +192,10 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: i
             kind="no_descriptors",
             expected=f"{_SPARE_DESCRIPTORS + _READER_DESCRIPTORS}",
             found=f"{descriptors} free",
-            hint="raise `ulimit -n`, or use --num-workers 0",
+            hint="raise `ulimit -n`, or use reading.num_workers=0",
         )
     for num_slots in range(USUAL_SLOTS, 0, -1):
-        each = _READER_NBYTES + num_slots * slot_nbytes
+        each = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
         possible = num_workers if memory is None else min(num_workers, memory // each)
         if possible >= 1:
             return possible, num_slots
@@ -205,13 +204,13 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: i
         kind="no_memory",
         expected=f"{each:,} bytes, with one slot of {slot_nbytes:,}",
         found=f"{memory:,} free",
-        hint="free some, or raise the limit of the container",
+        hint="free some, raise the limit of the container, or use reading.num_workers=0",
     )
 
 
 def _rate(pool: ReaderPool, request: ReadRequest) -> float | None:
     """Bytes per second that one reader gives; the file is open then, and its first batch in memory."""
-    for _ in range(2):  # the first includes the start of the reader
+    for _ in range(2):  # the first opens the file, fills memory, and may have to wait for another reader
         started = time.perf_counter()
         items = list(pool.read([request]))
     if isinstance(items[0], Skipped):

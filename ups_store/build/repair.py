@@ -17,8 +17,8 @@ from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.read import read_batches
+from ups_store.build.readers import Readers
 from ups_store.build.run import check_sources
-from ups_store.build.stores import readers_of
 from ups_store.build.watcher import Watcher
 from ups_store.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
@@ -80,7 +80,9 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
         )
     identity = found.catalog.root.identity
     settings = _settings(path, identity.get("content"), config, overrides)
-    with readers_of(settings, watcher) as readers:
+    reading = settings.reading.model_copy(update={"on_error": "fail"})  # a repaired store has all samples
+    with Readers(reading, note=watcher.note) as readers:
+        watcher.watch(readers.pool)
         plan = plan_store(settings, settings.data.task[0], settings.data.split[0], readers=readers)
         watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
         content = plan.identity(DigestCache(plan.path.parent, readers=readers), watcher.advance)
@@ -95,15 +97,22 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
 
 def _settings(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> BuildConfig:
     """The configuration for the store's own task and split, whichever it names."""
-    if not isinstance(content, dict) or content.get("kind") != "fields":
+    flags = flags_of(content)
+    if not flags:
         raise ConfigError(
             "it wasn't built from a configuration",
             path=path,
             expected="a store that `python -m ups_store.build` made",
             hint="`doctor --salvage OUT` copies what verifies",
         )
-    flags = {"data.task": content["task"], "data.split": content["split"]}
-    return load_config(config, flags=flags, overrides=[*overrides, "reading.on_error=fail"])
+    return load_config(config, flags=flags, overrides=overrides)
+
+
+def flags_of(content: Any) -> dict[str, str]:
+    """What names a store's own task and split, by its identity's content; empty unless it holds fields."""
+    if not isinstance(content, dict) or content.get("kind") != "fields":
+        return {}
+    return {"data.task": content["task"], "data.split": content["split"]}
 
 
 def _check_identity(

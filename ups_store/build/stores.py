@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -67,7 +66,6 @@ def build_all(
     overwrite: bool = False,
     rehash: bool = False,
     clock: Stopwatch | None = None,
-    readers: Readers | None = None,
 ) -> BuildReport:
     """Build every task and split of a configuration.
 
@@ -79,7 +77,6 @@ def build_all(
         overwrite: Whether to build anew whatever is there.
         rehash: Whether known digests aren't believed.
         clock: Has counted "imports" already, where those belong to the run.
-        readers: Who reads the sources; the caller closes them. By default those that the configuration says.
     Raises:
         SourceError: If nothing is left to build, or a source is unusable.
         StoreError: As `build_store` says.
@@ -87,7 +84,8 @@ def build_all(
     clock = clock or Stopwatch()
     skipped: dict[str, str] = {}
     ranks = Ranks.from_environment()
-    with readers_of(config, watcher, given=readers) as readers:
+    with Readers(config.reading, note=watcher.note) as readers:
+        watcher.watch(readers.pool)
         with clock.timed("plan"):
             plans = list(plan_all(config, skipped, watcher, readers=readers, ranks=ranks))
         if not overwrite:
@@ -115,15 +113,6 @@ def build_all(
         if unread:
             raise unread[0]
     return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))
-
-
-@contextlib.contextmanager
-def readers_of(config: BuildConfig, watcher: Watcher, *, given: Readers | None = None) -> Iterator[Readers]:
-    """Readers of which the watcher is told: given ones, or new ones for the duration of a block."""
-    with contextlib.nullcontext(given) if given else Readers(config.reading) as readers:
-        readers.note = watcher.note
-        watcher.watch(readers.pool)
-        yield readers
 
 
 def _kept(result: BuildResult) -> Iterator[str]:

@@ -119,15 +119,10 @@ class Lane:
         if job.reader is not None:
             job.reader.free_slots.append(job.slot)
 
-    def start(self) -> None:
-        """Start a reader unless there is one."""
-        if self.reader is None:
-            self.reader = new_reader(num_slots=self._num_slots, slot_nbytes=self._slot_nbytes)
-
     def feed(self) -> None:
         """Start a reader if there is work for one, and send it all that can be sent."""
-        if self.queue and time.monotonic() >= self._restart_s:
-            self.start()
+        if self.reader is None and self.queue and time.monotonic() >= self._restart_s:
+            self.reader = new_reader(num_slots=self._num_slots, slot_nbytes=self._slot_nbytes)
         for job in self.queue if self.reader else ():
             if job.reader is None and not self._send(job):
                 return

@@ -23,6 +23,7 @@ from ups_store.ingest.info import SourceInfo
 from ups_store.ingest.lane import Job, Lane, Note, Patience, replace_late, stop_lanes
 from ups_store.ingest.read_request import DescribeRequest, ReadRequest, Request
 from ups_store.ingest.reader_handle import stacks_of
+from ups_store.ingest.sizes import USUAL_SLOTS
 from ups_store.ingest.slots import Status
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class ReaderPool:
         num_workers: int,
         *,
         slot_nbytes: int,
-        num_slots: int = 2,
+        num_slots: int = USUAL_SLOTS,
         patience: Patience | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         note: Callable[[str], None] = lambda message: None,
@@ -135,7 +136,7 @@ class ReaderPool:
         """How many reader processes there are, or will be once there is work for them."""
         return len(self._lanes)
 
-    def resize(self, num_workers: int, *, slot_nbytes: int, num_slots: int = 2) -> None:
+    def resize(self, num_workers: int, *, slot_nbytes: int, num_slots: int = USUAL_SLOTS) -> None:
         """Have so many readers with slots of at least this size; not while the pool reads."""
         assert not self._jobs, "the pool is reading"
         fits = slot_nbytes <= self.slot_nbytes and num_slots == self._num_slots
@@ -144,17 +145,6 @@ class ReaderPool:
         if not fits:
             self.slot_nbytes, self._num_slots = slot_nbytes, num_slots
         self._lanes = kept + [self._new_lane() for _ in range(num_workers - len(kept))]
-
-    def prepare(self) -> None:
-        """Start one reader now, or import what reading here takes, rather than when there is work.
-
-        Raises:
-            StoreError: Kind "no_memory", if there is none for its slots.
-        """
-        if self._lanes:
-            self._lanes[0].start()
-        else:
-            import ups_store.ingest.reader_process  # noqa: F401
 
     def _new_lane(self) -> Lane:
         return Lane(

@@ -7,6 +7,7 @@ even SIGKILL does nothing until a disk or server answers.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import signal
@@ -21,12 +22,14 @@ from pathlib import Path
 from ups_store.errors import StoreError
 from ups_store.ingest.messages import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
 from ups_store.ingest.read_request import Request
+from ups_store.ingest.sizes import USUAL_SLOT_NBYTES, USUAL_SLOTS
 from ups_store.ingest.slots import SlotMemory, Status
 
 TERMINATE_S = 0.5  # from SIGTERM to SIGKILL
 KILL_S = 1.0  # from SIGKILL until a process is given up
 _STACK_S = 1.0  # for writing a stack, which takes milliseconds unless the machine is busy
 _LOOK_S = 0.01
+_STDERR = 2
 _LOG_BYTES = 16 << 10  # of the end of what a reader wrote to stderr
 # No thread per core for linear algebra. And batches are read into memory that was used before: fresh pages
 # take nearly as long as a contiguous read itself (32 MiB is the most that glibc takes).
@@ -35,7 +38,6 @@ _READER_DEFAULTS = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
-USUAL_SLOTS, USUAL_SLOT_NBYTES = 2, 33 << 20  # a batch of 32 MiB, and what lies between its arrays
 _left_behind: list[ReaderHandle] = []  # to be reaped once they end
 _spare: list[ReaderHandle] = []
 _PROGRAM = "from ups_store.ingest.reader_process import main; main()"
@@ -64,14 +66,15 @@ class ReaderHandle:
         # Packets: one message each, so that a reader that is stopped halfway doesn't leave half a message.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
+        given = [_beyond_streams(theirs.detach()), _beyond_streams(memory_fd)]
         try:
-            self._process = self._start(theirs.fileno(), memory_fd)
+            self._process = self._start(*given)
         except BaseException:
             self.close()
             raise
         finally:
-            theirs.close()
-            os.close(memory_fd)
+            for fd in given:
+                os.close(fd)
 
     def _start(self, channel_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
         memory = self.memory
@@ -177,10 +180,28 @@ class ReaderHandle:
             self._log_fd = -1
 
 
+def _beyond_streams(fd: int) -> int:
+    """The descriptor, moved if it has the number of a standard stream, which the reader's own would take.
+
+    That happens where this process was started with closed streams.
+    """
+    if fd > _STDERR:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+    os.close(fd)
+    return moved
+
+
 def start_spare() -> None:
     """Start a reader with the usual slots that nobody has asked for yet; it ends with this process."""
     with contextlib.suppress(StoreError, OSError):  # whoever needs one fails in its turn
         _spare.append(ReaderHandle(num_slots=USUAL_SLOTS, slot_nbytes=USUAL_SLOT_NBYTES))
+
+
+def stop_spare() -> None:
+    """End the spare reader, where nobody will need one."""
+    stop_readers(_spare)
+    _spare.clear()
 
 
 def new_reader(*, num_slots: int, slot_nbytes: int) -> ReaderHandle:

@@ -11,10 +11,7 @@ import numpy as np
 
 from ups_store.ingest.contiguous import raw_samples
 from ups_store.ingest.info import Selection
-
-# Of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB. Below 32 MiB the C library
-# gives every hyperslab the memory of the one before (`reader_handle`), which costs no page faults.
-BLOCK_BYTES = 24 << 20
+from ups_store.ingest.sizes import BLOCK_BYTES
 
 
 @dataclass(frozen=True)
