@@ -113,12 +113,27 @@ class BlockPermutation:
         windows, offsets = np.divmod(positions, self.window_size)
         last = windows == self.size // self.window_size
         window_tweaks = tweaks * (self.size // self.window_size) + windows
-        offsets[~last] = self.within(offsets[~last], window_tweaks[~last])
-        offsets[last] = self.within_last(offsets[last], tweaks[last])
+        if last.any():
+            offsets[~last] = self.within(offsets[~last], window_tweaks[~last])
+            offsets[last] = self.within_last(offsets[last], tweaks[last])
+        else:
+            offsets = self.within(offsets, window_tweaks)
         numbers, offsets = np.divmod(windows * self.window_size + offsets, self.block_size)
         whole = numbers < self.blocks.size
-        numbers[whole] = self.blocks(numbers[whole], tweaks[whole])
+        if whole.all():
+            numbers = self._permute_blocks(numbers, tweaks)
+        else:
+            numbers[whole] = self._permute_blocks(numbers[whole], tweaks[whole])
         return (numbers * self.block_size + offsets + self.shift) % self.size
+
+    def _permute_blocks(self, numbers: Items, tweaks: Items) -> Items:
+        """Where blocks go; each is permuted once where many items lie in it, as in consecutive positions."""
+        if not numbers.size:
+            return numbers
+        first, last = int(numbers.min()), int(numbers.max())
+        if last - first >= numbers.size or (tweaks != tweaks[0]).any():
+            return self.blocks(numbers, tweaks)
+        return self.blocks(np.arange(first, last + 1), int(tweaks[0]))[numbers - first]
 
 
 def in_order(positions: Items, tweak: Items | int = 0) -> Items:

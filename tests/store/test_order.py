@@ -360,3 +360,15 @@ def test_steps_hold_nothing_for_a_whole_epoch() -> None:
     assert step.items.base is not None
     assert step.items.base.nbytes <= 1 << 16
     assert len(np.unique(step.items)) == 64
+
+
+@pytest.mark.parametrize("size", [10_000, 10_240])
+def test_order_of_blocks_is_that_of_each_position_alone(size: int) -> None:
+    shuffled = BlockPermutation(size, 5, block_size=64, blocks_per_window=4)
+    positions = np.arange(size)
+    passes = positions // (size // 3)  # asked for together, other ways are taken than alone
+    alone = [int(shuffled(np.array([position]), int(passes[position]))[0]) for position in range(0, size, 97)]
+    assert shuffled(positions, passes)[::97].tolist() == alone
+    once = shuffled(positions)
+    assert once[::-1].tolist() == shuffled(positions[::-1]).tolist()
+    assert once[::97].tolist() == [int(shuffled(np.array([p]))[0]) for p in range(0, size, 97)]
