@@ -20,6 +20,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Also for processes that tests start: of several, each with threads that spin, all wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of processes would compile the whole package each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Shells start background jobs with Ctrl-C ignored, which the processes that tests interrupt would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
