@@ -28,6 +28,7 @@ from pdebench_files import FAMILIES, write_scalar_1d
 from reader_faults import CrashingRead, FakeRead, FaultyRead, ModulesRequest, SteadyRead, fake
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
+from ups_store.ingest import reader_handle
 from ups_store.ingest.info import EVERYTHING, Selection
 from ups_store.ingest.lane import Job, Lane
 from ups_store.ingest.pool import Batch, Patience, ReaderPool, Skipped
@@ -334,7 +335,9 @@ def test_reader_that_has_answered_just_now_is_not_late(doing: str, is_late: bool
     lane = Lane(num_slots=1, slot_nbytes=4096, patience=Patience(timeout_s=5), note=lambda message: None)
     lane.add(Job(7, fake(FakeRead, 0)))
     status = Status(7, progressed_s=now - 10, since_s=now, doing=doing)
-    lane.reader = SimpleNamespace(status=status, started_s=now - 20)  # type: ignore[assignment]
+    lane.reader = SimpleNamespace(  # type: ignore[assignment]
+        status=status, started_s=now - 20, process_state=lambda: "running"
+    )
     assert (lane.left_s() <= 0) == is_late
 
 
@@ -355,6 +358,22 @@ def test_stopped_reader_ends_at_the_deadline(tmp_path: Path) -> None:
         os.kill(pool.status().readers[0].pid, signal.SIGSTOP)
         with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError, match="process stopped"):
             read_all(pool, [fake(FakeRead, 7)])
+
+
+def test_reader_that_is_stopped_before_it_has_started_ends_at_the_deadline_of_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    monkeypatch.setattr(reader_handle, "_PROGRAM", program)
+    with (
+        ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool,
+        ends_within(0.3 + GRACE_S),
+        pytest.raises(
+            ReadTimeoutError, match=r"starting for .* process stopped; find out who stops"
+        ) as caught,
+    ):
+        read_all(pool, [fake(FakeRead, 7)])
+    assert caught.value.expected == "at most 0.3 s"
 
 
 def test_reader_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import time
 
 from ups_store.errors import ReadTimeoutError, SourceError
 from ups_store.ingest.read_request import Request
-from ups_store.ingest.reader_handle import ReaderHandle
+from ups_store.ingest.reader_handle import STOPPED, ReaderHandle
 
 _FRAME = re.compile(r'File "(?:.*/)?(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _HINTS = {
@@ -27,13 +27,17 @@ def timed_out(
     doing_s = time.monotonic() - (status.since_s or reader.started_s)
     frame = _FRAME.search(stack)
     where = f" in {frame['function']} ({frame['file']}:{frame['line']})" if frame else ""
+    state = reader.process_state()
+    hint = _HINTS.get(status.doing, "check the disk or network mount, or raise --timeout")
+    if state == STOPPED:
+        hint = "find out who stops processes (SIGSTOP, a debugger, a frozen container), and run it again"
     error = ReadTimeoutError(
         f"reader {reader.pid} was late with {request.subject} ({attempt})",
         path=request.path,
         sample=request.first_sample,
         expected=f"at most {timeout_s:g} s",
-        found=f"{status.activity} for {doing_s:.1f} s{where}, process {reader.process_state()}",
-        hint=_HINTS.get(status.doing, "check the disk or network mount, or raise --timeout"),
+        found=f"{status.activity} for {doing_s:.1f} s{where}, process {state}",
+        hint=hint,
     )
     error.dataset = status.dataset or None
     _add_log(error, stack)

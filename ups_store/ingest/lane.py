@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ups_store.errors import ReadTimeoutError
 from ups_store.ingest.blame import died, timed_out
 from ups_store.ingest.messages import Done, Failed
 from ups_store.ingest.read_request import Request
-from ups_store.ingest.reader_handle import ReaderHandle, new_reader, stacks_of, stop_readers
+from ups_store.ingest.reader_handle import STOPPED, ReaderHandle, new_reader, stacks_of, stop_readers
 
 Note = Callable[[str], None]
 
@@ -193,7 +194,9 @@ class Lane:
         assert self.reader is not None
         job, status, patience = self.queue[0], self.reader.status, self._patience
         if status.doing == "starting":
-            return self.reader.started_s + patience.start_timeout_s, patience.start_timeout_s
+            is_stopped = self.reader.process_state() == STOPPED  # then it isn't the machine that is busy
+            most_s = min(patience.start_timeout_s, patience.open_timeout_s if is_stopped else inf)
+            return self.reader.started_s + most_s, most_s
         if status.request_id != job.id:
             begun_s = max(job.next_s, status.since_s)
         elif status.doing == "idle":  # it has done it, and the answer is on the way

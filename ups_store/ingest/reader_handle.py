@@ -41,11 +41,12 @@ _READER_DEFAULTS = {
 _left_behind: list[ReaderHandle] = []  # to be reaped once they end
 _spare: list[ReaderHandle] = []
 _PROGRAM = "from ups_store.ingest.reader_process import main; main()"
+STOPPED = "stopped"
 _STATES = {
     "D": "in uninterruptible sleep (disk or network mount)",
     "R": "running",
     "S": "sleeping",
-    "T": "stopped",
+    "T": STOPPED,
     "Z": "ended",
 }
 

@@ -7,6 +7,7 @@ error then and not a SIGBUS later.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -99,6 +100,8 @@ class SlotMemory:
             memory = cls(fd, num_slots=num_slots, slot_nbytes=slot_nbytes)
         except (OSError, MemoryError) as error:
             os.close(fd)
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # `mmap` keeps a descriptor of its own
             raise StoreError(
                 f"no memory for {num_slots} slots of {slot_nbytes} bytes ({error})",
                 kind="no_memory",
