@@ -164,8 +164,12 @@ def _interruptible_anywhere() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = previous
-        for again in timers:  # all is done meanwhile: nobody else is to be interrupted
-            again.cancel()
+        with contextlib.suppress(
+            KeyboardInterrupt
+        ):  # all is done meanwhile: nobody else is to be interrupted
+            for again in timers:
+                again.cancel()
+                again.join()  # one that is on its way comes here
 
 
 @contextlib.contextmanager
