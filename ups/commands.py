@@ -6,7 +6,7 @@ Light, so that `--help` and a mistake in the configuration don't wait for torch.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ from rich.console import Console
 from ups.config import RunConfig, load_config
 from ups.data.errors import UNREADABLE, StoreError
 from ups.errors import ConfigWarning, OutputError, UpsError
+from ups.notes import Note
 
 # As in `ups_store.build`: 1 any other error, 2 a mistake in the configuration, 4 a deadline, 6 a full disk.
 EXIT_UNREADABLE = 3
 EXIT_INTERRUPTED = 5
-
-Tell = Callable[[str], None]  # how one message reaches people
 
 
 def tell_on_stderr(text: str) -> None:
@@ -32,7 +31,7 @@ def tell_on_stderr(text: str) -> None:
 
 @contextmanager
 def telling_errors(
-    tell: Tell, *, interrupted: str = "interrupted: run the same command again"
+    tell: Note, *, interrupted: str = "interrupted: run the same command again"
 ) -> Iterator[None]:
     """Inside, errors end the command with one sentence and their exit code.
 
@@ -59,7 +58,7 @@ def telling_errors(
 
 
 def resolve_config(
-    source: Path | Mapping[str, Any] | None, overrides: Sequence[str], *, tell: Tell, name: str | None = None
+    source: Path | Mapping[str, Any] | None, overrides: Sequence[str], *, tell: Note, name: str | None = None
 ) -> RunConfig:
     """Read a configuration and tell its warnings.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 Note = Callable[[str], None]  # takes one sentence, without a line break at its end
 
 
-def nobody(_: object) -> None:
+def nobody(text: str) -> None:
     """Tells nobody."""
 
 

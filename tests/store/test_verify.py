@@ -95,13 +95,12 @@ def tiny_store(path: Path, note: str = "") -> Path:
         return writer.finish()
 
 
-def changes(path: Path, offsets: Iterable[int]) -> Iterator[tuple[int, Report | FormatError]]:
-    """What opening and verifying say to one changed bit of each of these bytes in turn."""
+def changes(path: Path) -> Iterator[tuple[int, Report | FormatError]]:
+    """What opening and verifying say to one changed bit of each byte in turn."""
     raw = path.read_bytes()
     fd = os.open(path, os.O_RDWR)
     try:
-        for offset in offsets:
-            byte = raw[offset]
+        for offset, byte in enumerate(raw):
             os.pwrite(fd, bytes([byte ^ 1 << offset % 8]), offset)
             try:
                 yield offset, verify_file(path, num_threads=1)
@@ -123,10 +122,7 @@ def test_every_changed_byte_is_found_and_placed(tmp_path: Path, monkeypatch: pyt
     layout = layout_of(path)
     slot = layout.arrays["fields"].slot(0)
     elsewhere = 0
-    inside = range(slot[0] + 16, slot[1] - 16)  # data and padding, each byte of which has the same check
-    sampled = {*random.Random(0).sample(inside, 800), *range(slot[0] + 4080, slot[0] + 4120)}
-    offsets = [at for at in range(path.stat().st_size) if at not in inside or at in sampled]
-    for offset, outcome in changes(path, offsets):
+    for offset, outcome in changes(path):
         if isinstance(outcome, FormatError):
             assert not slot[0] <= offset < slot[1]
             continue

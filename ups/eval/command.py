@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ups.checkpoint import read_document
-from ups.commands import Tell, resolve_config
+from ups.commands import resolve_config
 from ups.config import RunConfig
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
@@ -22,13 +22,14 @@ from ups.eval.report import Report
 from ups.eval.report_files import write_report
 from ups.eval.report_table import show_evaluation
 from ups.eval.training_logs import StageLog, read_stage_logs
+from ups.notes import Note
 from ups.simulator import Simulator, load_simulator
 from ups.simulator_spec import OPERATOR, OPERATOR_FILE
 
 _TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
 
 
-def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Tell) -> RunConfig:
+def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Note) -> RunConfig:
     """The configuration that an operator's checkpoint was made with, with overrides.
 
     Raises:
@@ -42,7 +43,7 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Tell) -> RunC
 
 
 def open_run(
-    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], tell: Tell
+    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], tell: Note
 ) -> tuple[RunConfig, Simulator]:
     """A trained simulator and the configuration to use it with.
 
@@ -71,7 +72,7 @@ def open_run(
 
 
 def open_others(
-    paths: Sequence[Path], config: RunConfig, simulator: Simulator, *, tell: Tell
+    paths: Sequence[Path], config: RunConfig, simulator: Simulator, *, tell: Note
 ) -> list[OtherOperator]:
     """Other operators that are to stand in the table of a run.
 
@@ -95,7 +96,7 @@ def open_others(
     return found
 
 
-def _logs_of(path: Path, tell: Tell) -> list[StageLog]:
+def _logs_of(path: Path, tell: Note) -> list[StageLog]:
     """Of the run that made a checkpoint, if it lies where that run has left it."""
     try:
         config = config_of(path, (), tell=lambda text: tell(f"{path}: {text}"))
@@ -106,7 +107,7 @@ def _logs_of(path: Path, tell: Tell) -> list[StageLog]:
     return read_stage_logs(config, note=tell) if path.resolve() == own.resolve() else []
 
 
-def _device(config: RunConfig, tell: Tell) -> str:
+def _device(config: RunConfig, tell: Note) -> str:
     return str(choose_device(config.training.device, note=tell))
 
 
@@ -159,7 +160,7 @@ def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def publish(report: Report, folder: Path, *, as_json: bool, tell: Tell) -> None:
+def publish(report: Report, folder: Path, *, as_json: bool, tell: Note) -> None:
     """Write a report; on stdout are its table and where its files lie, or all of it as JSON.
 
     Args:

@@ -65,11 +65,7 @@ class Explanation:
 
 
 def explain_all(
-    config: BuildConfig,
-    *,
-    watcher: Watcher,
-    rehash: bool = False,
-    overwrite: bool = False,
+    config: BuildConfig, *, watcher: Watcher, rehash: bool = False, overwrite: bool = False
 ) -> list[Explanation]:
     """Explain every store that this machine would build; of its ranks the first one does.
 

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,8 @@ class Patience:
     Attributes:
         timeout_s: For one request, from when it is begun, or since it last said that it got on.
         open_timeout_s: For opening a file.
-        start_timeout_s: For the start of a reader, which takes 0.3 s, or many on a busy machine.
+        start_timeout_s: For the start of a reader, which takes 0.3 s, or many on a busy machine; one that is
+            stopped meanwhile has `open_timeout_s`.
         retries: How often a request is tried again after its reader was late or died, or the system reported
             EIO or ESTALE.
         backoff_s: Pause before the first of these; it doubles each time.
@@ -194,8 +194,9 @@ class Lane:
         assert self.reader is not None
         job, status, patience = self.queue[0], self.reader.status, self._patience
         if status.doing == "starting":
-            is_stopped = self.reader.process_state() == STOPPED  # then it isn't the machine that is busy
-            most_s = min(patience.start_timeout_s, patience.open_timeout_s if is_stopped else inf)
+            most_s = patience.start_timeout_s
+            if self.reader.process_state() == STOPPED:  # then it isn't the machine that is busy
+                most_s = min(most_s, patience.open_timeout_s)
             return self.reader.started_s + most_s, most_s
         if status.request_id != job.id:
             begun_s = max(job.next_s, status.since_s)
