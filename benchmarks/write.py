@@ -84,7 +84,7 @@ class WriteDurable(_Writing):
     def comparisons(self) -> tuple[Comparison, Comparison]:
         """Loop and whole of the same builds, each over the `dd` that followed."""
         seconds = []
-        for _ in range(SCALE.write_pairs + 1):
+        for _ in range(2 * SCALE.write_pairs + 1):
             built = self.build()
             seconds.append((*built, self.dd()))
         loops, wholes, references = zip(*seconds[1:], strict=True)
@@ -111,7 +111,7 @@ class WriteLazy(_Writing):
     def comparisons(self) -> tuple[Comparison, Comparison]:
         """Loop over a memmap that isn't flushed, and whole, which ends synced, over one that is."""
         seconds = []
-        for _ in range(SCALE.write_pairs + 1):
+        for _ in range(2 * SCALE.write_pairs + 1):
             built = self.build()
             dirty = self.memmap(flush=False)
             seconds.append((*built, dirty, self.memmap(flush=True)))

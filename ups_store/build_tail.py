@@ -160,4 +160,4 @@ def _record_checksums(
     words = np.empty((len(samples), records.shape[1] + 1), "<u4")
     words[:, :2] = samples.astype("<u8").view("<u4").reshape(-1, 2)
     words[:, 2:] = records[:, :-1]
-    return crc32c_rows(words.view(np.uint8), crc32c(header.build_id))
+    return crc32c_rows(words, crc32c(header.build_id))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,12 @@ from ups_store.encode import CrcTable, Piece
 from ups_store.errors import CorruptChunkError, NotCommittedError
 from ups_store.layout import PAGE_BYTES, ArrayLayout
 from ups_store.memory_file import is_in_memory
+from ups_store.parallel import for_each
 from ups_store.recovery import read_commits, read_committed
 from ups_store.zip_records import pack_directory
 
+NUM_THREADS = 2  # one encodes while another writes, and the kernel writes to a file for one at a time
+_MANY_PIECES = 4  # below them the threads gain nothing
 _COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is made
 
 
@@ -31,32 +34,41 @@ def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.
     return read_committed(building.fd, building.layout, building.header, samples)
 
 
-def commit_pieces(building: BuildingFile, samples: Samples, pieces: Iterable[Piece]) -> None:
+def commit_pieces(
+    building: BuildingFile, samples: Samples, pieces: Sequence[slice], encode: Callable[[slice], Piece]
+) -> None:
     """Write samples whose locks are held, slots first, records second (spec 6.7).
 
     Args:
         building: The file.
         samples: Sample numbers, sorted and distinct.
-        pieces: These samples in the same order, encoded while they are asked for.
+        pieces: Parts of them, all together.
+        encode: Makes one ready; each thread writes one before it asks for the next.
     Raises:
         CommitError: If a write or sync failed: none of these samples counts as committed, and the file must
             not be written through this descriptor again, for the kernel reports a failed sync only once.
     """
     what = f"samples {int(samples[0])}..{int(samples[-1])} were not committed"
+    crcs = np.empty((len(samples), len(building.layout.per_sample)), np.uint32)
+
+    def write(part: slice) -> None:
+        piece = encode(part)
+        _write_piece(building, piece)
+        crcs[part] = piece.crcs
+
     with failures_named(building.building_path, building.layout, what):
-        crcs = np.concatenate([_write_piece(building, piece) for piece in pieces])  # 1
+        for_each(write, pieces, num_threads=NUM_THREADS if len(pieces) >= _MANY_PIECES else 1)  # 1
         if not building.is_lazy:
             files.sync_data(building.fd)  # 2: the bytes are durable before a record says so
         _write_records(building, samples, pack_records(building.header, samples, crcs))
 
 
-def _write_piece(building: BuildingFile, piece: Piece) -> CrcTable:
+def _write_piece(building: BuildingFile, piece: Piece) -> None:
     fd = building.fd
     for array, slots in zip(building.layout.per_sample, piece.slots, strict=True):
         _write_rows(fd, array.offset, array.stride, piece.samples, slots)
         if not building.is_lazy and array.meta.is_sharded:
             _start_writeback(fd, array, int(piece.samples[0]), int(piece.samples[-1]))
-    return piece.crcs
 
 
 def _start_writeback(fd: int, array: ArrayLayout, first: int, last: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,11 @@ from ups_store.checksum import crc32_each, crc32c_each
 from ups_store.errors import SpecError
 from ups_store.layout import ArrayLayout, Layout
 from ups_store.metadata import ArrayMeta, dtype_of
+from ups_store.parallel import parts_of
 
-# Durable: the disk writes one piece while the next is encoded. Lazy: nothing overlaps; big writes cost less.
-DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 4 << 20
+# Durable: the disk writes one piece while the next is encoded. Lazy: it doesn't; larger writes cost less.
+DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 2 << 20
+MAX_SAMPLES = 4096  # of a piece
 
 Arrays = Mapping[str, npt.ArrayLike]
 Values = Mapping[str, npt.NDArray[Any]]
@@ -81,61 +84,81 @@ def _no_such_numbers(meta: ArrayMeta, found: object) -> SpecError:
     return SpecError("wrong values", kind="dtype", array=meta.name, expected=expected, found=found)
 
 
-class Scratch:
-    """Memory for slots that a committer reuses: touching new pages costs as much as copying into them."""
+@dataclass(frozen=True)
+class Slots:
+    """Memory for slots, or for bytes of samples of a small array.
+
+    Attributes:
+        rows: Shape (num, stride), uint8; the padding is zero.
+        whole: Each row, made once: a new view of every sample takes longer than the checksum of a small one.
+        payload: The part of each that the sample's bytes take.
+    """
+
+    rows: npt.NDArray[np.uint8]
+    whole: list[memoryview]
+    payload: list[memoryview]
+
+    @classmethod
+    def new(cls, array: ArrayLayout, num: int) -> Slots:
+        """Room for `num` samples."""
+        rows = np.zeros((num, array.stride), np.uint8)
+        whole = [row.data for row in rows]
+        return cls(rows, whole, [row[: array.meta.sample_nbytes] for row in whole])
+
+
+class Scratch(threading.local):
+    """Slots that each thread of a committer reuses: touching new pages costs as much as copying into them."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
+        self._slots: dict[str, Slots] = {}
 
-    def slots(self, array: ArrayLayout, num: int) -> npt.NDArray[np.uint8]:
-        """Room for `num` slots whose padding is zero, shape (num, stride)."""
-        buffer = self._buffers.get(array.meta.name)
-        if buffer is None or len(buffer) < num:
-            buffer = self._buffers[array.meta.name] = np.zeros((num, array.stride), np.uint8)
-        return buffer[:num]
+    def slots(self, array: ArrayLayout, num: int) -> Slots:
+        """Room for at least `num` samples."""
+        slots = self._slots.get(array.meta.name)
+        if slots is None or len(slots.rows) < num:
+            slots = self._slots[array.meta.name] = Slots.new(array, num)
+        return slots
 
 
-def encode_pieces(
-    layout: Layout, samples: Samples, rows: Samples, values: Values, *, piece_bytes: int, scratch: Scratch
-) -> Iterator[Piece]:
-    """Copy samples into slots and take their checksums, about `piece_bytes` at a time.
+def pieces_of(layout: Layout, num_samples: int, piece_bytes: int) -> list[slice]:
+    """A batch in pieces of nearly equally many samples, about `piece_bytes` of slots each.
 
-    Pieces have equally many samples, the last one perhaps fewer. None reaches 1.5 `piece_bytes` plus one
-    sample: a batch that is a little larger than whole pieces makes them larger, for a short last piece costs
-    as many calls as a full one.
+    None reaches 1.5 `piece_bytes` plus one sample: a batch that is a little larger than whole pieces makes
+    them larger, for a short last piece costs as many calls as a full one. A sample that is larger is a piece
+    by itself; tiny ones make smaller pieces, for each has its views.
+    """
+    nbytes = num_samples * sum(array.stride for array in layout.per_sample)
+    return parts_of(num_samples, max(round(nbytes / piece_bytes), -(-num_samples // MAX_SAMPLES)))
+
+
+def encode_piece(layout: Layout, samples: Samples, rows: Samples, values: Values, scratch: Scratch) -> Piece:
+    """Copy samples into slots and take their checksums.
 
     Args:
         layout: Geometry of the store.
         samples: Sorted distinct sample numbers, shape (M,), M > 0.
         rows: Where each of them lies in `values`, shape (M,).
         values: Every per-sample array as `as_payload` returns it.
-        piece_bytes: Of slots; a sample that is larger is a piece by itself.
-        scratch: Of this layout; nobody else uses it meanwhile.
-    Yields:
-        Pieces in the order of `samples`; one is valid until the next is asked for, which reuses its memory.
+        scratch: Of this layout.
+    Returns:
+        The piece, valid until this thread encodes the next, which reuses its memory.
     """
-    nbytes = len(samples) * sum(array.stride for array in layout.per_sample)
-    num_pieces = max(1, round(nbytes / piece_bytes))
-    per_piece = -(-len(samples) // num_pieces)
-    buffers = [scratch.slots(array, per_piece) for array in layout.per_sample]
-    for first in range(0, len(samples), per_piece):
-        chosen = rows[first : first + per_piece]
-        slots = tuple(buffer[: len(chosen)] for buffer in buffers)
-        crcs = np.empty((len(chosen), len(slots)), np.uint32)
-        for i, array in enumerate(layout.per_sample):
-            crcs[:, i] = _fill(array, slots[i], values[array.meta.name], chosen)
-        yield Piece(samples[first : first + per_piece], slots, crcs)
+    slots, crcs = [], np.empty((len(samples), len(layout.per_sample)), np.uint32)
+    for i, array in enumerate(layout.per_sample):
+        memory = scratch.slots(array, len(samples))
+        crcs[:, i] = _fill(array, memory, values[array.meta.name], rows)
+        slots.append(memory.rows[: len(samples)])
+    return Piece(samples, tuple(slots), crcs)
 
 
-def _fill(
-    array: ArrayLayout, slots: npt.NDArray[np.uint8], value: npt.NDArray[Any], rows: Samples
-) -> list[int]:
-    """Copy rows of `value` into slots, whose padding is zero, and seal them; returns the CRC-32 of each."""
+def _fill(array: ArrayLayout, slots: Slots, value: npt.NDArray[Any], rows: Samples) -> list[int]:
+    """Copy rows of `value` into slots and seal them; returns the CRC-32 of each."""
     nbytes, num = array.meta.sample_nbytes, len(rows)
     is_run = rows[-1] - rows[0] == num - 1 and bool((rows[1:] - rows[:-1] == 1).all())
     payload = value[rows[0] : rows[0] + num] if is_run else value[rows]
-    slots[:, :nbytes] = payload.reshape(num, -1).view(np.uint8).reshape(num, nbytes)
+    filled = slots.rows[:num]
+    filled[:, :nbytes] = payload.reshape(num, -1).view(np.uint8).reshape(num, nbytes)
     if array.meta.is_sharded:
-        checksums = np.array(crc32c_each(slots, nbytes), "<u4")
-        slots[:, nbytes : nbytes + checksums.itemsize] = checksums[:, None].view(np.uint8)
-    return crc32_each(slots, array.stride)
+        checksums = np.array(crc32c_each(slots.payload[:num]), "<u4")
+        filled[:, nbytes : nbytes + checksums.itemsize] = checksums[:, None].view(np.uint8)
+    return crc32_each(slots.whole[:num])

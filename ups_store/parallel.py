@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 MAX_THREADS = 16
 
@@ -19,7 +19,8 @@ Item = TypeVar("Item")
 def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threads: int) -> None:
     """Call `work` for every item, in up to `num_threads` threads, the calling one included.
 
-    Nothing runs any more when this returns or raises. `work` must not call this function itself.
+    Nothing runs any more when this returns or raises, an interrupt included: what `work` uses can be closed.
+    `work` must not call this function itself.
 
     Raises:
         Exception: The first one that `work` raised; other threads finish their share.
@@ -28,16 +29,24 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
     if num_threads <= 1:
         _work_on(work, items)
         return
-    from concurrent.futures import wait
-
     pool = _pool()
     shares = [pool.submit(_work_on, work, items[first::num_threads]) for first in range(1, num_threads)]
     try:
         _work_on(work, items[::num_threads])
     finally:
-        wait(shares)
+        _wait_for(shares)
     for share in shares:
         share.result()
+
+
+def _wait_for(shares: Sequence[Future[None]]) -> None:
+    from concurrent.futures import wait
+
+    try:
+        wait(shares)
+    except BaseException:  # one more interrupt
+        _wait_for(shares)
+        raise
 
 
 def parts_of(num_items: int, num_parts: int) -> list[slice]:

@@ -18,10 +18,12 @@ from ups_store.encode import (
     DURABLE_PIECE_BYTES,
     LAZY_PIECE_BYTES,
     Arrays,
+    Piece,
     Scratch,
     Values,
     as_payload,
-    encode_pieces,
+    encode_piece,
+    pieces_of,
 )
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
 from ups_store.recovery import read_commits
@@ -101,13 +103,14 @@ class Committer:
         return written
 
     def _write(self, samples: Samples, rows: Samples, values: Values) -> None:
-        building = self.building
-        piece_bytes = LAZY_PIECE_BYTES if building.is_lazy else DURABLE_PIECE_BYTES
+        layout = self.building.layout
+        piece_bytes = LAZY_PIECE_BYTES if self.building.is_lazy else DURABLE_PIECE_BYTES
+
+        def encode(part: slice) -> Piece:
+            return encode_piece(layout, samples[part], rows[part], values, self._scratch)
+
         try:
-            pieces = encode_pieces(
-                building.layout, samples, rows, values, piece_bytes=piece_bytes, scratch=self._scratch
-            )
-            commit_pieces(building, samples, pieces)
+            commit_pieces(self.building, samples, pieces_of(layout, len(samples), piece_bytes), encode)
         except BaseException:
             self._failed = True  # a second sync could report success for pages that the first one dropped
             raise

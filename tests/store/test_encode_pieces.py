@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ups_store import ArraySpec
 from ups_store.blueprint import blueprint_of
-from ups_store.encode import Scratch, encode_pieces
+from ups_store.checksum import crc32
+from ups_store.encode import MAX_SAMPLES, Scratch, encode_piece, pieces_of
 from ups_store.layout import Layout
 
 NUM_ELEMENTS = 1024  # 4096 bytes and a checksum in a slot
@@ -28,19 +29,24 @@ def lengths(num_samples: int, piece_bytes: int) -> list[int]:
     layout, samples = layout_for(num_samples), np.arange(num_samples)
     numbers = np.repeat(samples[:, None], NUM_ELEMENTS, axis=1).astype("float32")
     values = {"u": numbers, "nu": samples.astype("int8")}
-    pieces, done = [], 0
-    for piece in encode_pieces(layout, samples, samples, values, piece_bytes=piece_bytes, scratch=Scratch()):
+    found, done, scratch = [], 0, Scratch()
+    for part in pieces_of(layout, num_samples, piece_bytes):
+        piece = encode_piece(layout, samples[part], samples[part], values, scratch)
         assert piece.samples.tolist() == list(range(done, done + len(piece.samples)))
         slots = dict(zip([array.meta.name for array in layout.per_sample], piece.slots, strict=True))
         assert slots["u"][:, :4].copy().view("float32")[:, 0].tolist() == piece.samples.tolist()
+        assert slots["nu"][:, 0].tolist() == piece.samples.tolist()
+        assert piece.crcs.tolist() == [
+            [crc32(rows[i].data) for rows in piece.slots] for i in range(len(piece.samples))
+        ]
         done += len(piece.samples)
-        pieces.append(len(piece.samples))
-    return pieces
+        found.append(len(piece.samples))
+    return found
 
 
 @pytest.mark.parametrize(
     ("num_samples", "expected"),
-    [(1, [1]), (4, [4]), (5, [5]), (7, [4, 3]), (9, [5, 4]), (11, [4, 4, 3]), (13, [5, 5, 3])],
+    [(1, [1]), (4, [4]), (5, [5]), (7, [3, 4]), (9, [4, 5]), (11, [3, 4, 4]), (13, [4, 4, 5])],
 )
 def test_pieces_of_about_four_samples_leave_no_short_last_one(num_samples: int, expected: list[int]) -> None:
     assert lengths(num_samples, 4 * SAMPLE_NBYTES) == expected
@@ -53,8 +59,15 @@ def test_samples_as_large_as_a_piece_are_pieces_by_themselves(piece_bytes: int) 
 
 @given(num_samples=st.integers(1, 60), piece_bytes=st.integers(1, 20 * SAMPLE_NBYTES))
 def test_pieces_hold_less_than_a_piece_and_a_half_and_one_sample(num_samples: int, piece_bytes: int) -> None:
-    *full, last = lengths(num_samples, piece_bytes)
-    assert sum(full) + last == num_samples
-    assert len(set(full)) <= 1
-    assert 1 <= last <= max(full, default=last)
-    assert max(full, default=last) * SAMPLE_NBYTES < 1.5 * piece_bytes + SAMPLE_NBYTES
+    pieces = lengths(num_samples, piece_bytes)
+    assert sum(pieces) == num_samples
+    assert max(pieces) - min(pieces) <= 1
+    assert max(pieces) * SAMPLE_NBYTES < 1.5 * piece_bytes + SAMPLE_NBYTES
+
+
+def test_pieces_of_tiny_samples_hold_a_limited_number() -> None:
+    arrays = {"nu": ArraySpec((10_000,), "int8")}
+    pieces = pieces_of(blueprint_of(arrays, {}, {}, {}, {}).layout, 10_000, 1 << 20)
+    assert max(part.stop - part.start for part in pieces) <= MAX_SAMPLES
+    assert [part.start for part in pieces] == [0, *(part.stop for part in pieces[:-1])]
+    assert pieces[-1].stop == 10_000

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,9 @@ from ups_store import (
     TruncatedError,
     files,
     mappings,
+    parallel,
 )
+from ups_store import commit as commit_module
 from ups_store import writer as writer_module
 
 
@@ -236,6 +240,7 @@ def test_commit_in_pieces_of_which_one_fails_commits_none(
 ) -> None:
     values = mixed_values()
     monkeypatch.setattr(writer_module, "DURABLE_PIECE_BYTES", 1)
+    monkeypatch.setattr(commit_module, "NUM_THREADS", 1)
     with begin(path, values) as writer, monkeypatch.context() as patch:
         failing = fail(patch, "write_at", errno.EIO, nth=nth)
         with pytest.raises(CommitError, match=r"samples 0\.\.3 were not committed"):
@@ -243,6 +248,44 @@ def test_commit_in_pieces_of_which_one_fails_commits_none(
         assert failing.num_calls == (nth if nth < 17 else 18)  # records are cleared again
     with begin(path, values) as writer:
         assert len(writer.missing()) == 4
+
+
+@pytest.mark.parametrize("failing_thread", ["MainThread", "ups_store_0"])
+def test_commit_by_threads_of_which_one_fails_commits_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch, failing_thread: str
+) -> None:
+    values, threads = mixed_values(), set()
+    monkeypatch.setattr(writer_module, "DURABLE_PIECE_BYTES", 1)
+    monkeypatch.setattr(parallel, "_pool", functools.cache(parallel._pool.__wrapped__))
+
+    def write_at(fd: int, offset: int, data: memoryview) -> None:
+        threads.add(threading.current_thread().name)
+        if threading.current_thread().name == failing_thread:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd, offset, data)
+
+    with begin(path, values) as writer, monkeypatch.context() as patch:
+        real = files.write_at
+        patch.setattr(files, "write_at", write_at)
+        with pytest.raises(CommitError, match=r"samples 0\.\.3 were not committed"):
+            writer.commit_many(range(4), values)
+        assert threads == {"MainThread", "ups_store_0"}
+    with begin(path, values) as writer:
+        assert len(writer.missing()) == 4
+
+
+def test_commit_by_threads_is_the_same_as_one_by_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, one_by_one = mixed_values(), path.with_name("one_by_one.zarr.zip")
+    monkeypatch.setattr(writer_module, "DURABLE_PIECE_BYTES", 1)
+    with begin(path, values) as writer:
+        writer.commit_many([2, 0, 3, 1], {name: array[[2, 0, 3, 1]] for name, array in values.items()})
+        writer.finish()
+    with begin(one_by_one, values) as writer:
+        for i in range(4):
+            writer.commit(i, sample_of(values, i))
+        writer.finish()
+    assert path.read_bytes() == one_by_one.read_bytes()
+    assert ups_store.open(path).verify().ok
 
 
 def test_hint_to_the_disk_that_is_not_taken_does_no_harm(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

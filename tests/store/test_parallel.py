@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import threading
 
@@ -40,6 +41,28 @@ def test_error_is_raised_once_the_other_threads_are_done(wrong: int) -> None:
     with pytest.raises(ValueError, match=f"item {wrong}"):
         for_each(work, range(4), num_threads=2)
     assert sorted(done) == [item for item in range(4) if item % 2 != wrong]
+
+
+def test_interrupts_are_raised_once_the_other_threads_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them: what the threads work on is closed next."""
+    interrupts, go_on, done = [KeyboardInterrupt(), KeyboardInterrupt()], threading.Event(), []
+
+    def interrupted_wait(shares: object) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        go_on.set()
+        real(shares)
+
+    def work(item: int) -> None:
+        if item == 1:
+            go_on.wait(timeout=30)
+            done.append(item)
+
+    real = concurrent.futures.wait
+    monkeypatch.setattr(concurrent.futures, "wait", interrupted_wait)
+    with pytest.raises(KeyboardInterrupt):
+        for_each(work, range(2), num_threads=2)
+    assert done == [1]
 
 
 @pytest.mark.multi_process
