@@ -109,7 +109,17 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     # here and now, for whoever catches SystemExit goes on and needs Ctrl-C; waiting for threads, which comes
     # before the handlers, can be interrupted, too.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    _forget_interrupts()
     sys.exit(code or 0)
+
+
+def _forget_interrupts() -> None:
+    """Have `python -m` end with our exit code, though a Ctrl-C once left an `exec` of text.
+
+    Python notes that, and ends itself by SIGINT in the end, also where the interrupt was caught further out:
+    dataclasses, for one, are made by `exec`, when a module is imported. The next `exec` clears the note.
+    """
+    exec("")
 
 
 def _exit_code_of_main(main: Callable[[], int | None]) -> Any:

@@ -99,8 +99,10 @@ class DataOrder:
         self._share = _steps_by_source(self._pass_steps, weights)
         self.num_steps = int(self._share.sum())
 
-    def steps(self) -> Iterator[Step]:
-        """The steps of the current epoch that have not been consumed when this is called."""
+    def steps(self, epoch: int | None = None) -> Iterator[Step]:
+        """The steps of the current epoch that have not been consumed when this is called; all of another."""
+        if epoch is not None:
+            return self._steps(epoch, 0)
         return self._steps(self.epoch, self.consumed // self.batch_size)
 
     def state_dict(self) -> dict[str, int]:

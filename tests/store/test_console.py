@@ -271,6 +271,20 @@ run(lambda: 0)
     assert (process.returncode, err) == (0, "")
 
 
+def test_ctrl_c_that_left_an_exec_and_was_caught_does_not_end_python(tmp_path: Path) -> None:
+    """As in an import that makes a dataclass."""
+    program = """
+from ups_store.console import run
+def main():
+    exec("raise KeyboardInterrupt")
+run(main)
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-m", "program"]
+    ended = subprocess.run(command, capture_output=True, timeout=60, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (5, "error: interrupted; run the same command again\n")
+
+
 @pytest.mark.parametrize(("num", "text"), [(0, "0 problems"), (1, "1 problem"), (1200, "1,200 problems")])
 def test_numbers_agree_with_their_nouns(num: int, text: str) -> None:
     assert counted(num, "problem") == text

@@ -281,6 +281,98 @@ def test_prefetch_makes_as_many_batches_ahead_and_no_more(dataset: StoreDataset,
     assert len(made) == 4
 
 
+def count_fetches(dataset: StoreDataset) -> list[int]:
+    """The epoch of every batch that is made from now on."""
+    epochs: list[int] = []
+    fetch = dataset.fetch
+
+    def counted(*args: Any, epoch: int, **options: Any) -> Batch:
+        epochs.append(epoch)
+        return fetch(*args, epoch=epoch, **options)
+
+    dataset.fetch = counted  # type: ignore[method-assign]
+    return epochs
+
+
+def wait_for(made: list[int], num: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(made) < num and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert len(made) == num
+
+
+def test_first_batches_of_the_next_epoch_are_made_while_one_ends(dataset: StoreDataset) -> None:
+    made = count_fetches(dataset)
+    loader = make_loader(dataset, batch_size=4, prefetch=3)
+    order = DataOrder([NUM_SAMPLES], batch_size=4)
+    for epoch in range(3):
+        assert indices(loader) == [step.items.tolist() for step in order.steps(epoch)]
+        assert loader.state_dict() == {"seed": 0, "epoch": epoch + 1, "consumed": 0}
+        wait_for(made, 13 * (epoch + 1) + 3)
+        assert made.count(epoch + 1) == 3
+    loader.close()
+    assert loader_threads() == []
+
+
+def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it(
+    dataset: StoreDataset,
+) -> None:
+    made = count_fetches(dataset)
+    loader = make_loader(dataset, batch_size=4)
+    order = DataOrder([NUM_SAMPLES], batch_size=4)
+    list(loader)
+    wait_for(made, 15)
+    loader.set_epoch(1)
+    assert indices(loader) == [step.items.tolist() for step in order.steps(1)]
+    wait_for(made, 28)
+    loader.set_epoch(7)
+    assert loader_threads() == []
+    assert indices(loader) == [step.items.tolist() for step in order.steps(7)]
+    wait_for(made, 28 + 15)
+
+
+def test_epoch_that_is_resumed_drops_what_was_made_for_the_next(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    list(loader)
+    loader.load_state_dict({"seed": 3, "epoch": 1, "consumed": 40})
+    order = DataOrder([NUM_SAMPLES], batch_size=4, seed=3)
+    assert indices(loader) == [step.items.tolist() for step in order.steps(1)][10:]
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"across_epochs": False}])
+def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
+    dataset: StoreDataset, options: dict[str, Any]
+) -> None:
+    made = count_fetches(dataset)
+    loader = make_loader(dataset, batch_size=4, **options)
+    for epoch in range(2):
+        assert len(indices(loader)) == 13
+        assert loader_threads() == []
+        assert made == [0] * 13 + [1] * 13 * epoch
+
+
+def test_loader_that_is_dropped_ends_its_threads(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    list(loader)
+    assert loader_threads() != []
+    del loader
+    assert loader_threads() == []
+
+
+@pytest.mark.multi_process
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_makes_its_own_batches_of_the_next_epoch(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    list(loader)
+    expected = [step.items.tolist() for step in DataOrder([NUM_SAMPLES], batch_size=4).steps(1)]
+    child = os.fork()
+    if child == 0:
+        os._exit(7 if indices(loader) == expected else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert indices(loader) == expected
+
+
 def test_error_in_the_thread_reaches_the_loop_with_its_place(dataset: StoreDataset) -> None:
     fetch, calls = dataset.fetch, itertools.count()
 

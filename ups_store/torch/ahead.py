@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class Ahead(Iterator[Result], Generic[Job, Result]):
         threads = [
             threading.Thread(target=_run, args=run, name=name, daemon=True) for _ in range(num_threads)
         ]
-        self._finalizer = weakref.finalize(self, _end, self._desk, threads)
+        self._finalizer = weakref.finalize(self, _end, self._desk, threads, os.getpid())
         for thread in threads:
             thread.start()
 
@@ -164,7 +165,9 @@ def _run(desk: _Desk[Job, Result], work: Callable[[Job], Result], setup: Callabl
         del job, slot, taken  # while this thread waits, the result is the loop's alone
 
 
-def _end(desk: _Desk[Job, Result], threads: list[threading.Thread]) -> None:
+def _end(desk: _Desk[Job, Result], threads: list[threading.Thread], pid: int) -> None:
+    if pid != os.getpid():
+        return  # a forked child has none of the threads, and perhaps locks that one of them held
     desk.close()
     if threading.current_thread() in threads:  # it dropped the last reference; the others end as it does
         return

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import functools
-import resource
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ups_store.order import DataOrder, Step
+from ups_store.order import DataOrder
 from ups_store.torch.ahead import Ahead
+from ups_store.torch.assembler import Assembler, Job, Made, jobs_of
 from ups_store.torch.batch import Batch
 from ups_store.torch.dataset import StoreDataset
 from ups_store.torch.feed import DeviceFeed
 from ups_store.torch.pool import BufferPool
 from ups_store.torch.report import EpochReport
-
-_THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 @dataclass
@@ -38,23 +36,13 @@ class _Meter:
     major_faults: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A batch and what it took; its copy to the device is done when `copied` says so."""
-
-    step: Step
-    batch: Batch
-    seconds: float
-    major_faults: int
-    copied: torch.cuda.Event | None
-
-
 class Loader:
     """Batches of a dataset; `for batch in loader` is one epoch.
 
     Every iteration is the next epoch, also after one that was abandoned; after `load_state_dict` it is the
     rest of the epoch that was saved. There is one iterator at a time: a new one closes the one before.
-    `make_loader` makes loaders.
+    Where it works across epochs, the first batches of the next epoch are made while one ends, and lie ready
+    until they are asked for, or it is closed or dropped. `make_loader` makes loaders.
 
     Attributes:
         dataset: Where the samples come from.
@@ -69,16 +57,19 @@ class Loader:
         prefetch: int = 2,
         device: torch.device | None = None,
         num_threads: int = 2,
+        across_epochs: bool = False,
         keeps_shuffle: bool = False,
     ) -> None:
         self.dataset, self.order = dataset, order
         self._prefetch, self._num_threads = prefetch, num_threads
-        self._keeps_shuffle = keeps_shuffle
+        self._across_epochs, self._keeps_shuffle = across_epochs, keeps_shuffle
         self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
         num_tensors = max(len(source.fields) for source in dataset.sources)
-        self._pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
-        self._allocate = self._feed.allocate if self._feed else self._pool.empty
-        self._made: Ahead[Step, _Made] | None = None
+        pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
+        allocate = self._feed.allocate if self._feed else pool.empty
+        self._assembler = Assembler(dataset, allocate=allocate, feed=self._feed)
+        self._made: Ahead[Job, Made] | None = None
+        self._made_next: tuple[int, int, int] | None = None  # process, epoch and place that it goes on from
         self._is_abandoned = False
         self._meter = _Meter(order.epoch)
         self._batch_nbytes: dict[int, int] = {}
@@ -88,22 +79,29 @@ class Loader:
         return self.order.num_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        self.close()
         if self._is_abandoned:
             self.set_epoch(self.order.epoch + 1)
         meter = self._meter = _Meter(self.order.epoch)
         began = time.perf_counter()
-        with closing(self._start(meter.epoch)) as made:
-            while (batch := self._next(made, meter)) is not None:
+        made = self._take_up()
+        try:
+            while self.order.consumed < self.order.num_steps * self.order.batch_size:
+                batch = self._next(made, meter)
                 meter.seconds = time.perf_counter() - began
                 yield batch
                 del batch  # else its buffers wouldn't be free while the next batch is awaited
+        except BaseException:
+            made.close()
+            raise
         meter.seconds = time.perf_counter() - began
+        if self._across_epochs:
+            self._made_next = (os.getpid(), self.order.epoch + 1, 0)
         self.set_epoch(self.order.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration be all of epoch number `epoch`."""
-        self.close()
+        if self._made_next != (os.getpid(), epoch, 0):
+            self.close()
         self.order.epoch, self.order.consumed = epoch, 0
         self._is_abandoned = False
 
@@ -135,13 +133,18 @@ class Loader:
         """End the background threads; the iterator that used them raises StoreClosedError."""
         if self._made is not None:
             self._made.close()
-            self._made = None
+            self._made = self._made_next = None
 
-    def _start(self, epoch: int) -> Ahead[Step, _Made]:
+    def _take_up(self) -> Ahead[Job, Made]:
+        """What gives the batches from here on: if it was told to go on, the one that there is."""
+        if self._made is not None and self._made_next == (os.getpid(), self.order.epoch, self.order.consumed):
+            self._made_next = None
+            return self._made
+        self.close()
         usual = torch.get_num_threads()  # ask now: afterwards the answer might be the one for our threads
         self._made = Ahead(
-            self.order.steps(),
-            functools.partial(self._make, epoch),
+            jobs_of(self.order, goes_on=self._across_epochs),
+            self._assembler,
             depth=self._prefetch,
             num_threads=min(self._num_threads, self._prefetch),
             setup=functools.partial(_use_one_thread, usual),
@@ -149,23 +152,10 @@ class Loader:
         )
         return self._made
 
-    def _make(self, epoch: int, step: Step) -> _Made:
-        began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt
-        batch = self.dataset.fetch(step.source, step.items, epoch=epoch, allocate=self._allocate)
-        if step.mask is not None:
-            batch["valid"] = torch.from_numpy(step.mask)
-        copied = None
-        if self._feed is not None:
-            batch, copied = self._feed.send(batch)
-        faults = resource.getrusage(_THREAD_USAGE).ru_majflt - faults
-        return _Made(step, batch, time.perf_counter() - began, faults, copied)
-
-    def _next(self, made: Iterator[_Made], meter: _Meter) -> Batch | None:
+    def _next(self, made: Iterator[Made], meter: _Meter) -> Batch:
         began = time.perf_counter()
-        got = next(made, None)
+        got = next(made)
         meter.waited_s += time.perf_counter() - began
-        if got is None:
-            return None
         if self._feed is not None and got.copied is not None:
             self._feed.receive(got.batch, got.copied)
         self._is_abandoned = True
@@ -177,7 +167,7 @@ class Loader:
         meter.major_faults += got.major_faults
         return got.batch
 
-    def _nbytes_of(self, made: _Made) -> int:
+    def _nbytes_of(self, made: Made) -> int:
         nbytes = self._batch_nbytes.get(made.step.source)
         if nbytes is None:  # counting takes as long as half the rest, and all batches of a source are alike
             nbytes = self._batch_nbytes[made.step.source] = made.batch.nbytes

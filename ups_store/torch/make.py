@@ -31,6 +31,7 @@ def make_loader(
     prefetch: int = 2,
     device: torch.device | str | None = None,
     num_threads: int = 2,
+    across_epochs: bool | None = None,
     block_size: int | None = None,
     blocks_per_window: int = 64,
 ) -> Loader:
@@ -56,6 +57,9 @@ def make_loader(
         prefetch: Batches that lie ready or are in the making.
         device: A CUDA device that batches are copied to while it computes; by default they stay in RAM.
         num_threads: Threads that assemble batches, each another one; more than `prefetch` have no use.
+        across_epochs: Whether to make the first batches of the next epoch while one ends, so that nobody
+            waits between epochs; they lie ready, `prefetch` of them, until the next iteration, or until the
+            loader is closed or dropped. By default where the order is shuffled, which is for training.
         block_size: Items of a block with shuffle="block"; about 4 MiB of them by default.
         blocks_per_window: Blocks that are mixed with shuffle="block".
     Raises:
@@ -77,7 +81,13 @@ def make_loader(
         blocks_per_window=blocks_per_window,
     )
     return Loader(
-        dataset, order, prefetch=prefetch, device=found, num_threads=num_threads, keeps_shuffle=is_chosen
+        dataset,
+        order,
+        prefetch=prefetch,
+        device=found,
+        num_threads=num_threads,
+        across_epochs=shuffle is not False if across_epochs is None else across_epochs,
+        keeps_shuffle=is_chosen,
     )
 
 
