@@ -30,8 +30,9 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
         _work_on(work, items)
         return
     pool = _pool()
-    shares = [pool.submit(_work_on, work, items[first::num_threads]) for first in range(1, num_threads)]
+    shares: list[Future[None]] = []
     try:
+        shares.extend(pool.submit(_work_on, work, items[i::num_threads]) for i in range(1, num_threads))
         _work_on(work, items[::num_threads])
     finally:
         _wait_for(shares)
