@@ -38,7 +38,7 @@ def choose_device(name: str, *, note: Note, key: str = "training.device") -> tor
 
 def device_of_rank(device: torch.device, *, variables: Mapping[str, str] = os.environ) -> torch.device:
     """The GPU of this process, where `torchrun` started several on a machine and none of them was named."""
-    if device.type != "cuda" or device.index is not None:
+    if device != torch.device("cuda"):
         return device
     return torch.device("cuda", int(variables.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 

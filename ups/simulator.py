@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,13 @@ from ups.autoencoder import Autoencoder, Normalizer
 from ups.autoencoder_spec import parse_spec
 from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.errors import ConfigError
+from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.models.latent_operator import LatentOperator, OperatorSize
 from ups.nn.conditioning import Condition
 from ups.nn.patches import patchify, unpatchify
 from ups.simulator_inputs import Numbers, expect_room, frames_of, parse_parameters, step_times
 from ups.simulator_spec import (
-    FIELDS,
     OPERATOR,
     SimulatedTask,
     SimulatorSpec,
@@ -188,7 +188,7 @@ class Simulator(nn.Module):
         name = expect_simulated_task(self.spec, task)
         known = self.spec.tasks[name]
         values_BXC = frames_of(fields, known, device=self.device)
-        is_count = isinstance(steps, Integral) and not isinstance(steps, bool) and steps >= 1
+        is_count = isinstance(steps, (int, np.integer)) and not isinstance(steps, bool) and steps >= 1
         if not is_count or (known.steady and steps != 1):
             expected = "1 of a steady task" if known.steady else "a whole number, at least 1"
             raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=steps)

@@ -103,7 +103,7 @@ class FourierNeuralOperator(nn.Module):
         x_BWG = F.pad(x_BWG, padding_behind(grid, self.periodic))
         for spectral, local in zip(self.spectral, self.local, strict=True):
             x_BWG = x_BWG + F.gelu(spectral(x_BWG) + local(x_BWG))
-        x_BWG = x_BWG[(..., *(slice(length) for length in grid))]
+        x_BWG = x_BWG[tuple(slice(length) for length in (*x_BWG.shape[:2], *grid))]
         out_BCG: Tensor = self.out(x_BWG)
         return field_BCG + out_BCG if self.predicts_change else out_BCG
 

@@ -195,7 +195,7 @@ class LatentOperator(nn.Module):
     def _u_shape(self, tokens: Tensor, condition_BE: Tensor, periodic: tuple[bool, ...]) -> Tensor:
         skips, halved = [], []
         for level, blocks in enumerate(self.down):
-            tokens = _through(blocks, tokens, condition_BE, periodic)
+            tokens = _through(blocks, tokens, condition_BE, periodic)  # type: ignore[arg-type]  # a ModuleList
             if level < len(self.coarser):
                 skips.append(tokens)
                 halved.append(halved_axes(tuple(tokens.shape[1:-1])))
@@ -203,7 +203,7 @@ class LatentOperator(nn.Module):
         for level in reversed(range(len(self.up))):
             tokens = self.finer[level](tokens, axes=halved[level])
             tokens = self.join[level](torch.cat([tokens, skips[level]], dim=-1))
-            tokens = _through(self.up[level], tokens, condition_BE, periodic)
+            tokens = _through(self.up[level], tokens, condition_BE, periodic)  # type: ignore[arg-type]
         return tokens
 
     def _expect_shape(self, latent_BLD: Tensor, grid: tuple[int, ...], boundary: tuple[str, ...]) -> None:

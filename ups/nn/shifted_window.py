@@ -97,9 +97,10 @@ class RelativeBias(nn.Module):
 
     def forward(self, window: Grid, circular: Sequence[bool]) -> Tensor:
         """The bias of a window's pairs, shape (H, N, N)."""
-        offsets = relative_offsets(window, circular, self.mlp[0].weight.device)
+        weight: Tensor = self.mlp[0].weight  # type: ignore[assignment]  # torch says: of any module
+        offsets = relative_offsets(window, circular, weight.device)
         scaled = torch.sign(offsets) * torch.log2(1 + offsets.abs()) / math.log2(1 + MAX_WINDOW)
-        bias: Tensor = self.mlp(scaled.to(self.mlp[0].weight.dtype))
+        bias: Tensor = self.mlp(scaled.to(weight.dtype))
         return 16 * torch.sigmoid(bias).permute(2, 0, 1)  # bounded, as in Swin v2
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -41,7 +41,8 @@ class LiveTask:
     def read(self, items: Items) -> Windows:
         """Windows of trajectories that are there."""
         if self.source is not None:
-            self.windows.store = self.source.store  # the finished one, once it is: that needn't be asked
+            store: Any = self.source.store  # or what stands for one
+            self.windows.store = store  # the finished one, once it is: that needn't be asked
         return self.windows.read(items)
 
 
@@ -99,13 +100,17 @@ class Passes(Protocol):
     """Where passes come from.
 
     Attributes:
-        tasks: Windows of the first trajectories of each task, for measuring; waited for when they are read,
-            before the first pass is opened.
         batches_per_pass: Batches in which every window comes once.
     """
 
-    tasks: Mapping[str, TaskWindows]
     batches_per_pass: int
+
+    @property
+    def tasks(self) -> Mapping[str, TaskWindows]:
+        """Windows of the first trajectories of each task, for measuring.
+
+        They are waited for when they are read, before the first pass is opened.
+        """
 
     def open(self, which: int, position: int) -> LivePass:
         """The pass of a number, from the batch at a position on."""
