@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,10 @@ def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.
 
 
 def commit_pieces(
-    building: BuildingFile, samples: Samples, pieces: Sequence[slice], encode: Callable[[slice], Piece]
+    building: BuildingFile,
+    samples: Samples,
+    pieces: Sequence[slice],
+    encoded: Callable[[slice], AbstractContextManager[Piece]],
 ) -> None:
     """Write samples whose locks are held, slots first, records second (spec 6.7).
 
@@ -43,7 +47,7 @@ def commit_pieces(
         building: The file.
         samples: Sample numbers, sorted and distinct.
         pieces: Parts of them, all together.
-        encode: Makes one ready; each thread writes one before it asks for the next.
+        encoded: One of them, made ready, as long as the context lasts; called by several threads.
     Raises:
         CommitError: If a write or sync failed: none of these samples counts as committed, and the file must
             not be written through this descriptor again, for the kernel reports a failed sync only once.
@@ -52,9 +56,9 @@ def commit_pieces(
     crcs = np.empty((len(samples), len(building.layout.per_sample)), np.uint32)
 
     def write(part: slice) -> None:
-        piece = encode(part)
-        _write_piece(building, piece)
-        crcs[part] = piece.crcs
+        with encoded(part) as piece:
+            _write_piece(building, piece)
+            crcs[part] = piece.crcs
 
     with failures_named(building.building_path, building.layout, what):
         for_each(write, pieces, num_threads=NUM_THREADS if len(pieces) >= _MANY_PIECES else 1)  # 1

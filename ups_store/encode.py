@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,8 @@ class Slots:
         return cls(rows, whole, [row[: array.meta.sample_nbytes] for row in whole])
 
 
-class Scratch(threading.local):
-    """Slots that each thread of a committer reuses: touching new pages costs as much as copying into them."""
+class Scratch:
+    """Slots that are used again: touching new pages costs as much as copying into them."""
 
     def __init__(self) -> None:
         self._slots: dict[str, Slots] = {}
@@ -118,6 +118,25 @@ class Scratch(threading.local):
         if slots is None or len(slots.rows) < num:
             slots = self._slots[array.meta.name] = Slots.new(array, num)
         return slots
+
+
+class Scratches:
+    """Scratch memory for as many pieces as are encoded and written at a time, kept for the next batch."""
+
+    def __init__(self) -> None:
+        self._free: list[Scratch] = []
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[Scratch]:
+        """One that nobody else uses in the block."""
+        try:
+            scratch = self._free.pop()
+        except IndexError:
+            scratch = Scratch()
+        try:
+            yield scratch
+        finally:
+            self._free.append(scratch)
 
 
 def pieces_of(layout: Layout, num_samples: int, piece_bytes: int) -> list[slice]:
@@ -141,7 +160,7 @@ def encode_piece(layout: Layout, samples: Samples, rows: Samples, values: Values
         values: Every per-sample array as `as_payload` returns it.
         scratch: Of this layout.
     Returns:
-        The piece, valid until this thread encodes the next, which reuses its memory.
+        The piece, valid until something else is encoded with this scratch.
     """
     slots, crcs = [], np.empty((len(samples), len(layout.per_sample)), np.uint32)
     for i, array in enumerate(layout.per_sample):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
 MAX_THREADS = 16
 
@@ -20,7 +22,8 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
     """Call `work` for every item, in up to `num_threads` threads, the calling one included.
 
     Nothing runs any more when this returns or raises, an interrupt included: what `work` uses can be closed.
-    `work` must not call this function itself.
+    Where no other thread can be had, as when Python ends, the calling one does all. `work` must not call this
+    function itself.
 
     Raises:
         Exception: The first one that `work` raised; other threads finish their share.
@@ -29,25 +32,71 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
     if num_threads <= 1:
         _work_on(work, items)
         return
-    pool = _pool()
-    shares: list[Future[None]] = []
+    own, *shares = (_Share(work, items[first::num_threads]) for first in range(num_threads))
     try:
-        shares.extend(pool.submit(_work_on, work, items[i::num_threads]) for i in range(1, num_threads))
-        _work_on(work, items[::num_threads])
+        with contextlib.suppress(RuntimeError):  # no thread more
+            for share in shares:
+                _pool().submit(share.run)
+        own.run()
+        for share in shares if own.error is None else ():
+            share.run()  # unless a thread has begun with it
     finally:
-        _wait_for(shares)
-    for share in shares:
-        share.result()
+        _end_all(shares)
+    for share in (own, *shares):
+        if share.error is not None:
+            raise share.error
 
 
-def _wait_for(shares: Sequence[Future[None]]) -> None:
-    from concurrent.futures import wait
+class _Share(Generic[Item]):
+    """Items that one thread works on, whichever begins first.
 
-    try:
-        wait(shares)
-    except BaseException:  # one more interrupt
-        _wait_for(shares)
-        raise
+    Not futures: an interrupt amid `submit` would lose the future of work that is done all the same.
+
+    Attributes:
+        error: What `work` raised.
+    """
+
+    def __init__(self, work: Callable[[Item], object], items: Sequence[Item]) -> None:
+        self._work, self._items = work, items
+        self._taken: dict[str, int] = {}
+        self._ended = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Work on the items, unless another thread has begun or nobody should."""
+        if not self._is_taken_by_me():
+            return
+        try:
+            _work_on(self._work, self._items)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._ended.set()
+
+    def end(self) -> None:
+        """Have nobody begin any more, and wait for another thread that has."""
+        if not self._is_taken_by_me():
+            self._wait()
+
+    def _is_taken_by_me(self) -> bool:
+        # One operation: an interrupt right after a lock was acquired would leave nobody knowing who has it.
+        me = threading.get_ident()
+        return self._taken.setdefault("by", me) == me
+
+    def _wait(self) -> None:
+        try:
+            self._ended.wait()
+        except BaseException:  # an interrupt, perhaps one more
+            self._wait()
+            raise
+
+
+def _end_all(shares: Sequence[_Share[Item]]) -> None:
+    if shares:
+        try:
+            shares[0].end()
+        finally:
+            _end_all(shares[1:])
 
 
 def parts_of(num_items: int, num_parts: int) -> list[slice]:

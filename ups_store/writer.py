@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from ups_store.encode import (
     LAZY_PIECE_BYTES,
     Arrays,
     Piece,
-    Scratch,
+    Scratches,
     Values,
     as_payload,
     encode_piece,
@@ -43,7 +44,7 @@ class Committer:
         self.building = building
         self._mutex = threading.Lock()  # record locks belong to the open file, so they don't part threads
         self._failed = False
-        self._scratch = Scratch()
+        self._scratches = Scratches()
         locks.close_on_fork(building)
 
     @property
@@ -106,11 +107,13 @@ class Committer:
         layout = self.building.layout
         piece_bytes = LAZY_PIECE_BYTES if self.building.is_lazy else DURABLE_PIECE_BYTES
 
-        def encode(part: slice) -> Piece:
-            return encode_piece(layout, samples[part], rows[part], values, self._scratch)
+        @contextlib.contextmanager
+        def encoded(part: slice) -> Iterator[Piece]:
+            with self._scratches.lent() as scratch:
+                yield encode_piece(layout, samples[part], rows[part], values, scratch)
 
         try:
-            commit_pieces(self.building, samples, pieces_of(layout, len(samples), piece_bytes), encode)
+            commit_pieces(self.building, samples, pieces_of(layout, len(samples), piece_bytes), encoded)
         except BaseException:
             self._failed = True  # a second sync could report success for pages that the first one dropped
             raise

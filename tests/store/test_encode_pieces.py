@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ups_store import ArraySpec
 from ups_store.blueprint import blueprint_of
 from ups_store.checksum import crc32
-from ups_store.encode import MAX_SAMPLES, Scratch, encode_piece, pieces_of
+from ups_store.encode import MAX_SAMPLES, Scratch, Scratches, encode_piece, pieces_of
 from ups_store.layout import Layout
 
 NUM_ELEMENTS = 1024  # 4096 bytes and a checksum in a slot
@@ -71,3 +71,15 @@ def test_pieces_of_tiny_samples_hold_a_limited_number() -> None:
     assert max(part.stop - part.start for part in pieces) <= MAX_SAMPLES
     assert [part.start for part in pieces] == [0, *(part.stop for part in pieces[:-1])]
     assert pieces[-1].stop == 10_000
+
+
+def test_scratch_is_used_again_and_lent_to_one_at_a_time() -> None:
+    scratches = Scratches()
+    with scratches.lent() as first, scratches.lent() as second:
+        assert first is not second
+    with scratches.lent() as again:
+        assert again in (first, second)
+    with pytest.raises(OSError), scratches.lent():  # noqa: PT011
+        raise OSError
+    with scratches.lent() as one, scratches.lent() as two:
+        assert {id(one), id(two)} == {id(first), id(second)}

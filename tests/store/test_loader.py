@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -338,6 +340,67 @@ def test_epoch_that_is_resumed_drops_what_was_made_for_the_next(dataset: StoreDa
     loader.load_state_dict({"seed": 3, "epoch": 1, "consumed": 40})
     order = DataOrder([NUM_SAMPLES], batch_size=4, seed=3)
     assert indices(loader) == [step.items.tolist() for step in order.steps(1)][10:]
+
+
+def change_seed(loader: Loader) -> None:
+    loader.order.seed = 9
+
+
+def change_epoch(loader: Loader) -> None:
+    loader.order.epoch = 6
+
+
+def load_order(loader: Loader) -> None:
+    loader.order.load_state_dict({"seed": 4, "epoch": 1, "consumed": 0})
+
+
+@pytest.mark.parametrize("change", [change_seed, change_epoch, load_order])
+@pytest.mark.parametrize("taken", [5, 13])
+def test_order_that_is_changed_gives_its_own_batches_from_the_next_epoch_on(
+    dataset: StoreDataset, change: Callable[[Loader], None], taken: int
+) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    if taken == 13:
+        assert list(batches) == []
+    change(loader)
+    if taken == 5 and change is not load_order:
+        list(batches)
+    expected = DataOrder([NUM_SAMPLES], batch_size=4, seed=loader.order.seed)
+    epoch = loader.order.epoch + (taken == 5 and change is load_order)  # that one was abandoned
+    assert indices(loader) == [step.items.tolist() for step in expected.steps(epoch)]
+
+
+def test_dataset_that_is_changed_gives_the_next_epoch(dataset: StoreDataset, make_store: MakeStore) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    list(loader)
+    loader.dataset = StoreDataset(make_store({"b": np.zeros((NUM_SAMPLES, 3))}, name="other.zarr.zip"))
+    assert all("b" in batch for batch in loader)
+
+
+def test_iterator_that_was_replaced_at_its_last_batch_is_an_error(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    old = iter(loader)
+    for _ in range(13):
+        next(old)
+    assert len(list(loader)) == 13
+    with pytest.raises(StoreClosedError):
+        next(old)
+    assert loader.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("num_epochs", [0, 1])
+def test_copy_of_a_loader_gives_the_same_batches(
+    dataset: StoreDataset, copy_of: Callable[[Loader], Loader], num_epochs: int
+) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    for _ in range(num_epochs):
+        list(loader)
+    other = copy_of(loader)
+    assert indices(other) == indices(loader)
 
 
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"across_epochs": False}])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from ups_store import parallel
 from ups_store.parallel import MAX_THREADS, for_each, parts_of
 
 
@@ -46,23 +47,81 @@ def test_error_is_raised_once_the_other_threads_are_done(wrong: int) -> None:
 def test_interrupts_are_raised_once_the_other_threads_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them: what the threads work on is closed next."""
     interrupts, go_on, done = [KeyboardInterrupt(), KeyboardInterrupt()], threading.Event(), []
+    started = threading.Barrier(2)
 
-    def interrupted_wait(shares: object) -> None:
-        if interrupts:
-            raise interrupts.pop()
-        go_on.set()
-        real(shares)
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if interrupts:
+                raise interrupts.pop()
+            go_on.set()
+            return super().wait(timeout)
 
     def work(item: int) -> None:
+        started.wait(timeout=30)
         if item == 1:
             go_on.wait(timeout=30)
             done.append(item)
 
-    real = concurrent.futures.wait
-    monkeypatch.setattr(concurrent.futures, "wait", interrupted_wait)
+    with monkeypatch.context() as patch:
+        patch.setattr(parallel.threading, "Event", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            for_each(work, range(2), num_threads=2)
+    assert done == [1]
+
+
+def test_share_whose_submission_is_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes after the pool took it, before it says so."""
+    pool, begun, go_on, done = parallel._pool(), threading.Event(), threading.Event(), []
+
+    def submit(function: Callable[[], None]) -> None:
+        real(function)
+        begun.wait(timeout=30)
+        threading.Timer(0.05, go_on.set).start()
+        raise KeyboardInterrupt
+
+    def work(item: int) -> None:
+        begun.set()
+        go_on.wait(timeout=30)
+        done.append(item)
+
+    real = pool.submit
+    monkeypatch.setattr(pool, "submit", submit)
     with pytest.raises(KeyboardInterrupt):
         for_each(work, range(2), num_threads=2)
     assert done == [1]
+
+
+def test_share_that_no_thread_has_begun_with_is_not_begun_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued: list[Callable[[], None]] = []
+    monkeypatch.setattr(parallel._pool(), "submit", queued.append)
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise KeyboardInterrupt
+        done.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        for_each(work, range(3), num_threads=3)
+    late = threading.Thread(target=lambda: [run() for run in queued])
+    late.start()
+    late.join()
+    assert (len(queued), done) == (2, [])
+
+
+@pytest.mark.parametrize("message", ["can't start new thread", "cannot schedule new futures after shutdown"])
+def test_calling_thread_does_all_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    def submit(function: Callable[[], None]) -> None:
+        raise RuntimeError(message)
+
+    done: list[int] = []
+    monkeypatch.setattr(parallel._pool(), "submit", submit)
+    for_each(done.append, range(5), num_threads=3)
+    assert sorted(done) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.multi_process

@@ -66,10 +66,10 @@ class Loader:
         self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
         num_tensors = max(len(source.fields) for source in dataset.sources)
         pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
-        allocate = self._feed.allocate if self._feed else pool.empty
-        self._assembler = Assembler(dataset, allocate=allocate, feed=self._feed)
+        self._allocate = self._feed.allocate if self._feed else pool.empty
         self._made: Ahead[Job, Made] | None = None
-        self._made_next: tuple[int, int, int] | None = None  # process, epoch and place that it goes on from
+        self._made_of: tuple[Any, ...] = ()  # what all its batches depend on
+        self._made_next: tuple[int, int] | None = None  # epoch and position that it waits to go on from
         self._is_abandoned = False
         self._meter = _Meter(order.epoch)
         self._batch_nbytes: dict[int, int] = {}
@@ -85,7 +85,8 @@ class Loader:
         began = time.perf_counter()
         made = self._take_up()
         try:
-            while self.order.consumed < self.order.num_steps * self.order.batch_size:
+            total = self.order.num_steps * self.order.batch_size
+            while self._made is not made or self.order.consumed < total:  # one that was replaced says so
                 batch = self._next(made, meter)
                 meter.seconds = time.perf_counter() - began
                 yield batch
@@ -95,12 +96,12 @@ class Loader:
             raise
         meter.seconds = time.perf_counter() - began
         if self._across_epochs:
-            self._made_next = (os.getpid(), self.order.epoch + 1, 0)
+            self._made_next = (meter.epoch + 1, 0)
         self.set_epoch(self.order.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration be all of epoch number `epoch`."""
-        if self._made_next != (os.getpid(), epoch, 0):
+        if self._made_next != (epoch, 0):
             self.close()
         self.order.epoch, self.order.consumed = epoch, 0
         self._is_abandoned = False
@@ -136,21 +137,27 @@ class Loader:
             self._made = self._made_next = None
 
     def _take_up(self) -> Ahead[Job, Made]:
-        """What gives the batches from here on: if it was told to go on, the one that there is."""
-        if self._made is not None and self._made_next == (os.getpid(), self.order.epoch, self.order.consumed):
+        """What gives the batches from here on: the one that there is, if it goes on from here."""
+        wanted = (os.getpid(), self.dataset, self.order.seed, self.order.shuffle)
+        goes_on = self._made_next == (self.order.epoch, self.order.consumed) and self._made_of == wanted
+        if self._made is not None and goes_on:
             self._made_next = None
             return self._made
         self.close()
         usual = torch.get_num_threads()  # ask now: afterwards the answer might be the one for our threads
+        self._made_of = wanted
         self._made = Ahead(
             jobs_of(self.order, goes_on=self._across_epochs),
-            self._assembler,
+            Assembler(self.dataset, allocate=self._allocate, feed=self._feed),
             depth=self._prefetch,
             num_threads=min(self._num_threads, self._prefetch),
             setup=functools.partial(_use_one_thread, usual),
             name="ups_store loader",
         )
         return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": None, "_made_of": (), "_made_next": None}  # threads stay here
 
     def _next(self, made: Iterator[Made], meter: _Meter) -> Batch:
         began = time.perf_counter()
