@@ -37,6 +37,7 @@ from ups_store.layout import Layout
 from ups_store.recovery import building_path
 
 LOCK_TIMEOUT_S = 60.0
+MAX_LOCKS = 1024  # of a commit: for each the kernel looks through all that the file has
 
 Samples = npt.NDArray[np.int64]
 
@@ -106,9 +107,15 @@ class BuildingFile:
 
     @contextlib.contextmanager
     def samples_locked(self, samples: Samples) -> Iterator[None]:
-        """Hold the locks of the samples; `samples` is sorted, so two committers can't wait for each other."""
+        """Hold the locks of the samples; `samples` is sorted, so two committers can't wait for each other.
+
+        Where they lie in too many places, those of the samples between are held, too.
+        """
+        stretches = runs(samples)
+        if len(stretches) > MAX_LOCKS:
+            stretches = [(int(samples[0]), int(samples[-1] - samples[0]) + 1)]
         with contextlib.ExitStack() as stack:
-            for first, num in runs(samples):
+            for first, num in stretches:
                 stack.enter_context(self._locked(SAMPLE_LOCK + first, num, exclusive=True))
             yield
 

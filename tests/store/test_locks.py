@@ -367,6 +367,21 @@ def test_commit_gives_up_waiting_for_a_sample_of_another(path: Path, monkeypatch
         assert writer.commit_many(range(4), values).tolist() == [True, True, True, False]
 
 
+def test_commit_of_many_places_holds_what_lies_between_too(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = mixed_values()
+    monkeypatch.setattr(building_module, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(building_module, "MAX_LOCKS", 1)
+    with begin(path, values) as writer, ups_store.join(path, identity=IDENTITY) as committer:
+        with committer.building.samples_locked(np.array([0, 2])):
+            with pytest.raises(BuildLockedError):
+                writer.commit(1, sample_of(values, 1))
+            assert writer.commit(3, sample_of(values, 3)) is True
+        assert writer.commit_many([1, 3, 0], samples_of(values, [1, 3, 0])).tolist() == [True, False, True]
+        assert writer.missing().tolist() == [2]
+
+
 def test_create_gives_up_waiting_for_a_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(creation, "LOCK_TIMEOUT_S", 0.05)
     begin(path, mixed_values()).close()
