@@ -126,6 +126,12 @@ def write_docs(page: Path, text: str, *, begin: str = BEGIN, end: str = END) -> 
 
 def write_json(path: Path, results: Sequence[Result], about: Mapping[str, Any]) -> None:
     """Everything that was measured, with machine and versions."""
+    write_results(path, [asdict(result) | {"is_met": result.is_met} for result in results], about)
+
+
+def write_results(path: Path, results: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> None:
+    """Write a JSON document, a line per result, so that two days can be compared line by line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {**about, "results": [asdict(result) | {"is_met": result.is_met} for result in results]}
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    head = json.dumps(about, indent=1).removesuffix("\n}")
+    rows = ",\n".join(f"  {json.dumps(result)}" for result in results)
+    path.write_text(f'{head},\n "results": [\n{rows}\n ]\n}}\n')

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,7 @@ def commit_pieces(
     building: BuildingFile,
     samples: Samples,
     pieces: Sequence[slice],
-    encoded: Callable[[slice], AbstractContextManager[Piece]],
+    encoded: Callable[[slice], contextlib.AbstractContextManager[Piece]],
 ) -> None:
     """Write samples whose locks are held, slots first, records second (spec 6.7).
 

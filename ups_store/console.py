@@ -174,9 +174,8 @@ def _interruptible_anywhere() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = previous
-        with contextlib.suppress(
-            KeyboardInterrupt
-        ):  # all is done meanwhile: nobody else is to be interrupted
+        # All is done meanwhile: nobody else is to be interrupted.
+        with contextlib.suppress(KeyboardInterrupt):
             for again in timers:
                 again.cancel()
                 again.join()  # one that is on its way comes here

@@ -19,7 +19,7 @@ from ups_store.parallel import parts_of
 
 # Durable: the disk writes one piece while the next is encoded. Lazy: it doesn't; larger writes cost less.
 DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 2 << 20
-MAX_SAMPLES = 4096  # of a piece
+MAX_SAMPLES = 4096  # of a piece, for each has two views, which take more room than a tiny sample
 
 Arrays = Mapping[str, npt.ArrayLike]
 Values = Mapping[str, npt.NDArray[Any]]

@@ -100,7 +100,7 @@ class DataOrder:
         self.num_steps = int(self._share.sum())
 
     def steps(self, epoch: int | None = None) -> Iterator[Step]:
-        """The steps of the current epoch that have not been consumed when this is called; all of another."""
+        """The steps of the current epoch that haven't been consumed when this is called; all of `epoch`."""
         if epoch is not None:
             return self._steps(epoch, 0)
         return self._steps(self.epoch, self.consumed // self.batch_size)

@@ -38,8 +38,9 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
             for share in shares:
                 _pool().submit(share.run)
         own.run()
-        for share in shares if own.error is None else ():
-            share.run()  # unless a thread has begun with it
+        if own.error is None:
+            for share in shares:
+                share.run()  # unless a thread has begun with it
     finally:
         _end_all(shares)
     for share in (own, *shares):

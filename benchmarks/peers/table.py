@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.measure import PeerResult
-from benchmarks.report import write_docs
+from benchmarks.report import write_docs, write_results
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/run.py -->\n", "<!-- end of peers -->"
 
@@ -58,8 +57,7 @@ def update_page(page: Path, text: str) -> None:
 
 def write_json(path: Path, results: Sequence[PeerResult], about: Mapping[str, Any]) -> None:
     """Everything that was measured, with machine and versions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, "results": [asdict(result) for result in results]}, indent=2) + "\n")
+    write_results(path, [asdict(result) for result in results], about)
 
 
 def _table(size: str, results: Sequence[PeerResult]) -> list[str]:

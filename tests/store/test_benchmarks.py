@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import math
 import subprocess
 import sys
@@ -158,3 +159,14 @@ def test_table_of_peers_says_which_targets_are_met() -> None:
 def test_table_of_peers_at_other_sizes_or_without_ours_has_no_verdicts() -> None:
     assert peers_table("4 KB", ups_store=90.0, HDF5=20.0)[0][-1] == "2 workers, samples/s"
     assert peers_table("100 KB", HDF5=20.0)[0][-1] == "2 workers, samples/s"
+
+
+@pytest.mark.parametrize(
+    "results", [[], [{"value": 1.5, "comparison": {"quartiles": [1, 2]}}, {"value": None}]]
+)
+def test_results_are_json_with_a_line_each(tmp_path: Path, results: list[dict[str, Any]]) -> None:
+    path, about = tmp_path / "results" / "today.json", {"date": "2026-11-22", "machine": {"cores": 2}}
+    report.write_results(path, results, about)
+    text = path.read_text()
+    assert json.loads(text) == {**about, "results": results}
+    assert sum('"value"' in line for line in text.splitlines()) == len(results)

@@ -254,13 +254,16 @@ def test_commit_in_pieces_of_which_one_fails_commits_none(
 def test_commit_by_threads_of_which_one_fails_commits_none(
     path: Path, monkeypatch: pytest.MonkeyPatch, failing_thread: str
 ) -> None:
-    values, threads = mixed_values(), set()
+    values, threads, together = mixed_values(), set(), threading.Barrier(2)
     monkeypatch.setattr(writer_module, "DURABLE_PIECE_BYTES", 1)
     monkeypatch.setattr(parallel, "_pool", functools.cache(parallel._pool.__wrapped__))
 
     def write_at(fd: int, offset: int, data: memoryview) -> None:
-        threads.add(threading.current_thread().name)
-        if threading.current_thread().name == failing_thread:
+        name = threading.current_thread().name
+        if name not in threads:  # each has begun when one of them fails
+            threads.add(name)
+            together.wait(timeout=30)
+        if name == failing_thread:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(fd, offset, data)
 
