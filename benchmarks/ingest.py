@@ -85,7 +85,7 @@ class Contiguous:
     def setup(self, checks: str) -> None:
         self.folder = Folder()
         path = self.folder.path / SOURCE
-        make_source(path, SCALE.write_mib * MIB)
+        make_source(path, 4 * SCALE.write_mib * MIB)
         self.file = h5py.File(path)
         self.tensor = self.file["tensor"]
         num_samples, sample_bytes = len(self.tensor), self.tensor[0].nbytes

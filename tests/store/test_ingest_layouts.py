@@ -36,6 +36,7 @@ from pdebench_files import (
 
 from ups_store.errors import ConfigError, SourceError, StoreClosedError
 from ups_store.ingest import regions
+from ups_store.ingest.contiguous import Place
 from ups_store.ingest.source import Selection, check_same_grid, open_source
 from ups_store.tasks import TASKS, Task, get_task, task_of_file
 
@@ -136,7 +137,7 @@ def test_read_stays_within_the_block_size(tmp_path: Path, monkeypatch: pytest.Mo
         return read_region(dataset, axes, region, selection)
 
     sample_bytes = T * X * 4
-    monkeypatch.setattr(regions, "raw_samples", lambda *args, **options: None)
+    monkeypatch.setattr(Place, "fits", lambda *args, **options: False)
     monkeypatch.setattr(regions, "_read_region", spy)
     monkeypatch.setattr(regions, "BLOCK_BYTES", 2 * sample_bytes)
     with open_source(write_scalar_1d(tmp_path / "a.h5")) as source:
@@ -157,7 +158,7 @@ def test_run_of_samples_is_read_by_one_hyperslab(tmp_path: Path, monkeypatch: py
         seen.append(region.samples)
         return read_region(dataset, axes, region, selection)
 
-    monkeypatch.setattr(regions, "raw_samples", lambda *args, **options: None)
+    monkeypatch.setattr(Place, "fits", lambda *args, **options: False)
     monkeypatch.setattr(regions, "_read_region", spy)
     with open_source(write_scalar_1d(tmp_path / "a.h5")) as source:
         source.read([1, 2, 3, 0])

@@ -20,7 +20,7 @@ from ups_store.build.config import ReadingConfig
 from ups_store.build.plan import plan_store
 from ups_store.errors import SourceError
 from ups_store.ingest import contiguous, regions
-from ups_store.ingest.contiguous import raw_samples
+from ups_store.ingest.contiguous import Place, place_of
 from ups_store.ingest.digest_request import DigestRequest
 from ups_store.ingest.info import EVERYTHING, Selection
 from ups_store.ingest.pool import ReaderPool
@@ -45,14 +45,16 @@ def read_all(dataset: h5py.Dataset, *, dtype: str = "<f4", selection: Selection 
     """Samples 1..5 as a store has them."""
     shape = (5, *(-(-SHAPE[i] // selection.step(axis)) for i, axis in ((1, "t"), (2, "x"))), 1)
     out = np.full(shape, np.nan, dtype)
-    read_samples(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection)
+    place = place_of(dataset)
+    read_samples(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection, place=place)
     return out
 
 
 def is_straight(dataset: h5py.Dataset, *, dtype: str = "<f4", **options: Any) -> bool:
     out = np.empty((*SHAPE, 1), dtype)
     options = {"axes": "stx", "to_axes": "stxc", "selection": EVERYTHING, **options}
-    return raw_samples(dataset, out, **options) is not None
+    place = place_of(dataset)
+    return place is not None and place.fits(out, **options)
 
 
 # --- straight -----------------------------------------------------------------------------------------
@@ -100,7 +102,9 @@ def test_axes_in_another_order_are_left_to_hdf5(tmp_path: Path) -> None:
     with (dataset := dataset_of(tmp_path / "a.h5")).file:
         assert not is_straight(dataset, axes="sxt")
         part = np.empty((*SHAPE, 2), np.float32)[..., :1]  # one channel of two
-        assert raw_samples(dataset, part, axes="stx", to_axes="stxc", selection=EVERYTHING) is None
+        place = place_of(dataset)
+        assert place
+        assert not place.fits(part, axes="stx", to_axes="stxc", selection=EVERYTHING)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.file_name)
@@ -110,7 +114,7 @@ def test_straight_reading_gives_what_hdf5_gives(
     path = family.write(tmp_path / family.file_name)
     with open_source(path, task=get_task(family.task)) as source:
         straight = source.read(range(source.info.num_samples))
-        monkeypatch.setattr(regions, "raw_samples", lambda *args, **options: None)
+        monkeypatch.setattr(Place, "fits", lambda *args, **options: False)
         plain = source.read(range(source.info.num_samples))
     for name in plain:
         np.testing.assert_array_equal(straight[name], plain[name])

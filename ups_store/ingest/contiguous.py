@@ -17,32 +17,57 @@ _PIECE_BYTES = 8 << 20  # read at once; after each the reader says that it gets 
 
 
 @dataclass(frozen=True)
-class RawSamples:
-    """Where the samples of one dataset lie, one after the other.
+class Place:
+    """Where the bytes of a dataset lie in its file, in one piece and as they are in memory.
 
     Attributes:
         fd: Descriptor of the file, which belongs to HDF5.
-        offset: First byte of sample 0 in the file.
-        sample_nbytes: Length of a sample.
+        offset: The dataset's first byte.
+        shape: The dataset's.
+        dtype: Likewise.
     """
 
     fd: int
     offset: int
-    sample_nbytes: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
-    def read_into(self, out: np.ndarray, *, first: int, got_on: Callable[[], None]) -> None:
-        """Read consecutive samples.
+    def sample_nbytes(self, axes: str) -> int:
+        """Bytes of one sample where the dataset's axes are `axes`."""
+        return self.dtype.itemsize * math.prod(self.shape[axes.startswith("s") :])
+
+    def fits(self, out: np.ndarray, *, axes: str, to_axes: str, selection: Selection) -> bool:
+        """Whether samples lie here as they will in `out`, so that one copy of all bytes moves them.
 
         Args:
-            out: Where they go: C-contiguous, shape (samples, ...), of the dataset's dtype.
-            first: Number of the first one in the dataset.
+            out: Where samples are meant to go, with the axes `to_axes`.
+            axes: Letters of the stored axes, see `contents`.
+            to_axes: Letters of the axes of `out`, "s" first.
+            selection: Strides in space and time.
+        """
+        is_in_order = axes == "".join(axis for axis in to_axes if axis in axes)
+        is_whole = all(selection.step(axis) == 1 for axis in axes)
+        if not (is_in_order and is_whole and out.flags.c_contiguous and out.dtype == self.dtype):
+            return False
+        # Else the same values go to several places along an axis that the dataset lacks.
+        return out.nbytes <= (len(out) if "s" in axes else 1) * self.sample_nbytes(axes)
+
+    def read_into(self, out: np.ndarray, *, first: int, got_on: Callable[[], None]) -> None:
+        """Read bytes of the dataset.
+
+        Not through a mapping, which is a few percent faster: there a disk's error, or a file that is cut,
+        would be the end of the process instead of an error with a name.
+
+        Args:
+            out: Where they go, C-contiguous.
+            first: The first one, counted from the dataset's.
             got_on: Called after every few MiB.
 
         Raises:
             OSError: As the file system says, or if the file ends before.
         """
         view = out.data.cast("B")
-        start = self.offset + first * self.sample_nbytes
+        start = self.offset + first
         for done in range(0, len(view), _PIECE_BYTES):
             piece = view[done : done + _PIECE_BYTES]
             if files.read_into(self.fd, start + done, piece) < len(piece):
@@ -50,37 +75,17 @@ class RawSamples:
             got_on()
 
 
-def raw_samples(
-    dataset: h5py.Dataset, out: np.ndarray, *, axes: str, to_axes: str, selection: Selection
-) -> RawSamples | None:
-    """Where samples can be read from without HDF5, or None if it has something to do: decode, cast, reorder.
+def place_of(dataset: h5py.Dataset) -> Place | None:
+    """Where a dataset lies, unless HDF5 is needed to read it; asking takes half a millisecond.
 
     Args:
-        dataset: A dataset with the axes `axes`.
-        out: Where its samples are meant to go, with the axes `to_axes`.
-        axes: Letters of the stored axes, see `contents`.
-        to_axes: Letters of the axes of `out`, "s" first.
-        selection: Strides in space and time.
+        dataset: The dataset; its file stays open as long as the place is used.
     """
-    is_in_order = axes == "".join(axis for axis in to_axes if axis in axes)
-    is_whole = all(selection.step(axis) == 1 for axis in axes)
-    if not (is_in_order and is_whole and out.flags.c_contiguous and out.dtype == dataset.dtype):
-        return None
-    if out.size > (len(out) if "s" in axes else 1) * math.prod(dataset.shape[axes.startswith("s") :]):
-        return None  # the same values go to several places along an axis that the dataset lacks
-    offset = _offset(dataset)
-    if offset is None:
-        return None
-    per_sample = dataset.shape[axes.startswith("s") :]
-    return RawSamples(
-        dataset.file.id.get_vfd_handle(), offset, dataset.dtype.itemsize * math.prod(per_sample)
-    )
-
-
-def _offset(dataset: h5py.Dataset) -> int | None:
-    """Where the bytes of a dataset lie in its file, if they lie there in one piece."""
     if dataset.file.driver != "sec2" or dataset.id.get_create_plist().get_layout() != h5d.CONTIGUOUS:
         return None
     if dataset.external or dataset.id.get_storage_size() != dataset.nbytes:  # not allocated: it is all fill
         return None
-    return dataset.id.get_offset()  # type: ignore[no-any-return]  # h5py has no types
+    offset = dataset.id.get_offset()
+    if offset is None:
+        return None
+    return Place(dataset.file.id.get_vfd_handle(), offset, dataset.shape, dataset.dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 
-from ups_store.ingest.contiguous import raw_samples
+from ups_store.ingest.contiguous import Place
 from ups_store.ingest.info import Selection
 from ups_store.ingest.sizes import BLOCK_BYTES
 
@@ -32,6 +32,7 @@ def read_samples(
     to_axes: str,
     first: int,
     selection: Selection,
+    place: Place | None = None,
     got_on: Callable[[], None] = lambda: None,
 ) -> None:
     """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
@@ -44,11 +45,11 @@ def read_samples(
         to_axes: Axes of `out` as letters, "s" first; those that the dataset lacks have length 1 in `out`.
         first: Number of the first sample in the dataset.
         selection: Strides in space and time.
+        place: Where the dataset lies in its file; None where HDF5 is needed to read it.
         got_on: Called after every part of it.
     """
-    raw = raw_samples(dataset, out, axes=axes, to_axes=to_axes, selection=selection)
-    if raw is not None:
-        raw.read_into(out, first=first, got_on=got_on)
+    if place and place.fits(out, axes=axes, to_axes=to_axes, selection=selection):
+        place.read_into(out, first=first * place.sample_nbytes(axes), got_on=got_on)
         return
     for region in _regions(dataset, axes, first, len(out), selection.reduce_time):
         block = _read_region(dataset, axes, region, selection)

@@ -8,6 +8,7 @@ error then and not a SIGBUS later.
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import struct
@@ -148,7 +149,7 @@ class SlotFiller:
     def place(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Room for an array, its content undefined; the caller of the pool made slots large enough."""
         placed = Placed(name, dtype_name(dtype), shape, self._end)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype_of(placed.dtype).itemsize
+        nbytes = math.prod(shape) * dtype_of(placed.dtype).itemsize
         self._end += _round_up(nbytes, ALIGN)
         assert self._end <= self._memory.slot_nbytes, f"{self._end} bytes, slot of {self._memory.slot_nbytes}"
         self.placed.append(placed)
