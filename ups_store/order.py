@@ -134,13 +134,15 @@ class DataOrder:
             numbers, sources, batches = numbers[late], sources[late], batches[late]
             items = np.empty((len(numbers), rows), np.int64)
             mask = np.ones((len(numbers), rows), bool)
-            for source in np.unique(sources).tolist():
-                mine = sources == source
+            for source, mine in _by_source(sources):
                 passes, batch = np.divmod(batches[mine], self._pass_steps[source])
                 positions = (batch * self.batch_size + self.rank * rows)[:, None] + np.arange(rows)
-                mask[mine] = positions < self.sizes[source]
-                flat = sequences[source](positions.ravel() % self.sizes[source], np.repeat(passes, rows))
-                items[mine] = flat.reshape(positions.shape)
+                if not self.drop_last:
+                    mask[mine] = positions < self.sizes[source]
+                    positions %= self.sizes[source]
+                is_one_pass = passes[0] == passes[-1]  # they never fall
+                tweak = int(passes[0]) if is_one_pass else np.repeat(passes, rows)
+                items[mine] = sequences[source](positions.ravel(), tweak).reshape(positions.shape)
             for row, (number, source) in enumerate(zip(numbers.tolist(), sources.tolist(), strict=True)):
                 yield Step(number, source, items[row], None if self.drop_last else mask[row])
 
@@ -153,19 +155,28 @@ class DataOrder:
             slots = draw(numbers) if len(taken) > 1 else numbers
             sources = np.searchsorted(np.cumsum(self._share), slots, side="right")
             batches = np.empty_like(numbers)
-            for source in np.unique(sources).tolist():
-                mine = sources == source
-                batches[mine] = taken[source] + np.arange(np.count_nonzero(mine))
-                taken[source] += np.count_nonzero(mine)
+            for source, mine in _by_source(sources):
+                num = len(sources[mine])
+                batches[mine] = taken[source] + np.arange(num)
+                taken[source] += num
             yield numbers, sources, batches
 
-    def _sequence(self, source: int, epoch: int) -> Callable[[Items, Items], Items]:
+    def _sequence(self, source: int, epoch: int) -> Callable[[Items, Items | int], Items]:
         key = (self.seed, epoch, 1, source)
         size = self.sizes[source]
         if self.shuffle == "block":
             block, window = self.block_size, self.blocks_per_window
             return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
         return Permutation(size, *key) if self.shuffle else in_order
+
+
+def _by_source(sources: Items) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
+    """Every source of these steps, and which of them are its."""
+    if len(sources) and (sources == sources[0]).all():
+        yield int(sources[0]), slice(None)
+        return
+    for source in np.unique(sources).tolist():
+        yield source, sources == source
 
 
 def _steps_by_source(pass_steps: Items, weights: Sequence[float] | None) -> Items:

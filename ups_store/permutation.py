@@ -16,6 +16,7 @@ Bits = npt.NDArray[np.uint64]
 NUM_ROUNDS = 8
 SMALL_SIZE = 1024  # below, items mix slowly: fewer rounds show in the frequencies of all orders
 SMALL_NUM_ROUNDS = 24
+BLOCKS_AHEAD = 4096  # permuted at once: of a few, the calls take most of the time
 _HALF = np.uint64(32)
 
 
@@ -106,6 +107,7 @@ class BlockPermutation:
         self.within = Permutation(self.window_size, *key, 1)
         self.within_last = Permutation(size % self.window_size, *key, 2)
         self.shift = int(round_keys(1, *key, 3)[0]) % size
+        self._known: tuple[int, int, Items] = (-1, 0, np.empty(0, np.int64))  # tweak, first, where blocks go
 
     def __call__(self, positions: Items, tweak: Items | int = 0) -> Items:
         """Where `positions` go; arguments as for `Permutation`."""
@@ -130,10 +132,16 @@ class BlockPermutation:
         """Where blocks go; each is permuted once where many items lie in it, as in consecutive positions."""
         if not numbers.size:
             return numbers
-        first, last = int(numbers.min()), int(numbers.max())
-        if last - first >= numbers.size or (tweaks != tweaks[0]).any():
+        first, last, tweak = int(numbers.min()), int(numbers.max()), int(tweaks[0])
+        if last - first >= numbers.size or (tweaks != tweak).any():
             return self.blocks(numbers, tweaks)
-        return self.blocks(np.arange(first, last + 1), int(tweaks[0]))[numbers - first]
+        known_tweak, start, known = self._known
+        if tweak != known_tweak or first < start or last >= start + len(known):
+            start, end = first, min(self.blocks.size, max(last + 1, first + BLOCKS_AHEAD))
+            known = self.blocks(np.arange(start, end), tweak)
+            self._known = tweak, start, known
+        permuted: Items = known[numbers - start]
+        return permuted
 
 
 def in_order(positions: Items, tweak: Items | int = 0) -> Items:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from ups_store import permutation
 from ups_store.errors import ConfigError
 from ups_store.order import DataOrder, Step
 from ups_store.permutation import BlockPermutation, Permutation
@@ -372,3 +373,22 @@ def test_order_of_blocks_is_that_of_each_position_alone(size: int) -> None:
     once = shuffled(positions)
     assert once[::-1].tolist() == shuffled(positions[::-1]).tolist()
     assert once[::97].tolist() == [int(shuffled(np.array([p]))[0]) for p in range(0, size, 97)]
+
+
+@given(
+    size=st.integers(1, 3000),
+    block_size=st.integers(1, 9),
+    calls=st.lists(st.tuples(st.integers(0, 2999), st.integers(1, 500), st.integers(0, 1)), max_size=6),
+)
+def test_order_of_blocks_does_not_depend_on_what_was_asked_before(
+    size: int, block_size: int, calls: list[tuple[int, int, int]]
+) -> None:
+    options = {"block_size": block_size, "blocks_per_window": 3}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation, "BLOCKS_AHEAD", 20)
+        used = BlockPermutation(size, 5, **options)
+        for first, num, tweak in calls:
+            positions = np.arange(first % size, min(size, first % size + num))
+            assert np.array_equal(
+                used(positions, tweak), BlockPermutation(size, 5, **options)(positions, tweak)
+            )
