@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ups_store.files import libc, system_text
 
@@ -113,6 +114,18 @@ def new_memory(nbytes: int, *, shared: bool = False, kind: type[_Mapping]) -> _M
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:
     with contextlib.suppress(OSError):  # a kernel without them
         mapping.madvise(mmap.MADV_HUGEPAGE)
+
+
+def page_aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Uninitialised memory that begins with a page, to read files into; owned by whoever holds it.
+
+    malloc's large blocks begin 16 bytes into one, and where a copy's target lies 16 bytes further in its page
+    than the source, `rep movsb` crawls on some processors: an AMD EPYC (Zen 3) then reads 2.4 instead of 12
+    GB/s out of the page cache (2026-11-22).
+    """
+    memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
+    shift = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[shift : shift + nbytes]
 
 
 def map_to_fill(fd: int, nbytes: int) -> mmap.mmap:

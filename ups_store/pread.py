@@ -17,6 +17,7 @@ from ups_store import files
 from ups_store.errors import TruncatedError
 from ups_store.gather import Samples, Window, runs_of
 from ups_store.layout import ArrayLayout
+from ups_store.mappings import page_aligned
 from ups_store.metadata import dtype_of
 from ups_store.parallel import for_each
 from ups_store.runs import Runs, items_of
@@ -83,7 +84,7 @@ def _read_block(
     if len(numbers) == 1 and rows.dtype == dtype:
         _fill(fd, first, rows[numbers[0]], path)
         return
-    block = np.empty(end - first, np.uint8)
+    block = page_aligned(end - first)
     _fill(fd, first, block, path)
     picked = items_of(block, runs.nbytes)[runs.firsts - first]
     rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)

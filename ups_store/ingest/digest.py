@@ -13,6 +13,7 @@ import h5py
 
 from ups_store.errors import SourceError
 from ups_store.ingest.hdf5 import open_hdf5, translated
+from ups_store.mappings import page_aligned
 
 Progress = Callable[[int], None]
 
@@ -24,10 +25,10 @@ _BLOCK_BYTES = 64 << 10
 def full_digest(path: Path, progress: Progress) -> str:
     """Of all bytes; `progress` is told numbers of bytes as they are read."""
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    buffer = bytearray(_READ_BYTES)
+    buffer = page_aligned(_READ_BYTES).data
     with _opened(path) as file:
         while nbytes := file.readinto(buffer):
-            hasher.update(memoryview(buffer)[:nbytes])
+            hasher.update(buffer[:nbytes])
             progress(nbytes)
     return hasher.hexdigest()
 

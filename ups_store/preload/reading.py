@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ups_store import files
+from ups_store.mappings import page_aligned
 from ups_store.pread import cut
 
 STEP_BYTES = 64 << 20  # between two steps progress is told and Ctrl-C is heard
@@ -72,6 +73,6 @@ def _map(
 def _scratch(thread: threading.local) -> memoryview:
     """Memory of one thread, used again and again."""
     if not hasattr(thread, "memory"):
-        thread.memory = memoryview(bytearray(PIECE_BYTES))
+        thread.memory = page_aligned(PIECE_BYTES).data
     memory: memoryview = thread.memory
     return memory
