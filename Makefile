@@ -12,7 +12,7 @@ CONFIG ?= configs/demo.yaml
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt ups_store/_runs.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -66,4 +66,4 @@ docs: install
 	$(BIN)/python scripts/make_hexdump.py --write
 
 clean:
-	rm -rf $(VENV) $(or $(OUT),demo) reports/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(or $(OUT),demo) reports/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info ups_store/*.so

@@ -14,6 +14,7 @@ import ups_store
 from benchmarks.inputs import NAME, Folder, Memory, check, make_store, values_of
 from benchmarks.measure import TIME, Comparison, Timed, compare, timed, tracked
 from benchmarks.scale import MIB, SCALE
+from ups_store import runs
 from ups_store.metadata import dtype_of
 
 Batch = npt.NDArray[np.int64]
@@ -27,15 +28,14 @@ class _Random:
 
     timeout = 300
 
-    def prepare(self, sample_bytes: int, *, has_own_output: bool) -> None:
+    def prepare(self, sample_bytes: int) -> None:
         self.folder = Folder()
         num_samples = SCALE.store_mib * MIB // sample_bytes
         path = self.folder.path / "store.zarr.zip"
         self.store = make_store(path, num_samples=num_samples, sample_bytes=sample_bytes)
         self.memory = Memory(num_samples * sample_bytes, BATCH * sample_bytes)
         self.batches = np.random.default_rng(0).integers(0, num_samples, (NUM_BATCHES, BATCH))
-        own = self.store.gather(self.batches[0], [NAME])
-        self.out = own if has_own_output else {NAME: np.ones(own[NAME].shape, np.float32)}
+        self.out = self.store.gather(self.batches[0], [NAME])
         self.gather(1)
         check(self.out[NAME], values_of(self.batches[1], sample_bytes))
 
@@ -53,34 +53,32 @@ class _Random:
 
 
 class Gather(_Random):
-    params = ((102_400, 4096), ("own", "foreign"))
-    param_names = ("sample_bytes", "output")
+    params = (102_400, 4096)
+    param_names = ("sample_bytes",)
 
-    def setup(self, sample_bytes: int, output: str) -> None:
-        self.prepare(sample_bytes, has_own_output=output == "own")
+    def setup(self, sample_bytes: int) -> None:
+        self.prepare(sample_bytes)
 
-    def teardown(self, sample_bytes: int, output: str) -> None:
+    def teardown(self, sample_bytes: int) -> None:
         self.clean()
 
-    def time_gather(self, sample_bytes: int, output: str) -> None:
+    def time_gather(self, sample_bytes: int) -> None:
         self.gather(0)
 
     @tracked(f"gather {BATCH} random samples, over memcpy", TIME, at_most={102_400: 1.25})
-    def track_over_memcpy(self, sample_bytes: int, output: str) -> float:
+    def track_over_memcpy(self, sample_bytes: int) -> float:
         return self.over_memcpy()
 
 
 class GatherSmall(_Random):
     """Beside the fastest that torch offers for a plain file: `index_select` over a memory map."""
 
-    params = ("own", "foreign")
-    param_names = ("output",)
     sample_bytes = 4096
 
-    def setup(self, output: str) -> None:
+    def setup(self) -> None:
         import torch
 
-        self.prepare(self.sample_bytes, has_own_output=output == "own")
+        self.prepare(self.sample_bytes)
         self.torch, self.num_threads = torch, torch.get_num_threads()
         torch.set_num_threads(1)
         path, values = self.folder.path / "plain.bin", self.store[NAME]
@@ -90,7 +88,7 @@ class GatherSmall(_Random):
         self.select(1)
         check(self.plain_out.numpy(), values_of(self.batches[1], self.sample_bytes))
 
-    def teardown(self, output: str) -> None:
+    def teardown(self) -> None:
         self.torch.set_num_threads(self.num_threads)
         self.clean()
 
@@ -99,7 +97,7 @@ class GatherSmall(_Random):
         self.torch.index_select(self.plain, 0, index, out=self.plain_out)
 
     @tracked(f"gather {BATCH} random samples of 4 KB, over np.memmap and index_select", TIME, at_most=1.05)
-    def track_over_index_select(self, output: str) -> float:
+    def track_over_index_select(self) -> float:
         pairs, nbytes = SCALE.read_pairs, self.out[NAME].nbytes
         other = lambda i: self.select(i + 1)  # noqa: E731 - other samples, which aren't in the cache
         self.comparison = compare(timed(self.gather), timed(other), pairs=pairs, nbytes=nbytes)
@@ -251,28 +249,31 @@ class GatherConverted:
 
 
 class GatherMethods(_Random):
-    """The methods of `gather`, the rejected ones beside them, and memcpy, in turns."""
+    """`gather` with and without compiled code, rejected methods beside it, and memcpy, in turns."""
 
     params = SCALE.method_sizes
     param_names = ("sample_bytes",)
 
     def setup(self, sample_bytes: int) -> None:
-        self.prepare(sample_bytes, has_own_output=True)
-        self.foreign = {NAME: np.ones(self.out[NAME].shape, np.float32)}
-        self.source, self.target = (_items(values) for values in (self.store[NAME], self.foreign[NAME]))
-        self.rows = (self.store[NAME].view(np.uint8), self.foreign[NAME].reshape(-1).view(np.uint8).data)
+        self.prepare(sample_bytes)
+        values = np.ones(self.out[NAME].shape, np.float32)
+        self.source, self.target = (_items(values) for values in (self.store[NAME], values))
+        self.rows = (self.store[NAME].view(np.uint8), values.reshape(-1).view(np.uint8).data)
         for method in (self.index, self.loop):
             method(self.batches[1])
-            check(self.foreign[NAME], values_of(self.batches[1], sample_bytes))
+            check(values, values_of(self.batches[1], sample_bytes))
 
     def teardown(self, sample_bytes: int) -> None:
         self.clean()
 
-    def own(self, samples: Batch) -> None:
+    def compiled(self, samples: Batch) -> None:
+        assert runs.compiled is not None
         self.store.gather(samples, [NAME], out=self.out)
 
-    def other(self, samples: Batch) -> None:
-        self.store.gather(samples, [NAME], out=self.foreign)
+    def numpy(self, samples: Batch) -> None:
+        compiled, runs.compiled = runs.compiled, None
+        self.store.gather(samples, [NAME], out=self.out)
+        runs.compiled = compiled
 
     def index(self, samples: Batch) -> None:
         self.target[...] = self.source[samples]
@@ -287,7 +288,7 @@ class GatherMethods(_Random):
     def comparisons(self) -> dict[str, Comparison]:
         """By method, each over the memcpy of the same round."""
         batches = itertools.cycle(self.batches)
-        methods = {"own": self.own, "other": self.other, "index": self.index, "loop": self.loop}
+        methods = {"compiled": self.compiled, "numpy": self.numpy, "index": self.index, "loop": self.loop}
         calls = {name: _timed_over(method, batches) for name, method in methods.items()}
         calls["memcpy"] = timed(self.memory.copy)
         rounds = [[call(i) for call in calls.values()] for i in range(SCALE.read_pairs)]
@@ -295,14 +296,14 @@ class GatherMethods(_Random):
         nbytes = self.out[NAME].nbytes
         return {name: Comparison.of(seconds[name], seconds["memcpy"], nbytes=nbytes) for name in methods}
 
-    @tracked("gather into our own output (one take of slots), over memcpy", TIME)
-    def track_own(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["own"]
+    @tracked("gather by compiled code, over memcpy", TIME)
+    def track_compiled(self, sample_bytes: int) -> float:
+        self.comparison = self.comparisons["compiled"]
         return self.comparison.time_ratio
 
-    @tracked("gather into foreign output (items below 8 KiB, else views), over memcpy", TIME)
-    def track_foreign(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["other"]
+    @tracked("gather where there was no C compiler (items below 8 KiB, else views), over memcpy", TIME)
+    def track_numpy(self, sample_bytes: int) -> float:
+        self.comparison = self.comparisons["numpy"]
         return self.comparison.time_ratio
 
     @tracked("rejected: bare NumPy indexing of samples as items, over memcpy", TIME)
@@ -332,7 +333,7 @@ class GatherChecked(_Random):
     param_names = ("sample_bytes",)
 
     def setup(self, sample_bytes: int) -> None:
-        self.prepare(sample_bytes, has_own_output=True)
+        self.prepare(sample_bytes)
         self.checked = ups_store.open(self.store.path, verify="touch")
         order = np.random.default_rng(2).permutation(len(self.store))
         self.distinct = [order[first : first + BATCH] for first in range(0, len(order) - BATCH, BATCH)]

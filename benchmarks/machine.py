@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from ups_store import runs
+
 PACKAGES = ("ups-store", "numpy", "crc32c", "zlib-ng", "blake3", "rfc8785", "h5py")
 
 
@@ -25,6 +27,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
+        "copies": "compiled code" if runs.compiled else "NumPy",
     }
 
 

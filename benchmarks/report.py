@@ -106,7 +106,8 @@ def markdown(results: Sequence[Result], about: Mapping[str, Any]) -> str:
     lines = [
         f"{about['date']}, `--{about['mode']}`: {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}, {machine['file_system']}, "
-        f"load {machine['load']} at the start; Python {machine['python']}, {packages}.",
+        f"load {machine['load']} at the start; Python {machine['python']}, {packages}; "
+        f"batches copied by {machine['copies']}.",
         "",
         "| " + " | ".join(_COLUMNS) + " |",
         "|---|---|---:|---:|---:|---:|---:|---|",

@@ -126,18 +126,58 @@ def batch_shape(meta: ArrayMeta, num: int, window: Window | None) -> tuple[int, 
     return (num, *shape[: window.axis], window.length, *shape[window.axis + 1 :])
 
 
+@dataclass(frozen=True)
+class Pattern:
+    """The runs that every sample, or every window of one length and stride, consists of.
+
+    Attributes:
+        shape: Shape of a sample, or window.
+        num_starts: Time steps at which a window may begin; 1 for whole samples.
+        step_nbytes: From one time step to the next; 0 for whole samples.
+        within: First byte of each run, counted from the first one's, int64, shape (k,).
+        run_nbytes: Bytes of each.
+    """
+
+    shape: tuple[int, ...]
+    num_starts: int
+    step_nbytes: int
+    within: npt.NDArray[np.int64]
+    run_nbytes: int
+
+
+def whole_pattern(meta: ArrayMeta) -> Pattern:
+    """The pattern of whole samples: a run each."""
+    return Pattern(meta.sample_shape, 1, 0, np.zeros(1, np.int64), meta.sample_nbytes)
+
+
+def window_pattern(meta: ArrayMeta, length: int, stride: int) -> Pattern:
+    """The pattern of windows over time.
+
+    Args:
+        meta: An array with a time axis.
+        length: Number of time steps.
+        stride: Time steps from one to the next.
+    """
+    shape, axis = meta.sample_shape, meta.dims.index(TIME_DIM) - 1
+    num_before, num_steps = math.prod(shape[:axis]), shape[axis]
+    step_nbytes = math.prod(shape[axis + 1 :]) * dtype_of(meta.dtype).itemsize
+    steps_per_run = length if stride == 1 else 1
+    before = np.arange(num_before) * (num_steps * step_nbytes)
+    within = before[:, None] + np.arange(length // steps_per_run) * (stride * step_nbytes)
+    return Pattern(
+        shape=(*shape[:axis], length, *shape[axis + 1 :]),
+        num_starts=num_steps - (length - 1) * stride,
+        step_nbytes=step_nbytes,
+        within=within.reshape(-1),
+        run_nbytes=steps_per_run * step_nbytes,
+    )
+
+
 def runs_of(array: ArrayLayout, samples: Samples, window: Window | None) -> Runs:
     """Where samples or windows lie, counted from the array's first byte, in the order of the batch."""
     firsts = samples * array.stride
     if window is None:
         return Runs(firsts, array.meta.sample_nbytes)
-    shape = array.meta.sample_shape
-    step_nbytes = math.prod(shape[window.axis + 1 :]) * dtype_of(array.meta.dtype).itemsize
-    firsts += window.start * step_nbytes
-    steps = window.length if window.stride == 1 else 1  # of a run
-    num_before, num_runs = math.prod(shape[: window.axis]), window.length // steps
-    if num_before > 1 or num_runs > 1:
-        before = np.arange(num_before) * (shape[window.axis] * step_nbytes)
-        within = before[:, None] + np.arange(num_runs) * (window.stride * step_nbytes)
-        firsts = (firsts[:, None] + within.reshape(-1)).reshape(-1)
-    return Runs(firsts, steps * step_nbytes)
+    pattern = window_pattern(array.meta, window.length, window.stride)
+    firsts += window.start * pattern.step_nbytes
+    return Runs((firsts[:, None] + pattern.within).reshape(-1), pattern.run_nbytes)

@@ -1,17 +1,26 @@
 """Runs: pieces of equal length, each contiguous in memory or a file, and how they are copied into a batch.
 
-Two ways, by length; which is faster where was measured (`docs/performance.md`): one index over overlapping
-items, whose copy of the copy stays in the cache, and one `np.concatenate` of views.
+`_runs.c` copies them by one call that lets go of the interpreter lock. Where it couldn't be compiled NumPy
+copies, more slowly (`docs/performance.md`): short runs by one index over overlapping items, whose second copy
+comes out of the cache, long ones by one `np.concatenate` of views.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+compiled: ModuleType | None
+try:
+    compiled = importlib.import_module("ups_store._runs")
+except ImportError:  # no C compiler when it was installed
+    compiled = None
 
 LONG_RUN_BYTES = 8192  # from here on copying twice costs more than a view per run
 BLOCK_BYTES = 64 << 10  # of what is copied twice: stays in the cache, and malloc keeps such memory
@@ -32,6 +41,10 @@ class Runs:
     firsts: npt.NDArray[np.int64]
     nbytes: int
 
+    def of(self, rows: slice) -> Runs:
+        """Some of them."""
+        return Runs(self.firsts[rows], self.nbytes)
+
 
 def copy_runs(memory: Memory, dtype: np.dtype[Any], runs: Runs, out: npt.NDArray[Any]) -> None:
     """Copy runs one behind the other.
@@ -42,33 +55,41 @@ def copy_runs(memory: Memory, dtype: np.dtype[Any], runs: Runs, out: npt.NDArray
         runs: At least one, none empty.
         out: C-contiguous, as many elements; converted to if it has another dtype.
     """
-    if runs.nbytes < LONG_RUN_BYTES:
-        _copy_twice(memory, dtype, runs, out)
-        return
-    if out.dtype == dtype:  # plain bytes: NumPy doesn't know that bfloat16 can be moved as it is
-        out, dtype = out.reshape(-1).view(np.uint8), np.dtype(np.uint8)
-    length, itemsize = runs.nbytes // dtype.itemsize, dtype.itemsize
-    views = np.ndarray((len(memory) - runs.nbytes + 1, length), dtype, memory, 0, (1, itemsize))
     if out.dtype == dtype:
-        np.concatenate([views[first] for first in runs.firsts.tolist()], out=out)
-        return
-    for row, first in zip(out.reshape(-1, length), runs.firsts.tolist(), strict=True):
-        cast_into(views[first], row)
+        _copy_bytes(memory, runs, out.reshape(-1).view(np.uint8))
+    else:
+        _convert(memory, dtype, runs, out.reshape(len(runs.firsts), -1))
 
 
-def _copy_twice(memory: Memory, dtype: np.dtype[Any], runs: Runs, out: npt.NDArray[Any]) -> None:
-    items = items_of(memory, runs.nbytes)
-    step = max(1, BLOCK_BYTES // runs.nbytes)
-    blocks = [slice(first, first + step) for first in range(0, len(runs.firsts), step)]
-    if out.dtype == dtype:
-        target = out.reshape(-1).view(items.dtype)
-        for block in blocks:
+def _copy_bytes(memory: Memory, runs: Runs, out: Memory) -> None:
+    if compiled is not None:
+        compiled.copy(memory, runs.firsts, runs.nbytes, out)
+    elif runs.nbytes < LONG_RUN_BYTES:
+        items = items_of(memory, runs.nbytes)
+        target = out.view(items.dtype)
+        for block in _blocks(runs):
             target[block] = items[runs.firsts[block]]
+    else:
+        nbytes = runs.nbytes
+        np.concatenate([memory[first : first + nbytes] for first in runs.firsts.tolist()], out=out)
+
+
+def _convert(memory: Memory, dtype: np.dtype[Any], runs: Runs, rows: npt.NDArray[Any]) -> None:
+    """Copy runs of elements of `dtype` into rows of another, while what is copied lies in the cache."""
+    if runs.nbytes >= LONG_RUN_BYTES:
+        for row, first in zip(rows, runs.firsts.tolist(), strict=True):
+            cast_into(np.ndarray(row.shape, dtype, memory, first), row)
         return
-    rows = out.reshape(len(runs.firsts), -1)
-    for block in blocks:
-        picked = items[runs.firsts[block]].view(dtype)
-        cast_into(picked.reshape(-1, rows.shape[1]), rows[block])
+    for block in _blocks(runs):
+        part = runs.of(block)
+        copied = np.empty(len(part.firsts) * runs.nbytes, np.uint8)
+        _copy_bytes(memory, part, copied)
+        cast_into(copied.view(dtype).reshape(-1, rows.shape[1]), rows[block])
+
+
+def _blocks(runs: Runs) -> list[slice]:
+    step = max(1, BLOCK_BYTES // runs.nbytes)
+    return [slice(first, first + step) for first in range(0, len(runs.firsts), step)]
 
 
 def items_of(memory: Memory, nbytes: int) -> npt.NDArray[np.void]:

@@ -7,10 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.gather import Samples, Window, batch_shape, runs_of
+from ups_store import runs
+from ups_store.gather import (
+    TIME_DIM,
+    Pattern,
+    Samples,
+    Window,
+    batch_shape,
+    runs_of,
+    whole_pattern,
+    window_pattern,
+)
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
-from ups_store.output import MAX_ITEM_BYTES, check_output, new_output, slots_of
+from ups_store.output import check_output
 from ups_store.parallel import for_each, parts_of
 from ups_store.pread import READS_IN_FLIGHT, read_samples
 from ups_store.runs import BLOCK_BYTES, cast_into, copy_runs
@@ -33,8 +43,62 @@ class SampledArray:
         if not self._is_read:
             nbytes = layout.meta.shape[0] * layout.stride
             self._memory = np.ndarray((nbytes,), np.uint8, file.mapping(), layout.offset)
-            has_slots = layout.stride <= MAX_ITEM_BYTES
-            self._slots = self._memory.view(f"V{layout.stride}") if has_slots else None
+        self._whole = whole_pattern(layout.meta)
+        self._last: tuple[int | None, int, Pattern] = (None, 1, self._whole)  # length, stride, pattern
+        self._is_timed = TIME_DIM in layout.meta.dims
+
+    def gather_usual(
+        self, indices: object, start: object, length: int | None, stride: int, out: npt.NDArray[Any] | None
+    ) -> npt.NDArray[Any] | None:
+        """The usual `gather`, checked and copied by one call of compiled code.
+
+        With small samples the checks in Python would take longer than the copy.
+
+        Args:
+            indices: Sample numbers.
+            start: First time step per sample, or None.
+            length: Number of time steps; None for whole samples.
+            stride: Time steps from one to the next.
+            out: Output; new memory by default.
+        Returns:
+            The output; None, with nothing copied, where anything is unusual, or wrong: ask `gather`.
+        """
+        if runs.compiled is None or self._is_read or type(indices) is not np.ndarray or indices.ndim != 1:
+            return None
+        pattern = self._pattern(length, stride) if self._is_timed else self._whole
+        if pattern is None:
+            return None
+        shape = (len(indices), *pattern.shape)
+        if out is None:
+            out = np.empty(shape, self._dtype)
+        elif type(out) is not np.ndarray or out.dtype != self._dtype or out.shape != shape:
+            return None
+        is_copied = runs.compiled.gather(
+            self._memory,
+            self.layout.meta.shape[0],
+            self.layout.stride,
+            pattern.num_starts,
+            pattern.step_nbytes,
+            pattern.within,
+            pattern.run_nbytes,
+            indices,
+            start if self._is_timed else None,
+            out,
+        )
+        return out if is_copied else None
+
+    def _pattern(self, length: int | None, stride: int) -> Pattern | None:
+        """The pattern of whole samples or windows; None where no window is that long."""
+        last_length, last_stride, pattern = self._last
+        if length == last_length and stride == last_stride:
+            return pattern
+        if length is not None:
+            num_steps = self.layout.meta.shape[self.layout.meta.dims.index(TIME_DIM)]
+            if length < 1 or stride < 1 or (length - 1) * stride >= num_steps:
+                return None
+        pattern = self._whole if length is None else window_pattern(self.layout.meta, length, stride)
+        self._last = (length, stride, pattern)
+        return pattern
 
     def gather(
         self,
@@ -61,7 +125,7 @@ class SampledArray:
         if window is not None:
             shape = batch_shape(self.layout.meta, len(samples), window)
         if out is None:
-            out = new_output(self.layout, shape, is_whole=window is None)
+            out = np.empty(shape, self._dtype)
         else:
             check_output(self.layout.meta.name, self._dtype, shape, out)
         if not out.size:
@@ -71,30 +135,13 @@ class SampledArray:
             path = self._file.path
             read_samples(self._file.fd, self.layout, samples, window, out, path=path, num_threads=num_reads)
         elif num_threads is None or num_threads == 1:
-            self._copy(samples, window, out, self._slots_of(out, window))
+            self._copy(samples, window, out)
         else:
             self._copy_in_threads(samples, window, out, num_threads)
         return out
 
-    def _slots_of(self, out: npt.NDArray[Any], window: Window | None) -> npt.NDArray[np.void] | None:
-        """The output as items as large as a slot; None where it doesn't consist of such."""
-        if window is not None or self._slots is None:
-            return None
-        if not self.layout.meta.is_sharded:  # sample behind sample, as in the output
-            is_same = out.flags.c_contiguous and out.dtype == self._dtype
-            return out.reshape(-1).view(self._slots.dtype) if is_same else None
-        return slots_of(out, self._slots.dtype)
-
-    def _copy(
-        self,
-        samples: Samples,
-        window: Window | None,
-        out: npt.NDArray[Any],
-        slots: npt.NDArray[np.void] | None,
-    ) -> None:
-        if slots is not None and self._slots is not None:
-            self._slots.take(samples, out=slots, mode="clip")  # checked before
-        elif out.flags.c_contiguous:
+    def _copy(self, samples: Samples, window: Window | None, out: npt.NDArray[Any]) -> None:
+        if out.flags.c_contiguous:
             copy_runs(self._memory, self._dtype, runs_of(self.layout, samples, window), out)
         else:
             self._copy_in_blocks(samples, window, out)
@@ -111,10 +158,8 @@ class SampledArray:
     def _copy_in_threads(
         self, samples: Samples, window: Window | None, out: npt.NDArray[Any], num_threads: int
     ) -> None:
-        slots = self._slots_of(out, window)
-
         def copy(rows: slice) -> None:
             part = None if window is None else window.of(rows)
-            self._copy(samples[rows], part, out[rows], None if slots is None else slots[rows])
+            self._copy(samples[rows], part, out[rows])
 
         for_each(copy, parts_of(len(samples), num_threads), num_threads=num_threads)

@@ -208,10 +208,14 @@ class Store:
             TruncatedError: If another program cut the file.
             CorruptChunkError: If `verify="touch"` finds damage.
         """
-        samples = check_indices(indices, len(self), path=self.path)
         self._file.check_length()
-        is_window = start is not None or length is not None or stride != 1
         chosen = self._per_sample if names is None else names
+        if num_threads is None or num_threads == 1:
+            usual = self._gather_usual(indices, chosen, start, length, stride, out)
+            if usual is not None:
+                return usual
+        samples = check_indices(indices, len(self), path=self.path)
+        is_window = start is not None or length is not None or stride != 1
         arrays = [self._sampled_array(name) for name in chosen]
         # The usual arguments in two set operations; for small samples the call takes as long as the copy.
         has_effect = out is None or (type(out) is dict and out.keys() <= set(chosen))
@@ -229,6 +233,31 @@ class Store:
             target = None if out is None else out.get(meta.name)
             batch[meta.name] = array.gather(samples, window, target, num_threads=num_threads)
         return batch
+
+    def _gather_usual(
+        self,
+        indices: Indices,
+        chosen: Sequence[str],
+        start: int | Indices | None,
+        length: int | None,
+        stride: int,
+        out: Mapping[str, npt.NDArray[Any]] | None,
+    ) -> dict[str, npt.NDArray[Any]] | None:
+        """See `SampledArray.gather_usual`; None where anything is unusual, or wrong."""
+        is_whole = start is None and length is None and stride == 1
+        is_window = type(start) is np.ndarray and type(length) is int and type(stride) is int
+        if self.is_partial or self._checks is not None or not (is_whole or is_window):
+            return None
+        if (is_window and self._timed.isdisjoint(chosen)) or not (out is None or type(out) is dict):
+            return None
+        batch: dict[str, npt.NDArray[Any]] = {}
+        for name in chosen:
+            array, target = self._sampled.get(name), None if out is None else out.get(name)
+            copied = None if array is None else array.gather_usual(indices, start, length, stride, target)
+            if copied is None:
+                return None
+            batch[name] = copied
+        return batch if out is None or batch.keys() >= out.keys() else None
 
     def preload(
         self,

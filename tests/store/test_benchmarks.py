@@ -33,7 +33,7 @@ TINY = Scale(
 )
 TRIED: dict[str, tuple[str, tuple[Any, ...]]] = {  # by operation: a class, and values of its parameters
     "open_store": ("Open", (1000,)),
-    "gather": ("Gather", (4096, "own")),
+    "gather": ("Gather", (4096,)),
     "order": ("Order", ("full",)),
     "loaders": ("Loop", (4096,)),
     "write": ("WriteLazy", (102_400, 4)),

@@ -20,7 +20,7 @@ from rich.console import Console
 from small_stores import MakeStore, begin, flip, mixed_values, samples_of
 
 import ups_store
-from ups_store import Store, console, files
+from ups_store import Store, console, files, runs
 from ups_store.console import format_age, format_nbytes
 
 VALUES = mixed_values()
@@ -323,7 +323,12 @@ def test_version_tells_program_and_format(invoke: Invoke) -> None:
     result = invoke("--version")
     assert result.code == 0
     assert result.out.startswith("ups-store ")
-    assert result.out.endswith(", format 1.0\n")
+    assert ", format 1.0, batches copied by " in result.out
+
+
+def test_version_tells_who_copies(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "compiled", None)
+    assert invoke("--version").out.endswith("by NumPy, as there was no C compiler at installation\n")
 
 
 @pytest.mark.parametrize("verb", [["info"], ["verify"], ["preview"], ["diff", "other"]])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ups_store import files
+from ups_store.metadata import dtype_of
 
 SMALL_BYTES = 64 << 10  # below, a write call costs more than the page faults
 
@@ -58,6 +59,13 @@ def as_tensor(array: npt.NDArray[Any]) -> Tensor:
     if dtype == torch.bfloat16:  # which torch doesn't take from NumPy
         return torch.from_numpy(array.view(np.int16)).view(dtype)
     return torch.from_numpy(array)
+
+
+def as_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """A contiguous tensor as an array over the same memory."""
+    if tensor.dtype == torch.bfloat16:  # which torch doesn't give to NumPy
+        return tensor.view(torch.int16).numpy().view(dtype_of("bfloat16"))
+    return tensor.numpy()
 
 
 def writable(view: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ from ups_store.gather import TIME_DIM
 from ups_store.permutation import Items
 from ups_store.reader import Store
 from ups_store.torch.memory import Allocate, as_tensor, writable
-from ups_store.torch.rows import Rows, make_rows
+from ups_store.torch.rows import Rows
 from ups_store.torch.trajectories import NUM_STEPS, TIMES, Trajectories, require_time_axis
 from ups_store.torch.windows import Window
 
@@ -110,7 +110,6 @@ class StoreSource:
         if self._trajectories is not None:
             samples, starts = self._trajectories.index.locate(items, epoch=epoch)
             values = self._conditions(samples, starts)
-        self.store.check_length()  # touching what another program cut off would end the process
         for field in self.fields:
             out = allocate((len(items), *field.shape), field.dtype)
             first = None if starts is None or field.steps is None else starts + field.steps.start
@@ -161,7 +160,7 @@ class StoreSource:
 
     def _field(self, key: str, name: str, *, steps: range | None = None) -> Field:
         length, stride = (None, 1) if steps is None else (len(steps), steps.step)
-        rows = make_rows(self.store, name, length=length, stride=stride)
+        rows = Rows(self.store, name, length=length, stride=stride)
         shape = rows.shape[1:] if key == "z0" else rows.shape
         dtype = self._selection.dtype
         is_param = self._trajectories is not None and steps is None and not shape

@@ -23,8 +23,11 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
+        from ups_store import runs
+
         major, minor = ups_store.FORMAT_VERSION
-        print(f"ups-store {version('ups-store')}, format {major}.{minor}")
+        copies = "compiled code" if runs.compiled else "NumPy, as there was no C compiler at installation"
+        print(f"ups-store {version('ups-store')}, format {major}.{minor}, batches copied by {copies}")
         raise typer.Exit
 
 

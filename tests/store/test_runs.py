@@ -1,0 +1,248 @@
+"""`_runs.c`: copies and their checks in compiled code, against NumPy's indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_stores import assert_same_bits, build
+
+import ups_store
+from ups_store import SampleIndexError, SpecError, Store, runs, sampled_array
+
+compiled: Any = runs.compiled
+
+pytestmark = pytest.mark.skipif(
+    compiled is None, reason="ups_store._runs wasn't compiled: no C compiler when ups-store was installed"
+)
+
+MEMORY = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)
+STREAMED_BYTES = 8 << 20  # `_runs.c` passes the caches by from here on
+GUARD = 100  # bytes around an output that stay as they are
+
+
+# --- copies ---------------------------------------------------------------------------------------------
+
+
+def copied(firsts: npt.NDArray[np.int64], nbytes: int, *, shift: int = 0) -> npt.NDArray[np.uint8]:
+    """What `copy` makes of runs of `MEMORY`, shape (n, nbytes), where the output begins `shift` bytes on."""
+    memory = np.full(len(firsts) * nbytes + shift + 2 * GUARD, 0xAA, np.uint8)
+    out = memory[GUARD + shift : len(memory) - GUARD]
+    compiled.copy(MEMORY, firsts, nbytes, out)
+    assert (memory[: GUARD + shift] == 0xAA).all()
+    assert (memory[len(memory) - GUARD :] == 0xAA).all()
+    return out.reshape(len(firsts), nbytes)
+
+
+def indexed(firsts: npt.NDArray[np.int64], nbytes: int) -> npt.NDArray[np.uint8]:
+    return MEMORY[firsts[:, None] + np.arange(nbytes)]
+
+
+@given(st.data())
+def test_copy_is_indexing(data: st.DataObject) -> None:
+    nbytes = data.draw(st.one_of(st.integers(1, 300), st.integers(1, 20_000)))
+    first = st.integers(0, len(MEMORY) - nbytes)
+    firsts = np.array(data.draw(st.lists(first, max_size=20)), np.int64)
+    assert (copied(firsts, nbytes, shift=data.draw(st.integers(0, 70))) == indexed(firsts, nbytes)).all()
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 1000, 4096, 70_001])
+@pytest.mark.parametrize("shift", [0, 5, 64])
+def test_large_output_is_copied_past_the_caches(nbytes: int, shift: int) -> None:
+    """Where an output begins within a line, and where a run ends, there is no whole line to stream."""
+    num = STREAMED_BYTES // nbytes + 3
+    firsts = np.random.default_rng(nbytes).integers(0, len(MEMORY) - nbytes + 1, num)
+    out = copied(firsts, nbytes, shift=shift)
+    for rows in (slice(0, 50), slice(num // 2, num // 2 + 50), slice(-50, None)):
+        assert (out[rows] == indexed(firsts[rows], nbytes)).all()
+    assert int(out.sum(dtype=np.uint64)) == checksum(firsts, nbytes)
+
+
+def checksum(firsts: npt.NDArray[np.int64], nbytes: int) -> int:
+    """Sum of all bytes of runs of `MEMORY`."""
+    before = np.concatenate(([0], np.cumsum(MEMORY, dtype=np.uint64)))
+    return int((before[firsts + nbytes] - before[firsts]).sum(dtype=np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("firsts", "nbytes", "out_nbytes"),
+    [
+        ([0, -1], 10, 20),
+        ([0, len(MEMORY) - 9], 10, 20),
+        ([2**63 - 1], 10, 10),
+        ([0], len(MEMORY) + 1, len(MEMORY) + 1),
+        ([0, 1], 10, 19),
+        ([0, 1], 10, 21),
+        ([0, 1], 10, 30),
+        ([0], 0, 0),
+        ([0], -1, 1),
+    ],
+)
+def test_copy_refuses_what_is_not_there(firsts: list[int], nbytes: int, out_nbytes: int) -> None:
+    out = np.full(out_nbytes, 0xAA, np.uint8)
+    with pytest.raises(ValueError, match="reach outside the memory, or don't fill"):
+        compiled.copy(MEMORY, np.array(firsts, np.int64), nbytes, out)
+    assert (out == 0xAA).all()
+
+
+# --- the usual `gather` ---------------------------------------------------------------------------------
+
+NUM_SAMPLES, NUM_STEPS = 6, 9
+VALUES: dict[str, npt.NDArray[Any]] = {
+    "fields": np.random.default_rng(1).random((NUM_SAMPLES, NUM_STEPS, 5, 40), np.float32),
+    "late": np.random.default_rng(2).random((NUM_SAMPLES, 3, NUM_STEPS, 2)),
+    "nu": np.arange(NUM_SAMPLES, dtype=np.int32),
+}
+DIMS = {"fields": ("sample", "time", "c", "x"), "late": ("sample", "k", "time", "y")}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    path = build(tmp_path_factory.mktemp("runs") / "a.zarr.zip", VALUES, dims=DIMS)
+    with ups_store.open(path) as store:
+        store.gather([0])  # what every call needs is worked out by the first
+        yield store
+
+
+@pytest.fixture
+def only_compiled(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store, whose other ways of copying fail."""
+    monkeypatch.setattr(sampled_array.SampledArray, "gather", None)
+    return store
+
+
+def windowed(samples: Any, starts: Any, length: int, stride: int) -> dict[str, npt.NDArray[Any]]:
+    steps = np.asarray(starts)[:, None] + np.arange(length) * stride
+    late = VALUES["late"].swapaxes(1, 2)[np.asarray(samples)[:, None], steps].swapaxes(1, 2)
+    return {"fields": VALUES["fields"][np.asarray(samples)[:, None], steps], "late": late}
+
+
+@pytest.mark.parametrize("indices", [[2, 0, 5, 5], [3], []])
+@pytest.mark.parametrize("has_out", [False, True])
+def test_usual_samples_take_one_call(only_compiled: Store, indices: list[int], has_out: bool) -> None:
+    expected = {name: VALUES[name][indices] for name in ("fields", "late", "nu")}
+    out = {name: np.ones_like(value) for name, value in expected.items()} if has_out and indices else None
+    batch = only_compiled.gather(np.array(indices, np.int64), list(expected), out=out)
+    assert_same_bits(batch, expected) if indices else None
+    assert {name: value.shape for name, value in batch.items()} == {n: v.shape for n, v in expected.items()}
+    assert out is None or all(batch[name] is out[name] for name in out)
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_usual_windows_are_indexing(store: Store, data: st.DataObject) -> None:
+    length, stride = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+    num = data.draw(st.integers(1, 5))
+    samples = np.array(data.draw(st.lists(st.integers(0, NUM_SAMPLES - 1), min_size=num, max_size=num)))
+    start = st.integers(0, NUM_STEPS - 1 - (length - 1) * stride)
+    starts = np.array(data.draw(st.lists(start, min_size=num, max_size=num)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampled_array.SampledArray, "gather", None)
+        batch = store.gather(samples, ["fields", "late", "nu"], start=starts, length=length, stride=stride)
+    expected = {**windowed(samples, starts, length, stride), "nu": VALUES["nu"][samples]}
+    assert_same_bits(batch, expected)
+
+
+@pytest.mark.parametrize(
+    ("indices", "options", "error"),
+    [
+        ([0, NUM_SAMPLES], {}, SampleIndexError),
+        ([0, -1], {}, SampleIndexError),
+        ([2**62, 0], {}, SampleIndexError),
+        ([0, 1], {"start": np.array([0, 7]), "length": 3}, SampleIndexError),
+        ([0, 1], {"start": np.array([0, -1]), "length": 3}, SampleIndexError),
+        ([0, 1], {"start": np.array([0, 2**62]), "length": 3}, SampleIndexError),
+        ([0, 1], {"start": np.array([0, 0]), "length": NUM_STEPS + 1}, SampleIndexError),
+        ([0, 1], {"start": np.array([0, 0]), "length": 2**62, "stride": 2}, SampleIndexError),
+        ([0, 1], {"start": np.array([0, 0]), "length": 0}, SpecError),
+        ([0, 1], {"start": np.array([0, 0]), "length": 2, "stride": -1}, SpecError),
+        ([0, 1], {"start": np.array([0]), "length": 2}, SpecError),
+        ([0, 1], {"start": np.array([0.0, 1.0]), "length": 2}, SpecError),
+        ([[0, 1]], {}, SpecError),
+        (1, {}, SpecError),
+        ([0.0, 1.0], {}, SpecError),
+        ([False, True], {}, SpecError),
+    ],
+)
+def test_what_is_wrong_copies_nothing_and_says_why(
+    store: Store, indices: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    shape = (2, int(options["length"]) if 0 < options.get("length", 0) < 99 else NUM_STEPS, 5, 40)
+    out = np.full(shape, 7, np.float32)
+    with pytest.raises(error):
+        store.gather(np.array(indices), ["fields"], out={"fields": out}, **options)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [2, 0],
+        (2, 0),
+        np.array([2, 0], np.int32),
+        np.array([2, 9, 0])[::2],
+        np.array([2, 0], ">i8"),
+        [np.int8(2), 0],
+    ],
+)
+def test_unusual_indices_are_copied_all_the_same(store: Store, indices: Any) -> None:
+    assert_same_bits(store.gather(indices, ["late"]), {"late": VALUES["late"][[2, 0]]})
+
+
+@pytest.mark.parametrize(
+    "start", [1, np.int64(1), [1, 1], np.array([1, 1], np.int16), np.array([1, 9, 1])[::2]]
+)
+def test_unusual_starts_are_copied_all_the_same(store: Store, start: Any) -> None:
+    batch = store.gather(np.array([2, 0]), ["fields"], start=start, length=2)
+    assert_same_bits(batch, {"fields": VALUES["fields"][[2, 0], 1:3]})
+
+
+def make_read_only(out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        pytest.param(lambda out: out.astype(np.float64), id="float64"),
+        pytest.param(np.asfortranarray, id="fortran"),
+        pytest.param(lambda out: np.repeat(out, 2, -1)[..., ::2], id="gaps"),
+        pytest.param(lambda out: out.view(type("Sub", (np.ndarray,), {})), id="subclass"),
+        pytest.param(lambda out: out.byteswap().view(">f4"), id="big endian"),
+    ],
+)
+def test_unusual_output_is_filled_all_the_same(store: Store, out: Any) -> None:
+    target = out(np.ones((2, *VALUES["fields"].shape[1:]), np.float32))
+    store.gather(np.array([4, 1]), ["fields"], out={"fields": target})
+    assert (target == VALUES["fields"][[4, 1]]).all()
+
+
+@pytest.mark.parametrize(
+    "out", [make_read_only, lambda out: out[:1], lambda out: out.view(np.int32), bytearray]
+)
+def test_output_that_is_none_is_refused(store: Store, out: Any) -> None:
+    target = out(np.ones((2, *VALUES["fields"].shape[1:]), np.float32))
+    with pytest.raises(SpecError):
+        store.gather(np.array([4, 1]), ["fields"], out={"fields": target})
+
+
+def test_bfloat16_has_no_buffer_and_is_copied_all_the_same(tmp_path: Path) -> None:
+    values = {"z": np.arange(60).reshape(3, 20).astype(sampled_array.dtype_of("bfloat16"))}
+    with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={})) as store:
+        for _ in range(2):
+            assert_same_bits(store.gather(np.array([2, 0])), {"z": values["z"][[2, 0]]})
+
+
+def test_names_of_no_effect_are_refused_after_usual_calls(store: Store) -> None:
+    out = {"nu": np.zeros(2, np.int32), "late": np.zeros((2, *VALUES["late"].shape[1:]))}
+    with pytest.raises(SpecError, match="out"):
+        store.gather(np.array([0, 1]), ["nu"], out=out)
+    with pytest.raises(SpecError, match="window"):
+        store.gather(np.array([0, 1]), ["nu"], start=np.array([0, 1]), length=2)

@@ -1,0 +1,250 @@
+/* Runs copied one behind the other into a batch: the only loop of ups_store that isn't Python; see runs.py.
+
+   A loop of memcpy waits for memory at the start of every run, and the C library's memcpy goes through the
+   caches or past them by the length of a run, not of the batch. This one asks for each line a fixed distance
+   ahead, across the ends of runs, and goes past the caches where the batch is larger than they are. */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#define LINE_BYTES 64                      /* of a cache */
+#define PAGE_BYTES 4096
+#define AHEAD_BYTES 1024                   /* copied while memory answers */
+#define PAGES_AHEAD_BYTES (16 << 10)       /* copied while the address of a page is translated */
+#define STREAMED_BYTES ((size_t)8 << 20)   /* a batch that a cache wouldn't hold until it is used */
+
+#ifdef __SSE2__
+
+/* Copies whole lines, each time asking for the line at `ahead`; returns the number of bytes. */
+static size_t copy_lines(char *out, const char *in, size_t nbytes, const char *ahead)
+{
+    size_t done = 0;
+    for (; done + LINE_BYTES <= nbytes; done += LINE_BYTES) {
+        const __m128i *from = (const __m128i *)(in + done);
+        __m128i *to = (__m128i *)(out + done);
+        __builtin_prefetch(ahead + done);
+        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+        __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+        _mm_storeu_si128(to, a), _mm_storeu_si128(to + 1, b);
+        _mm_storeu_si128(to + 2, c), _mm_storeu_si128(to + 3, d);
+    }
+    return done;
+}
+
+/* The same past the caches; `out` begins a line. */
+static size_t stream_lines(char *out, const char *in, size_t nbytes, const char *ahead)
+{
+    size_t done = 0;
+    for (; done + LINE_BYTES <= nbytes; done += LINE_BYTES) {
+        const __m128i *from = (const __m128i *)(in + done);
+        __m128i *to = (__m128i *)(out + done);
+        __builtin_prefetch(ahead + done);
+        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+        __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+        _mm_stream_si128(to, a), _mm_stream_si128(to + 1, b);
+        _mm_stream_si128(to + 2, c), _mm_stream_si128(to + 3, d);
+    }
+    return done;
+}
+
+/* Copies one piece of a run, each time asking for what is as far on at `ahead`. */
+static void copy_piece(char *out, const char *in, size_t nbytes, const char *ahead, int is_streamed)
+{
+    size_t done = 0;
+    if (is_streamed) {
+        done = (LINE_BYTES - (uintptr_t)out % LINE_BYTES) % LINE_BYTES;
+        done = done < nbytes ? done : nbytes;
+        memcpy(out, in, done);
+        done += stream_lines(out + done, in + done, nbytes - done, ahead + done);
+    } else {
+        done = copy_lines(out, in, nbytes, ahead);
+    }
+    memcpy(out + done, in + done, nbytes - done);
+}
+
+/* Asks for a line of every page that a run touches, up to 16 of them. */
+static void ask_for_pages(const char *run, size_t nbytes)
+{
+    size_t asked = nbytes < 16 * PAGE_BYTES ? nbytes : 16 * PAGE_BYTES;
+    for (size_t done = 0; done < asked; done += PAGE_BYTES)
+        __builtin_prefetch(run + done);
+    __builtin_prefetch(run + asked - 1);
+}
+
+static void copy_all(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
+{
+    int is_streamed = num * nbytes >= STREAMED_BYTES;
+    size_t runs_ahead = AHEAD_BYTES / nbytes, bytes_ahead = AHEAD_BYTES % nbytes;
+    size_t head = nbytes - bytes_ahead; /* what is ahead of it lies in one run, of the rest in the next */
+    size_t pages_ahead = PAGES_AHEAD_BYTES / nbytes + 1; /* in runs */
+    for (size_t i = 0; i < num; i++, out += nbytes) {
+        const char *in = memory + firsts[i], *last = memory + firsts[num - 1];
+        const char *near = i + runs_ahead < num ? memory + firsts[i + runs_ahead] : last;
+        const char *far = i + runs_ahead + 1 < num ? memory + firsts[i + runs_ahead + 1] : last;
+        if (i + pages_ahead < num)
+            ask_for_pages(memory + firsts[i + pages_ahead], nbytes);
+        copy_piece(out, in, head, near + bytes_ahead, is_streamed);
+        copy_piece(out + head, in + head, bytes_ahead, far, is_streamed);
+    }
+    if (is_streamed)
+        _mm_sfence(); /* before anyone else is told that the batch is there */
+}
+
+#else
+
+static void copy_all(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
+{
+    for (size_t i = 0; i < num; i++, out += nbytes)
+        memcpy(out, memory + firsts[i], nbytes);
+}
+
+#endif
+
+/* Whether all values are in 0 .. end - 1. */
+static int are_below(const int64_t *values, Py_ssize_t num, int64_t end)
+{
+    uint64_t largest = 0; /* a negative one is larger than all others */
+    for (Py_ssize_t i = 0; i < num; i++)
+        largest = (uint64_t)values[i] > largest ? (uint64_t)values[i] : largest;
+    return num == 0 || (end > 0 && largest < (uint64_t)end);
+}
+
+PyDoc_STRVAR(copy_doc, "copy(memory, firsts, nbytes, out)\n--\n\n"
+    "Copy runs of `nbytes` bytes that begin at `firsts` (int64) one behind the other; lets go of the GIL.");
+
+static PyObject *copy(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer memory, firsts, out;
+    Py_ssize_t nbytes;
+    if (!PyArg_ParseTuple(args, "y*y*nw*", &memory, &firsts, &nbytes, &out))
+        return NULL;
+    Py_ssize_t num = firsts.len / (Py_ssize_t)sizeof(int64_t);
+    int is_right = nbytes > 0 && out.len % nbytes == 0 && out.len / nbytes == num;
+    Py_BEGIN_ALLOW_THREADS
+    is_right = is_right && are_below(firsts.buf, num, memory.len - nbytes + 1);
+    if (is_right)
+        copy_all(out.buf, memory.buf, firsts.buf, (size_t)num, (size_t)nbytes);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&memory), PyBuffer_Release(&firsts), PyBuffer_Release(&out);
+    if (is_right)
+        Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "runs reach outside the memory, or don't fill the output");
+    return NULL;
+}
+
+/* Where the runs of a batch lie. */
+struct pattern {
+    Py_ssize_t num_samples, sample_nbytes; /* from one sample to the next */
+    Py_ssize_t num_starts, step_nbytes;    /* where a window may start, from one time step to the next */
+    Py_ssize_t run_nbytes;
+    Py_buffer memory, within;              /* `within`: first byte of each run in a sample, int64 */
+};
+
+/* First bytes of the runs of each sample; returns 0 where a sample or a start isn't there. */
+static int fill_firsts(const struct pattern *p, const int64_t *samples, Py_ssize_t num, const int64_t *starts,
+                       int64_t *firsts)
+{
+    const int64_t *within = p->within.buf;
+    Py_ssize_t per_sample = p->within.len / (Py_ssize_t)sizeof(int64_t);
+    if (!are_below(samples, num, p->num_samples) || (starts && !are_below(starts, num, p->num_starts)))
+        return 0;
+    for (Py_ssize_t i = 0; i < num; i++) {
+        int64_t first = samples[i] * p->sample_nbytes + (starts ? starts[i] * p->step_nbytes : 0);
+        for (Py_ssize_t j = 0; j < per_sample; j++)
+            *firsts++ = first + within[j];
+    }
+    return 1;
+}
+
+/* Checks and copies without the GIL; returns 0 where the arguments aren't as they should be. */
+static int gather_all(const struct pattern *p, const Py_buffer *samples, const Py_buffer *starts, Py_buffer *out)
+{
+    Py_ssize_t num = samples->shape[0], per_sample = p->within.len / (Py_ssize_t)sizeof(int64_t);
+    Py_ssize_t num_runs = num * per_sample;
+    if (p->run_nbytes <= 0 || out->len / p->run_nbytes != num_runs || out->len % p->run_nbytes)
+        return 0;
+    int64_t *firsts = malloc((size_t)num_runs * sizeof(int64_t) + 1);
+    int is_right = firsts && fill_firsts(p, samples->buf, num, starts->buf, firsts)
+        && are_below(firsts, num_runs, p->memory.len - p->run_nbytes + 1);
+    if (is_right)
+        copy_all(out->buf, p->memory.buf, firsts, (size_t)num_runs, (size_t)p->run_nbytes);
+    free(firsts);
+    return is_right;
+}
+
+/* A buffer of int64, shape (n,), where `object` has one; else returns 0 and leaves no error. */
+static int get_int64(PyObject *object, Py_buffer *buffer)
+{
+    if (PyObject_GetBuffer(object, buffer, PyBUF_ND | PyBUF_FORMAT) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    const char *format = buffer->format;
+    if (buffer->ndim == 1 && buffer->itemsize == sizeof(int64_t) && (!strcmp(format, "l") || !strcmp(format, "q")))
+        return 1;
+    PyBuffer_Release(buffer);
+    return 0;
+}
+
+static int gather_into(const struct pattern *p, PyObject *samples, PyObject *starts, PyObject *out)
+{
+    Py_buffer of_samples, of_starts = {0}, of_out;
+    int is_right = 0;
+    if (!get_int64(samples, &of_samples))
+        return 0;
+    if (starts == Py_None || get_int64(starts, &of_starts)) {
+        is_right = starts == Py_None || of_starts.shape[0] == of_samples.shape[0];
+        if (is_right && PyObject_GetBuffer(out, &of_out, PyBUF_WRITABLE) == 0) {
+            Py_BEGIN_ALLOW_THREADS
+            is_right = gather_all(p, &of_samples, &of_starts, &of_out);
+            Py_END_ALLOW_THREADS
+            PyBuffer_Release(&of_out);
+        } else {
+            PyErr_Clear();
+            is_right = 0;
+        }
+        PyBuffer_Release(&of_starts);
+    }
+    PyBuffer_Release(&of_samples);
+    return is_right;
+}
+
+PyDoc_STRVAR(gather_doc,
+    "gather(memory, num_samples, sample_nbytes, num_starts, step_nbytes, within, run_nbytes, samples, starts, out)\n"
+    "--\n\n"
+    "Copy the runs of samples, or of windows that begin at `starts`, one behind the other; lets go of the GIL.\n\n"
+    "False, and nothing copied, where the samples or starts aren't int64 of shape (n,) and in their range, or the\n"
+    "output isn't contiguous and as long as the runs.");
+
+static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    struct pattern p;
+    PyObject *samples, *starts, *out;
+    if (!PyArg_ParseTuple(args, "y*nnnny*nOOO", &p.memory, &p.num_samples, &p.sample_nbytes, &p.num_starts,
+                          &p.step_nbytes, &p.within, &p.run_nbytes, &samples, &starts, &out))
+        return NULL;
+    int is_right = gather_into(&p, samples, starts, out);
+    PyBuffer_Release(&p.memory), PyBuffer_Release(&p.within);
+    return PyBool_FromLong(is_right);
+}
+
+static PyMethodDef methods[] = {
+    {"copy", copy, METH_VARARGS, copy_doc},
+    {"gather", gather, METH_VARARGS, gather_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_runs", "Runs copied by compiled code.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__runs(void) { return PyModuleDef_Init(&definition); }
