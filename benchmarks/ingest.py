@@ -189,7 +189,7 @@ class Supervision(_Compressed):
     def comparison(self) -> Comparison:
         supervised, unsupervised = timed(self.read_supervised), timed(self.read_unsupervised)
         nbytes = self.nbytes // len(self.requests)
-        return compare(supervised, unsupervised, pairs=20 * SCALE.write_pairs, nbytes=nbytes)
+        return compare(supervised, unsupervised, pairs=40 * SCALE.write_pairs, nbytes=nbytes)
 
     @tracked("deadlines, heartbeats and slots of one reader, over the same reads without", TIME, at_most=1.02)
     def track_supervised_over_unsupervised(self) -> float:

@@ -18,7 +18,7 @@
 #define PAGE_BYTES 4096
 #define AHEAD_BYTES 1024                   /* copied while memory answers */
 #define PAGES_AHEAD_BYTES (16 << 10)       /* copied while the address of a page is translated */
-#define STREAMED_BYTES ((size_t)8 << 20)   /* a batch that a cache wouldn't hold until it is used */
+#define STREAMED_BYTES ((size_t)4 << 20)   /* a batch that a cache wouldn't hold until it is used */
 
 #ifdef __SSE2__
 

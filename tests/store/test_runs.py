@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 MEMORY = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)
-STREAMED_BYTES = 8 << 20  # `_runs.c` passes the caches by from here on
+STREAMED_BYTES = 4 << 20  # `_runs.c` passes the caches by from here on
 GUARD = 100  # bytes around an output that stay as they are
 
 
