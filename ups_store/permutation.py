@@ -112,7 +112,7 @@ class BlockPermutation:
     def __call__(self, positions: Items, tweak: Items | int = 0) -> Items:
         """Where `positions` go; arguments as for `Permutation`."""
         tweaks = np.broadcast_to(np.asarray(tweak, np.int64), positions.shape)
-        windows, offsets = np.divmod(positions, self.window_size)
+        windows, offsets = _divided(positions, self.window_size)
         last = windows == self.size // self.window_size
         window_tweaks = tweaks * (self.size // self.window_size) + windows
         if last.any():
@@ -120,13 +120,15 @@ class BlockPermutation:
             offsets[last] = self.within_last(offsets[last], tweaks[last])
         else:
             offsets = self.within(offsets, window_tweaks)
-        numbers, offsets = np.divmod(windows * self.window_size + offsets, self.block_size)
+        numbers, offsets = _divided(windows * self.window_size + offsets, self.block_size)
         whole = numbers < self.blocks.size
         if whole.all():
             numbers = self._permute_blocks(numbers, tweaks)
         else:
             numbers[whole] = self._permute_blocks(numbers[whole], tweaks[whole])
-        return (numbers * self.block_size + offsets + self.shift) % self.size
+        shifted = (numbers * self.block_size + offsets + self.shift).view(np.uint64)
+        items: Items = np.minimum(shifted, shifted - np.uint64(self.size)).view(np.int64)  # modulo: see `_pass`
+        return items
 
     def _permute_blocks(self, numbers: Items, tweaks: Items) -> Items:
         """Where blocks go; each is permuted once where many items lie in it, as in consecutive positions."""
@@ -142,6 +144,12 @@ class BlockPermutation:
             self._known = tweak, start, known
         permuted: Items = known[numbers - start]
         return permuted
+
+
+def _divided(values: Items, divisor: int) -> tuple[Items, Items]:
+    """Quotients and remainders of values >= 0, in two thirds of the time of `np.divmod`."""
+    quotients = values // divisor
+    return quotients, values - quotients * divisor
 
 
 def in_order(positions: Items, tweak: Items | int = 0) -> Items:
