@@ -127,7 +127,7 @@ class BlockPermutation:
         else:
             numbers[whole] = self._permute_blocks(numbers[whole], tweaks[whole])
         shifted = (numbers * self.block_size + offsets + self.shift).view(np.uint64)
-        items: Items = np.minimum(shifted, shifted - np.uint64(self.size)).view(np.int64)  # modulo: see `_pass`
+        items: Items = np.minimum(shifted, shifted - np.uint64(self.size)).view(np.int64)  # as in `_pass`
         return items
 
     def _permute_blocks(self, numbers: Items, tweaks: Items) -> Items:
