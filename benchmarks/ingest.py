@@ -156,9 +156,12 @@ class CompressedGroups(_Compressed):
 
 
 class Supervision(_Compressed):
-    """One batch at a time, so that both sides meet whatever else the machine does alike."""
+    """One batch at a time, so that both sides meet whatever else the machine does alike.
 
-    num_samples = 4
+    Not the same batch in turns: the second to read it would find the file's bytes in the processor's cache.
+    """
+
+    num_samples = 8
     num_workers = (1,)
 
     def setup(self) -> None:
@@ -183,7 +186,8 @@ class Supervision(_Compressed):
         self.pools[0].read(i)
 
     def read_unsupervised(self, i: int) -> None:
-        self.reader.run(self.requests[i % len(self.requests)], request_id=i, place=self.place)
+        other = self.requests[(i + len(self.requests) // 2) % len(self.requests)]
+        self.reader.run(other, request_id=i, place=self.place)
 
     @cached_property
     def comparison(self) -> Comparison:

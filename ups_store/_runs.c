@@ -1,7 +1,7 @@
 /* Runs copied one behind the other into a batch: the only loop of ups_store that isn't Python; see runs.py.
 
    A loop of memcpy waits for memory at the start of every run, and the C library's memcpy goes through the
-   caches or past them by the length of a run, not of the batch. This one asks for each line a fixed distance
+   caches or past them by the length of a run, not of the batch. This one prefetches each line a fixed distance
    ahead, across the ends of runs, and goes past the caches where the batch is larger than they are. */
 
 #define Py_LIMITED_API 0x030B0000
@@ -22,8 +22,17 @@
 
 #ifdef __SSE2__
 
-/* Copies whole lines, each time asking for the line at `ahead`; returns the number of bytes. */
-static size_t copy_lines(char *out, const char *in, size_t nbytes, const char *ahead)
+static inline void put(__m128i *to, __m128i value, const int is_streamed)
+{
+    if (is_streamed)
+        _mm_stream_si128(to, value);
+    else
+        _mm_storeu_si128(to, value);
+}
+
+/* Copies whole lines, each time prefetching the one at `ahead`; returns the number of bytes. Where they are
+   streamed, past the caches, `out` begins a line. */
+static inline size_t copy_lines(char *out, const char *in, size_t nbytes, const char *ahead, const int is_streamed)
 {
     size_t done = 0;
     for (; done + LINE_BYTES <= nbytes; done += LINE_BYTES) {
@@ -32,29 +41,15 @@ static size_t copy_lines(char *out, const char *in, size_t nbytes, const char *a
         __builtin_prefetch(ahead + done);
         __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
         __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
-        _mm_storeu_si128(to, a), _mm_storeu_si128(to + 1, b);
-        _mm_storeu_si128(to + 2, c), _mm_storeu_si128(to + 3, d);
+        put(to, a, is_streamed);
+        put(to + 1, b, is_streamed);
+        put(to + 2, c, is_streamed);
+        put(to + 3, d, is_streamed);
     }
     return done;
 }
 
-/* The same past the caches; `out` begins a line. */
-static size_t stream_lines(char *out, const char *in, size_t nbytes, const char *ahead)
-{
-    size_t done = 0;
-    for (; done + LINE_BYTES <= nbytes; done += LINE_BYTES) {
-        const __m128i *from = (const __m128i *)(in + done);
-        __m128i *to = (__m128i *)(out + done);
-        __builtin_prefetch(ahead + done);
-        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
-        __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
-        _mm_stream_si128(to, a), _mm_stream_si128(to + 1, b);
-        _mm_stream_si128(to + 2, c), _mm_stream_si128(to + 3, d);
-    }
-    return done;
-}
-
-/* Copies one piece of a run, each time asking for what is as far on at `ahead`. */
+/* Copies one piece of a run, prefetching what is as far on at `ahead`. */
 static void copy_piece(char *out, const char *in, size_t nbytes, const char *ahead, int is_streamed)
 {
     size_t done = 0;
@@ -62,15 +57,15 @@ static void copy_piece(char *out, const char *in, size_t nbytes, const char *ahe
         done = (LINE_BYTES - (uintptr_t)out % LINE_BYTES) % LINE_BYTES;
         done = done < nbytes ? done : nbytes;
         memcpy(out, in, done);
-        done += stream_lines(out + done, in + done, nbytes - done, ahead + done);
+        done += copy_lines(out + done, in + done, nbytes - done, ahead + done, 1);
     } else {
-        done = copy_lines(out, in, nbytes, ahead);
+        done = copy_lines(out, in, nbytes, ahead, 0);
     }
     memcpy(out + done, in + done, nbytes - done);
 }
 
-/* Asks for a line of every page that a run touches, up to 16 of them. */
-static void ask_for_pages(const char *run, size_t nbytes)
+/* Prefetches a line of every page that a run touches, up to 16, so that their addresses are in the TLB. */
+static void prefetch_pages(const char *run, size_t nbytes)
 {
     size_t asked = nbytes < 16 * PAGE_BYTES ? nbytes : 16 * PAGE_BYTES;
     for (size_t done = 0; done < asked; done += PAGE_BYTES)
@@ -89,7 +84,7 @@ static void copy_all(char *out, const char *memory, const int64_t *firsts, size_
         const char *near = i + runs_ahead < num ? memory + firsts[i + runs_ahead] : last;
         const char *far = i + runs_ahead + 1 < num ? memory + firsts[i + runs_ahead + 1] : last;
         if (i + pages_ahead < num)
-            ask_for_pages(memory + firsts[i + pages_ahead], nbytes);
+            prefetch_pages(memory + firsts[i + pages_ahead], nbytes);
         copy_piece(out, in, head, near + bytes_ahead, is_streamed);
         copy_piece(out + head, in + head, bytes_ahead, far, is_streamed);
     }
@@ -132,7 +127,9 @@ static PyObject *copy(PyObject *Py_UNUSED(module), PyObject *args)
     if (is_right)
         copy_all(out.buf, memory.buf, firsts.buf, (size_t)num, (size_t)nbytes);
     Py_END_ALLOW_THREADS
-    PyBuffer_Release(&memory), PyBuffer_Release(&firsts), PyBuffer_Release(&out);
+    PyBuffer_Release(&memory);
+    PyBuffer_Release(&firsts);
+    PyBuffer_Release(&out);
     if (is_right)
         Py_RETURN_NONE;
     PyErr_SetString(PyExc_ValueError, "runs reach outside the memory, or don't fill the output");
@@ -156,9 +153,12 @@ static int fill_firsts(const struct pattern *p, const int64_t *samples, Py_ssize
     if (!are_below(samples, num, p->num_samples) || (starts && !are_below(starts, num, p->num_starts)))
         return 0;
     for (Py_ssize_t i = 0; i < num; i++) {
-        int64_t first = samples[i] * p->sample_nbytes + (starts ? starts[i] * p->step_nbytes : 0);
+        /* Another thread may have written to them since: whatever comes of that is checked by the caller. */
+        uint64_t first = (uint64_t)samples[i] * (uint64_t)p->sample_nbytes;
+        if (starts)
+            first += (uint64_t)starts[i] * (uint64_t)p->step_nbytes;
         for (Py_ssize_t j = 0; j < per_sample; j++)
-            *firsts++ = first + within[j];
+            *firsts++ = (int64_t)(first + (uint64_t)within[j]);
     }
     return 1;
 }
@@ -170,7 +170,7 @@ static int gather_all(const struct pattern *p, const Py_buffer *samples, const P
     Py_ssize_t num_runs = num * per_sample;
     if (p->run_nbytes <= 0 || out->len / p->run_nbytes != num_runs || out->len % p->run_nbytes)
         return 0;
-    int64_t *firsts = malloc((size_t)num_runs * sizeof(int64_t) + 1);
+    int64_t *firsts = malloc((size_t)num_runs * sizeof(int64_t) + 1); /* of none it might be NULL */
     int is_right = firsts && fill_firsts(p, samples->buf, num, starts->buf, firsts)
         && are_below(firsts, num_runs, p->memory.len - p->run_nbytes + 1);
     if (is_right)
@@ -231,7 +231,8 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
                           &p.step_nbytes, &p.within, &p.run_nbytes, &samples, &starts, &out))
         return NULL;
     int is_right = gather_into(&p, samples, starts, out);
-    PyBuffer_Release(&p.memory), PyBuffer_Release(&p.within);
+    PyBuffer_Release(&p.memory);
+    PyBuffer_Release(&p.within);
     return PyBool_FromLong(is_right);
 }
 

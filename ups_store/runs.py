@@ -19,7 +19,7 @@ import numpy.typing as npt
 compiled: ModuleType | None
 try:
     compiled = importlib.import_module("ups_store._runs")
-except ImportError:  # no C compiler when it was installed
+except ImportError:  # no C compiler, or no headers of Python, when it was installed
     compiled = None
 
 LONG_RUN_BYTES = 8192  # from here on copying twice costs more than a view per run

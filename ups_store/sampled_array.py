@@ -26,6 +26,8 @@ from ups_store.pread import READS_IN_FLIGHT, read_samples
 from ups_store.runs import BLOCK_BYTES, cast_into, copy_runs
 from ups_store.store_file import StoreFile
 
+MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
+
 
 class SampledArray:
     """An array with a sample axis; what every batch needs of it is worked out once.
@@ -44,7 +46,7 @@ class SampledArray:
             nbytes = layout.meta.shape[0] * layout.stride
             self._memory = np.ndarray((nbytes,), np.uint8, file.mapping(), layout.offset)
         self._whole = whole_pattern(layout.meta)
-        self._last: tuple[int | None, int, Pattern] = (None, 1, self._whole)  # length, stride, pattern
+        self._patterns: dict[tuple[int, int], Pattern] = {}  # of windows, by length and stride
         self._is_timed = TIME_DIM in layout.meta.dims
 
     def gather_usual(
@@ -89,15 +91,18 @@ class SampledArray:
 
     def _pattern(self, length: int | None, stride: int) -> Pattern | None:
         """The pattern of whole samples or windows; None where no window is that long."""
-        last_length, last_stride, pattern = self._last
-        if length == last_length and stride == last_stride:
-            return pattern
-        if length is not None:
-            num_steps = self.layout.meta.shape[self.layout.meta.dims.index(TIME_DIM)]
-            if length < 1 or stride < 1 or (length - 1) * stride >= num_steps:
-                return None
-        pattern = self._whole if length is None else window_pattern(self.layout.meta, length, stride)
-        self._last = (length, stride, pattern)
+        if length is None:
+            return self._whole
+        known = self._patterns.get((length, stride))
+        if known is not None:
+            return known
+        num_steps = self.layout.meta.shape[self.layout.meta.dims.index(TIME_DIM)]
+        if length < 1 or stride < 1 or (length - 1) * stride >= num_steps:
+            return None
+        # A single step has no next one, and its stride may be any number.
+        pattern = window_pattern(self.layout.meta, length, stride if length > 1 else 1)
+        if len(self._patterns) < MAX_PATTERNS:
+            self._patterns[length, stride] = pattern
         return pattern
 
     def gather(
@@ -132,8 +137,8 @@ class SampledArray:
             return out
         if self._is_read:
             num_reads = READS_IN_FLIGHT if num_threads is None else num_threads
-            path = self._file.path
-            read_samples(self._file.fd, self.layout, samples, window, out, path=path, num_threads=num_reads)
+            path, descriptor = self._file.path, self._file.descriptor  # held, see there
+            read_samples(descriptor.fd, self.layout, samples, window, out, path=path, num_threads=num_reads)
         elif num_threads is None or num_threads == 1:
             self._copy(samples, window, out)
         else:

@@ -209,7 +209,7 @@ class Store:
             CorruptChunkError: If `verify="touch"` finds damage.
         """
         self._file.check_length()
-        chosen = self._per_sample if names is None else names
+        chosen = self._per_sample if names is None else tuple(names)
         if num_threads is None or num_threads == 1:
             usual = self._gather_usual(indices, chosen, start, length, stride, out)
             if usual is not None:
@@ -244,11 +244,17 @@ class Store:
         out: Mapping[str, npt.NDArray[Any]] | None,
     ) -> dict[str, npt.NDArray[Any]] | None:
         """See `SampledArray.gather_usual`; None where anything is unusual, or wrong."""
+        if type(indices) is list:
+            indices = np.asarray(indices)
+        if type(start) is int and type(indices) is np.ndarray:
+            start = np.full(indices.shape, start)
         is_whole = start is None and length is None and stride == 1
         is_window = type(start) is np.ndarray and type(length) is int and type(stride) is int
-        if self.is_partial or self._checks is not None or not (is_whole or is_window):
+        if self.is_partial or self._checks is not None or not chosen or not (is_whole or is_window):
             return None
-        if (is_window and self._timed.isdisjoint(chosen)) or not (out is None or type(out) is dict):
+        if is_window and self._timed.isdisjoint(chosen):
+            return None
+        if out is not None and not (type(out) is dict and out.keys() <= set(chosen)):
             return None
         batch: dict[str, npt.NDArray[Any]] = {}
         for name in chosen:
@@ -257,7 +263,7 @@ class Store:
             if copied is None:
                 return None
             batch[name] = copied
-        return batch if out is None or batch.keys() >= out.keys() else None
+        return batch
 
     def preload(
         self,
@@ -383,8 +389,7 @@ class Store:
             self._checks.check(array, samples)
 
     def _forget_views(self) -> None:
-        self._views.clear()
-        self._sampled.clear()
+        self._views, self._sampled = {}, {}  # what another thread is about to keep goes with the old ones
 
     def _layout(self, name: str) -> ArrayLayout:
         try:
@@ -396,18 +401,20 @@ class Store:
             ) from None
 
     def _view(self, name: str) -> npt.NDArray[Any]:
-        view = self._views.get(name)
+        views = self._views
+        view = views.get(name)
         if view is None:
-            view = self._views[name] = self._file.view(self._layout(name))
+            view = views[name] = self._file.view(self._layout(name))
         return view
 
     def _sampled_array(self, name: str) -> SampledArray:
-        array = self._sampled.get(name)
+        sampled = self._sampled
+        array = sampled.get(name)
         if array is None:
             layout = self._layout(name)
             if layout.meta.is_constant:
                 raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
-            array = self._sampled[name] = SampledArray(layout, self._file)
+            array = sampled[name] = SampledArray(layout, self._file)
         return array
 
     def _require(self, samples: npt.NDArray[np.int64]) -> None:

@@ -21,6 +21,21 @@ from ups_store.pread import cut, read_bytes, read_constant
 Access: TypeAlias = Literal["auto", "map", "pread"]
 
 
+class Descriptor:
+    """A descriptor of a file, closed when nobody holds this any more.
+
+    Who reads by it holds this meanwhile: a number that is closed amid a read, by `Store.close` in another
+    thread, may by then be another file's.
+
+    Attributes:
+        fd: The descriptor.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, files.close, fd)
+
+
 class StoreFile:
     """An open file, which its owner closes, or forgets.
 
@@ -45,25 +60,35 @@ class StoreFile:
         # A mapping needs no descriptor of ours; commit tables and samples that are read do.
         keeps_fd = keeps_fd or self.access == "pread"
         self._mapping = None if self.access == "pread" else mappings.map_private(fd, nbytes)
-        self._fd = files.duplicate(fd) if keeps_fd else -1
-        self._closing = weakref.finalize(self, files.close, self._fd) if keeps_fd else None
+        self._descriptor = Descriptor(files.duplicate(fd)) if keeps_fd else None
 
     @property
     def fd(self) -> int:
-        """The descriptor; -1 where the mapping is enough."""
+        """The descriptor, for a single call; -1 where the mapping is enough."""
         self.check_open()
-        return self._fd
+        return -1 if self._descriptor is None else self._descriptor.fd
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """The descriptor of a file that is read, to be held as long as the reading takes."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            raise self._closed()
+        return descriptor
 
     def check_open(self) -> None:
         """Fail after `close`."""
-        if self._mapping is None and self._fd < 0:
-            raise StoreClosedError("the store is closed", path=self.path, hint="open it again")
+        if self._mapping is None and self._descriptor is None:
+            raise self._closed()
+
+    def _closed(self) -> StoreClosedError:
+        return StoreClosedError("the store is closed", path=self.path, hint="open it again")
 
     def mapping(self) -> mmap.mmap:
         """The mapped file; a file that is read is mapped when this is first called."""
         self.check_open()
         if self._mapping is None:
-            self._mapping = mappings.map_private(self._fd, self.nbytes)
+            self._mapping = mappings.map_private(self.descriptor.fd, self.nbytes)
         return self._mapping
 
     @property
@@ -93,20 +118,26 @@ class StoreFile:
             self.check_open()  # nobody can cut a copy
             return
         mapping = self._mapping
-        nbytes = files.size(self.fd) if mapping is None else mappings.mapped_file_nbytes(mapping)
+        if mapping is None:
+            descriptor = self.descriptor
+            nbytes = files.size(descriptor.fd)
+        else:
+            nbytes = mappings.mapped_file_nbytes(mapping)
         if nbytes < self.nbytes:
             raise cut(self.path, self.nbytes, nbytes)
 
     def read(self, first: int, nbytes: int) -> Bytes:
         """Bytes of the file, the way that its samples are got."""
         if self.access == "pread":
-            return read_bytes(self.fd, first, nbytes, path=self.path)
+            descriptor = self.descriptor
+            return read_bytes(descriptor.fd, first, nbytes, path=self.path)
         return memoryview(self.mapping())[first : first + nbytes]
 
     def view(self, array: ArrayLayout) -> npt.NDArray[Any]:
         """The whole array, read-only: over the mapping, or a constant that was read."""
         if self.access == "pread" and array.meta.is_constant and array.entry:
-            view = read_constant(self.fd, array, path=self.path)
+            descriptor = self.descriptor
+            view = read_constant(descriptor.fd, array, path=self.path)
         elif array.entry is None:
             view = np.zeros(array.meta.shape, dtype_of(array.meta.dtype))
         else:
@@ -115,11 +146,9 @@ class StoreFile:
         return view
 
     def close(self) -> None:
-        """Let go of mapping and descriptor. Closing twice is allowed."""
-        self._mapping = self._kept = None
-        self._fd = self._copy_fd = -1
-        if self._closing is not None:
-            self._closing()
+        """Let go of mapping and descriptor; a read under way ends. Closing twice is allowed."""
+        self._mapping = self._kept = self._descriptor = None
+        self._copy_fd = -1
 
 
 def _mapped(mapping: mmap.mmap, array: ArrayLayout) -> npt.NDArray[Any]:

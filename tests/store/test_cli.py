@@ -328,7 +328,9 @@ def test_version_tells_program_and_format(invoke: Invoke) -> None:
 
 def test_version_tells_who_copies(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "compiled", None)
-    assert invoke("--version").out.endswith("by NumPy, as there was no C compiler at installation\n")
+    assert invoke("--version").out.endswith(
+        "by NumPy (ups_store._runs isn't compiled: see README, Installing)\n"
+    )
 
 
 @pytest.mark.parametrize("verb", [["info"], ["verify"], ["preview"], ["diff", "other"]])

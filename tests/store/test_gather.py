@@ -14,8 +14,11 @@ import pytest
 from small_stores import assert_same_bits, build, mixed_values
 
 import ups_store
-from ups_store import SampleIndexError, SpecError, Store, runs, sampled_array
+from ups_store import SampleIndexError, SpecError, Store, StoreClosedError, runs, sampled_array
+from ups_store import store as store_module
+from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
+from ups_store.store_file import StoreFile
 
 NUM_SAMPLES = 7
 SIZES = (1, 8, 4095, 4096, 4097, 8191, 8192, 8200, 20_000)  # from 4096 on samples have slots
@@ -406,3 +409,41 @@ def test_windows_without_meaning_are_refused(timed: Store, options: dict[str, An
 def test_windows_into_an_output_of_whole_samples_are_refused(timed: Store) -> None:
     with pytest.raises(SpecError, match=r"expected writeable float32 \(1, 2, 300\)"):
         timed.gather([0], ["fields"], length=2, out=timed.gather([0], ["fields"]))
+
+
+def test_array_first_used_during_a_preload_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would show the file, which may be cut once there is a copy and nobody looks at its length."""
+    path = build(tmp_path / "a.zarr.zip", {"u": VALUES["u8192"]}, dims={})
+    with ups_store.open(path) as store:
+
+        class Preloaded(sampled_array.SampledArray):
+            def __init__(self, layout: ArrayLayout, file: StoreFile) -> None:
+                super().__init__(layout, file)
+                monkeypatch.setattr(store_module, "SampledArray", sampled_array.SampledArray)
+                store.preload("copy")
+
+        monkeypatch.setattr(store_module, "SampledArray", Preloaded)
+        store.gather([0])
+        path.write_bytes(bytes(path.stat().st_size))  # the same length: a mapping shows zeros
+        assert_same_bits(store.gather([3]), {"u": VALUES["u8192"][[3]]})
+
+
+def test_closed_amid_a_read_it_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread; the number of the descriptor may at once be that of another file."""
+    path = build(tmp_path / "a.zarr.zip", {"u": VALUES["u8192"]}, dims={})
+    (tmp_path / "other").write_bytes(bytes(path.stat().st_size))
+    store, read_samples, others = ups_store.open(path, access="pread"), sampled_array.read_samples, []
+
+    def close_and_read(*args: Any, **options: Any) -> None:
+        store.close()
+        others.extend((tmp_path / "other").open("rb") for _ in range(20))
+        read_samples(*args, **options)
+
+    monkeypatch.setattr(sampled_array, "read_samples", close_and_read)
+    assert_same_bits(store.gather([3]), {"u": VALUES["u8192"][[3]]})
+    for other in others:
+        other.close()
+    with pytest.raises(StoreClosedError):
+        store.gather([3])

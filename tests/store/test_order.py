@@ -21,6 +21,8 @@ SHUFFLES = (True, False, "block")
 MASK_64 = (1 << 64) - 1
 
 GOLDEN_10 = [4, 9, 6, 5, 7, 0, 3, 2, 1, 8]
+GOLDEN_BLOCKS = [275, 747, 426, 278, 420, 458, 455, 39, 529, 850]
+GOLDEN_LAST_BLOCKS = [692, 953, 689, 829, 688, 690, 830, 832, 687, 828]
 GOLDEN_MILLION = [760934, 485881, 663965, 126670, 876384]
 GOLDEN_STEPS = [(1, [64, 35, 55, 10]), (0, [729, 690, 563, 998]), (1, [68, 14, 56, 5])]
 
@@ -124,6 +126,9 @@ def test_permutation_gives_the_same_numbers_as_when_the_format_of_states_was_fix
     """Saved states must continue with the same data, on every machine and with every NumPy."""
     assert Permutation(10, 0, 0)(np.arange(10)).tolist() == GOLDEN_10
     assert Permutation(10**6, 42, 3)(np.arange(5)).tolist() == GOLDEN_MILLION
+    blocks = BlockPermutation(1000, 42, 3, block_size=7, blocks_per_window=5)
+    assert blocks(np.arange(30, 40)).tolist() == GOLDEN_BLOCKS
+    assert blocks(np.arange(990, 1000), 2).tolist() == GOLDEN_LAST_BLOCKS
     order = DataOrder([1000, 70], batch_size=4, seed=7, weights=[1, 1])
     assert [(step.source, step.items.tolist()) for step in itertools.islice(order.steps(), 3)] == GOLDEN_STEPS
 

@@ -26,7 +26,11 @@ def _print_version(wanted: bool) -> None:
         from ups_store import runs
 
         major, minor = ups_store.FORMAT_VERSION
-        copies = "compiled code" if runs.compiled else "NumPy, as there was no C compiler at installation"
+        copies = (
+            "compiled code"
+            if runs.compiled
+            else "NumPy (ups_store._runs isn't compiled: see README, Installing)"
+        )
         print(f"ups-store {version('ups-store')}, format {major}.{minor}, batches copied by {copies}")
         raise typer.Exit
 
