@@ -403,6 +403,13 @@ def test_copy_of_a_loader_gives_the_same_batches(
     assert indices(other) == indices(loader)
 
 
+def test_copy_of_a_loader_has_no_memory_of_its_batches(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4)
+    list(loader)
+    gc.collect()
+    assert len(pickle.dumps(loader)) < SMALL_BYTES
+
+
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"across_epochs": False}])
 def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
     dataset: StoreDataset, options: dict[str, Any]
@@ -761,3 +768,12 @@ def test_batches_on_the_device_may_all_be_kept(dataset: StoreDataset) -> None:
     batches = list(make_loader(dataset, batch_size=4, device="cuda"))
     for batch in batches:
         assert_holds_its_samples(batch.to("cpu"))
+
+
+@pytest.mark.gpu
+def test_copy_of_a_loader_to_the_device_gives_the_same_batches(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4, device="cuda")
+    list(loader)
+    assert [batch["index"].tolist() for batch in copy.deepcopy(loader)] == [
+        batch["index"].tolist() for batch in loader
+    ]

@@ -25,6 +25,9 @@ class DeviceFeed:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._can_pin = True
 
+    def __reduce__(self) -> tuple[type[DeviceFeed], tuple[torch.device]]:
+        return DeviceFeed, (self._device,)  # a copy has a stream of its own
+
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised page-locked memory; ordinary memory where the system refuses to lock it."""
         if self._can_pin:

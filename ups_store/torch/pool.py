@@ -48,6 +48,12 @@ class BufferPool:
         self._limit = limit
         self._free: dict[tuple[tuple[int, ...], torch.dtype], deque[Memory]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "_limit": self._limit,
+            "_free": {},
+        }  # threads may be giving buffers back to this one meanwhile
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor in this process' memory."""
         if math.prod(shape) * dtype.itemsize < SMALL_BYTES:
