@@ -15,6 +15,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt ups_store/_runs.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/ups-store --version
 	touch $@
 
 # Makes data, builds and checks stores, trains an autoencoder, an operator and baselines, and reports on them in

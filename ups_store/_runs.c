@@ -121,7 +121,8 @@ static PyObject *copy(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "y*y*nw*", &memory, &firsts, &nbytes, &out))
         return NULL;
     Py_ssize_t num = firsts.len / (Py_ssize_t)sizeof(int64_t);
-    int is_right = nbytes > 0 && out.len % nbytes == 0 && out.len / nbytes == num;
+    int is_right = nbytes > 0 && out.len % nbytes == 0 && out.len / nbytes == num
+        && firsts.len % (Py_ssize_t)sizeof(int64_t) == 0;
     Py_BEGIN_ALLOW_THREADS
     is_right = is_right && are_below(firsts.buf, num, memory.len - nbytes + 1);
     if (is_right)
@@ -136,8 +137,8 @@ static PyObject *copy(PyObject *Py_UNUSED(module), PyObject *args)
     return NULL;
 }
 
-/* Where the runs of a batch lie. */
-struct pattern {
+/* Where the runs of a batch lie: samples, or windows of them. */
+struct batch {
     Py_ssize_t num_samples, sample_nbytes; /* from one sample to the next */
     Py_ssize_t num_starts, step_nbytes;    /* where a window may start, from one time step to the next */
     Py_ssize_t run_nbytes;
@@ -145,18 +146,18 @@ struct pattern {
 };
 
 /* First bytes of the runs of each sample; returns 0 where a sample or a start isn't there. */
-static int fill_firsts(const struct pattern *p, const int64_t *samples, Py_ssize_t num, const int64_t *starts,
+static int fill_firsts(const struct batch *b, const int64_t *samples, Py_ssize_t num, const int64_t *starts,
                        int64_t *firsts)
 {
-    const int64_t *within = p->within.buf;
-    Py_ssize_t per_sample = p->within.len / (Py_ssize_t)sizeof(int64_t);
-    if (!are_below(samples, num, p->num_samples) || (starts && !are_below(starts, num, p->num_starts)))
+    const int64_t *within = b->within.buf;
+    Py_ssize_t per_sample = b->within.len / (Py_ssize_t)sizeof(int64_t);
+    if (!are_below(samples, num, b->num_samples) || (starts && !are_below(starts, num, b->num_starts)))
         return 0;
     for (Py_ssize_t i = 0; i < num; i++) {
         /* Another thread may have written to them since: whatever comes of that is checked by the caller. */
-        uint64_t first = (uint64_t)samples[i] * (uint64_t)p->sample_nbytes;
+        uint64_t first = (uint64_t)samples[i] * (uint64_t)b->sample_nbytes;
         if (starts)
-            first += (uint64_t)starts[i] * (uint64_t)p->step_nbytes;
+            first += (uint64_t)starts[i] * (uint64_t)b->step_nbytes;
         for (Py_ssize_t j = 0; j < per_sample; j++)
             *firsts++ = (int64_t)(first + (uint64_t)within[j]);
     }
@@ -164,17 +165,17 @@ static int fill_firsts(const struct pattern *p, const int64_t *samples, Py_ssize
 }
 
 /* Checks and copies without the GIL; returns 0 where the arguments aren't as they should be. */
-static int gather_all(const struct pattern *p, const Py_buffer *samples, const Py_buffer *starts, Py_buffer *out)
+static int gather_all(const struct batch *b, const Py_buffer *samples, const Py_buffer *starts, Py_buffer *out)
 {
-    Py_ssize_t num = samples->shape[0], per_sample = p->within.len / (Py_ssize_t)sizeof(int64_t);
+    Py_ssize_t num = samples->shape[0], per_sample = b->within.len / (Py_ssize_t)sizeof(int64_t);
     Py_ssize_t num_runs = num * per_sample;
-    if (p->run_nbytes <= 0 || out->len / p->run_nbytes != num_runs || out->len % p->run_nbytes)
+    if (b->run_nbytes <= 0 || out->len / b->run_nbytes != num_runs || out->len % b->run_nbytes)
         return 0;
     int64_t *firsts = malloc((size_t)num_runs * sizeof(int64_t) + 1); /* of none it might be NULL */
-    int is_right = firsts && fill_firsts(p, samples->buf, num, starts->buf, firsts)
-        && are_below(firsts, num_runs, p->memory.len - p->run_nbytes + 1);
+    int is_right = firsts && fill_firsts(b, samples->buf, num, starts->buf, firsts)
+        && are_below(firsts, num_runs, b->memory.len - b->run_nbytes + 1);
     if (is_right)
-        copy_all(out->buf, p->memory.buf, firsts, (size_t)num_runs, (size_t)p->run_nbytes);
+        copy_all(out->buf, b->memory.buf, firsts, (size_t)num_runs, (size_t)b->run_nbytes);
     free(firsts);
     return is_right;
 }
@@ -193,7 +194,7 @@ static int get_int64(PyObject *object, Py_buffer *buffer)
     return 0;
 }
 
-static int gather_into(const struct pattern *p, PyObject *samples, PyObject *starts, PyObject *out)
+static int gather_into(const struct batch *b, PyObject *samples, PyObject *starts, PyObject *out)
 {
     Py_buffer of_samples, of_starts = {0}, of_out;
     int is_right = 0;
@@ -203,7 +204,7 @@ static int gather_into(const struct pattern *p, PyObject *samples, PyObject *sta
         is_right = starts == Py_None || of_starts.shape[0] == of_samples.shape[0];
         if (is_right && PyObject_GetBuffer(out, &of_out, PyBUF_WRITABLE) == 0) {
             Py_BEGIN_ALLOW_THREADS
-            is_right = gather_all(p, &of_samples, &of_starts, &of_out);
+            is_right = gather_all(b, &of_samples, &of_starts, &of_out);
             Py_END_ALLOW_THREADS
             PyBuffer_Release(&of_out);
         } else {
@@ -225,14 +226,14 @@ PyDoc_STRVAR(gather_doc,
 
 static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    struct pattern p;
+    struct batch b;
     PyObject *samples, *starts, *out;
-    if (!PyArg_ParseTuple(args, "y*nnnny*nOOO", &p.memory, &p.num_samples, &p.sample_nbytes, &p.num_starts,
-                          &p.step_nbytes, &p.within, &p.run_nbytes, &samples, &starts, &out))
+    if (!PyArg_ParseTuple(args, "y*nnnny*nOOO", &b.memory, &b.num_samples, &b.sample_nbytes, &b.num_starts,
+                          &b.step_nbytes, &b.within, &b.run_nbytes, &samples, &starts, &out))
         return NULL;
-    int is_right = gather_into(&p, samples, starts, out);
-    PyBuffer_Release(&p.memory);
-    PyBuffer_Release(&p.within);
+    int is_right = gather_into(&b, samples, starts, out);
+    PyBuffer_Release(&b.memory);
+    PyBuffer_Release(&b.within);
     return PyBool_FromLong(is_right);
 }
 

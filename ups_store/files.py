@@ -21,6 +21,8 @@ from ups_store.errors import DiskFullError, StoreNotFoundError
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRITE_ONLY = 2  # SYNC_FILE_RANGE_WRITE: begin, wait for nothing
 _PIECE_BYTES = 64 << 20  # of memory at a time: a signal makes the kernel begin a piece again
+_NO_WAIT = getattr(os, "RWF_NOWAIT", 8)  # linux/fs.h; Python lacks it with older C libraries
+_PROBE_BYTES = 4 << 20  # what lies in the page cache lies there in larger pieces
 _STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
 
 # statfs(2) and linux/magic.h. FUSE and 9p may be local, but nobody can tell from here.
@@ -118,6 +120,20 @@ def read_into(fd: int, offset: int, target: memoryview) -> int:
     while got < len(target) and (nbytes := os.preadv(fd, [target[got:]], offset + got)):
         got += nbytes
     return got
+
+
+def in_page_cache(fd: int, offset: int, nbytes: int) -> bool:
+    """Whether a part of a file seems to lie in the page cache; the system begins to read where it doesn't.
+
+    Looks at a byte of every 4 MiB that may not wait (RWF_NOWAIT): mincore tells only those who could write
+    the file. False on file systems that can't tell, such as NFS, and where the file ends before.
+    """
+    byte = bytearray(1)
+    try:
+        places = (*range(offset, offset + nbytes, _PROBE_BYTES), offset + nbytes - 1)
+        return all(os.preadv(fd, [byte], place, _NO_WAIT) for place in places)
+    except (OSError, NotImplementedError):  # EAGAIN; file system, kernel or C library don't know the flag
+        return False
 
 
 def write_at(fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:

@@ -135,6 +135,9 @@ def map_to_fill(fd: int, nbytes: int) -> mmap.mmap:
     return mapping
 
 
-def map_read_only(fd: int, nbytes: int) -> mmap.mmap:
-    """Map a file for reading only: locking a private mapping that may be written would copy every page."""
-    return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+def map_read_only(fd: int, nbytes: int, *, first: int = 0) -> mmap.mmap:
+    """Map a file, from a multiple of the page size on, for reading only.
+
+    Locking a private mapping that may be written would copy every page.
+    """
+    return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=first)

@@ -88,8 +88,10 @@ class DataOrder:
         _check("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
         _check("block_size", block_size >= 1, "at least 1", block_size)
         _check("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
-        smallest = batch_size if drop_last else 1
-        _check("num_items", min(sizes, default=0) >= smallest, f"at least {smallest} per source", list(sizes))
+        smallest = min(sizes, default=0)
+        _check("sizes", smallest >= 1, "at least one item in every source", list(sizes))
+        fits = batch_size <= smallest or not drop_last
+        _check("batch_size", fits, f"at most {smallest}, the items of the smallest source", batch_size)
         self.sizes = tuple(int(size) for size in sizes)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self.seed, self.shuffle, self.drop_last = int(seed), shuffle, drop_last

@@ -10,23 +10,56 @@ from __future__ import annotations
 import functools
 import importlib
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-compiled: ModuleType | None
+Memory = npt.NDArray[np.uint8]
+
+
+class Compiled(Protocol):
+    """What `_runs.c` has."""
+
+    def copy(self, memory: Memory, firsts: npt.NDArray[np.int64], nbytes: int, out: Memory, /) -> None:
+        """Copy runs of `nbytes` bytes that begin at `firsts` one behind the other; see `copy_runs`."""
+
+    def gather(
+        self,
+        memory: Memory,
+        num_samples: int,
+        sample_nbytes: int,
+        num_starts: int,
+        step_nbytes: int,
+        within: npt.NDArray[np.int64],
+        run_nbytes: int,
+        samples: object,
+        starts: object,
+        out: npt.NDArray[Any],
+        /,
+    ) -> bool:
+        """Copy the runs of samples, or windows; False, and nothing copied, unless all is as it should be.
+
+        Args:
+            memory: The samples.
+            num_samples: How many there are.
+            sample_nbytes: From one sample to the next.
+            num_starts: See `gather.Pattern`; likewise `step_nbytes`, `within` and `run_nbytes`.
+            samples: Sample numbers, int64, shape (n,).
+            starts: First time steps, int64, shape (n,); None for whole samples.
+            out: C-contiguous, as long as the runs.
+        """
+
+
+compiled: Compiled | None
 try:
-    compiled = importlib.import_module("ups_store._runs")
+    compiled = cast(Compiled, importlib.import_module("ups_store._runs"))
 except ImportError:  # no C compiler, or no headers of Python, when it was installed
     compiled = None
 
 LONG_RUN_BYTES = 8192  # from here on copying twice costs more than a view per run
 BLOCK_BYTES = 64 << 10  # of what is copied twice: stays in the cache, and malloc keeps such memory
 _TABLE_BLOCK = 16384  # elements; their indices too stay in the cache
-
-Memory = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

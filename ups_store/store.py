@@ -210,22 +210,21 @@ class Store:
         """
         self._file.check_length()
         chosen = self._per_sample if names is None else tuple(names)
+        batch: dict[str, npt.NDArray[Any]] = {}
         if num_threads is None or num_threads == 1:
-            usual = self._gather_usual(indices, chosen, start, length, stride, out)
-            if usual is not None:
-                return usual
+            batch = self._gather_usual(indices, chosen, start, length, stride, out)
+            if batch and len(batch) == len(chosen):
+                return batch
         samples = check_indices(indices, len(self), path=self.path)
         is_window = start is not None or length is not None or stride != 1
         arrays = [self._sampled_array(name) for name in chosen]
-        # The usual arguments in two set operations; for small samples the call takes as long as the copy.
-        has_effect = out is None or (type(out) is dict and out.keys() <= set(chosen))
-        if not has_effect or (is_window and self._timed.isdisjoint(chosen)):
-            check_effect([array.layout.meta for array in arrays], is_window, out, path=self.path)
+        check_effect([array.layout.meta for array in arrays], is_window, out, path=self.path)
         if self.is_partial:
             self._require(samples)
-        batch: dict[str, npt.NDArray[Any]] = {}
         for array in arrays:
             meta, window = array.layout.meta, None
+            if meta.name in batch:
+                continue
             if is_window:
                 window = window_of(meta, len(samples), start=start, length=length, stride=stride)
             if self._checks is not None:
@@ -242,26 +241,26 @@ class Store:
         length: int | None,
         stride: int,
         out: Mapping[str, npt.NDArray[Any]] | None,
-    ) -> dict[str, npt.NDArray[Any]] | None:
-        """See `SampledArray.gather_usual`; None where anything is unusual, or wrong."""
+    ) -> dict[str, npt.NDArray[Any]]:
+        """See `SampledArray.gather_usual`; without the arrays from the first on that is unusual, or wrong."""
+        batch: dict[str, npt.NDArray[Any]] = {}
         if type(indices) is list:
             indices = np.asarray(indices)
         if type(start) is int and type(indices) is np.ndarray:
             start = np.full(indices.shape, start)
         is_whole = start is None and length is None and stride == 1
         is_window = type(start) is np.ndarray and type(length) is int and type(stride) is int
-        if self.is_partial or self._checks is not None or not chosen or not (is_whole or is_window):
-            return None
+        if self.is_partial or self._checks is not None or not (is_whole or is_window):
+            return batch
         if is_window and self._timed.isdisjoint(chosen):
-            return None
+            return batch
         if out is not None and not (type(out) is dict and out.keys() <= set(chosen)):
-            return None
-        batch: dict[str, npt.NDArray[Any]] = {}
+            return batch
         for name in chosen:
             array, target = self._sampled.get(name), None if out is None else out.get(name)
             copied = None if array is None else array.gather_usual(indices, start, length, stride, target)
             if copied is None:
-                return None
+                break
             batch[name] = copied
         return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import weakref
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from ups_store import files, mappings
 from ups_store.checksum import Bytes
-from ups_store.errors import StoreClosedError
+from ups_store.errors import MemoryLimitError, StoreClosedError
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
 from ups_store.pread import cut, read_bytes, read_constant
@@ -59,7 +60,7 @@ class StoreFile:
         self._kept: mmap.mmap | None = None
         # A mapping needs no descriptor of ours; commit tables and samples that are read do.
         keeps_fd = keeps_fd or self.access == "pread"
-        self._mapping = None if self.access == "pread" else mappings.map_private(fd, nbytes)
+        self._mapping = None if self.access == "pread" else _map_file(fd, nbytes, path)
         self._descriptor = Descriptor(files.duplicate(fd)) if keeps_fd else None
 
     @property
@@ -88,7 +89,7 @@ class StoreFile:
         """The mapped file; a file that is read is mapped when this is first called."""
         self.check_open()
         if self._mapping is None:
-            self._mapping = mappings.map_private(self.descriptor.fd, self.nbytes)
+            self._mapping = _map_file(self.descriptor.fd, self.nbytes, self.path)
         return self._mapping
 
     @property
@@ -158,3 +159,22 @@ def _mapped(mapping: mmap.mmap, array: ArrayLayout) -> npt.NDArray[Any]:
     if not array.meta.is_constant:
         strides = (array.stride, *strides)
     return np.ndarray(array.meta.shape, dtype, mapping, array.offset, strides)
+
+
+def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
+    try:
+        return mappings.map_private(fd, nbytes)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        left = mappings.address_space_left()
+        refused = MemoryLimitError(
+            "the system refuses the address space to map the file",
+            kind="address_space",
+            path=path,
+            expected=f"{nbytes:,} bytes",
+            found="no limit of the process" if left is None else f"{left:,} bytes left by `ulimit -v`",
+            hint='raise that limit, or open it with access="pread"',
+        )
+        refused.needed_bytes, refused.available_bytes = nbytes, left or 0
+        raise refused from error

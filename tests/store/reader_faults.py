@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import resource
 import signal
 import sys
 import time
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ups_store import mappings
+from ups_store.ingest import contiguous
 from ups_store.ingest.info import EVERYTHING
 from ups_store.ingest.read_request import ReadRequest
 from ups_store.ingest.reader_process import Reader
@@ -57,6 +61,23 @@ class CrashingRead(ReadRequest):
 
 
 @dataclass(frozen=True, eq=False)
+class CutAmidRead(ReadRequest):
+    """Has the file cut off as soon as a part of it is mapped."""
+
+    def run(self, reader: Reader) -> object:
+        real = mappings.map_read_only
+
+        def cut(fd: int, nbytes: int, *, first: int = 0) -> mmap.mmap:
+            mapping = real(fd, nbytes, first=first)
+            os.truncate(self.path, 1)
+            return mapping
+
+        mappings.map_read_only = cut
+        contiguous._MAPPED_FROM = 1
+        return super().run(reader)
+
+
+@dataclass(frozen=True, eq=False)
 class FaultyRead(ReadRequest):
     """Raises what no request should."""
 
@@ -76,6 +97,18 @@ class ModulesRequest:
 
     def run(self, reader: Reader) -> set[str]:
         return set(sys.modules)
+
+
+@dataclass(frozen=True)
+class CoreLimitRequest:
+    """Tells how large a core file the process may leave."""
+
+    path: Path
+    subject = "limits"
+    first_sample = None
+
+    def run(self, reader: Reader) -> tuple[int, int]:
+        return resource.getrlimit(resource.RLIMIT_CORE)
 
 
 def fake(cls: type[ReadRequest], first: int, count: int = 1, **options: object) -> ReadRequest:

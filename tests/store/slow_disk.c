@@ -57,11 +57,12 @@ SHIM(pread64, off64_t)
 SHIM_V(preadv, off_t)
 SHIM_V(preadv64, off64_t)
 
-/* What Python's os.preadv calls. */
+/* What Python's os.preadv calls. Such a disk's files don't lie in the page cache: what may not wait isn't read. */
 #define SHIM_V2(name, offset_type)                                                                   \
     ssize_t name(int fd, const struct iovec *parts, int num, offset_type offset, int flags) {        \
         static ssize_t (*real)(int, const struct iovec *, int, offset_type, int);                    \
         if (!real) real = dlsym(RTLD_NEXT, #name);                                                   \
+        if (flags & RWF_NOWAIT) return errno = EAGAIN, -1;                                           \
         return is_bad(fd, total(parts, num)) ? misbehave() : real(fd, parts, num, offset, flags);    \
     }
 

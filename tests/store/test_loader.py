@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_stores import MakeStore
+from small_stores import MakeStore, mixed_constants, mixed_values
 from torch import Tensor
 
 import ups_store
+from ups_store import runs
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.metadata import DTYPE_NAMES
 from ups_store.order import DataOrder
@@ -75,6 +76,21 @@ def test_epoch_has_every_sample_once_in_a_new_order_every_time(dataset: StoreDat
         assert sorted(valid) == list(range(NUM_SAMPLES))
         epochs.append(valid)
     assert epochs[0] != epochs[1]
+
+
+def test_batches_are_the_same_where_numpy_copies(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = mixed_values(NUM_SAMPLES)
+    del values["nothing"]
+    dataset = StoreDataset(make_store(values, constants=mixed_constants()), window=Window(horizon=2))
+    compiled = list(make_loader(dataset, batch_size=7, seed=3))
+    monkeypatch.setattr(runs, "compiled", None)
+    for batch, expected in zip(make_loader(dataset, batch_size=7, seed=3), compiled, strict=True):
+        assert batch.keys() == expected.keys()
+        tensors = [name for name in expected if isinstance(expected[name], Tensor)]
+        assert {"z0", "dt", "valid"} <= set(tensors)
+        assert all(torch.equal(batch[name], expected[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "block"])
@@ -593,7 +609,7 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
     [
         ({"rank": 2, "world_size": 2}, "rank"),
         ({"batch_size": 9, "world_size": 2}, "batch_size"),
-        ({"batch_size": 51, "drop_last": True}, "num_items"),
+        ({"batch_size": 51, "drop_last": True}, "batch_size"),
         ({"prefetch": 0}, "prefetch"),
         ({"num_threads": 0}, "num_threads"),
         ({"shuffle": "all"}, "shuffle"),

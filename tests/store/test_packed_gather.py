@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 
 import ups_store
-from ups_store import SampleIndexError, SpecError
+from ups_store import SampleIndexError, SpecError, files
+from ups_store.errors import StoreClosedError
 from ups_store.packed import PackedStore, open_packed
 from ups_store.packed.pack import pack_store
 
@@ -108,3 +110,29 @@ def test_packed_gather_of_a_sample_outside_the_store_is_refused(stores: Stores) 
     with pytest.raises(SampleIndexError) as caught:
         stores[1].gather([0, 2**63])
     assert (caught.value.expected, caught.value.found) == ("0 <= index < 7", 2**63)
+
+
+def test_packed_store_closed_amid_a_read_reads_its_own_file(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, other = open_packed(stores[1].path), tmp_path / "other"
+    other.write_bytes(bytes(1 << 20))
+    opened: list[int] = []
+    real = files.read_at
+
+    def close_and_read(fd: int, offset: int, nbytes: int) -> bytes:
+        packed.close()
+        opened.append(files.open_existing(other))  # takes the lowest number that is free
+        return real(fd, offset, nbytes)
+
+    expected = stores[1].sample(3)
+    monkeypatch.setattr(files, "read_at", close_and_read)
+    array = next(iter(packed.catalog.arrays.values()))
+    monkeypatch.setattr(packed, "_extent", stores[1]._extent)
+    out = np.empty_like(expected[array.meta.name])
+    packed.read_chunk(array, 3, out)
+    assert_same_bits({"read": out}, {"read": expected[array.meta.name]})
+    for fd in opened:
+        files.close(fd)
+    with pytest.raises(StoreClosedError):
+        packed.read_chunk(array, 3, out)

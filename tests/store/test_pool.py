@@ -24,8 +24,17 @@ import numpy as np
 import psutil
 import pytest
 from faulty_disk import FaultyDisk
-from pdebench_files import FAMILIES, write_scalar_1d
-from reader_faults import CrashingRead, FakeRead, FaultyRead, ModulesRequest, SteadyRead, fake
+from pdebench_files import FAMILIES, T, X, write, write_scalar_1d
+from reader_faults import (
+    CoreLimitRequest,
+    CrashingRead,
+    CutAmidRead,
+    FakeRead,
+    FaultyRead,
+    ModulesRequest,
+    SteadyRead,
+    fake,
+)
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
 from ups_store.ingest import reader_handle
@@ -194,9 +203,18 @@ def test_describe_gives_the_info_of_each_file_in_order(tmp_path: Path) -> None:
         assert infos[0].arrays["fields"].dims == ("time", "x", "channel")
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_describe_gives_coordinates_that_are_longer_than_a_message(tmp_path: Path, num_workers: int) -> None:
+    x = np.linspace(0, 1, MAX_MESSAGE_BYTES // 4 + 1, dtype="f4")
+    path = write(tmp_path / "a.h5", {"tensor": np.zeros((1, 1, len(x)), "f4"), "x-coordinate": x})
+    with ReaderPool(num_workers, slot_nbytes=2 * x.nbytes) as pool:
+        (info,) = pool.describe([DescribeRequest(path)])
+    np.testing.assert_array_equal(info.constants["x"], x)
+
+
 def test_reader_imports_neither_torch_nor_command_line_libraries() -> None:
     with ReaderPool(1, slot_nbytes=SLOT) as pool:
-        (modules,) = pool.describe([ModulesRequest(Path("none"))])  # type: ignore[list-item]
+        modules = pool.ask(ModulesRequest(Path("none")))
     assert "h5py" in modules
     assert modules.isdisjoint({"torch", "typer", "rich", "pydantic", "scipy", "psutil", "zarr"})
 
@@ -206,6 +224,13 @@ def test_requests_that_fill_the_socket_are_sent_when_there_is_room() -> None:
     with ReaderPool(1, slot_nbytes=SLOT, num_slots=6) as pool:
         items = read_all(pool, requests)
     assert [samples[0] for samples, _ in items] == list(range(6))
+
+
+def test_largest_request_fits_into_a_message(tmp_path: Path) -> None:
+    path = write_scalar_1d(tmp_path / "a.h5", num_samples=MAX_SAMPLES)
+    with ReaderPool(1, slot_nbytes=MAX_SAMPLES * T * X * 4) as pool:
+        items = read_all(pool, requests_for(path, num_samples=MAX_SAMPLES, size=MAX_SAMPLES))
+    assert [len(samples) for samples, _ in items] == [MAX_SAMPLES]
 
 
 def test_batch_nbytes_is_what_a_slot_needs() -> None:
@@ -422,6 +447,29 @@ def test_reader_that_always_crashes_is_told_with_signal_and_stack() -> None:
     assert (error.kind, error.exit_code, error.sample) == ("reader_died", 3, 4)
     assert "SIGSEGV" in str(error)
     assert "reader_faults.py" in error.__notes__[0]
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_file_cut_while_it_is_copied_out_of_a_mapping_has_a_name(tmp_path: Path, retries: int) -> None:
+    path = write_scalar_1d(tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5", num_samples=64)
+    samples = np.arange(64)
+    request = CutAmidRead(path, get_task("burgers1d"), EVERYTHING, samples, samples, {"fields": "float32"})
+    patience = Patience(retries=retries, backoff_s=0.0)
+    with ReaderPool(1, slot_nbytes=SLOT, patience=patience) as pool, pytest.raises(SourceError) as caught:
+        read_all(pool, [request])
+    error = caught.value
+    assert error.path == str(path)
+    if retries:
+        assert error.kind == "not_hdf5"
+        return
+    assert (error.kind, error.dataset, error.sample) == ("reader_died", "tensor", 0)
+    assert "SIGBUS" in str(error)
+    assert "the file was cut" in str(error)
+
+
+def test_reader_that_crashes_leaves_no_core_file() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT) as pool:
+        assert pool.ask(CoreLimitRequest(Path("none"))) == (0, 0)
 
 
 def test_reader_killed_while_idle_is_replaced() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -28,6 +30,7 @@ from ups_store import (
     FORMAT_VERSION,
     ArrayNotFoundError,
     FormatError,
+    MemoryLimitError,
     SampleIndexError,
     SpecError,
     Store,
@@ -36,6 +39,7 @@ from ups_store import (
     StoreReplacedError,
     TruncatedError,
     files,
+    mappings,
 )
 from ups_store.identity import config_hash
 
@@ -368,3 +372,23 @@ def test_threads_read_the_same_from_one_store(store: Store) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(read, range(40)))
+
+
+@pytest.mark.parametrize("left", [None, 4096])
+def test_store_that_may_not_be_mapped_says_what_helps(
+    path: Path, monkeypatch: pytest.MonkeyPatch, left: int | None
+) -> None:
+    def refuse(fd: int, nbytes: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mappings, "map_private", refuse)
+    monkeypatch.setattr(mappings, "address_space_left", lambda: left)
+    with pytest.raises(MemoryLimitError, match='access="pread"') as caught:
+        ups_store.open(path)
+    error = caught.value
+    assert (error.path, error.kind, error.needed_bytes) == (str(path), "address_space", path.stat().st_size)
+    assert error.available_bytes == (left or 0)
+    with ups_store.open(path, access="pread") as store:
+        assert len(store.sample(0))
+        with pytest.raises(MemoryLimitError):
+            store["fields"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import mmap
+import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import FAMILIES, Family
 from reader_faults import ModulesRequest
 
+from ups_store import files, mappings
 from ups_store.build import read
 from ups_store.build.config import ReadingConfig
 from ups_store.build.plan import plan_store
@@ -123,7 +128,7 @@ def test_straight_reading_gives_what_hdf5_gives(
 def test_straight_reading_says_after_each_piece_that_it_gets_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contiguous, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(contiguous, "_READ_AT_ONCE", 100)
     told: list[str] = []
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -146,6 +151,109 @@ def test_straight_reading_past_the_end_of_a_cut_file_is_an_error(tmp_path: Path)
         with pytest.raises(SourceError, match="the file ends before its data does") as caught:
             source.read([2])
     assert (caught.value.kind, caught.value.dataset, caught.value.sample) == ("read_failed", "data", 2)
+
+
+# --- mapped -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of what was mapped, here however short it is."""
+    lengths: list[int] = []
+    real = mappings.map_read_only
+
+    def spy(fd: int, nbytes: int, *, first: int = 0) -> mmap.mmap:
+        lengths.append(nbytes)
+        return real(fd, nbytes, first=first)
+
+    monkeypatch.setattr(mappings, "map_read_only", spy)
+    monkeypatch.setattr(contiguous, "_MAPPED_FROM", 1)
+    return lengths
+
+
+def read_mapped(path: Path, samples: Sequence[int]) -> np.ndarray:
+    with open_source(path, is_mapped=True) as source:
+        return source.read(samples)["fields"][..., 0]
+
+
+def never_cached(fd: int, offset: int, nbytes: int) -> bool:
+    return False
+
+
+def no_space(fd: int, nbytes: int, *, first: int = 0) -> mmap.mmap:
+    raise OSError(errno.ENOMEM, "no address space")
+
+
+@pytest.mark.parametrize("user_block", [0, 512, 4096, 16384])
+@pytest.mark.parametrize("at_once", [64 << 20, 100, 4096])
+def test_contiguous_data_in_the_page_cache_are_copied_out_of_a_mapping(
+    tmp_path: Path, mapped: list[int], monkeypatch: pytest.MonkeyPatch, user_block: int, at_once: int
+) -> None:
+    monkeypatch.setattr(contiguous, "_MAPPED_AT_ONCE", at_once)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", userblock_size=user_block) as file:
+        file["data"] = VALUES
+    np.testing.assert_array_equal(read_mapped(path, [1, 2, 3, 6]), VALUES[[1, 2, 3, 6]])
+    assert len(mapped) == math.ceil(3 * 240 / at_once) + math.ceil(240 / at_once)
+
+
+@pytest.mark.parametrize("why", ["cold", "no_address_space", "short", "in_this_process"])
+def test_what_is_not_mapped_is_read(
+    tmp_path: Path, mapped: list[int], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "cold":
+        monkeypatch.setattr(files, "in_page_cache", never_cached)
+    if why == "no_address_space":
+        monkeypatch.setattr(mappings, "map_read_only", no_space)
+    if why == "short":
+        monkeypatch.setattr(contiguous, "_MAPPED_FROM", 241)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = VALUES
+    with open_source(path, is_mapped=why != "in_this_process") as source:
+        np.testing.assert_array_equal(source.read([4])["fields"][0, ..., 0], VALUES[4])
+    assert mapped == []
+
+
+def test_cut_file_is_not_mapped(tmp_path: Path, mapped: list[int]) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = VALUES
+        offset = file["data"].id.get_offset()
+    with open_source(path, is_mapped=True) as source:
+        with path.open("r+b") as file:
+            file.truncate(offset + 600)
+        with pytest.raises(SourceError, match="the file ends before its data does"):
+            source.read([2])
+        np.testing.assert_array_equal(source.read([1])["fields"][0, ..., 0], VALUES[1])
+    assert len(mapped) == 1
+
+
+def test_page_cache_is_asked_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.bin"
+    nbytes = 9 << 20
+    path.write_bytes(bytes(nbytes))
+    fd = files.open_existing(path)
+    asked: list[int] = []
+    real = os.preadv
+
+    def spy(fd: int, to: list[bytearray], offset: int, flags: int = 0) -> int:
+        asked.append(offset)
+        if asked[-1] >= cold_from:
+            raise BlockingIOError(errno.EAGAIN, "not there")
+        return real(fd, to, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", spy)
+    try:
+        cold_from = nbytes
+        assert files.in_page_cache(fd, 5, nbytes - 5)
+        assert asked == [5, 5 + (4 << 20), 5 + (8 << 20), nbytes - 1]
+        assert not files.in_page_cache(fd, 5, nbytes - 4)  # the file ends before
+        cold_from = nbytes - 1
+        assert not files.in_page_cache(fd, 0, nbytes)
+        assert files.in_page_cache(fd, 0, cold_from)
+    finally:
+        files.close(fd)
 
 
 # --- chunk by chunk -----------------------------------------------------------------------------------

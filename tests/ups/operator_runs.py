@@ -109,7 +109,7 @@ def build_here(command: list[str], *, note: Note) -> None:
     assert command[1:3] == ["-m", "ups_store.build"]
     note(" ".join(["$ python", *command[1:]]))
     done = CliRunner().invoke(build_command, command[3:])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, f"{done.output}{done.exception!r}"
 
 
 def change_weights(path: Path) -> None:

@@ -14,7 +14,7 @@ from ups_store.build.outputs import replace_text
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
 from ups_store.ingest.digest_request import DigestKind, DigestRequest
-from ups_store.ingest.file_state import changed
+from ups_store.ingest.file_state import FileState, changed
 
 __all__ = ["DIGEST_CHARACTERS", "DigestCache", "DigestKind", "Digests", "FileSignature"]
 
@@ -40,6 +40,11 @@ class FileSignature:
     size: int
     mtime_ns: int
     ctime_ns: int
+
+    @property
+    def state(self) -> FileState:
+        """The part of it that readers compare."""
+        return self.device, self.inode, self.size, self.mtime_ns
 
     @classmethod
     def of(cls, path: Path) -> FileSignature:

@@ -175,7 +175,7 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
     """Requests for batches of samples, each of one file."""
     # `first`: the part's first sample in the numbers of the store, which may hold a partition of the split
     requests, first = [], -plan.selected.start
-    for part, info in zip(plan.parts, plan.infos, strict=True):
+    for part, info, signature in zip(plan.parts, plan.infos, plan.signatures, strict=True):
         wanted = missing[(missing >= first) & (missing < first + len(part.indices))]
         if len(wanted):
             _expect_finite_parameters(info, on_nan)
@@ -187,7 +187,16 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
         for rows in _batches_of_units(*units, plan.source_sample_nbytes, batch_size_of(plan)):
             samples, in_file = wanted[rows], in_part[rows]
             requests.append(
-                ReadRequest(part.path, plan.task, plan.selection, samples, in_file, dtypes, on_nan == "fail")
+                ReadRequest(
+                    part.path,
+                    plan.task,
+                    plan.selection,
+                    samples,
+                    in_file,
+                    dtypes,
+                    check_finite=on_nan == "fail",
+                    state=signature.state,
+                )
             )
         first += len(part.indices)
     return requests

@@ -50,6 +50,8 @@ def died(request: Request, reader: ReaderHandle, *, attempt: str) -> SourceError
     hint = "check the file and the HDF5 filters that it needs; -vv shows what the reader said"
     if "SIGKILL" in how:
         hint = "if the system ran out of memory, lower --num-workers"
+    if "SIGBUS" in how:
+        hint = "the file was cut, or its disk failed, while it was read: check both, and run it again"
     error = SourceError(
         f"reader {reader.pid} was lost with {request.subject} ({attempt})",
         kind="reader_died",

@@ -103,8 +103,10 @@ def _opening_error(path: Path, error: OSError) -> SourceError:
             found=f"{path.stat().st_size} bytes",
             hint="download or copy it again, and compare its checksum",
         )
-    if error.errno in (errno.EACCES, errno.EPERM) or _has_signature(path):
-        return source_error("can't be opened", kind="unreadable", path=path, found=str(error))
+    is_refused = error.errno in (errno.EACCES, errno.EPERM)
+    if is_refused or _has_signature(path):
+        hint = "check its permissions (`ls -l`)" if is_refused else "copy it again, and compare its checksum"
+        return source_error("can't be opened", kind="unreadable", path=path, found=str(error), hint=hint)
     return source_error(
         "not an HDF5 file", kind="not_hdf5", path=path, expected=_hex(_SIGNATURE), found=_first_bytes(path)
     )

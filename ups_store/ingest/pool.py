@@ -11,7 +11,7 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -183,7 +183,7 @@ class ReaderPool:
         for job in self._run(requests):
             if job.error is not None:
                 raise job.error
-            yield job.value
+            yield replace(job.value, constants={name: values.copy() for name, values in job.arrays.items()})
 
     def ask(self, request: Request, *, progress: Callable[[int], None] = lambda num: None) -> Any:
         """Run one request and return its result; raises as `read` does, also where that skips.

@@ -7,7 +7,7 @@ do, so long as the process can import its class.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SourceError
+from ups_store.ingest.file_state import FileState
 from ups_store.ingest.info import EVERYTHING, Selection, SourceInfo
 from ups_store.ingest.value_range import ValueRange
 from ups_store.metadata import dtype_of
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ups_store.ingest.reader_process import Reader
     from ups_store.ingest.source import Source
 
-MAX_SAMPLES = 16_384  # of one request, whose message has to fit in a socket's buffer
+MAX_SAMPLES = 8192  # of one request: two numbers each, in a message of at most `MAX_MESSAGE_BYTES`
 
 
 class Request(Protocol):
@@ -65,9 +66,16 @@ class DescribeRequest:
     first_sample = None
 
     def run(self, reader: Reader) -> SourceInfo:
-        """Open the file; it stays open for the samples that will be asked for."""
+        """Open the file; it stays open for the samples that will be asked for.
+
+        Returns:
+            What it holds; its constants, which may be longer than a message, are placed instead.
+        """
         with reader.opened(self.path, task=self.task, selection=self.selection) as source:
-            return source.info
+            info = source.info
+        for name, values in info.constants.items():
+            reader.place(name, values.shape, values.dtype)[...] = values
+        return replace(info, constants={})
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +92,7 @@ class ReadRequest:
         dtypes: Name of the dtype that each array is cast to.
         check_finite: Whether NaN and Inf are an error.
         with_ranges: Whether to find the range of values of each array, which `check_finite` does, too.
+        state: The file as it has to be; by default as it is when the reader opens it.
     """
 
     path: Path
@@ -94,6 +103,7 @@ class ReadRequest:
     dtypes: Mapping[str, str]
     check_finite: bool = False
     with_ranges: bool = True
+    state: FileState | None = None
 
     def __post_init__(self) -> None:
         assert 0 < len(self.indices) == len(self.samples) <= MAX_SAMPLES, len(self.indices)
@@ -118,7 +128,7 @@ class ReadRequest:
         Raises:
             SourceError: As `open_source` and `Source.read_into`; kind "source_changed"; kind "not_finite".
         """
-        with reader.opened(self.path, task=self.task, selection=self.selection) as source:
+        with reader.opened(self.path, task=self.task, selection=self.selection, state=self.state) as source:
             arrays = {
                 name: reader.place(name, (len(self.indices), *array.shape), dtype_of(self.dtypes[name]))
                 for name, array in source.info.arrays.items()

@@ -11,6 +11,7 @@ import errno
 import faulthandler
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -57,6 +58,7 @@ class Reader:
         self, memory: SlotMemory | None = None, *, told: Callable[[Status], None] = lambda status: None
     ) -> None:
         self.status = Status(-1, 0.0, 0.0, "starting")
+        self._is_expendable = memory is not None  # a process of its own, with a supervisor
         self._told = memory.write_status if memory else told
         self._sources: OrderedDict[_SourceKey, tuple[Source, FileState]] = OrderedDict()
         self._place: Place
@@ -90,22 +92,28 @@ class Reader:
         return self._place(name, shape, dtype)
 
     @contextmanager
-    def opened(self, path: Path, *, task: Task | None, selection: Selection) -> Iterator[Source]:
+    def opened(
+        self, path: Path, *, task: Task | None, selection: Selection, state: FileState | None = None
+    ) -> Iterator[Source]:
         """A source, which is opened unless it still is, for the duration of a block.
 
         Raises:
             SourceError: As `open_source`; kind "source_changed", if the path isn't the file that was opened,
-                as it was then: HDF5 reads zeros where an open file was cut off.
+                as it was then, or as `state` says: HDF5 reads zeros where an open file was cut off, and a
+                reader may be younger than a change.
         """
-        source, state = self._source((path, task.name if task else None, selection), task)
+        source, found = self._source((path, task.name if task else None, selection), task)
+        if state not in (None, found):
+            self.close()
+            raise changed(path)
         try:
             yield source
         except BaseException:
             self.close()
-            if file_state(path) != state:
+            if file_state(path) != found:
                 raise changed(path) from None
             raise
-        if file_state(path) != state:
+        if file_state(path) != found:
             self.close()
             raise changed(path)
 
@@ -113,7 +121,8 @@ class Reader:
         if key not in self._sources:
             self.doing("opening")
             state = file_state(key[0])
-            self._sources[key] = open_source(key[0], task=task, selection=key[2]), state
+            source = open_source(key[0], task=task, selection=key[2], is_mapped=self._is_expendable)
+            self._sources[key] = source, state
             if len(self._sources) > _MAX_OPEN:
                 oldest, _ = self._sources.popitem(last=False)[1]
                 oldest.close()
@@ -191,6 +200,7 @@ def main() -> None:
     supervisor, channel_fd, memory_fd, num_slots, slot_nbytes = map(int, sys.argv[1:])
     _end_with(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what ends it is told by its log, not by a file "core"
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
     import ups_store.ingest.digest  # noqa: F401  # now, as later it would take time of the first one

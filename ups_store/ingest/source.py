@@ -29,7 +29,11 @@ __all__ = ["ArrayInfo", "Selection", "Source", "SourceInfo", "check_same_grid", 
 
 
 def open_source(
-    path: str | os.PathLike[str], *, task: Task | None = None, selection: Selection = EVERYTHING
+    path: str | os.PathLike[str],
+    *,
+    task: Task | None = None,
+    selection: Selection = EVERYTHING,
+    is_mapped: bool = False,
 ) -> Source:
     """Open a file whose layout is recognised by what it holds.
 
@@ -37,6 +41,7 @@ def open_source(
         path: HDF5 file.
         task: What it is meant to be. Without one, any known layout is taken as it is.
         selection: Reduction in space and time, applied while reading.
+        is_mapped: Whether contiguous data may be copied out of a mapping, see `contiguous.Place`.
 
     Returns:
         The open source, to be closed by the caller; usable as a context manager.
@@ -59,7 +64,9 @@ def open_source(
     except BaseException:
         file.close()
         raise
-    return Source(file, info=info, contents=contents, lengths=lengths, selection=selection)
+    return Source(
+        file, info=info, contents=contents, lengths=lengths, selection=selection, is_mapped=is_mapped
+    )
 
 
 class Source:
@@ -80,12 +87,14 @@ class Source:
         contents: Contents,
         lengths: Mapping[str, int],
         selection: Selection,
+        is_mapped: bool,
     ) -> None:
         self.info = info
         self._file = file
         self._contents = contents
         self._lengths = lengths
         self._selection = selection
+        self._is_mapped = is_mapped
         self._first_grid: dict[str, np.ndarray] | None = None
         self._places: dict[str, Place | None] = {}  # likewise: asking for one takes 0.5 ms
         self._datasets: dict[str, h5py.Dataset] = {}  # those of all samples: opening one takes 0.1 ms
@@ -226,9 +235,9 @@ class Source:
     def _place(self, name: str, dataset: h5py.Dataset) -> Place | None:
         """Where a dataset lies in the file; see `place_of`."""
         if self._contents.groups:  # there are as many datasets as samples
-            return place_of(dataset)
+            return place_of(dataset, is_mapped=self._is_mapped)
         if name not in self._places:
-            self._places[name] = place_of(dataset)
+            self._places[name] = place_of(dataset, is_mapped=self._is_mapped)
         return self._places[name]
 
     def _dataset_of_first(self, part: Part) -> h5py.Dataset:

@@ -23,12 +23,18 @@ from ups_store.metadata import dtype_of
 from ups_store.output import check_output
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_index, read_packed
 from ups_store.runs import cast_into
+from ups_store.store_file import Descriptor
 
 
 class PackedStore:
     """A packed store, read-only: `sample` and `gather` decode; there is no array to map.
 
     Every chunk's checksum is checked before it is decoded. Safe to read from several threads.
+
+    Args:
+        path: Absolute path of the file.
+        fd: Its descriptor, which belongs to the store from now on.
+        catalog: What it holds and where.
 
     Attributes:
         path: Absolute path of the file.
@@ -44,7 +50,7 @@ class PackedStore:
         self.identity: Mapping[str, Any] = catalog.root.identity
         self.config_hash = catalog.root.config_hash
         self.attrs: Mapping[str, Any] = catalog.root.attrs
-        self._fd = fd
+        self._descriptor: Descriptor | None = Descriptor(fd)
         self._edges: dict[str, npt.NDArray[np.int64]] = {}
         self._plain: dict[str, npt.NDArray[Any]] = {}
 
@@ -163,7 +169,8 @@ class PackedStore:
             CorruptChunkError: If it is damaged.
         """
         first, end = self._extent(array, sample)
-        raw = files.read_at(self._open_fd(), first, end - first)
+        descriptor = self._open_descriptor()
+        raw = files.read_at(descriptor.fd, first, end - first)
         packed, stored = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
         if len(raw) < end - first or stored != struct.pack("<I", crc32c(packed)):
             raise self._damaged(array, sample, (first, end), "its crc32c doesn't match")
@@ -191,7 +198,8 @@ class PackedStore:
             return array.entry.data_offset, array.entry.end
         name = array.meta.name
         if name not in self._edges:
-            self._edges[name] = read_index(self._open_fd(), array, self.path)
+            descriptor = self._open_descriptor()
+            self._edges[name] = read_index(descriptor.fd, array, self.path)
         edges = self._edges[name]
         return int(edges[sample]), int(edges[sample + 1])
 
@@ -202,16 +210,16 @@ class PackedStore:
             raise ArrayNotFoundError(f"no array {name!r} of samples", path=self.path, expected=expected)
         return array
 
-    def _open_fd(self) -> int:
-        if self._fd < 0:
+    def _open_descriptor(self) -> Descriptor:
+        """To be held as long as the reading takes: another thread may close the store."""
+        descriptor = self._descriptor
+        if descriptor is None:
             raise StoreClosedError("the store is closed", path=self.path, hint="open it again")
-        return self._fd
+        return descriptor
 
     def close(self) -> None:
-        """Close the file. Closing twice is allowed."""
-        if self._fd >= 0:
-            files.close(self._fd)
-            self._fd = -1
+        """Close the file; a read under way ends. Closing twice is allowed."""
+        self._descriptor = None
 
     def __enter__(self) -> Self:
         return self
@@ -234,7 +242,8 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
     target = Path(path).absolute()
     fd = files.open_existing(target)
     try:
-        return PackedStore(target, fd, read_packed(fd, target))
+        catalog = read_packed(fd, target)
     except BaseException:
         files.close(fd)
         raise
+    return PackedStore(target, fd, catalog)
