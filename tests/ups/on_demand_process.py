@@ -1,7 +1,4 @@
-"""What a process does in the tests of on-demand mode: the first pass, alone or as a rank of gloo.
-
-python on_demand_process.py FOLDER SAID BATCHES [KEY=VALUE ...]: after so many batches it kills itself.
-"""
+"""What a process does in the tests of on-demand mode: the first pass, alone or as a rank of gloo."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import hashlib
 import json
 import os
 import signal
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +21,9 @@ def digest(batch: WindowBatch) -> str:
     return f"{batch.task} {hashlib.sha256(raw).hexdigest()}"
 
 
-def main(folder: Path, said: Path, num: int, overrides: list[str]) -> None:
+def main(folder: Path, said: Path, num: int, overrides: Sequence[str]) -> None:
+    """Say what was drawn, unless it kills itself after `num` batches."""
+    torch.set_num_threads(1)
     notes: list[str] = []
     with joined_ranks("cpu", timeout_s=60, note=notes.append) as (ranks, _):
         windows = open_windows(folder, *overrides, notes=notes)
@@ -37,7 +36,3 @@ def main(folder: Path, said: Path, num: int, overrides: list[str]) -> None:
         both = ranks.gather(torch.frombuffer(bytearray("".join(digests).encode()), dtype=torch.uint8))
         assert bool((both == both[0]).all())
     said.write_text(json.dumps({"digests": digests, "notes": notes}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

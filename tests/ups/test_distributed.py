@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_training
 import torch
 from on_demand_helpers import build, make_folder
+from rank_processes import rank_variables, start, wait
 from rank_training import Points, Waves, make_config, operator_trainer
 
 from ups.checkpoint import load_checkpoint
@@ -24,36 +25,19 @@ from ups.train.ranks import Ranks, joined_ranks
 from ups.train.trainer import Trainer
 
 REPO = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).with_name("rank_training.py")
+SCRIPT = Path(rank_training.__file__)
 CPU = torch.device("cpu")
 
 
-def environment(**more: str) -> dict[str, str]:
-    path = os.pathsep.join([str(REPO), str(SCRIPT.parent)])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **more}
-
-
 def run_ranks(case: str, folder: Path, *, world_size: int = 2) -> list[dict[str, Any]]:
-    """What each rank said; None of one that died."""
+    """What each rank said; nothing of one that died."""
     folder.mkdir(exist_ok=True)
     said = [folder / f"rank{rank}.json" for rank in range(world_size)]
     for path in said:
         path.unlink(missing_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    command = [sys.executable, str(SCRIPT), case, str(folder)]
-    processes = [
-        subprocess.Popen(command, env=environment(**common, RANK=str(rank), LOCAL_RANK=str(rank)))
-        for rank in range(world_size)
-    ]
-    try:
-        for process in processes:
-            process.wait(timeout=100)
-    finally:
-        for process in processes:
-            process.kill()
+    ranks = rank_variables(world_size)
+    codes = wait([start(rank_training.main, case, folder, **variables) for variables in ranks])
+    assert None not in codes
     return [json.loads(path.read_text()) if path.exists() else {} for path in said]
 
 
@@ -62,7 +46,9 @@ def run_torchrun(case: str, folder: Path) -> list[dict[str, Any]]:
     folder.mkdir()
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, str(SCRIPT), case, str(folder)]
-    subprocess.run(command, env=environment(), check=True, timeout=120, capture_output=True)
+    path = os.pathsep.join([str(REPO), str(SCRIPT.parent)])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

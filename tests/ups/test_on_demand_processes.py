@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
+import signal
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import on_demand_process
 import pytest
 from on_demand_helpers import NUM_TRAIN, build, make_folder, open_windows
 from on_demand_process import digest
+from rank_processes import rank_variables, start, wait
 
 import ups_store
 from ups_store.recovery import building_path
 
 pytestmark = pytest.mark.multi_process
 
-REPO = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).with_name("on_demand_process.py")
 NEVER = -1
 TWO_TASKS = "data.task=[burgers1d,advection1d]"
 
@@ -30,34 +28,19 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path)
 
 
-def start(folder: Path, said: str, num: int, *overrides: str, **variables: str) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join([str(REPO), str(SCRIPT.parent)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(SCRIPT), str(folder), str(folder / said), str(num), *overrides]
-    return subprocess.Popen(command, env=environment | variables)
+def begin(folder: Path, said: str, num: int, *overrides: str, **variables: str) -> BaseProcess:
+    return start(on_demand_process.main, folder, folder / said, num, overrides, **variables)
 
 
-def start_ranks(
-    folder: Path, num: int, *overrides: str, world_size: int = 2
-) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size)}
-    common["LOCAL_WORLD_SIZE"] = str(world_size)
+def begin_ranks(folder: Path, num: int, *overrides: str) -> list[BaseProcess]:
     return [
-        start(folder, f"rank{rank}.json", num, *overrides, **common, RANK=str(rank), LOCAL_RANK=str(rank))
-        for rank in range(world_size)
+        begin(folder, f"rank{rank}.json", num, *overrides, **variables)
+        for rank, variables in enumerate(rank_variables(2))
     ]
 
 
-def wait(folder: Path, *processes: subprocess.Popen[bytes], said: str) -> list[dict[str, Any]]:
-    try:
-        for process in processes:
-            assert process.wait(timeout=100) == 0
-    finally:
-        for process in processes:
-            process.kill()
+def what_was_said(folder: Path, *processes: BaseProcess, said: str) -> list[dict[str, Any]]:
+    assert wait(processes) == [0] * len(processes)
     return [json.loads(path.read_text()) for path in sorted(folder.glob(said))]
 
 
@@ -77,7 +60,7 @@ def bytes_of_a_build(folder: Path, *tasks: str) -> list[bytes]:
 
 
 def test_ranks_fill_one_store_and_draw_the_batches_of_one_process(folder: Path) -> None:
-    ranks = wait(folder, *start_ranks(folder, NEVER, TWO_TASKS), said="rank*.json")
+    ranks = what_was_said(folder, *begin_ranks(folder, NEVER, TWO_TASKS), said="rank*.json")
     tasks = ["burgers1d", "advection1d"]
     assert [store_bytes(folder, task) for task in tasks] == bytes_of_a_build(folder, *tasks)
     assert ranks[0]["digests"] == ranks[1]["digests"]
@@ -88,8 +71,8 @@ def test_ranks_fill_one_store_and_draw_the_batches_of_one_process(folder: Path) 
 
 def test_ranks_share_one_store_in_memory(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    ranks = wait(
-        folder, *start_ranks(folder, NEVER, TWO_TASKS, "training.cache_mode=memory"), said="rank*.json"
+    ranks = what_was_said(
+        folder, *begin_ranks(folder, NEVER, TWO_TASKS, "training.cache_mode=memory"), said="rank*.json"
     )
     left = [path for path in sorted(folder.rglob("*")) if path.name not in ("rank0.json", "rank1.json")]
     assert left == before
@@ -98,15 +81,14 @@ def test_ranks_share_one_store_in_memory(folder: Path) -> None:
 
 def test_two_runs_of_one_configuration_fill_one_store(folder: Path) -> None:
     """They don't know of each other; the second finds that the first builds, and helps."""
-    runs = [start(folder, f"run{number}.json", NEVER) for number in range(2)]
-    one, other = wait(folder, *runs, said="run*.json")
+    runs = [begin(folder, f"run{number}.json", NEVER) for number in range(2)]
+    one, other = what_was_said(folder, *runs, said="run*.json")
     assert one["digests"] == other["digests"]
     assert [store_bytes(folder)] == bytes_of_a_build(folder, "burgers1d")
 
 
 def test_killed_run_goes_on_where_it_was(folder: Path) -> None:
-    killed = start(folder, "killed.json", 2)
-    killed.wait(timeout=100)
+    assert wait([begin(folder, "killed.json", 2)]) == [-signal.SIGKILL]
     assert not (folder / "killed.json").exists()
     path = folder / "latents" / "burgers1d_train.zarr.zip"
     if not path.exists():  # the build may have been done
@@ -119,8 +101,7 @@ def test_killed_run_goes_on_where_it_was(folder: Path) -> None:
 
 
 def test_killed_ranks_leave_what_the_next_run_takes_up(folder: Path) -> None:
-    for process in start_ranks(folder, 1):
-        process.wait(timeout=100)
-    ranks = wait(folder, *start_ranks(folder, NEVER), said="rank*.json")
+    assert -signal.SIGKILL in wait(begin_ranks(folder, 1))
+    ranks = what_was_said(folder, *begin_ranks(folder, NEVER), said="rank*.json")
     assert ranks[0]["digests"] == ranks[1]["digests"]
     assert [store_bytes(folder)] == bytes_of_a_build(folder, "burgers1d")
