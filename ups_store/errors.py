@@ -256,14 +256,20 @@ class ReadTimeoutError(SourceError):
 class MemoryLimitError(StoreError):
     """What was asked for doesn't fit into the memory that may be used.
 
-    Attributes:
+    Args:
+        problem: What is wrong.
         needed_bytes: Memory that the operation needs.
         available_bytes: Memory that it may use: of the machine, its control group, the device, or a limit.
+        context: See `StoreError`.
     """
 
     kind = "memory"
-    needed_bytes: int
-    available_bytes: int
+
+    def __init__(
+        self, problem: str, *, needed_bytes: int = 0, available_bytes: int = 0, **context: Any
+    ) -> None:
+        super().__init__(problem, **context)
+        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
 
 class DeviceError(StoreError, RuntimeError):

@@ -168,13 +168,13 @@ def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
         if error.errno != errno.ENOMEM:
             raise
         left = mappings.address_space_left()
-        refused = MemoryLimitError(
+        raise MemoryLimitError(
             "the system refuses the address space to map the file",
+            needed_bytes=nbytes,
+            available_bytes=left or 0,
             kind="address_space",
             path=path,
             expected=f"{nbytes:,} bytes",
             found="no limit of the process" if left is None else f"{left:,} bytes left by `ulimit -v`",
             hint='raise that limit, or open it with access="pread"',
-        )
-        refused.needed_bytes, refused.available_bytes = nbytes, left or 0
-        raise refused from error
+        ) from error

@@ -37,15 +37,15 @@ class Budget:
         """
         if self.needed_bytes <= self.available_bytes * (1 - margin):
             return
-        error = MemoryLimitError(
+        raise MemoryLimitError(
             f"the store doesn't fit into {self.place} for preload mode {mode!r}",
+            needed_bytes=self.needed_bytes,
+            available_bytes=self.available_bytes,
             path=path,
             expected=f"{self.needed_bytes:,} bytes and a margin of {margin:.0%}",
             found=f"{self.available_bytes:,} available",
             hint='free memory, raise the limit, or preload with mode="auto", which takes what fits',
         )
-        error.needed_bytes, error.available_bytes = self.needed_bytes, self.available_bytes
-        raise error
 
 
 def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:

@@ -45,15 +45,15 @@ def refusal_named(job: Job) -> Iterator[None]:
         if error.errno != errno.ENOMEM:
             raise
         needed = budget(job)
-        refused = MemoryLimitError(
+        raise MemoryLimitError(
             "the system refuses the memory for a copy of the store",
+            needed_bytes=needed.needed_bytes,
+            available_bytes=needed.available_bytes,
             path=job.file.path,
             expected=f"{needed.needed_bytes:,} bytes",
             found=f"{needed.available_bytes:,} available by its own account",
             hint='look at `ulimit -a` and the control group, or preload with mode="page-cache"',
-        )
-        refused.needed_bytes, refused.available_bytes = needed.needed_bytes, needed.available_bytes
-        raise refused from error
+        ) from error
 
 
 def _load_private(job: Job) -> None:

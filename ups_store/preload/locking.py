@@ -19,13 +19,13 @@ def lock(mapping: mmap.mmap, *, path: Path) -> None:
         mappings.lock_on_fault(mapping)
     except OSError as refused:
         limit = mappings.memory_lock_limit()
-        error = MemoryLimitError(
+        raise MemoryLimitError(
             "the system refuses to lock so much memory (RLIMIT_MEMLOCK)",
+            needed_bytes=len(mapping),
+            available_bytes=limit,
             kind="memlock",
             path=path,
             expected=f"a limit of at least {len(mapping):,} bytes",
             found=f"{limit:,}",
             hint="raise it (`ulimit -l`, or LimitMEMLOCK= of the service), or preload without lock=True",
-        )
-        error.needed_bytes, error.available_bytes = len(mapping), limit
-        raise error from refused
+        ) from refused

@@ -95,12 +95,12 @@ def _out_of_memory_named(job: Job, device: torch.device) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         needed = budget(job)
-        refused = MemoryLimitError(
+        raise MemoryLimitError(
             f"{device} refuses memory for the store",
+            needed_bytes=needed.needed_bytes,
+            available_bytes=needed.available_bytes,
             path=job.file.path,
             expected=f"{needed.needed_bytes:,} bytes",
             found=f"{needed.available_bytes:,} available, in pieces",
             hint="preload fewer `samples`, or use torch.cuda.empty_cache() first",
-        )
-        refused.needed_bytes, refused.available_bytes = needed.needed_bytes, needed.available_bytes
-        raise refused from error
+        ) from error
