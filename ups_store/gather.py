@@ -24,6 +24,15 @@ _INTEGERS = (int, np.integer)
 Samples = npt.NDArray[np.int64]
 
 
+def names_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of arrays; SpecError for one that isn't in a list: it would be taken for its letters."""
+    if isinstance(names, str):
+        raise SpecError(
+            "one name", kind="names", expected="a list of names", found=repr(names), hint=f"write [{names!r}]"
+        )
+    return tuple(names)
+
+
 @dataclass(frozen=True)
 class Window:
     """A window over time.

@@ -82,8 +82,9 @@ class DataOrder:
     ) -> None:
         _check("world_size", world_size >= 1, "at least 1", world_size)
         _check("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
-        divides = batch_size >= 1 and batch_size % world_size == 0
-        _check("batch_size", divides, f"a positive multiple of the {world_size} ranks", batch_size)
+        _check("batch_size", batch_size >= 1, "at least 1", batch_size)
+        divides = batch_size % world_size == 0
+        _check("batch_size", divides, f"a multiple of the {world_size} ranks", batch_size)
         _check("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
         _check("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
         _check("block_size", block_size >= 1, "at least 1", block_size)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ups_store.array_spec import ArraySpec
 from ups_store.errors import FormatError, SpecError
-from ups_store.gather import check_effect, window_of
+from ups_store.gather import check_effect, names_of, window_of
 from ups_store.identity import config_hash, describe_differences, differences
 from ups_store.indices import Indices, check_indices
 from ups_store.metadata import ArrayMeta, dtype_name
@@ -128,6 +128,7 @@ class PartitionedStore:
 
         Where samples come from several partitions, they are copied twice.
         """
+        names = None if names is None else names_of(names)
         samples = check_indices(indices, len(self), path=self.path)
         numbers = np.searchsorted(self._ends, samples, side="right")
         options: dict[str, Any] = {"stride": stride, "num_threads": num_threads}

@@ -15,7 +15,7 @@ from ups_store import files, mappings
 from ups_store.array_spec import ArraySpec
 from ups_store.catalog import Catalog, fingerprint_of
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
-from ups_store.gather import TIME_DIM, check_effect, window_of
+from ups_store.gather import TIME_DIM, check_effect, names_of, window_of
 from ups_store.indices import Indices, check_indices
 from ups_store.layout import ArrayLayout
 from ups_store.metadata import dtype_of
@@ -204,12 +204,13 @@ class Store:
             Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
         Raises:
             SampleIndexError: For a sample or window outside the store.
-            SpecError: For an `out` of another shape, or of a dtype that loses what the array holds.
+            SpecError: For one name that isn't in a list; for an `out` of another shape, or of a dtype that
+                loses what the array holds.
             TruncatedError: If another program cut the file.
             CorruptChunkError: If `verify="touch"` finds damage.
         """
         self._file.check_length()
-        chosen = self._per_sample if names is None else tuple(names)
+        chosen = self._per_sample if names is None else names_of(names)
         batch: dict[str, npt.NDArray[Any]] = {}
         if num_threads is None or num_threads == 1:
             batch = self._gather_usual(indices, chosen, start, length, stride, out)

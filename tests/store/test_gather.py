@@ -162,6 +162,11 @@ def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
     assert store.gather([0], []) == {}
 
 
+def test_name_outside_a_list_is_refused_and_not_taken_for_its_letters(store: Store) -> None:
+    with pytest.raises(SpecError, match=r"expected a list of names, found 'u8'; write \['u8'\]"):
+        store.gather([0], "u8")
+
+
 def test_gather_makes_what_out_does_not_hold(store: Store) -> None:
     out = {"u8": np.empty((1, 8), np.uint8)}
     batch = store.gather([2], ["u8", "u1"], out=out)

@@ -605,24 +605,26 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind"),
+    ("options", "kind", "expected"),
     [
-        ({"rank": 2, "world_size": 2}, "rank"),
-        ({"batch_size": 9, "world_size": 2}, "batch_size"),
-        ({"batch_size": 51, "drop_last": True}, "batch_size"),
-        ({"prefetch": 0}, "prefetch"),
-        ({"num_threads": 0}, "num_threads"),
-        ({"shuffle": "all"}, "shuffle"),
-        ({"weights": [1, 1]}, "weights"),
-        ({"device": "meta"}, "device"),
+        ({"rank": 2, "world_size": 2}, "rank", "0 <= rank < 2"),
+        ({"batch_size": 0}, "batch_size", "at least 1"),
+        ({"batch_size": 9, "world_size": 2}, "batch_size", "a multiple of the 2 ranks"),
+        ({"batch_size": 51, "drop_last": True}, "batch_size", "at most 50, the items"),
+        ({"prefetch": 0}, "prefetch", "at least 1"),
+        ({"num_threads": 0}, "num_threads", "at least 1"),
+        ({"shuffle": "all"}, "shuffle", "'block' or 'auto'"),
+        ({"weights": [1, 1]}, "weights", "1 positive numbers"),
+        ({"device": "meta"}, "device", "cpu, or cuda where"),
     ],
 )
 def test_loader_refuses_arguments_out_of_range(
-    dataset: StoreDataset, options: dict[str, Any], kind: str
+    dataset: StoreDataset, options: dict[str, Any], kind: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         make_loader(dataset, **{"batch_size": 8, **options})
     assert caught.value.kind == kind
+    assert expected in caught.value.expected
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

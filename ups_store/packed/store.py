@@ -16,7 +16,7 @@ from ups_store import files
 from ups_store.array_spec import ArraySpec
 from ups_store.checksum import crc32c
 from ups_store.errors import ArrayNotFoundError, CorruptChunkError, SpecError, StoreClosedError
-from ups_store.gather import Samples, Window, batch_shape, check_effect, window_of
+from ups_store.gather import Samples, Window, batch_shape, check_effect, names_of, window_of
 from ups_store.indices import Indices, check_indices
 from ups_store.layout import CHECKSUM_BYTES
 from ups_store.metadata import dtype_of
@@ -116,7 +116,7 @@ class PackedStore:
             CorruptChunkError: If a chunk is damaged.
         """
         samples = check_indices(indices, len(self), path=self.path)
-        arrays = [self._array(name) for name in (self.arrays if names is None else names)]
+        arrays = [self._array(name) for name in (self.arrays if names is None else names_of(names))]
         is_window = start is not None or length is not None or stride != 1
         check_effect([array.meta for array in arrays], is_window, out, path=self.path)
         batch: dict[str, npt.NDArray[Any]] = {}

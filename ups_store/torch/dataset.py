@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from ups_store.errors import SampleIndexError, SpecError
+from ups_store.gather import names_of
 from ups_store.opening import open_any
 from ups_store.partitioned_store import PartitionedStore
 from ups_store.permutation import Items
@@ -76,7 +77,7 @@ class StoreDataset(Dataset[Sample]):
             hint = "give `window=Window(...)` too; `names` says which arrays whole samples have"
             raise SpecError("`state` without `window`", kind="state", found=repr(state), hint=hint)
         _check_dtype(dtype, views=views)
-        self._selection = Selection(None if names is None else tuple(names), state, window, dtype)
+        self._selection = Selection(None if names is None else names_of(names), state, window, dtype)
         self._views = views
         self.epoch = 0
         self._open([store for each in given for store in _opened(each)])

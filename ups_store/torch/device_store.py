@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import ArrayNotFoundError, SampleIndexError, SpecError
-from ups_store.gather import TIME_DIM, window_of
+from ups_store.gather import TIME_DIM, names_of, window_of
 from ups_store.indices import Indices, check_indices
 from ups_store.torch.device_rows import DeviceRows
 
@@ -76,7 +76,7 @@ class DeviceStore:
             SpecError: For a window without time steps, or one that no array has an axis for.
         """
         samples = self._checked(indices)
-        chosen = {name: self._rows(name) for name in (self.names if names is None else names)}
+        chosen = {name: self._rows(name) for name in (self.names if names is None else names_of(names))}
         is_window = start is not None or length is not None or stride != 1
         if is_window and not any(TIME_DIM in rows.layout.meta.dims for rows in chosen.values()):
             expected = "an array with dimension 'time'"

@@ -136,6 +136,7 @@ def _make_order(
     **options: Any,
 ) -> DataOrder:
     rank, world_size = _ranks(rank, world_size)
+    _check("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
     if shuffle == "auto":
         shuffle = choose_shuffle(dataset, world_size=world_size).shuffle
     return DataOrder(
