@@ -49,9 +49,12 @@ class Comparison:
         return 1 / self.time_ratio
 
 
-def compare(ours: Timed, reference: Timed, *, pairs: int, nbytes: int = 0) -> Comparison:
-    """Measure both in turns, after one unmeasured pair."""
-    ours(0), reference(0)
+def compare(
+    ours: Timed, reference: Timed, *, pairs: int, nbytes: int = 0, num_unmeasured: int = 1
+) -> Comparison:
+    """Measure both in turns, after some unmeasured pairs: what both read is then in the same caches."""
+    for i in range(num_unmeasured):
+        ours(i), reference(i)
     seconds = [(ours(i), reference(i)) for i in range(1, pairs + 1)]
     return Comparison.of(*zip(*seconds, strict=True), nbytes=nbytes)
 

@@ -1,8 +1,7 @@
 /* Runs copied one behind the other into a batch: the only loop of ups_store that isn't Python; see runs.py.
 
-   A loop of memcpy waits for memory at the start of every run, and the C library's memcpy goes through the
-   caches or past them by the length of a run, not of the batch. This one prefetches each line a fixed distance
-   ahead, across the ends of runs, and goes past the caches where the batch is larger than they are. */
+   A loop of memcpy waits for memory at the start of every run, so what comes next is prefetched. A batch that
+   is larger than the caches goes past them, which the C library decides by the length of a run instead. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -18,9 +17,28 @@
 #define PAGE_BYTES 4096
 #define AHEAD_BYTES 1024                   /* copied while memory answers */
 #define PAGES_AHEAD_BYTES (16 << 10)       /* copied while the address of a page is translated */
-#define STREAMED_BYTES ((size_t)4 << 20)   /* a batch that a cache wouldn't hold until it is used */
+#define BEGIN_BYTES 512                    /* of the next run; the processor reads on from there by itself */
+
+/* Prefetches a line of every page, up to 16, of a run that is copied later than run `i`, for the TLB. */
+static void prefetch_pages(const char *memory, const int64_t *firsts, size_t i, size_t num, size_t nbytes)
+{
+    size_t later = i + PAGES_AHEAD_BYTES / nbytes + 1;
+    if (later >= num)
+        return;
+    const char *run = memory + firsts[later];
+    size_t asked = nbytes < 16 * PAGE_BYTES ? nbytes : 16 * PAGE_BYTES;
+    for (size_t done = 0; done < asked; done += PAGE_BYTES)
+        __builtin_prefetch(run + done);
+    __builtin_prefetch(run + asked - 1);
+}
 
 #ifdef __SSE2__
+
+/* From how large a batch on a cache wouldn't hold it until it is used: measured on either make. */
+static size_t streamed_bytes(int is_intel)
+{
+    return (size_t)(is_intel ? 16 : 4) << 20;
+}
 
 static inline void put(__m128i *to, __m128i value, const int is_streamed)
 {
@@ -64,27 +82,16 @@ static void copy_piece(char *out, const char *in, size_t nbytes, const char *ahe
     memcpy(out + done, in + done, nbytes - done);
 }
 
-/* Prefetches a line of every page that a run touches, up to 16, so that their addresses are in the TLB. */
-static void prefetch_pages(const char *run, size_t nbytes)
+static void copy_line_by_line(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes,
+                              int is_streamed)
 {
-    size_t asked = nbytes < 16 * PAGE_BYTES ? nbytes : 16 * PAGE_BYTES;
-    for (size_t done = 0; done < asked; done += PAGE_BYTES)
-        __builtin_prefetch(run + done);
-    __builtin_prefetch(run + asked - 1);
-}
-
-static void copy_all(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
-{
-    int is_streamed = num * nbytes >= STREAMED_BYTES;
     size_t runs_ahead = AHEAD_BYTES / nbytes, bytes_ahead = AHEAD_BYTES % nbytes;
     size_t head = nbytes - bytes_ahead; /* what is ahead of it lies in one run, of the rest in the next */
-    size_t pages_ahead = PAGES_AHEAD_BYTES / nbytes + 1; /* in runs */
     for (size_t i = 0; i < num; i++, out += nbytes) {
         const char *in = memory + firsts[i], *last = memory + firsts[num - 1];
         const char *near = i + runs_ahead < num ? memory + firsts[i + runs_ahead] : last;
         const char *far = i + runs_ahead + 1 < num ? memory + firsts[i + runs_ahead + 1] : last;
-        if (i + pages_ahead < num)
-            prefetch_pages(memory + firsts[i + pages_ahead], nbytes);
+        prefetch_pages(memory, firsts, i, num, nbytes);
         copy_piece(out, in, head, near + bytes_ahead, is_streamed);
         copy_piece(out + head, in + head, bytes_ahead, far, is_streamed);
     }
@@ -92,15 +99,31 @@ static void copy_all(char *out, const char *memory, const int64_t *firsts, size_
         _mm_sfence(); /* before anyone else is told that the batch is there */
 }
 
-#else
+#endif
+
+static void copy_run_by_run(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
+{
+    size_t begin = nbytes < BEGIN_BYTES ? nbytes : BEGIN_BYTES;
+    for (size_t i = 0; i < num; i++, out += nbytes) {
+        prefetch_pages(memory, firsts, i, num, nbytes);
+        for (size_t done = 0; i + 1 < num && done < begin; done += LINE_BYTES)
+            __builtin_prefetch(memory + firsts[i + 1] + done);
+        memcpy(out, memory + firsts[i], nbytes);
+    }
+}
 
 static void copy_all(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
 {
-    for (size_t i = 0; i < num; i++, out += nbytes)
-        memcpy(out, memory + firsts[i], nbytes);
-}
-
+#ifdef __SSE2__
+    int is_intel = __builtin_cpu_is("intel"); /* where memcpy, and what it reads ahead, is faster */
+    int is_streamed = num * nbytes >= streamed_bytes(is_intel);
+    if (is_streamed || !is_intel) {
+        copy_line_by_line(out, memory, firsts, num, nbytes, is_streamed);
+        return;
+    }
 #endif
+    copy_run_by_run(out, memory, firsts, num, nbytes);
+}
 
 /* Whether all values are in 0 .. end - 1. */
 static int are_below(const int64_t *values, Py_ssize_t num, int64_t end)

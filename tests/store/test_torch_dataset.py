@@ -36,6 +36,7 @@ from ups_store.errors import (
 )
 from ups_store.metadata import DTYPE_NAMES, dtype_of
 from ups_store.torch import Batch, Sample, StoreDataset, Window
+from ups_store.torch.batch import SENT_BYTES
 
 NUM_SAMPLES, NUM_TIMES = 6, 9
 workers = pytest.mark.filterwarnings(  # of Python 3.12 on, about every fork; of torch, about small machines
@@ -382,24 +383,39 @@ def test_dataloader_workers_give_the_batches_of_the_main_process(make_store: Mak
     loader = DataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context=context)
     found = list(loader)
     assert all(equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert all(batch["fields"].is_shared() for batch in found)
 
 
 @workers
 @pytest.mark.multi_process
-def test_worker_gathers_into_shared_memory_before_the_batch_is_sent(trajectory_store: Path) -> None:
+def test_worker_puts_large_tensors_in_shared_memory_and_sends_small_ones(make_store: MakeStore) -> None:
     def was_shared(batch: Batch) -> Batch:  # runs in the worker
-        return Batch(batch | {"task": str([batch[name].is_shared() for name in trajectories()])})
+        return Batch(batch | {"task": str([batch[name].is_shared() for name in ("large", "small", "index")])})
 
+    values = {"large": np.arange(4 * SENT_BYTES).reshape(4, -1), "small": np.arange(4 * 999).reshape(4, -1)}
     loader = DataLoader(
-        StoreDataset(trajectory_store),
+        StoreDataset(make_store(values)),
         batch_size=2,
         num_workers=1,
         collate_fn=was_shared,
         multiprocessing_context="fork",
     )
-    assert next(iter(loader))["latent"].is_shared()
-    assert "False" not in next(iter(loader))["task"]
+    for number, batch in enumerate(loader):
+        rows = slice(2 * number, 2 * number + 2)
+        assert batch["task"] == "[True, False, False]"
+        assert batch["large"].is_shared()
+        assert all(np.array_equal(batch[name], array[rows]) for name, array in values.items())
+
+
+@pytest.mark.parametrize("name", DTYPE_NAMES)
+def test_pickled_batch_is_the_same(name: str) -> None:
+    values = torch.arange(24).to(getattr(torch, name)).reshape(2, 3, 4)
+    batch = Batch(turned=values.mT, empty=values[:0], params={"nu": values[0, 0]}, task="burgers1d")
+    for whole in (batch, Sample(batch | {"number": values[1, 1, 1]})):
+        found = pickle.loads(pickle.dumps(whole))
+        assert type(found) is type(whole)
+        assert equal(found, whole)
+        found["turned"].zero_()  # memory of its own
+    assert torch.equal(values, torch.arange(24).to(values.dtype).reshape(2, 3, 4))
 
 
 KILLS_A_WORKER = """

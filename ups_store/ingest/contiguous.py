@@ -17,7 +17,7 @@ from ups_store.runs import Runs, copy_runs
 
 _READ_AT_ONCE = 8 << 20  # after each the reader says that it gets on
 _MAPPED_AT_ONCE = 64 << 20  # counts as the reader's memory meanwhile
-_MAPPED_FROM = 4 << 20  # less isn't copied past the caches
+_MAPPED_FROM = 4 << 20  # less is never copied past the caches
 
 
 @dataclass(frozen=True)

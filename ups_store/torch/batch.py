@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ups_store.errors import SpecError
 
+# Smaller tensors are pickled with their values: sharing one takes a file, two descriptors and longer.
+SENT_BYTES = 64 << 10
+
 
 class _Tensors(dict[str, Any]):
     """Tensors and strings by name; "params" holds tensors by name once more."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (type(self), _map(self, Tensor, _packed))
+
     def apply(self, function: Callable[[Tensor], Tensor]) -> Self:
         """A new object with `function` of every tensor; everything else is taken over."""
-        return type(self)(_apply(dict(self), function))
+        return type(self)(_map(self, Tensor, function))
 
     def tensors(self) -> list[Tensor]:
         """All tensors."""
@@ -73,14 +82,34 @@ class Batch(_Tensors):
         raise KeyError(f"no {key!r} in this batch; it has {', '.join(map(str, self))}")
 
 
-def _apply(values: Mapping[str, Any], function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def _map(values: Mapping[str, Any], kind: type[Any], function: Callable[[Any], Any]) -> dict[str, Any]:
+    """A new dict with `function` of every value of a kind, also of those in dicts within."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            result[key] = _apply(value, function)
+            result[key] = _map(value, kind, function)
         else:
-            result[key] = function(value) if isinstance(value, Tensor) else value
+            result[key] = function(value) if isinstance(value, kind) else value
     return result
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The bytes of a tensor, uint8, and what they are."""
+
+    raw: npt.NDArray[np.uint8]
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _packed(tensor: Tensor) -> Tensor | _Packed:
+    if tensor.nbytes >= SENT_BYTES or tensor.device.type != "cpu" or tensor.requires_grad:
+        return tensor
+    return _Packed(tensor.reshape(-1).view(torch.uint8).numpy(), tensor.shape, tensor.dtype)
+
+
+def _unpacked(cls: type[_Tensors], values: Mapping[str, Any]) -> _Tensors:
+    return cls(_map(values, _Packed, lambda it: torch.from_numpy(it.raw).view(it.dtype).view(it.shape)))
 
 
 def _collate(

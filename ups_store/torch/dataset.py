@@ -17,7 +17,7 @@ from ups_store.opening import open_any
 from ups_store.partitioned_store import PartitionedStore
 from ups_store.permutation import Items
 from ups_store.store import Store
-from ups_store.torch.batch import Batch, Sample, one_or_all
+from ups_store.torch.batch import SENT_BYTES, Batch, Sample, one_or_all
 from ups_store.torch.memory import Allocate, new_tensor, shared_copy
 from ups_store.torch.pool import BufferPool
 from ups_store.torch.source import Selection, StoreSource
@@ -126,14 +126,16 @@ class StoreDataset(Dataset[Sample]):
         return Sample({**sample, "index": torch.tensor(index), "task": source.task})
 
     def __getitems__(self, indices: Sequence[int] | Items) -> Batch:
-        """A whole batch, in memory that nothing else refers to; in a `DataLoader`'s workers in shared memory.
+        """A whole batch, in memory that nothing else refers to.
+
+        In a `DataLoader`'s workers large tensors are in shared memory; small ones are sent as they are.
 
         Raises:
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
         batch = self._fetch(self._check(indices), self._pool.empty)
-        return batch if get_worker_info() is None else batch.apply(shared_copy)
+        return batch if get_worker_info() is None else batch.apply(_as_sent)
 
     def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> Batch:
         """A batch of one source.
@@ -202,6 +204,10 @@ class StoreDataset(Dataset[Sample]):
         stores = state.pop("stores")
         vars(self).update(state)
         self._open(stores)
+
+
+def _as_sent(tensor: Tensor) -> Tensor:
+    return tensor if tensor.nbytes < SENT_BYTES else shared_copy(tensor)
 
 
 def _opened(store: StoreLike) -> tuple[Store, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from ups_store import files
 from ups_store.metadata import dtype_of
-
-SMALL_BYTES = 64 << 10  # below, a write call costs more than the page faults
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
@@ -30,20 +27,11 @@ def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialised memory that other processes can map: a worker's batch is not copied once more."""
-    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
-
-
 def shared_copy(tensor: Tensor) -> Tensor:
     """A copy in memory that other processes can map, made by a write call.
 
     Filling new shared memory through a mapping faults once per page, which takes twice as long as this.
     """
-    if tensor.nbytes < SMALL_BYTES:
-        shared = shared_tensor(tuple(tensor.shape), tensor.dtype)
-        return shared.copy_(tensor)
     fd = files.create_anonymous("ups_store_batch")
     try:
         files.write_at(fd, 0, tensor.reshape(-1).view(torch.uint8).numpy().data)
