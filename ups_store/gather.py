@@ -26,10 +26,9 @@ Samples = npt.NDArray[np.int64]
 
 def names_of(names: Sequence[str]) -> tuple[str, ...]:
     """Names of arrays; SpecError for one that isn't in a list: it would be taken for its letters."""
-    if isinstance(names, str):
-        raise SpecError(
-            "one name", kind="names", expected="a list of names", found=repr(names), hint=f"write [{names!r}]"
-        )
+    if isinstance(names, str | bytes):
+        hint = f"write [{str(names)!r}]"
+        raise SpecError("one name", kind="names", expected="a list of names", found=repr(names), hint=hint)
     return tuple(names)
 
 

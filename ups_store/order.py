@@ -80,6 +80,13 @@ class DataOrder:
         block_size: int = 64,
         blocks_per_window: int = 64,
     ) -> None:
+        whole = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": world_size}
+        for name, value in {
+            **whole,
+            "block_size": block_size,
+            "blocks_per_window": blocks_per_window,
+        }.items():
+            _check(name, isinstance(value, int | np.integer), "a whole number", value)
         _check("world_size", world_size >= 1, "at least 1", world_size)
         _check("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
         _check("batch_size", batch_size >= 1, "at least 1", batch_size)
@@ -95,7 +102,8 @@ class DataOrder:
         _check("batch_size", fits, f"at most {smallest}, the items of the smallest source", batch_size)
         self.sizes = tuple(int(size) for size in sizes)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
-        self.seed, self.shuffle, self.drop_last = int(seed), shuffle, drop_last
+        self.seed, self.drop_last = int(seed), drop_last
+        self.shuffle: Shuffle = "block" if shuffle == "block" else bool(shuffle)
         self.block_size, self.blocks_per_window = block_size, blocks_per_window
         self.epoch, self.consumed = 0, 0
         self._pass_steps = np.array([n // batch_size if drop_last else -(-n // batch_size) for n in sizes])

@@ -426,7 +426,7 @@ def test_copy_of_a_loader_has_no_memory_of_its_batches(dataset: StoreDataset) ->
     assert len(pickle.dumps(loader)) < SMALL_BYTES
 
 
-@pytest.mark.parametrize("options", [{"shuffle": False}, {"across_epochs": False}])
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": 0}, {"across_epochs": False}])
 def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
     dataset: StoreDataset, options: dict[str, Any]
 ) -> None:
@@ -608,21 +608,27 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
     ("options", "kind", "expected"),
     [
         ({"rank": 2, "world_size": 2}, "rank", "0 <= rank < 2"),
+        ({"rank": 0.5, "world_size": 2}, "rank", "a whole number"),
+        ({"seed": 1.5}, "seed", "a whole number"),
         ({"batch_size": 0}, "batch_size", "at least 1"),
+        ({"batch_size": 2.5}, "batch_size", "a whole number"),
         ({"batch_size": 9, "world_size": 2}, "batch_size", "a multiple of the 2 ranks"),
         ({"batch_size": 51, "drop_last": True}, "batch_size", "at most 50, the items"),
         ({"prefetch": 0}, "prefetch", "at least 1"),
         ({"num_threads": 0}, "num_threads", "at least 1"),
+        ({"num_threads": 1.5}, "num_threads", "a whole number"),
         ({"shuffle": "all"}, "shuffle", "'block' or 'auto'"),
         ({"weights": [1, 1]}, "weights", "1 positive numbers"),
         ({"device": "meta"}, "device", "cpu, or cuda where"),
+        ({"device": "cpux"}, "device", "cpu, or cuda where"),
+        ({"dataset": "a.zarr.zip"}, "dataset", "StoreDataset(path)"),
     ],
 )
 def test_loader_refuses_arguments_out_of_range(
     dataset: StoreDataset, options: dict[str, Any], kind: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_loader(dataset, **{"batch_size": 8, **options})
+        make_loader(**{"dataset": dataset, "batch_size": 8, **options})
     assert caught.value.kind == kind
     assert expected in caught.value.expected
 

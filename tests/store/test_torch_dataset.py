@@ -8,6 +8,8 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -407,15 +409,42 @@ def test_worker_puts_large_tensors_in_shared_memory_and_sends_small_ones(make_st
 
 
 @pytest.mark.parametrize("name", DTYPE_NAMES)
-def test_pickled_batch_is_the_same(name: str) -> None:
+def test_batch_that_is_sent_to_another_process_is_the_same(name: str) -> None:
     values = torch.arange(24).to(getattr(torch, name)).reshape(2, 3, 4)
-    batch = Batch(turned=values.mT, empty=values[:0], params={"nu": values[0, 0]}, task="burgers1d")
+    batch = Batch(values=values, empty=values[:0], params={"nu": values[0, 0]}, task="burgers1d")
     for whole in (batch, Sample(batch | {"number": values[1, 1, 1]})):
-        found = pickle.loads(pickle.dumps(whole))
+        found = pickle.loads(ForkingPickler.dumps(whole))
         assert type(found) is type(whole)
         assert equal(found, whole)
-        found["turned"].zero_()  # memory of its own
+        assert not found["values"].is_shared()
+        found["values"].zero_()  # memory of its own
     assert torch.equal(values, torch.arange(24).to(values.dtype).reshape(2, 3, 4))
+
+
+ODD = {
+    "strided": torch.zeros(5, 4)[:, 0],
+    "turned": torch.arange(6.0).reshape(2, 3).mT,
+    "expanded": torch.ones(1).expand(4),
+    "sparse": torch.eye(3).to_sparse(),
+    "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("key", ODD)
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of torch, about sending them
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_tensor_that_somebody_puts_in_a_batch_stays_what_it_is(
+    key: str, copied: Callable[[Batch], Batch], sent: bool
+) -> None:
+    batch = Batch({key: ODD[key], "index": torch.arange(3)})
+    found = copied(pickle.loads(ForkingPickler.dumps(batch)) if sent else batch)
+    assert type(found) is Batch
+    assert type(found[key]) is type(ODD[key])
+    assert found[key].layout == ODD[key].layout
+    assert torch.equal(found[key].to_dense(), ODD[key].to_dense())
+    assert torch.equal(found["index"], batch["index"])
 
 
 KILLS_A_WORKER = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 import numpy as np
@@ -14,15 +15,12 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ups_store.errors import SpecError
 
-# Smaller tensors are pickled with their values: sharing one takes a file, two descriptors and longer.
+# Smaller tensors go to another process by value: sharing one takes a file, two descriptors and longer.
 SENT_BYTES = 64 << 10
 
 
 class _Tensors(dict[str, Any]):
     """Tensors and strings by name; "params" holds tensors by name once more."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (type(self), _map(self, Tensor, _packed))
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Self:
         """A new object with `function` of every tensor; everything else is taken over."""
@@ -103,9 +101,16 @@ class _Packed:
 
 
 def _packed(tensor: Tensor) -> Tensor | _Packed:
-    if tensor.nbytes >= SENT_BYTES or tensor.device.type != "cpu" or tensor.requires_grad:
+    is_plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if not is_plain or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad:
         return tensor
-    return _Packed(tensor.reshape(-1).view(torch.uint8).numpy(), tensor.shape, tensor.dtype)
+    if tensor.is_nested or not tensor.is_contiguous() or tensor.nbytes >= SENT_BYTES:
+        return tensor
+    return _Packed(tensor.view(-1).view(torch.uint8).numpy(), tensor.shape, tensor.dtype)
+
+
+def _sent(values: _Tensors) -> tuple[Any, ...]:
+    return _unpacked, (type(values), _map(values, Tensor, _packed))
 
 
 def _unpacked(cls: type[_Tensors], values: Mapping[str, Any]) -> _Tensors:
@@ -136,3 +141,5 @@ def one_or_all(tasks: Sequence[str]) -> str | list[str]:
 
 
 default_collate_fn_map[Sample] = _collate
+ForkingPickler.register(Batch, _sent)  # what goes through multiprocessing's pipes and queues; not `pickle`
+ForkingPickler.register(Sample, _sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -65,8 +66,8 @@ def make_loader(
     Raises:
         ConfigError: For an argument out of range, a rank >= world_size, a batch that the ranks can't share.
     """
-    _check("prefetch", prefetch >= 1, "at least 1", prefetch)
-    _check("num_threads", num_threads >= 1, "at least 1", num_threads)
+    for name, value in (("prefetch", prefetch), ("num_threads", num_threads)):
+        _check(name, isinstance(value, int) and value >= 1, "a whole number of at least 1", value)
     found, is_chosen = _device(device), shuffle == "auto"
     order = _make_order(
         dataset,
@@ -86,7 +87,7 @@ def make_loader(
         prefetch=prefetch,
         device=found,
         num_threads=num_threads,
-        across_epochs=shuffle is not False if across_epochs is None else across_epochs,
+        across_epochs=order.shuffle is not False if across_epochs is None else across_epochs,
         keeps_shuffle=is_chosen,
     )
 
@@ -135,6 +136,7 @@ def _make_order(
     block_size: int | None,
     **options: Any,
 ) -> DataOrder:
+    _check("dataset", isinstance(dataset, StoreDataset), "StoreDataset(path)", repr(dataset))
     rank, world_size = _ranks(rank, world_size)
     _check("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
     if shuffle == "auto":
@@ -161,9 +163,13 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 def _device(device: torch.device | str | None) -> torch.device | None:
     if device is None:
         return None
-    found = torch.device(device)
-    usable = found.type == "cpu" or (found.type == "cuda" and torch.cuda.is_available())
-    _check("device", usable, "cpu, or cuda where torch finds a device", str(device))
+    found = None
+    with contextlib.suppress(RuntimeError):  # no such name, or a bare number where there is no device
+        found = torch.device(device)
+    is_usable = found is not None and (
+        found.type == "cpu" or (found.type == "cuda" and torch.cuda.is_available())
+    )
+    _check("device", is_usable, "cpu, or cuda where torch finds a device", str(device))
     return found
 
 
