@@ -104,11 +104,12 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
-    # All is done and told: a Ctrl-C while Python ends must not turn the exit code into another. Registered
+    # All is done and told: a signal while Python ends must not turn the exit code into another. Registered
     # last, this is the first exit handler that runs: the others and Python's own end come after it. Not set
     # here and now, for whoever catches SystemExit goes on and needs Ctrl-C; waiting for threads, which comes
     # before the handlers, can be interrupted, too.
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        atexit.register(signal.signal, number, signal.SIG_IGN)
     _forget_interrupts()
     sys.exit(code or 0)
 

@@ -254,7 +254,8 @@ def test_other_errors_in_a_finaliser_go_where_they_went_before(monkeypatch: pyte
     assert lost == [ValueError]
 
 
-def test_ctrl_c_while_python_ends_changes_nothing() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_python_ends_changes_nothing(number: signal.Signals) -> None:
     program = """
 import atexit, time
 from ups_store.console import run
@@ -266,7 +267,7 @@ run(lambda: 0)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ending\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
 

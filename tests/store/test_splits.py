@@ -211,9 +211,9 @@ def test_loop_of_links_ends(tmp_path: Path) -> None:
     assert found(tmp_path) == [("1D_Burgers_Sols_Nu0.01.hdf5", False)]
 
 
-def test_dangling_link_is_no_source(tmp_path: Path) -> None:
+def test_link_to_nowhere_is_refused_as_the_source_that_it_is_named_after(tmp_path: Path) -> None:
     (tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5").symlink_to("gone")
-    assert error_of(tmp_path).kind == "no_source"
+    assert error_of(tmp_path).kind == "not_a_file"
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,25 @@ def test_named_files_and_patterns_replace_the_search(tmp_path: Path) -> None:
     assert found(tmp_path, files=["a/*.h5", "b/other.h5", "a/run2.h5"]) == expected
     assert found(tmp_path, files=[str(tmp_path / "a/*.h5"), str(tmp_path / "b/other.h5")]) == expected
     assert len(found(tmp_path, files=["**/*.h5"])) == 4
+
+
+@pytest.mark.parametrize("name", ["a/run2.h5", "a/run*.h5"])
+def test_named_file_is_found_from_a_relative_root(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "data/a/run2.h5")
+    monkeypatch.chdir(tmp_path)
+    assert found(Path("data"), files=[name]) == [("a/run2.h5", False)]
+
+
+@pytest.mark.parametrize("files", [None, ["burgers1d_train_1.h5"], ["burgers1d_train_*.h5"]])
+def test_link_to_nowhere_is_refused_and_not_left_out(files: list[str] | None, tmp_path: Path) -> None:
+    touch(tmp_path, "burgers1d_train_0.h5", "burgers1d_val.h5")
+    (tmp_path / "burgers1d_train_1.h5").symlink_to("gone.h5")
+    error = error_of(tmp_path, files=files)
+    assert (error.kind, error.path) == ("not_a_file", str(tmp_path / "burgers1d_train_1.h5"))
+    assert "gone.h5" in str(error.found)
+    assert found(tmp_path, "val") == [("burgers1d_val.h5", True)]
 
 
 def test_named_file_of_a_split_is_whole_and_of_no_other(tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def find_sources(
             as in 1 or 2 is of its split as a whole, one published for testing only of test.
 
     Raises:
-        SourceError: Kind "missing_root", "missing_file" (of `files`), "not_a_file" (a pipe or device),
-            "ambiguous_source" (two files under `root` that could be the same one) or "no_source", with what
-            was looked for and what is there.
+        SourceError: Kind "missing_root", "missing_file" (of `files`), "not_a_file" (a pipe, a device, a link
+            to nowhere), "ambiguous_source" (two files under `root` that could be the same one) or
+            "no_source", with what was looked for and what is there.
         ConfigError: If the split is unknown.
     """
     split = canonical_split(split)
@@ -123,7 +123,8 @@ def _named_files(root: Path, files: Iterable[str], *, key: str) -> list[Path]:
     found = []
     for pattern in files:
         as_path = Path(root, pattern)  # an absolute pattern stays itself
-        names = [as_path] if as_path.exists() else glob.glob(pattern, root_dir=root, recursive=True)
+        is_one = os.path.lexists(as_path)
+        names = [pattern] if is_one else glob.glob(pattern, root_dir=root, recursive=True)
         matches = [path for name in names if _may_be_source(path := Path(root, name))]
         if not matches:
             raise SourceError(
@@ -137,20 +138,21 @@ def _named_files(root: Path, files: Iterable[str], *, key: str) -> list[Path]:
 
 
 def _may_be_source(path: Path) -> bool:
-    # A pipe or device counts until it is chosen, so that it is refused by name rather than not seen.
-    return path.exists() and not path.is_dir()
+    # Pipes, devices and links to nowhere count until they are chosen: refused by name rather than not seen.
+    return os.path.lexists(path) and not path.is_dir()
 
 
 def _expect_regular(path: Path) -> None:
-    """Refuse what opening may wait for: pipes, sockets and devices."""
+    """Refuse what opening may wait for: pipes, sockets and devices; and links to what isn't there."""
     if not path.is_file():
+        leads_nowhere = not path.exists()
         raise SourceError(
             "not a regular file",
             kind="not_a_file",
             path=path,
             expected="an HDF5 file",
-            found=_special(path),
-            hint="copy the data into a file",
+            found=f"a link to {os.readlink(path)}, which isn't there" if leads_nowhere else _special(path),
+            hint="fetch or mount what it leads to" if leads_nowhere else "copy the data into a file",
         )
 
 
