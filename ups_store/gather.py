@@ -24,10 +24,11 @@ _INTEGERS = (int, np.integer)
 Samples = npt.NDArray[np.int64]
 
 
-def names_of(names: Sequence[str]) -> tuple[str, ...]:
+def names_of(names: Sequence[str] | bytes) -> tuple[str, ...]:
     """Names of arrays; SpecError for one that isn't in a list: it would be taken for its letters."""
     if isinstance(names, str | bytes):
-        hint = f"write [{str(names)!r}]"
+        name = names.decode(errors="replace") if isinstance(names, bytes) else str(names)
+        hint = f"write [{name!r}]"
         raise SpecError("one name", kind="names", expected="a list of names", found=repr(names), hint=hint)
     return tuple(names)
 

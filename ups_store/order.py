@@ -80,13 +80,10 @@ class DataOrder:
         block_size: int = 64,
         blocks_per_window: int = 64,
     ) -> None:
-        whole = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": world_size}
-        for name, value in {
-            **whole,
-            "block_size": block_size,
-            "blocks_per_window": blocks_per_window,
-        }.items():
-            _check(name, isinstance(value, int | np.integer), "a whole number", value)
+        numbers = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": world_size}
+        numbers |= {"block_size": block_size, "blocks_per_window": blocks_per_window}
+        for name, number in numbers.items():
+            _check(name, isinstance(number, int | np.integer), "a whole number", number)
         _check("world_size", world_size >= 1, "at least 1", world_size)
         _check("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
         _check("batch_size", batch_size >= 1, "at least 1", batch_size)

@@ -162,9 +162,10 @@ def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
     assert store.gather([0], []) == {}
 
 
-def test_name_outside_a_list_is_refused_and_not_taken_for_its_letters(store: Store) -> None:
-    with pytest.raises(SpecError, match=r"expected a list of names, found 'u8'; write \['u8'\]"):
-        store.gather([0], "u8")
+@pytest.mark.parametrize("name", ["u8", b"u8", np.str_("u8")])
+def test_name_outside_a_list_is_refused_and_not_taken_for_its_letters(store: Store, name: Any) -> None:
+    with pytest.raises(SpecError, match=r"expected a list of names, found .*'u8'.*; write \['u8'\]"):
+        store.gather([0], name)
 
 
 def test_gather_makes_what_out_does_not_hold(store: Store) -> None:

@@ -145,18 +145,21 @@ def _may_be_source(path: Path) -> bool:
 def _expect_regular(path: Path) -> None:
     """Refuse what opening may wait for: pipes, sockets and devices; and links to what isn't there."""
     if not path.is_file():
-        leads_nowhere = not path.exists()
         raise SourceError(
             "not a regular file",
             kind="not_a_file",
             path=path,
             expected="an HDF5 file",
-            found=f"a link to {os.readlink(path)}, which isn't there" if leads_nowhere else _special(path),
-            hint="fetch or mount what it leads to" if leads_nowhere else "copy the data into a file",
+            found=_instead_of_a_file(path),
+            hint="copy the data into a file" if path.exists() else "fetch or mount what is missing",
         )
 
 
-def _special(path: Path) -> str:
+def _instead_of_a_file(path: Path) -> str:
+    if path.is_symlink() and not path.exists():
+        return f"a link to {os.readlink(path)}, which isn't there"
+    if not path.exists():
+        return "nothing any more"
     if path.is_fifo():
         return "a pipe"
     return "a socket" if path.is_socket() else "a device"

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from ups_store.errors import ConfigError
@@ -66,8 +67,9 @@ def make_loader(
     Raises:
         ConfigError: For an argument out of range, a rank >= world_size, a batch that the ranks can't share.
     """
-    for name, value in (("prefetch", prefetch), ("num_threads", num_threads)):
-        _check(name, isinstance(value, int) and value >= 1, "a whole number of at least 1", value)
+    for name, number in {"prefetch": prefetch, "num_threads": num_threads}.items():
+        fits = isinstance(number, int | np.integer) and number >= 1
+        _check(name, fits, "a whole number of at least 1", number)
     found, is_chosen = _device(device), shuffle == "auto"
     order = _make_order(
         dataset,

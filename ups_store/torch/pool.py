@@ -49,10 +49,8 @@ class BufferPool:
         self._free: dict[tuple[tuple[int, ...], torch.dtype], deque[Memory]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "_limit": self._limit,
-            "_free": {},
-        }  # threads may be giving buffers back to this one meanwhile
+        # Without the buffers: threads may be giving some back meanwhile.
+        return {"_limit": self._limit, "_free": {}}
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor in this process' memory."""
