@@ -38,7 +38,7 @@ def measure_statistics(fields: Fields) -> dict[str, Statistics]:
     Raises:
         ConfigError: Kind "not_finite", if the fields hold NaN or infinity.
     """
-    return {array: _measure(fields, array) for array in fields.info.grid.arrays}
+    return {array: _measure_fields(fields, array) for array in fields.info.grid.arrays}
 
 
 def channel_statistics(batches: Iterable[npt.NDArray[Any]], *, least_std: float = LEAST_STD) -> Statistics:
@@ -72,7 +72,7 @@ def channel_statistics(batches: Iterable[npt.NDArray[Any]], *, least_std: float 
     return Statistics(tuple((mean_C + shift_C).tolist()), tuple(std_C.tolist()))
 
 
-def _measure(fields: Fields, array: str) -> Statistics:
+def _measure_fields(fields: Fields, array: str) -> Statistics:
     samples, steps = frame_items(fields, array)
     batches = (slice(first, first + _FRAMES_AT_ONCE) for first in range(0, len(samples), _FRAMES_AT_ONCE))
     found = channel_statistics(fields.read(array, samples[some], steps[some]) for some in batches)

@@ -31,10 +31,10 @@ def measure_state_statistics(windows: TaskWindows) -> dict[str, Statistics]:
     arrays = {FIELDS: windows.state}
     if windows.input_array is not None:
         arrays[INPUT] = windows.input_array
-    return {key: _measure(windows, name) for key, name in arrays.items()}
+    return {key: _measure_states(windows, name) for key, name in arrays.items()}
 
 
-def _measure(windows: TaskWindows, name: str) -> Statistics:
+def _measure_states(windows: TaskWindows, name: str) -> Statistics:
     shape = windows.store.arrays[name].shape[1:]
     nbytes = 4 * int(np.prod(shape))
     samples = evenly_spread(windows.num_samples, max(1, _MAX_NBYTES // nbytes))

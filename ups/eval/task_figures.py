@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ _BANDS = {
     "frmse_high": "12 and above",
 }
 
-Values = npt.NDArray[np.float64]
+Values = npt.NDArray[np.floating[Any]]
 
 
 def task_figures(

@@ -16,7 +16,7 @@ from ups_store.writer import Committer
 DEPTH = 2  # batches that wait: enough to overlap, and what they hold in memory stays small
 _POLL_S = 0.2  # how soon a full queue notices that the thread has failed
 
-Batch = tuple[npt.NDArray[np.int64], Mapping[str, npt.NDArray[Any]]]
+Pending = tuple[npt.NDArray[np.int64], Mapping[str, npt.NDArray[Any]]]
 
 
 class CommitThread:
@@ -36,7 +36,7 @@ class CommitThread:
     ) -> None:
         self._committer = committer
         self._committed = committed
-        self._batches: queue.Queue[Batch | None] = queue.Queue(depth)
+        self._batches: queue.Queue[Pending | None] = queue.Queue(depth)
         self._failure: BaseException | None = None
         self._is_dropping = False
         self._thread = threading.Thread(target=self._run, name="ups-store-commit", daemon=True)
@@ -54,7 +54,7 @@ class CommitThread:
         """
         self._put((samples, arrays))
 
-    def _put(self, batch: Batch | None) -> None:
+    def _put(self, batch: Pending | None) -> None:
         while True:
             if self._failure is not None:
                 raise self._failure

@@ -51,8 +51,8 @@ def describe_packed(store: PackedStore) -> PackedInfo:
         fingerprint=packing.fingerprint,
         identity=dict(store.identity),
         attrs=dict(store.attrs),
-        arrays={name: _array_info(a) for name, a in arrays.items() if not a.meta.is_constant},
-        constants={name: _array_info(a) for name, a in arrays.items() if a.meta.is_constant},
+        arrays={name: _packed_array_info(a) for name, a in arrays.items() if not a.meta.is_constant},
+        constants={name: _packed_array_info(a) for name, a in arrays.items() if a.meta.is_constant},
         build=None,
         codec=packing.codec,
         level=packing.level,
@@ -60,6 +60,6 @@ def describe_packed(store: PackedStore) -> PackedInfo:
     )
 
 
-def _array_info(array: PackedArray) -> ArrayInfo:
+def _packed_array_info(array: PackedArray) -> ArrayInfo:
     meta = array.meta
     return ArrayInfo(meta.shape, meta.dtype, meta.dims, meta.sample_nbytes, None, dict(meta.attrs))

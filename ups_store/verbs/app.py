@@ -50,5 +50,15 @@ def _common(
     """
 
 
-for verbs in (info, verify, preview, diff, garbage, convert, doctor):
-    verbs.add_to(app)
+app.command()(info.info)
+app.command()(verify.verify)
+app.command()(preview.preview)
+app.command()(diff.diff)
+app.command()(garbage.gc)
+app.command()(convert.export)
+app.command("import-pt")(convert.import_pt)
+app.command()(convert.concat)
+app.command()(convert.split)
+app.command()(convert.pack)
+app.command()(convert.unpack)
+app.command()(doctor.doctor)

@@ -213,13 +213,3 @@ def unpack(
         done = unpack_store(packed, out, force=force, progress=bar)
         num_samples = len(packed)
     _tell_written(done, num_samples)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Give an application these verbs."""
-    app.command()(export)
-    app.command("import-pt")(import_pt)
-    app.command()(concat)
-    app.command()(split)
-    app.command()(pack)
-    app.command()(unpack)

@@ -58,8 +58,3 @@ def _show_differences(differing: Differences, attrs: Differences, same_content: 
             print(f"  {key}: {before} -> {after}")
     verdict = {True: "the same", False: "different", None: "not compared, for one is unfinished"}
     print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(diff)

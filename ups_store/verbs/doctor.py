@@ -14,7 +14,7 @@ from ups_store.verbs.options import AsJson
 if TYPE_CHECKING:
     from ups_store.doctor import Diagnosis
 
-MAX_PROBLEMS = 10  # shown for people; --json and -v show all
+MAX_PROBLEMS_OF_DOCTOR = 10  # shown for people; --json and -v show all
 NOT_SOUND = 1
 
 
@@ -60,7 +60,7 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
     savable = len(found.savable)
     sound = ", sound" if found.status is Status.PACKED else ""
     print(f"{found.path}: {found.status.value.replace('_', ' ')}{sound}")
-    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS]
+    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS_OF_DOCTOR]
     for problem in shown:
         print(f"  {problem}")
     if len(shown) < len(found.problems):
@@ -70,8 +70,3 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
     if found.lost_arrays:
         print(f"  nothing verifies of {', '.join(found.lost_arrays)}")
     print(f"  {ADVICE[found.status]}" if saved is None else f"  {counted(savable, 'sample')} saved: {saved}")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(doctor)

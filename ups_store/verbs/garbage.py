@@ -49,8 +49,3 @@ def gc(
         }.get(garbage.kind, garbage.kind)
         size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
         print(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(gc)

@@ -95,8 +95,3 @@ def _show_infos(infos: list[StoreInfo]) -> None:
         for described in infos:
             for part in one_store(described, verbose=is_verbose()):
                 output.print(part)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(info)

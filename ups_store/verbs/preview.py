@@ -46,8 +46,3 @@ def _preview_name(path: Path, sample: int | None, array: str | None) -> Path:
     parts += [array] if array is not None else []
     parts += [f"sample{sample}"] if sample is not None else []
     return Path("_".join(parts) + ".png")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(preview)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ups_store.verify_report import Report
 
 DAMAGED = 1
-MAX_PROBLEMS = 50  # shown for people; --json and -v show all
+MAX_PROBLEMS_OF_VERIFY = 50  # shown for people; --json and -v show all
 
 
 def verify(
@@ -129,7 +129,7 @@ def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
 
 
 def _show_report(path: Path, found: Report, seconds: float) -> None:
-    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS]
+    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS_OF_VERIFY]
     for problem in shown:
         print(f"{path}: {problem}")
     if len(shown) < len(found.problems):
@@ -142,8 +142,3 @@ def _show_report(path: Path, found: Report, seconds: float) -> None:
         f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"
         f" in {seconds:.2f} s · {rate:.2f} GB/s"
     )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(verify)
