@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ups_store.layout import FORMAT_VERSION
     from ups_store.opening import open_any as open
     from ups_store.partitioned_store import PartitionedStore
-    from ups_store.reader import Store
+    from ups_store.store import Store
     from ups_store.writer import Committer, StoreWriter
 
 __all__ = [
@@ -79,7 +79,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "ArraySpec": ("array_spec", "ArraySpec"),
     "Committer": ("writer", "Committer"),
     "FORMAT_VERSION": ("layout", "FORMAT_VERSION"),
-    "Store": ("reader", "Store"),
+    "Store": ("store", "Store"),
     "StoreWriter": ("writer", "StoreWriter"),
     "create": ("creation", "create"),
     "join": ("creation", "join"),

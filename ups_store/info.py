@@ -21,8 +21,8 @@ from ups_store.building import read_owner
 from ups_store.checksum import crc32c
 from ups_store.layout import CHECKSUM_BYTES, slot_nbytes
 from ups_store.metadata import LARGE_SAMPLE_BYTES, dtype_name
-from ups_store.reader import Store
 from ups_store.recovery import building_path, read_building_file
+from ups_store.store import Store
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
 _MIN_SAMPLE_BYTES = 64  # equal parameters are no sign of equal samples

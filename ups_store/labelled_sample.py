@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.gather import TIME_DIM
-from ups_store.reader import Store
+from ups_store.store import Store
 
 MAIN_ARRAY = "fields"
 _SPACE = ("z", "y", "x")

@@ -16,8 +16,6 @@ from ups_store.recovery import BUILDING_SUFFIX, State, building_path, read_build
 from ups_store.store import Store, Verify
 from ups_store.store_file import Access
 
-__all__ = ["Access", "Store", "Verify", "open_store"]
-
 
 def open_store(
     path: str | os.PathLike[str],

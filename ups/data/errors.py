@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ups_store.errors import CorruptChunkError, FormatError, StoreError, StoreNotFoundError
-
-__all__ = ["UNREADABLE", "StoreError", "hints_in_keys"]
+from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
+from ups_store.errors import StoreError as StoreError
 
 UNREADABLE = (CorruptChunkError, FormatError, StoreNotFoundError)  # a store that is read, as a source can be
 

@@ -24,8 +24,8 @@ from ups_store.layout import FORMAT_VERSION
 from ups_store.metadata import ArrayMeta, RootMeta
 from ups_store.packed.catalog import check_chunk_size
 from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document
-from ups_store.reader import Store
 from ups_store.sound import require_sound
+from ups_store.store import Store
 from ups_store.zip_records import ROOT_NAME, Entry, pack_directory
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ups_store.permutation import Items
-from ups_store.reader import Store
+from ups_store.store import Store
 from ups_store.torch.memory import as_array, torch_dtype
 
 SCRATCH_BYTES = 1 << 20  # of rows before conversion: stays in the second-level cache

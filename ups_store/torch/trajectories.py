@@ -11,7 +11,7 @@ import torch
 from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.gather import TIME_DIM
 from ups_store.permutation import Items
-from ups_store.reader import Store
+from ups_store.store import Store
 from ups_store.torch.windows import Window, WindowIndex
 
 STATE_NAMES = ("latent", "fields")  # what windows are taken of unless it is named: the first that exists
