@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_groups import GROUP_BYTES, memory_group
 from hypothesis import settings
 from small_stores import MakeStore, Values, build, mixed_constants, mixed_values
 
@@ -63,6 +64,12 @@ def _no_gpu_reason() -> str:
     import torch  # seconds, so only where a test asks for a GPU
 
     return "" if torch.cuda.is_available() else "gpu: no CUDA device"
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Path]:
+    """List of members of a control group with `GROUP_BYTES` of memory; skips where none can be made."""
+    yield from memory_group(GROUP_BYTES)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-import psutil
 import torch
 
 from ups.errors import ConfigError
+from ups.memory import free_bytes
 from ups.notes import Note
 
 MAX_LANES = 8  # beyond that Python's lock is what they wait for
@@ -36,7 +36,7 @@ def num_lanes(device: torch.device, *, micro_batch_nbytes: int) -> int:
     """
     if device.type == "cuda":
         return CUDA_LANES
-    fitting = psutil.virtual_memory().available // (_FORWARD_FACTOR * max(1, micro_batch_nbytes))
+    fitting = free_bytes(device) // (_FORWARD_FACTOR * max(1, micro_batch_nbytes))
     return max(1, min(torch.get_num_threads(), MAX_LANES, fitting))
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 from torch import Tensor
 
 from ups.errors import ConfigError, ShapeError
 from ups.grid import FIELDS
+from ups.memory import free_bytes
 from ups.simulator_spec import SimulatedTask
 
 _FLOAT32_BYTES = 4
@@ -85,8 +85,7 @@ def expect_room(task: SimulatedTask, *, num: int, steps: int, device: torch.devi
     """
     values = math.prod(task.grid.points) * dict(task.grid.channels)[FIELDS]
     needed = 2 * _FLOAT32_BYTES * num * steps * values
-    is_cuda = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if is_cuda else psutil.virtual_memory().available
+    free = free_bytes(device)
     if needed > free:
         raise ConfigError(
             f"a rollout of {num} samples and {steps} steps doesn't fit into memory",

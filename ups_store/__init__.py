@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         VersionTooNewError,
     )
     from ups_store.layout import FORMAT_VERSION
+    from ups_store.memory import available_bytes as available_memory_bytes
     from ups_store.opening import open_any as open
     from ups_store.partitioned_store import PartitionedStore
     from ups_store.store import Store
@@ -70,6 +71,7 @@ __all__ = [
     "StoreWriter",
     "TruncatedError",
     "VersionTooNewError",
+    "available_memory_bytes",
     "create",
     "join",
     "open",
@@ -81,6 +83,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "FORMAT_VERSION": ("layout", "FORMAT_VERSION"),
     "Store": ("store", "Store"),
     "StoreWriter": ("writer", "StoreWriter"),
+    "available_memory_bytes": ("memory", "available_bytes"),
     "create": ("creation", "create"),
     "join": ("creation", "join"),
     "open": ("opening", "open_any"),

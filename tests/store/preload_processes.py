@@ -17,7 +17,6 @@ from typing import Any
 
 import ups_store
 from ups_store import StoreError, files
-from ups_store.memory import available_bytes
 from ups_store.preload import copy, page_cache, reading
 
 MIB = 1 << 20
@@ -79,7 +78,6 @@ def under_limit(
     path: Path, limit: Callable[[], None], requests: list[dict[str, Any]], answers: Connection
 ) -> None:
     """Open a store, take on a limit, and tell what each request to preload comes to."""
-    available_bytes()  # imports what is imported late
     with ups_store.open(path) as store:
         limit()
         answers.send([_attempt(store, request) for request in requests])

@@ -17,7 +17,7 @@ from build_helpers import BURGERS, Recorder, build, hash_of, plan, settings, wri
 from rich.console import Console
 
 from ups_store import ArraySpec, files
-from ups_store.build import read, readers, resources
+from ups_store.build import read, readers
 from ups_store.build.config import BuildConfig, ReadingConfig, load_config
 from ups_store.build.event_log import EventLog
 from ups_store.build.rates import StageRates
@@ -70,14 +70,13 @@ def test_time_that_is_no_deadline_is_refused(key: str, value: str) -> None:
     ("wanted", "memory", "descriptors", "expected"),
     [
         (4, PLENTY, 1000, (4, 2)),
-        (4, None, 1000, (4, 2)),
         (4, 2 * (80 + 24 + 2 * 16) * MIB, 1000, (2, 2)),
         (4, (80 + 24 + 16) * MIB, 1000, (1, 1)),
         (4, PLENTY, 40, (2, 2)),
     ],
 )
 def test_readers_are_as_many_as_fit(
-    wanted: int, memory: int | None, descriptors: int, expected: tuple[int, int]
+    wanted: int, memory: int, descriptors: int, expected: tuple[int, int]
 ) -> None:
     assert fitting(wanted, slot_nbytes=16 * MIB, memory=memory, descriptors=descriptors) == expected
 
@@ -86,11 +85,11 @@ def test_readers_are_as_many_as_fit(
     ("memory", "descriptors", "kind", "both"),
     [
         (50_000_000, 1000, "no_memory", ("125,829,120", "50,000,000")),
-        (None, 35, "no_descriptors", ("36", "35")),
+        (PLENTY, 35, "no_descriptors", ("36", "35")),
     ],
 )
 def test_lack_of_room_for_one_reader_is_an_error_with_both_numbers(
-    memory: int | None, descriptors: int, kind: str, both: tuple[str, str]
+    memory: int, descriptors: int, kind: str, both: tuple[str, str]
 ) -> None:
     with pytest.raises(StoreError) as caught:
         fitting(2, slot_nbytes=16 * MIB, memory=memory, descriptors=descriptors)
@@ -162,32 +161,7 @@ def test_valid_store_starts_no_reader(source: Path, tmp_path: Path) -> None:
     assert watcher.pool.status().readers == ()
 
 
-# --- resources ----------------------------------------------------------------------------------------
-
-
-def test_free_memory_is_what_the_tightest_limit_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 8000 kB\n")
-    (tmp_path / "cgroup").write_text("0::/job/step\n")
-    own = tmp_path / "fs" / "job" / "step"
-    own.mkdir(parents=True)
-    for folder, limit in ((own, "max"), (own.parent, "5000000")):
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text("3000000\n")
-        (folder / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
-    monkeypatch.setattr(resources, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(resources, "_OWN_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(resources, "_CGROUPS", tmp_path / "fs")
-    assert resources.free_memory_nbytes() == 3_000_000
-    (own.parent / "memory.max").write_text("max\n")
-    assert resources.free_memory_nbytes() == 8000 * 1024
-
-
-def test_free_descriptors_fall_with_each_open_file(tmp_path: Path) -> None:
-    before = resources.free_descriptors()
-    with (tmp_path / "file").open("w"):
-        assert resources.free_descriptors() == before - 1
+# --- disks --------------------------------------------------------------------------------------------
 
 
 def test_disk_without_room_for_all_stores_is_refused_before_digesting(

@@ -1,15 +1,19 @@
-"""How much memory is left, as the machine and made-up control groups say."""
+"""What is left of memory, as the machine, made-up control groups and a real one say; and of descriptors."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import pytest
+from control_groups import GROUP_BYTES
 
 from ups_store import memory
-from ups_store.memory import available_bytes, cgroup_available_bytes
+from ups_store.memory import available_bytes, cgroup_available_bytes, free_descriptors, num_cores
 
 V1_UNLIMITED = 9223372036854771712  # what the kernel writes: LONG_MAX in whole pages
 
@@ -94,13 +98,54 @@ def test_system_without_control_groups_says_nothing(tmp_path: Path) -> None:
     ("groups", "expected"), [([5 << 30, 3 << 30], 3 << 30), ([8 << 30], 4 << 30), ([], 4 << 30), ([-9], 0)]
 )
 def test_available_bytes_is_the_least_of_machine_and_groups(
-    groups: list[int], expected: int, monkeypatch: pytest.MonkeyPatch
+    groups: list[int], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = psutil.virtual_memory()._replace(available=4 << 30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {4 << 20} kB\nBuffers: 1 kB\n")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "cgroup_available_bytes", lambda root, membership: iter(groups))
     assert available_bytes() == expected
 
 
 def test_available_bytes_of_this_machine_is_not_more_than_it_has() -> None:
     assert 0 < available_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("text", [None, "MemTotal: 9 kB\n"], ids=["no /proc", "a kernel before 3.14"])
+def test_memory_that_meminfo_does_not_tell_is_what_psutil_says(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "meminfo").write_text(text)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "cgroup_available_bytes", lambda root, membership: iter(()))
+    machine = psutil.virtual_memory()._replace(available=4 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    assert available_bytes() == 4 << 30
+
+
+@pytest.mark.multi_process
+def test_memory_in_a_real_control_group_is_at_most_its_limit(limited_group: Path) -> None:
+    """Asked by the public name, without psutil, which would cost every reader process 60 ms."""
+    code = (
+        "import sys, ups_store; ups_store.available_memory_bytes(); open(sys.argv[1], 'w').write('0')\n"
+        "print(ups_store.available_memory_bytes(), 'psutil' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, limited_group]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    available, has_psutil = done.stdout.split()
+    assert GROUP_BYTES // 2 < int(available) <= GROUP_BYTES
+    assert has_psutil == "False"
+
+
+# --- cores and descriptors ----------------------------------------------------------------------------
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 7})
+    assert num_cores() == 3
+
+
+def test_free_descriptors_fall_with_each_open_file(tmp_path: Path) -> None:
+    before = free_descriptors()
+    with (tmp_path / "file").open("w"):
+        assert free_descriptors() == before - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from control_groups import memory_group
 from preload_processes import (
     MIB,
     digest,
@@ -26,7 +26,6 @@ from small_stores import build
 import ups_store
 
 pytestmark = pytest.mark.multi_process
-GROUPS = Path("/sys/fs/cgroup")
 STORE_MIB = 48
 
 
@@ -42,18 +41,7 @@ def path() -> Iterator[Path]:
 @pytest.fixture
 def group() -> Iterator[Path]:
     """List of members of a new control group with memory for half of the store."""
-    is_v1 = (GROUPS / "memory").is_dir()
-    folder = (GROUPS / "memory" if is_v1 else GROUPS) / f"ups-store-test-{os.getpid()}"
-    limit = folder / ("memory.limit_in_bytes" if is_v1 else "memory.max")
-    try:
-        folder.mkdir()
-        limit.write_text(str(STORE_MIB * MIB // 2))
-    except OSError as error:
-        if folder.is_dir():
-            folder.rmdir()
-        pytest.skip(f"no control group can be made here: {error}")
-    yield folder / "cgroup.procs"
-    folder.rmdir()
+    yield from memory_group(STORE_MIB * MIB // 2)
 
 
 def outcomes(path: Path, limit: Callable[[], None], *requests: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -93,6 +81,7 @@ def test_store_larger_than_its_control_group_is_refused_and_stays_readable(path:
     *refused, auto = outcomes(path, partial(join_group, group, path), *requests)
     for found in refused:
         assert found[:3] == ("MemoryLimitError", "memory", path.stat().st_size)
+        assert "raise the limit" in found[3]
     assert (auto[0], auto[2]) == ("mapped", digest_of(path))
     assert "page-cache refused" in auto[1]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 import torch
+from control_groups import GROUP_BYTES
 from typer.testing import CliRunner
 
 import ups_store
@@ -156,6 +160,54 @@ def test_split_larger_than_memory_is_refused(root: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="build a field store") as caught:
         open_split(root)
     assert caught.value.kind == "too_large"
+
+
+_IN_GROUP = """
+import sys
+from pathlib import Path
+import torch
+from ups.data.config import BuildConfig, DataConfig
+from ups.data.fields import open_fields
+from ups.encode_lanes import num_lanes
+from ups.errors import ConfigError
+from ups.memory import free_bytes
+
+torch.set_num_threads(4)
+members, root = map(Path, sys.argv[1:])
+members.write_text("0")
+data = DataConfig(task=("burgers1d",), root=root, split_fractions=(1.0, 0.0, 0.0))
+try:
+    open_fields(BuildConfig(data=data), "burgers1d", "train", source="hdf5")
+except ConfigError as error:
+    cpu = torch.device("cpu")
+    print(error.kind, free_bytes(cpu), num_lanes(cpu, micro_batch_nbytes=8 << 20))
+    print(error)
+"""
+
+
+@pytest.mark.multi_process
+def test_split_larger_than_the_control_group_is_refused_where_the_machine_has_room(
+    tmp_path: Path, limited_group: Path
+) -> None:
+    needed = 2 * GROUP_BYTES  # in the file none of it: the values were never written
+    if psutil.virtual_memory().available < 4 * needed:
+        pytest.skip("this machine has no room for the split either")
+    with h5py.File(tmp_path / "1D_Burgers_Sols_Nu0.1.hdf5", "w") as file:
+        shape = (16, 64, needed // (16 * 64 * 4))
+        file.create_dataset("tensor", shape, "f4")
+        file["x-coordinate"] = np.linspace(0, 1, shape[2], dtype="f4")
+        file["t-coordinate"] = np.linspace(0, 1, shape[1] + 1, dtype="f4")
+        file.attrs["Nu"] = 0.1
+    command = [sys.executable, "-c", _IN_GROUP, limited_group, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    first, message = done.stdout.splitlines()
+    kind, free, lanes = first.split()
+    assert kind == "too_large"
+    assert 0 < int(free) <= GROUP_BYTES
+    assert int(lanes) == max(1, int(free) // (32 * (8 << 20))) <= 2
+    assert f"found {needed >> 20} MiB" in message
+    assert "raise the limit of the container" in message
 
 
 def test_values_that_are_not_finite_are_refused_unless_kept(root: Path, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
+import ups_store
 from ups.data.config import BuildConfig
 from ups.data.errors import hints_in_keys
 from ups.data.split_plan import plan_split
@@ -53,12 +53,13 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, d
 
 
 def _expect_room(plan: StorePlan) -> None:
-    needed, free = plan.num_samples * plan.sample_nbytes, psutil.virtual_memory().available
+    needed, free = plan.num_samples * plan.sample_nbytes, ups_store.available_memory_bytes()
     if needed > _MEMORY_SHARE * free:
         raise ConfigError(
             f"{plan.title} doesn't fit into memory",
             kind="too_large",
-            expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB",
+            expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB, {_MEMORY_SHARE:.0%} of what is free",
             found=f"{needed / 2**20:.0f} MiB",
-            hint="build a field store with `python -m ups_store.build`, or use data.limit",
+            hint="build a field store with `python -m ups_store.build`, use data.limit, or raise the limit of"
+            " the container",
         )

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Self
 
 from ups_store.build.config import ReadingConfig
-from ups_store.build.resources import free_descriptors, free_memory_nbytes, num_cores
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
 from ups_store.ingest.pool import Patience, ReaderPool, Skipped
 from ups_store.ingest.read_request import ReadRequest
 from ups_store.ingest.sizes import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
+from ups_store.memory import available_bytes, free_descriptors, num_cores
 
 START_S = 0.4  # what it takes to start a reader
 TINY_NBYTES = 32 << 20  # one reader reads that within the time that another takes to start
@@ -135,7 +135,7 @@ class Readers:
             return  # all of them run already
         wanted, slot_nbytes = self.pool.num_workers, self.pool.slot_nbytes
         num_workers, num_slots = fitting(
-            wanted, slot_nbytes=slot_nbytes, memory=free_memory_nbytes(), descriptors=free_descriptors()
+            wanted, slot_nbytes=slot_nbytes, memory=available_bytes(), descriptors=free_descriptors()
         )
         if (num_workers, num_slots) == (wanted, USUAL_SLOTS):
             return
@@ -177,7 +177,7 @@ def inline_pool() -> ReaderPool:
     return ReaderPool(0, slot_nbytes=0)
 
 
-def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: int) -> tuple[int, int]:
+def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> tuple[int, int]:
     """As many readers as there is room for, at most `wanted`, and their number of slots.
 
     Reading takes memory beside the slots: what a reader is, and a block of the file.
@@ -196,7 +196,7 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int | None, descriptors: i
         )
     for num_slots in range(USUAL_SLOTS, 0, -1):
         each = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
-        possible = num_workers if memory is None else min(num_workers, memory // each)
+        possible = min(num_workers, memory // each)
         if possible >= 1:
             return possible, num_slots
     raise StoreError(

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ups_store import files
-from ups_store.build.resources import free_memory_nbytes
 from ups_store.console import format_nbytes
+from ups_store.memory import available_bytes
 
 if TYPE_CHECKING:
     from ups_store.ingest.pool import ReaderPool, ReaderStatus  # h5py: not for --help
@@ -91,11 +91,10 @@ class StallWatcher:
         return "\n".join([*lines, self._resources()])
 
     def _resources(self) -> str:
-        memory = free_memory_nbytes()
-        shown = "unknown" if memory is None else format_nbytes(memory)
+        memory = format_nbytes(available_bytes())
         disk = format_nbytes(files.free_bytes(self._folder)) if self._folder.is_dir() else "no folder yet"
         shared = format_nbytes(files.free_bytes(_SHARED)) if _SHARED.is_dir() else "none"
-        return f"free memory {shown}, free disk in {self._folder} {disk}, /dev/shm {shared} (not used)"
+        return f"free memory {memory}, free disk in {self._folder} {disk}, /dev/shm {shared} (not used)"
 
     def __enter__(self) -> Self:
         self._thread.start()
