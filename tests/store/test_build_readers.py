@@ -327,7 +327,7 @@ def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
         watcher.stage("burgers1d train: samples", 16, unit="samples")
         watcher.waits("commit")
         watcher.advance(3)
-        assert heard.wait(10)
+        assert heard.wait(60)
     assert "burgers1d train: samples (3 of 16 done) waits for commit" in told[0]
     assert "test_stall_is_told_with_stage_and_own_stack" in told[0]
     assert f"free disk in {tmp_path}" in told[0]

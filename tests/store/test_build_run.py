@@ -120,7 +120,6 @@ def test_second_build_finds_the_store_valid_without_reading_the_source(
     assert (result.reused, result.num_samples, result.num_committed) == (True, 16, 0)
     assert (result.config_hash, result.nbytes) == (first.config_hash, first.nbytes)
     assert (result.statistics, watcher.notes) == ({}, [])
-    assert result.seconds["total"] < 1
     assert first.path.read_bytes() == content
     assert (first.path.stat().st_ino, first.path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 

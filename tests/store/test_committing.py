@@ -27,7 +27,7 @@ class SlowCommitter:
         self.fail_at = fail_at
 
     def commit_many(self, samples: npt.NDArray[np.int64], arrays: Any) -> None:
-        self.may_go.wait(10)
+        self.may_go.wait(60)
         if self.fail_at in samples:
             raise CommitError("the disk is gone")
         self.committed += samples.tolist()
@@ -66,7 +66,7 @@ def test_commit_thread_whose_queue_is_full_makes_put_wait() -> None:
     filler.start()
     assert not done.wait(0.5)
     committer.may_go.set()
-    filler.join(10)
+    filler.join(60)
     assert done.is_set()
     assert committer.committed == list(range(N))
 

@@ -292,7 +292,7 @@ def test_prefetch_makes_as_many_batches_ahead_and_no_more(dataset: StoreDataset,
     dataset.fetch = lambda *args, **options: (made.append(1), fetch(*args, **options))[1]  # type: ignore[method-assign]
     batches = iter(make_loader(dataset, batch_size=4, prefetch=3, num_threads=num_threads))
     next(batches)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(made) < 4 and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
@@ -313,7 +313,7 @@ def count_fetches(dataset: StoreDataset) -> list[int]:
 
 
 def wait_for(made: list[int], num: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(made) < num and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)

@@ -52,7 +52,7 @@ from ups_store.tasks import get_task
 pytestmark = pytest.mark.multi_process
 
 SLOT = 1 << 20
-GRACE_S = 2.0  # after its deadline everything has to be over
+GRACE_S = 30.0  # after its deadline everything has to be over: far sooner than what hangs, for 60 s
 ONCE = Patience(timeout_s=0.3, open_timeout_s=0.3, retries=0)
 
 
@@ -267,7 +267,7 @@ def test_serve_answers_each_request_until_the_channel_is_closed(tmp_path: Path) 
         ours.send(pickle.dumps((number, 1, request)))
         answers.append(pickle.loads(ours.recv(MAX_MESSAGE_BYTES)))
     ours.close()
-    thread.join(10)
+    thread.join(60)
     theirs.close()
     assert not thread.is_alive()
     assert [answer.request_id for answer in answers] == [0, 1, 2, 3]
@@ -420,7 +420,7 @@ def test_reader_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyP
         assert notes == [f"reader {pids[0]} can't be killed, process sleeping: left behind"]
         assert read_all(pool, [fake(FakeRead, 1)])[0][0] == [1]
         os.kill(pids[0], signal.SIGKILL)  # as if the disk answered at last
-        psutil.Process(pids[0]).wait(5)
+        psutil.Process(pids[0]).wait(60)
 
 
 # --- readers that end ---------------------------------------------------------------------------------
@@ -617,7 +617,7 @@ def test_status_and_stacks_say_what_each_reader_does(tmp_path: Path) -> None:
         (stack,) = pool.stacks().values()
         assert status.readers[0].request is requests[1]
         assert status.readers[0].num_waiting == 1
-        assert 0 <= time.monotonic() - status.readers[0].since_s < 5
+        assert 0 <= time.monotonic() - status.readers[0].since_s < 60
         assert (status.num_ready, status.nbytes) == (1, 8)
         assert "open_hdf5" in stack
 
@@ -657,9 +657,9 @@ def test_readers_end_with_their_supervisor(tmp_path: Path, number: signal.Signal
         assert supervisor.stdout
         readers = [psutil.Process(int(pid)) for pid in supervisor.stdout.readline().split()]
         supervisor.send_signal(number)
-        with ends_within(2 * GRACE_S):  # as long as it takes on two busy cores
-            _, told = supervisor.communicate(timeout=10)
-            _, alive = psutil.wait_procs(readers, timeout=2 * GRACE_S)
+        with ends_within(GRACE_S):
+            _, told = supervisor.communicate(timeout=60)
+            _, alive = psutil.wait_procs(readers, timeout=GRACE_S)
         assert len(readers) == 2
         assert alive == []
     assert (b"BuildInterruptedError" in told) == (number != signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 class LittleMemory:
     """Stands for a device that holds so many micro-batches at a time.
 
-    Each waits until as many as there are lanes are there, as they would overlap on a GPU, but not for long:
+    Each waits until as many as there are lanes are there, as they would overlap on a GPU, but not for ever:
     the last ones are fewer.
     """
 
@@ -41,7 +42,7 @@ class LittleMemory:
         with self._changed:
             self._num += 1
             self._changed.notify_all()
-            self._changed.wait_for(self._is_crowded, timeout=0.5)
+            self._changed.wait_for(self._is_crowded, timeout=2)
             num = self._num
             is_too_much = num > self.room
             self._changed.wait(0.01)
@@ -168,10 +169,12 @@ def test_no_more_jobs_are_taken_than_lanes_and_the_next_one() -> None:
 
     submitting = threading.Thread(target=submit_all)
     submitting.start()
+    while len(taken) < 3:  # two at work, one laid out
+        time.sleep(0.01)
     submitting.join(0.2)
-    assert len(taken) == 3  # two at work, one laid out
+    assert len(taken) == 3
     gate.set()
-    submitting.join(10)
+    submitting.join(60)
     assert len(taken) == 6
 
 

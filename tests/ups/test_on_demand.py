@@ -120,6 +120,23 @@ class Gate:
         self._opened.set()
 
 
+class Crawl:
+    """Lets so many forwards through; each of the others takes seconds, until the encoder is quick again.
+
+    So a test that looks at a build which isn't done yet finds it so, however busy the machine is.
+    """
+
+    def __init__(self, num: int) -> None:
+        self._places, self._quick = threading.Semaphore(num), threading.Event()
+
+    def __call__(self) -> None:
+        if not self._places.acquire(blocking=False):
+            self._quick.wait(2)
+
+    def end(self) -> None:
+        self._quick.set()
+
+
 @pytest.fixture(autouse=True)
 def _threads_end() -> Any:
     yield
@@ -250,14 +267,17 @@ def test_statistics_wait_for_the_first_trajectories_only(
     assert measured == again
 
 
-def test_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
+def test_interrupted_run_goes_on_where_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = first_pass(live(folder, f"training.latent_cache_dir={folder / 'other'}"))
+    crawl = Crawl(16)
+    on_each_forward(monkeypatch, crawl)
     windows = live(folder)
     begun = [windows.batch(number) for number in range(3)]
     windows.close()
     with ups_store.open(building_path(store_path(folder)), partial=True) as store:
         num_there = int(store.committed.sum())
     assert num_there > 0
+    crawl.end()
     notes: list[str] = []
     continued = live(folder, notes=notes)
     num = continued.batches_per_pass
@@ -334,7 +354,7 @@ def test_value_that_is_not_finite_is_told_with_its_file_and_a_key_to_set(folder:
 def test_close_ends_the_thread_and_keeps_what_is_committed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_each_forward(monkeypatch, lambda: time.sleep(0.05))
+    on_each_forward(monkeypatch, Crawl(10))
     windows = live(folder)
     windows.batch(0)
     windows.close()
@@ -475,13 +495,15 @@ def test_partitions_of_several_machines_are_reused(folder: Path, monkeypatch: py
 def test_run_that_helps_finishes_the_store_if_its_builder_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_each_forward(monkeypatch, lambda: time.sleep(0.02))
+    crawl = Crawl(14)
+    on_each_forward(monkeypatch, crawl)
     notes: list[str] = []
     builder, helper = live(folder), live(folder, notes=notes)
     assert any("builds it too; helping" in note for note in notes)
     expect_equal([helper.batch(0)], [builder.batch(0)])
     builder.close()
     assert not store_path(folder).exists()
+    crawl.end()
     helper.batch(helper.batches_per_pass)
     with ups_store.open(store_path(folder)) as store:
         assert store.verify().ok
