@@ -23,7 +23,7 @@ import numpy.typing as npt
 import typer
 
 import ups_store
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 FOLDER = Path(__file__).parents[1] / "tests" / "store" / "data" / "golden" / "v1.0"
 

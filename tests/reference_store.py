@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from small_stores import Values, build
 
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 NUM_SAMPLES = 7
 LARGE, SMALL, GRID = "large", "small", "grid"  # of each dtype: with slots, a number per sample, a constant

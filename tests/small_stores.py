@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import ups_store
 from ups_store import ArraySpec, StoreWriter
-from ups_store.metadata import dtype_of
+from ups_store.format.metadata import dtype_of
 
 Values = Mapping[str, npt.NDArray[Any]]
 Dims = Mapping[str, Sequence[str]]

@@ -9,7 +9,6 @@ TYPE_CHECKING = False  # as type checkers take it; to import `typing` takes long
 if TYPE_CHECKING:
     from typing import Any
 
-    from ups_store.array_spec import ArraySpec
     from ups_store.creation import create, join
     from ups_store.errors import (
         ArrayNotFoundError,
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
         TruncatedError,
         VersionTooNewError,
     )
-    from ups_store.layout import FORMAT_VERSION
+    from ups_store.format.array_spec import ArraySpec
+    from ups_store.format.layout import FORMAT_VERSION
     from ups_store.memory import available_bytes as available_memory_bytes
     from ups_store.opening import open_any as open
     from ups_store.partitioned_store import PartitionedStore
@@ -78,9 +78,9 @@ __all__ = [
 ]
 
 _HOMES = {  # module and name there; everything else is an error class
-    "ArraySpec": ("array_spec", "ArraySpec"),
+    "ArraySpec": ("format.array_spec", "ArraySpec"),
     "Committer": ("writer", "Committer"),
-    "FORMAT_VERSION": ("layout", "FORMAT_VERSION"),
+    "FORMAT_VERSION": ("format.layout", "FORMAT_VERSION"),
     "Store": ("store", "Store"),
     "StoreWriter": ("writer", "StoreWriter"),
     "available_memory_bytes": ("memory", "available_bytes"),

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.array_spec import ArraySpec
 from ups_store.encode import as_payload
 from ups_store.errors import SpecError
-from ups_store.identity import config_hash, constant_digest, identity_document
-from ups_store.layout import FORMAT_VERSION, Layout, plan
-from ups_store.metadata import (
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.identity import config_hash, constant_digest, identity_document
+from ups_store.format.layout import FORMAT_VERSION, Layout, plan
+from ups_store.format.metadata import (
     DTYPE_NAMES,
     MAX_ARRAYS,
     MAX_ELEMENTS,

@@ -14,16 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store import files, locks
-from ups_store.build_tail import (
-    BUILDER_LOCK,
-    GATE_LOCK,
-    HOW_TO_REPLACE,
-    OWNER_NBYTES,
-    OWNER_OFFSET,
-    SAMPLE_LOCK,
-    Owner,
-    TailHeader,
-)
 from ups_store.catalog import read_building
 from ups_store.errors import (
     BuildLockedError,
@@ -33,7 +23,17 @@ from ups_store.errors import (
     StoreReplacedError,
     TruncatedError,
 )
-from ups_store.layout import Layout
+from ups_store.format.build_tail import (
+    BUILDER_LOCK,
+    GATE_LOCK,
+    HOW_TO_REPLACE,
+    OWNER_NBYTES,
+    OWNER_OFFSET,
+    SAMPLE_LOCK,
+    Owner,
+    TailHeader,
+)
+from ups_store.format.layout import Layout
 from ups_store.recovery import building_path
 
 LOCK_TIMEOUT_S = 60.0

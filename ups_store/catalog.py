@@ -13,14 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store import files
-from ups_store.checksum import crc32
 from ups_store.directory import check_directory, check_num_arrays, read_directory
 from ups_store.errors import FormatError, SpecError, TruncatedError, VersionTooNewError
-from ups_store.identity import config_hash, differences
-from ups_store.layout import FORMAT_VERSION, Layout, plan
-from ups_store.metadata import MAX_JSON_BYTES, SAMPLE_DIM, ArrayMeta, RootMeta, is_name
-from ups_store.parse_metadata import parse_array, parse_root
-from ups_store.zip_records import MAX_LOCAL_HEADER_BYTES, ROOT_NAME, CentralRecord, parse_local_header
+from ups_store.format.checksum import crc32
+from ups_store.format.identity import config_hash, differences
+from ups_store.format.layout import FORMAT_VERSION, Layout, plan
+from ups_store.format.metadata import (
+    MAX_JSON_BYTES,
+    SAMPLE_DIM,
+    ArrayMeta,
+    RootMeta,
+    is_name,
+    parse_array,
+    parse_root,
+)
+from ups_store.format.zip_records import MAX_LOCAL_HEADER_BYTES, ROOT_NAME, CentralRecord, parse_local_header
 
 
 @dataclass(frozen=True)

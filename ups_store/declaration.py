@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ups_store.errors import ConfigError
-from ups_store.metadata import is_name
+from ups_store.format.metadata import is_name
 
 # What an axis is called in a configuration, and its letter in `ingest.contents`.
 AXIS_LETTERS = {

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ups_store import files
 from ups_store.errors import FormatError, TruncatedError
-from ups_store.layout import Layout
-from ups_store.metadata import MAX_ARRAYS
-from ups_store.zip_records import (
+from ups_store.format.layout import Layout
+from ups_store.format.metadata import MAX_ARRAYS
+from ups_store.format.zip_records import (
     ARCHIVE_COMMENT,
     MAX_DIRECTORY_BYTES,
     MAX_END_BYTES,

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.building import Samples
-from ups_store.checksum import crc32_each, crc32c_each
 from ups_store.errors import SpecError
-from ups_store.layout import ArrayLayout, Layout
-from ups_store.metadata import ArrayMeta, dtype_of
+from ups_store.format.checksum import crc32_each, crc32c_each
+from ups_store.format.layout import ArrayLayout, Layout
+from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.parallel import parts_of
 
 # Durable: the disk writes one piece while the next is encoded. Lazy: it doesn't; larger writes cost less.

@@ -14,9 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.array_spec import ArraySpec
 from ups_store.errors import ConfigError
-from ups_store.metadata import dtype_of
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.metadata import dtype_of
 
 ENTRY_POINTS = "ups_store.encoders"
 

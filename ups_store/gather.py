@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SampleIndexError, SpecError
+from ups_store.format.layout import ArrayLayout
+from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.indices import int64_of, largest
-from ups_store.layout import ArrayLayout
-from ups_store.metadata import ArrayMeta, dtype_of
 from ups_store.runs import Runs
 
 TIME_DIM = "time"

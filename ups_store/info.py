@@ -14,13 +14,13 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from ups_store import files, locks
-from ups_store.array_spec import ArraySpec
 from ups_store.array_statistics import ArrayStatistics, Statistics
-from ups_store.build_tail import BUILDER_LOCK
 from ups_store.building import read_owner
-from ups_store.checksum import crc32c
-from ups_store.layout import CHECKSUM_BYTES, slot_nbytes
-from ups_store.metadata import LARGE_SAMPLE_BYTES, dtype_name
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import CHECKSUM_BYTES, slot_nbytes
+from ups_store.format.metadata import LARGE_SAMPLE_BYTES, dtype_name
 from ups_store.recovery import building_path, read_building_file
 from ups_store.store import Store
 

@@ -10,12 +10,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.array_spec import ArraySpec
 from ups_store.errors import FormatError, SpecError
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.identity import config_hash, describe_differences, differences
+from ups_store.format.metadata import ArrayMeta, dtype_name
 from ups_store.gather import check_effect, names_of, window_of
-from ups_store.identity import config_hash, describe_differences, differences
 from ups_store.indices import Indices, check_indices
-from ups_store.metadata import ArrayMeta, dtype_name
 from ups_store.output import check_output
 from ups_store.partitions import PARTITION_KEY
 from ups_store.preload import Mode, PreloadReport

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from ups_store import files
 from ups_store.errors import TruncatedError
+from ups_store.format.layout import ArrayLayout
+from ups_store.format.metadata import dtype_of
 from ups_store.gather import Samples, Window, runs_of
-from ups_store.layout import ArrayLayout
 from ups_store.mappings import page_aligned
-from ups_store.metadata import dtype_of
 from ups_store.parallel import for_each
 from ups_store.runs import Runs, items_of
 

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store import runs
+from ups_store.format.layout import ArrayLayout
+from ups_store.format.metadata import dtype_of
 from ups_store.gather import (
     TIME_DIM,
     Pattern,
@@ -18,8 +20,6 @@ from ups_store.gather import (
     whole_pattern,
     window_pattern,
 )
-from ups_store.layout import ArrayLayout
-from ups_store.metadata import dtype_of
 from ups_store.output import check_output
 from ups_store.parallel import for_each, parts_of
 from ups_store.pread import READS_IN_FLIGHT, read_samples

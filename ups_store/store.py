@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store import files, mappings
-from ups_store.array_spec import ArraySpec
 from ups_store.catalog import Catalog, fingerprint_of
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.layout import ArrayLayout
+from ups_store.format.metadata import dtype_of
 from ups_store.gather import TIME_DIM, check_effect, names_of, window_of
 from ups_store.indices import Indices, check_indices
-from ups_store.layout import ArrayLayout
-from ups_store.metadata import dtype_of
 from ups_store.recovery import Building, read_commits, read_committed
 from ups_store.sampled_array import SampledArray
 from ups_store.store_file import Access, StoreFile

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.checksum import Bytes, crc32c
 from ups_store.errors import CorruptChunkError
+from ups_store.format.checksum import Bytes, crc32c
+from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
 from ups_store.gather import Samples
-from ups_store.layout import CHECKSUM_BYTES, ArrayLayout
 
 _BLOCK_BYTES = 4 << 20  # of a plain chunk at a time
 Read = Callable[[int, int], Bytes]

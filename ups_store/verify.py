@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from ups_store import files
 from ups_store.catalog import Catalog, fingerprint_of, read_finished
-from ups_store.checksum import combine_crc32, crc32, crc32c
 from ups_store.errors import StoreReplacedError, VersionTooNewError
-from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout
-from ups_store.metadata import ArrayMeta, RootMeta
+from ups_store.format.checksum import combine_crc32, crc32, crc32c
+from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout
+from ups_store.format.metadata import ArrayMeta, RootMeta
+from ups_store.format.zip_records import Entry, pack_directory
 from ups_store.verify_metadata import constant_problems, identity_problems, surplus
 from ups_store.verify_report import Problem, Report
-from ups_store.zip_records import Entry, pack_directory
 
 _BLOCK_BYTES = 4 << 20  # read at a time and thread
 _MAX_SHOWN = 16  # differing stretches of one record that are reported one by one

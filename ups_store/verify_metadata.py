@@ -6,10 +6,10 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ups_store.identity import constant_digest, flaws
-from ups_store.metadata import ArrayMeta
+from ups_store.format.identity import constant_digest, flaws
+from ups_store.format.metadata import ArrayMeta
+from ups_store.format.zip_records import Entry
 from ups_store.verify_report import Problem
-from ups_store.zip_records import Entry
 
 
 def surplus(entry: Entry, text: bytes) -> list[Problem]:

@@ -17,7 +17,7 @@ from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.stores import describe_plan, plan_all
 from ups_store.errors import SourceError, StoreError
-from ups_store.identity import config_hash
+from ups_store.format.identity import config_hash
 from ups_store.ingest.converted import Converted
 
 

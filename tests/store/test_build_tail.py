@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ups_store.build_tail import (
+from ups_store.errors import FormatError
+from ups_store.format.build_tail import (
     BUILDER_LOCK,
     GATE_LOCK,
     OWNER_NBYTES,
@@ -19,10 +20,9 @@ from ups_store.build_tail import (
     pack_records,
     parse_tail_header,
 )
-from ups_store.checksum import crc32c
-from ups_store.errors import FormatError
-from ups_store.layout import plan
-from ups_store.metadata import ArrayMeta
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import plan
+from ups_store.format.metadata import ArrayMeta
 
 ARRAYS = [ArrayMeta(name, (3,), "float64", ("sample",)) for name in ("nu", "u")]
 LAYOUT = plan(4096, [(meta, 300) for meta in ARRAYS], 3)

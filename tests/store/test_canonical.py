@@ -13,9 +13,9 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ups_store.canonical import canonical_json
 from ups_store.errors import SpecError
-from ups_store.parse_metadata import parse_json
+from ups_store.format.canonical import canonical_json
+from ups_store.format.metadata import parse_json
 
 # RFC 8785, appendix B: bits of a double and its text.
 NUMBERS = [

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from ups_store.checksum import _FEW_ROWS, combine_crc32, crc32, crc32c, crc32c_rows
+from ups_store.format.checksum import _FEW_ROWS, combine_crc32, crc32, crc32c, crc32c_rows
 
 # RFC 3720, appendix B.4; "123456789" is the check value of the CRC catalogues.
 CASTAGNOLI = [

@@ -29,7 +29,7 @@ import ups_store
 from ups_store import concat
 from ups_store.concat import concat_stores, ranges_of_fractions, split_store
 from ups_store.errors import CorruptChunkError, IdentityMismatchError, SpecError
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 
 def joined(*values: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

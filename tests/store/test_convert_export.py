@@ -25,7 +25,7 @@ import ups_store
 from ups_store.convert import FORMATS, export_store
 from ups_store.convert import output as output_module
 from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 ATTRS = {"channels": ["u", "v", "w", "p"], "length_x": 1.0, "note": "Grüße", "periodic": True, "none": None}
 Arrays = dict[str, npt.NDArray[Any]]
@@ -174,7 +174,7 @@ def test_hdf5_export_carries_labels_attrs_and_identity(make_store: MakeStore, tm
         ups_store.open(make_store(attrs=ATTRS)) as store,
         h5py.File(export_store(store, tmp_path / "out.h5", to="hdf5")) as file,
     ):
-        assert json.loads(file.attrs["ups_store.identity"]) == store.identity
+        assert json.loads(file.attrs["ups_store.format.identity"]) == store.identity
         assert file.attrs["ups_store.config_hash"] == store.config_hash
         assert json.loads(file.attrs["ups_store.attrs"]) == ATTRS
         assert (file.attrs["length_x"], file.attrs["note"]) == (1.0, "Grüße")
@@ -186,7 +186,7 @@ def test_hdf5_export_with_an_identity_over_64_kib_is_written(make_store: MakeSto
     with ups_store.open(make_store(identity={"names": ["x" * 1000] * 100})) as store:
         target = export_store(store, tmp_path / "out.h5", to="hdf5")
     with h5py.File(target) as file:
-        assert len(file.attrs["ups_store.identity"]) > 100_000
+        assert len(file.attrs["ups_store.format.identity"]) > 100_000
 
 
 def test_hdf5_readers_without_bfloat16_get_the_values(make_store: MakeStore, tmp_path: Path) -> None:

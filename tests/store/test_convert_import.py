@@ -18,7 +18,7 @@ from ups_store.convert import export_store
 from ups_store.convert import import_pt as import_module
 from ups_store.convert.import_pt import import_pt
 from ups_store.errors import SourceError, SpecError
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 
 def sample(i: int, **changes: Any) -> dict[str, Any]:

@@ -27,11 +27,11 @@ from small_stores import (
 
 import ups_store
 from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
-from ups_store.checksum import crc32c
 from ups_store.concat import concat_stores
 from ups_store.convert import export_store
 from ups_store.doctor import Status, examine, spans
-from ups_store.layout import Layout
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import Layout
 from ups_store.packed import open_packed
 from ups_store.packed.pack import pack_store
 from ups_store.recovery import building_path

@@ -66,7 +66,7 @@ def test_ctrl_c_while_the_build_imports_what_it_takes_is_one_line_and_5(
 
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
-    "module", ["typer", "numpy", "ups_store.verbs", "ups_store.identity", "ups_store.verbs.doctor"]
+    "module", ["typer", "numpy", "ups_store.verbs", "ups_store.format.identity", "ups_store.verbs.doctor"]
 )
 def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> None:
     done = press(module, "ups_store", "--help")

@@ -18,8 +18,8 @@ from ups_store import files, locks
 from ups_store.build import read
 from ups_store.build.config import BuildConfig
 from ups_store.build.explain import Explanation, explain_all
-from ups_store.build_tail import BUILDER_LOCK
 from ups_store.errors import BuildInterruptedError, StoreError
+from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.recovery import building_path
 
 NAME = "burgers1d_train.zarr.zip"

@@ -26,7 +26,7 @@ from spec_reader import ITEM_BYTES, Entries, align, crc32c, read_entries, read_s
 
 import ups_store
 from ups_store import ArraySpec, files
-from ups_store.metadata import dtype_of
+from ups_store.format.metadata import dtype_of
 
 N = 3
 SPEC = Path(__file__).parents[2] / "docs" / "format" / "spec.md"

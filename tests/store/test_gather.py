@@ -16,8 +16,8 @@ from small_stores import assert_same_bits, build, mixed_values
 import ups_store
 from ups_store import SampleIndexError, SpecError, Store, StoreClosedError, runs, sampled_array
 from ups_store import store as store_module
-from ups_store.layout import ArrayLayout
-from ups_store.metadata import dtype_of
+from ups_store.format.layout import ArrayLayout
+from ups_store.format.metadata import dtype_of
 from ups_store.store_file import StoreFile
 
 NUM_SAMPLES = 7

@@ -19,7 +19,7 @@ import pytest
 from spec_reader import read_store
 
 import ups_store
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 GOLDEN = Path(__file__).parent / "data" / "golden" / "v1.0"
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_golden.py"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ups_store.errors import SpecError
-from ups_store.identity import (
+from ups_store.format.identity import (
     config_hash,
     constant_digest,
     describe_differences,
@@ -20,7 +20,7 @@ from ups_store.identity import (
     flaws,
     identity_document,
 )
-from ups_store.metadata import ArrayMeta
+from ups_store.format.metadata import ArrayMeta
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | st.text("ab", max_size=1),

@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from ups_store.checksum import crc32c
-from ups_store.layout import FORMAT_VERSION, Layout, plan, slot_nbytes
-from ups_store.metadata import ArrayMeta
-from ups_store.zip_records import ARCHIVE_COMMENT, END_BYTES
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import FORMAT_VERSION, Layout, plan, slot_nbytes
+from ups_store.format.metadata import ArrayMeta
+from ups_store.format.zip_records import ARCHIVE_COMMENT, END_BYTES
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ups_store.errors import FormatError, SpecError
-from ups_store.metadata import (
+from ups_store.format.metadata import (
     DTYPE_NAMES,
     MAX_ELEMENTS,
     MAX_RANK,
@@ -22,8 +22,10 @@ from ups_store.metadata import (
     dtype_name,
     dtype_of,
     is_name,
+    parse_array,
+    parse_json,
+    parse_root,
 )
-from ups_store.parse_metadata import parse_array, parse_json, parse_root
 
 SMALL = ArrayMeta("nu", (3,), "float64", ("sample",), {"units": "m2 s-1"})
 LARGE = ArrayMeta("fields", (3, 40, 32), "float32", ("sample", "time", "x"))

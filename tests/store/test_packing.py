@@ -34,8 +34,7 @@ from small_stores import (
 from zarr.storage import ZipStore
 
 import ups_store
-import ups_store.zarr_bfloat16
-from ups_store.checksum import crc32c
+import ups_store.format.bfloat16
 from ups_store.doctor import Status, examine
 from ups_store.errors import (
     ArrayNotFoundError,
@@ -49,7 +48,8 @@ from ups_store.errors import (
     StoreError,
     VersionTooNewError,
 )
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.checksum import crc32c
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 from ups_store.packed import PackedStore, open_packed, unpack
 from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
 from ups_store.packed.pack import pack_store

@@ -37,6 +37,7 @@ from reader_faults import (
 )
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
+from ups_store.format.metadata import dtype_of
 from ups_store.ingest import reader_handle
 from ups_store.ingest.info import EVERYTHING, Selection
 from ups_store.ingest.lane import Job, Lane
@@ -46,7 +47,6 @@ from ups_store.ingest.reader_handle import ReaderHandle
 from ups_store.ingest.reader_process import MAX_MESSAGE_BYTES, serve
 from ups_store.ingest.slots import SlotMemory, Status, batch_nbytes
 from ups_store.ingest.source import open_source
-from ups_store.metadata import dtype_of
 from ups_store.tasks import get_task
 
 pytestmark = pytest.mark.multi_process

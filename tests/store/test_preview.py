@@ -180,7 +180,7 @@ def test_channels_of_the_store_name_its_fields_only(path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "bool", "int8", "uint64"])
 def test_preview_of_every_kind_of_dtype_is_a_png(path: Path, dtype: str) -> None:
-    from ups_store.metadata import dtype_of
+    from ups_store.format.metadata import dtype_of
 
     store = make_fields(path, SPACE_TIME, channels=["u"], dtype=np.float64)
     values = np.abs(store["fields"]).astype(dtype_of(dtype))

@@ -41,7 +41,7 @@ from ups_store import (
     files,
     mappings,
 )
-from ups_store.identity import config_hash
+from ups_store.format.identity import config_hash
 
 VALUES = mixed_values()
 

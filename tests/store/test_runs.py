@@ -17,8 +17,8 @@ from small_stores import assert_same_bits, build
 
 import ups_store
 from ups_store import SampleIndexError, SpecError, Store, runs, sampled_array
+from ups_store.format.metadata import ArrayMeta
 from ups_store.gather import Pattern
-from ups_store.metadata import ArrayMeta
 
 compiled: Any = runs.compiled
 

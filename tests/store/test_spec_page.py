@@ -12,9 +12,8 @@ import pytest
 import ups_store
 from scripts.make_hexdump import SPEC, array_document, blocks, split_page
 from ups_store.errors import FormatError
-from ups_store.metadata import ArrayMeta, RootMeta
-from ups_store.parse_metadata import parse_array, parse_root
-from ups_store.zip_records import Entry, align
+from ups_store.format.metadata import ArrayMeta, RootMeta, parse_array, parse_root
+from ups_store.format.zip_records import Entry, align
 
 CODE = Path(__file__).parents[2] / "ups_store"
 

@@ -36,7 +36,7 @@ from ups_store.errors import (
     StoreReplacedError,
     TruncatedError,
 )
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 from ups_store.torch import Batch, Sample, StoreDataset, Window
 from ups_store.torch.batch import SENT_BYTES
 

@@ -11,7 +11,7 @@ from small_stores import all_arrays, assert_same_bits, begin, build, mixed_value
 
 import ups_store
 from ups_store import SpecError
-from ups_store.metadata import DTYPE_NAMES, dtype_of
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from zarr.codecs import BloscCodec, BytesCodec
 from zarr.dtype import data_type_registry
 from zarr.storage import LocalStore, ZipStore
 
-from ups_store.zarr_bfloat16 import BFloat16
+from ups_store.format.bfloat16 import BFloat16
 
 DTYPE = np.dtype(ml_dtypes.bfloat16)
 ALL_BITS = np.arange(1 << 16, dtype=np.uint16).reshape(16, 4096)
@@ -143,7 +143,7 @@ def test_zarr_v2_is_refused(tmp_path: Path) -> None:
                 ZARR_VERSION < (3, 4, 1), reason="zarr-python before 3.4.1 loads no data type by itself"
             ),
         ),
-        "import ups_store.zarr_bfloat16",
+        "import ups_store.format.bfloat16",
     ],
     ids=["entry point", "import"],
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ups_store.errors import FormatError
-from ups_store.zip_records import (
+from ups_store.format.zip_records import (
     ARCHIVE_COMMENT,
     END_BYTES,
     MAX_COMMENT_BYTES,

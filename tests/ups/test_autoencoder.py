@@ -28,7 +28,7 @@ from ups.encoder import LatentEncoder
 from ups.errors import CheckpointError, ConfigError, ShapeError
 from ups.models.any_point_decoder import grid_queries
 from ups.train.run import run_stage
-from ups_store.array_spec import ArraySpec
+from ups_store.format.array_spec import ArraySpec
 
 torch.set_num_threads(1)
 REPO = Path(__file__).resolve().parents[2]
@@ -228,7 +228,7 @@ def test_pickled_encoder_loads_its_weights_itself(checkpoint: Path) -> None:
 
 def test_identity_and_spec_need_no_torch(checkpoint: Path) -> None:
     code = (
-        "import sys; from ups.encoder import LatentEncoder; from ups_store.array_spec import ArraySpec;"
+        "import sys; from ups.encoder import LatentEncoder; from ups_store.format.array_spec import ArraySpec;"
         f"e = LatentEncoder.load({str(checkpoint)!r}, task='burgers1d'); e.identity();"
         "e.output_spec({'fields': ArraySpec((2, 3, 16, 1), 'float32')});"
         "assert 'torch' not in sys.modules"

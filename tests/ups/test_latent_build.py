@@ -32,7 +32,7 @@ from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.stores import BuildReport, build_all
 from ups_store.creation import identity_of
 from ups_store.errors import BuildInterruptedError
-from ups_store.identity import config_hash
+from ups_store.format.identity import config_hash
 from ups_store.writer import Committer
 
 

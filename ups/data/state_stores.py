@@ -14,7 +14,7 @@ from ups.data.store_places import differing_selection, encoder_of, place_of, sto
 from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
-from ups_store.identity import describe_differences, differences
+from ups_store.format.identity import describe_differences, differences
 
 # Precision of encoding is part of a store's identity, but it makes no other encoder.
 _PRECISION = ("compute_dtype",)

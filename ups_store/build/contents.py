@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ups_store.array_spec import ArraySpec
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.metadata import dtype_of
 from ups_store.ingest.info import SourceInfo
-from ups_store.metadata import dtype_of
 from ups_store.tasks import Task
 
 PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files

@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.array_spec import ArraySpec
 from ups_store.encoder import Encoder, check_output
 from ups_store.errors import StoreError
+from ups_store.format.array_spec import ArraySpec
 from ups_store.ingest.value_range import ValueRange
 
 Arrays = Mapping[str, npt.NDArray[Any]]

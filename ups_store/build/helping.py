@@ -12,9 +12,9 @@ from ups_store import files, locks
 from ups_store.build.fill import Filling
 from ups_store.build.ranks import Ranks
 from ups_store.build.watcher import Watcher
-from ups_store.build_tail import BUILDER_LOCK
 from ups_store.creation import join
 from ups_store.errors import IdentityMismatchError, StoreError, StoreNotFoundError, StoreReplacedError
+from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
 from ups_store.store import Store

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ups_store.array_spec import ArraySpec
 from ups_store.blueprint import blueprint_of
 from ups_store.build.config import BuildConfig
 from ups_store.build.contents import arrays_of, attrs_of, payload_nbytes
@@ -20,6 +19,7 @@ from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.creation import identity_of
 from ups_store.encoder import Encoder, expect_size, load_encoder
+from ups_store.format.array_spec import ArraySpec
 from ups_store.ingest.grids import check_same_grid
 from ups_store.ingest.info import Selection, SourceInfo
 from ups_store.ingest.read_request import DescribeRequest

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from ups_store.build.plan import StorePlan
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
+from ups_store.format.metadata import MAX_ARRAYS
 from ups_store.ingest.info import SourceInfo
 from ups_store.ingest.pool import Batch, ReaderPool, Skipped
 from ups_store.ingest.read_request import MAX_SAMPLES, ReadRequest
 from ups_store.ingest.slots import ALIGN
-from ups_store.metadata import MAX_ARRAYS
 from ups_store.recovery import building_path
 
 BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little

@@ -31,7 +31,7 @@ from ups_store.errors import (
     IdentityMismatchError,
     StoreNotFoundError,
 )
-from ups_store.identity import config_hash, describe_differences, differences
+from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.ingest.file_state import changed
 from ups_store.reader import open_store
 from ups_store.recovery import building_path

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store import files, locks
-from ups_store.build_tail import BUILDER_LOCK
 from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
+from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.recovery import BUILDING_SUFFIX
 
 _PROBE_BYTES = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ups_store.canonical import canonical_json
+from ups_store.format.canonical import canonical_json
 from ups_store.store import Store
 
 

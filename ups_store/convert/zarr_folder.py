@@ -11,7 +11,7 @@ import zarr
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore
 
-import ups_store.zarr_bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads no data type by itself
+import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads no data type by itself
 from ups_store.convert.blocks import blocks_of, samples_per_block
 from ups_store.convert.output import check_target, new_folder
 from ups_store.convert.provenance import array_attrs, provenance

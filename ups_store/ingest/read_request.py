@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SourceError
+from ups_store.format.metadata import dtype_of
 from ups_store.ingest.file_state import FileState
 from ups_store.ingest.info import EVERYTHING, Selection, SourceInfo
 from ups_store.ingest.value_range import ValueRange
-from ups_store.metadata import dtype_of
 from ups_store.tasks import Task
 
 if TYPE_CHECKING:

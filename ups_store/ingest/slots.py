@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import StoreError
-from ups_store.metadata import dtype_name, dtype_of
+from ups_store.format.metadata import dtype_name, dtype_of
 
 ALIGN = 64  # an array starts on a cache line
 _PAGE = mmap.PAGESIZE

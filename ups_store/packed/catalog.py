@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from ups_store import files
 from ups_store.catalog import array_name, check_regular, checked_layout, read_json, read_root
-from ups_store.checksum import crc32c
 from ups_store.directory import read_directory
 from ups_store.errors import CorruptChunkError, FormatError, VersionTooNewError
-from ups_store.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES, Layout
-from ups_store.metadata import ArrayMeta, RootMeta
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES, Layout
+from ups_store.format.metadata import ArrayMeta, RootMeta, parse_array
+from ups_store.format.zip_records import ARCHIVE_COMMENT, CentralRecord, EndRecords, Entry
 from ups_store.packed.chunk_codecs import (
     MAX_CHUNK_BYTES,
     Chain,
@@ -25,8 +26,6 @@ from ups_store.packed.chunk_codecs import (
     packed_document,
     parse_packing,
 )
-from ups_store.parse_metadata import parse_array
-from ups_store.zip_records import ARCHIVE_COMMENT, CentralRecord, EndRecords, Entry
 
 
 @dataclass(frozen=True)

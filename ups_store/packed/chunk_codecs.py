@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import FormatError, SpecError
-from ups_store.metadata import ArrayMeta, bytes_codec, dtype_of
+from ups_store.format.metadata import ArrayMeta, bytes_codec, dtype_of
 
 MAX_CHUNK_BYTES = (1 << 31) - 64  # of payload: Blosc's limit (spec 13.8)
 LEVELS = {"blosc": range(10), "zstd": range(1, 23), "pcodec": range(13)}

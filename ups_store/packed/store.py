@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store import files
-from ups_store.array_spec import ArraySpec
-from ups_store.checksum import crc32c
 from ups_store.errors import ArrayNotFoundError, CorruptChunkError, SpecError, StoreClosedError
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import CHECKSUM_BYTES
+from ups_store.format.metadata import dtype_of
 from ups_store.gather import Samples, Window, batch_shape, check_effect, names_of, window_of
 from ups_store.indices import Indices, check_indices
-from ups_store.layout import CHECKSUM_BYTES
-from ups_store.metadata import dtype_of
 from ups_store.output import check_output
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_index, read_packed
 from ups_store.runs import cast_into

@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store import files
-from ups_store.canonical import canonical_json
-from ups_store.checksum import crc32
 from ups_store.errors import CorruptChunkError
-from ups_store.metadata import dtype_of
+from ups_store.format.canonical import canonical_json
+from ups_store.format.checksum import crc32
+from ups_store.format.metadata import dtype_of
+from ups_store.format.zip_records import Entry, pack_directory
 from ups_store.packed.catalog import PackedArray
 from ups_store.packed.chunk_codecs import packed_document
 from ups_store.packed.store import PackedStore
 from ups_store.verify_metadata import constant_problems, identity_problems, surplus
 from ups_store.verify_report import Problem, Report
-from ups_store.zip_records import Entry, pack_directory
 
 _BLOCK_BYTES = 4 << 20
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ups_store.checksum import crc32
-from ups_store.identity import config_hash
-from ups_store.zip_records import (
+from ups_store.format.checksum import crc32
+from ups_store.format.identity import config_hash
+from ups_store.format.zip_records import (
     ARCHIVE_COMMENT,
     ROOT_NAME,
     CentralRecord,

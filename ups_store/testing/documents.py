@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ups_store.format.zip_records import ROOT_NAME
 from ups_store.testing.archive import (
     Builder,
     Document,
@@ -21,7 +22,6 @@ from ups_store.testing.archive import (
     with_identity,
 )
 from ups_store.testing.sample_store import EMPTY, FLAGS, LARGE, SMALL
-from ups_store.zip_records import ROOT_NAME
 
 _ARRAY = f"{SMALL}/{ROOT_NAME}"
 _LARGE_ARRAY = f"{LARGE}/{ROOT_NAME}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from ups_store.checksum import crc32c
-from ups_store.layout import PAGE_BYTES
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import PAGE_BYTES
+from ups_store.format.zip_records import ARCHIVE_COMMENT, ROOT_NAME
 from ups_store.testing.archive import (
     Builder,
     Document,
@@ -20,7 +21,6 @@ from ups_store.testing.archive import (
     with_identity,
 )
 from ups_store.testing.sample_store import CONSTANT, EMPTY_CONSTANT, FLAGS, LARGE, NUM_SAMPLES, SMALL
-from ups_store.zip_records import ARCHIVE_COMMENT, ROOT_NAME
 
 _SMALL_ARRAY = f"{SMALL}/{ROOT_NAME}"
 _LARGE_KEY, _SMALL_KEY = f"{LARGE}/c/0/0/0", f"{SMALL}/c/0"

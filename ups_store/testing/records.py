@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections.abc import Callable
 
+from ups_store.format.zip_records import ARCHIVE_COMMENT, ROOT_NAME, EndRecords
 from ups_store.testing.archive import (
     Builder,
     Part,
@@ -17,7 +18,6 @@ from ups_store.testing.archive import (
     take_apart,
 )
 from ups_store.testing.sample_store import CONSTANT, EMPTY_CONSTANT, LARGE, SMALL
-from ups_store.zip_records import ARCHIVE_COMMENT, ROOT_NAME, EndRecords
 
 _LARGE_KEY = f"{LARGE}/c/0/0/0"
 _SMALL_KEY = f"{SMALL}/c/0"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from ups_store.errors import DeviceError, MemoryLimitError
-from ups_store.layout import ArrayLayout
+from ups_store.format.layout import ArrayLayout
 from ups_store.preload.budget import Budget, ram_budget
 from ups_store.preload.request import Job
 from ups_store.torch.device_rows import DeviceRows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ups_store import files
-from ups_store.metadata import dtype_of
+from ups_store.format.metadata import dtype_of
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 

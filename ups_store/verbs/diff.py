@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from ups_store.console import Verbose, counted, print_json
-from ups_store.identity import differences
+from ups_store.format.identity import differences
 from ups_store.reader import open_store
 from ups_store.verbs.options import AsJson
 

@@ -23,7 +23,7 @@ from ups_store.build.readers import Readers
 from ups_store.build.shared_keys import take_build_keys
 from ups_store.console import format_nbytes
 from ups_store.errors import FormatError, StoreNotFoundError
-from ups_store.identity import config_hash, describe_differences, differences
+from ups_store.format.identity import config_hash, describe_differences, differences
 
 if TYPE_CHECKING:
     from ups.config import RunConfig

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.checksum import crc32c, crc32c_rows
 from ups_store.errors import FormatError
-from ups_store.layout import Layout
+from ups_store.format.checksum import crc32c, crc32c_rows
+from ups_store.format.layout import Layout
 
 TAIL_MAGIC = b"UPSBUILD"
 TAIL_VERSION = 1

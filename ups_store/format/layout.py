@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ups_store.checksum import crc32c
-from ups_store.metadata import ArrayMeta
-from ups_store.zip_records import END_BYTES, ROOT_NAME, Entry, align
+from ups_store.format.checksum import crc32c
+from ups_store.format.metadata import ArrayMeta
+from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, align
 
 FORMAT_VERSION = (1, 0)
 

@@ -1,7 +1,7 @@
 """`bfloat16` for zarr-python: the registered extension name, held as `ml_dtypes.bfloat16` (spec 4.7).
 
 zarr-python 3.4.1 and newer load it by themselves, by the entry point group `zarr.data_type`. Older versions
-collect that group but never load it: there `import ups_store.zarr_bfloat16` registers the data type.
+collect that group but never load it: there `import ups_store.format.bfloat16` registers the data type.
 """
 
 from __future__ import annotations

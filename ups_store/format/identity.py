@@ -7,8 +7,8 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ups_store.canonical import canonical_json, plain_json
-from ups_store.metadata import ArrayMeta
+from ups_store.format.canonical import canonical_json, plain_json
+from ups_store.format.metadata import ArrayMeta
 
 _FORMAT = 1  # major version of the document, that of the store format
 _KEYS = ["arrays", "constants", "content", "format"]
