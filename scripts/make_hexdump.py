@@ -12,8 +12,8 @@ import numpy as np
 
 import ups_store
 from ups_store.catalog import read_finished
-from ups_store.files import close, open_existing
 from ups_store.format.layout import Layout
+from ups_store.system.files import close, open_existing
 
 SPEC = Path(__file__).parents[1] / "docs" / "format" / "spec.md"
 BYTES_PER_LINE = 16

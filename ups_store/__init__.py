@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     )
     from ups_store.format.array_spec import ArraySpec
     from ups_store.format.layout import FORMAT_VERSION
-    from ups_store.memory import available_bytes as available_memory_bytes
     from ups_store.opening import open_any as open
     from ups_store.partitioned_store import PartitionedStore
     from ups_store.store import Store
+    from ups_store.system.memory import available_bytes as available_memory_bytes
     from ups_store.writer import Committer, StoreWriter
 
 __all__ = [
@@ -83,7 +83,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "FORMAT_VERSION": ("format.layout", "FORMAT_VERSION"),
     "Store": ("store", "Store"),
     "StoreWriter": ("writer", "StoreWriter"),
-    "available_memory_bytes": ("memory", "available_bytes"),
+    "available_memory_bytes": ("system.memory", "available_bytes"),
     "create": ("creation", "create"),
     "join": ("creation", "join"),
     "open": ("opening", "open_any"),

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files, locks
 from ups_store.catalog import read_building
 from ups_store.errors import (
     BuildLockedError,
@@ -35,6 +34,7 @@ from ups_store.format.build_tail import (
 )
 from ups_store.format.layout import Layout
 from ups_store.recovery import building_path
+from ups_store.system import files, locks
 
 LOCK_TIMEOUT_S = 60.0
 MAX_LOCKS = 1024  # of a commit: for each the kernel looks through all that the file has

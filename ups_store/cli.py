@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ups_store.early_interrupt import importing
+from ups_store.system.interrupt import importing
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ups_store.early_interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
+from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
 _HINTS = {  # what to do about errors of the system

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from ups_store import files, locks
 from ups_store.blueprint import Blueprint, blueprint_of
 from ups_store.building import (
     LOCK_TIMEOUT_S,
@@ -30,10 +29,11 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import GATE_LOCK, HOW_TO_REPLACE, Owner, TailHeader
 from ups_store.format.identity import describe_differences, differences, identity_document
 from ups_store.format.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
-from ups_store.memory_file import IN_MEMORY, is_in_memory, keeping, refuse_name
 from ups_store.new_building import create_building, create_building_in_memory
-from ups_store.path_argument import path_of
 from ups_store.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
+from ups_store.system import files, locks
+from ups_store.system.memory_file import IN_MEMORY, is_in_memory, keeping, refuse_name
+from ups_store.system.paths import path_of
 from ups_store.writer import Committer, StoreWriter
 
 _TAKEN = "move it away, or choose another name"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from ups_store import files
 from ups_store.errors import FormatError, TruncatedError
 from ups_store.format.layout import Layout
 from ups_store.format.metadata import MAX_ARRAYS
@@ -25,6 +24,7 @@ from ups_store.format.zip_records import (
     parse_directory,
     parse_end,
 )
+from ups_store.system import files
 
 
 @dataclass(frozen=True)

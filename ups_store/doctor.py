@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ups_store import files
 from ups_store.catalog import Catalog, read_building, read_finished
 from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
@@ -20,6 +19,7 @@ from ups_store.gather import Samples
 from ups_store.intact import Intact, intact_by_chunks, intact_by_commits, intact_by_report
 from ups_store.recovery import BUILDING_SUFFIX
 from ups_store.rootless import read_without_root
+from ups_store.system import files
 from ups_store.verify import verify_file
 from ups_store.verify_report import Report
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
 from ups_store.catalog import Catalog
 from ups_store.errors import CorruptChunkError
 from ups_store.format.build_tail import TailHeader
@@ -23,6 +22,7 @@ from ups_store.gather import Samples
 from ups_store.pread import read_constant, read_samples
 from ups_store.recovery import read_commits, sample_crcs
 from ups_store.rootless import is_identity_lost
+from ups_store.system import files
 from ups_store.verify_report import Report
 
 BATCH_BYTES = 16 << 20  # read and committed together

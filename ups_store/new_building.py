@@ -6,13 +6,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ups_store import files, locks
 from ups_store.building import BuildingFile
 from ups_store.format.build_tail import BUILDER_LOCK, TailHeader
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
-from ups_store.memory_file import create_in_memory
 from ups_store.recovery import building_path
+from ups_store.system import files, locks
+from ups_store.system.memory_file import create_in_memory
 
 
 def create_building(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ups_store import files
 from ups_store.partitioned_store import PartitionedStore
-from ups_store.partitions import find_partitions
-from ups_store.path_argument import path_of
 from ups_store.reader import open_store
 from ups_store.store import Store, Verify
 from ups_store.store_file import Access
+from ups_store.system import files
+from ups_store.system.paths import find_partitions, path_of
 
 
 def open_any(

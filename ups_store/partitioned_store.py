@@ -17,9 +17,9 @@ from ups_store.format.metadata import ArrayMeta, dtype_name
 from ups_store.gather import check_effect, names_of, window_of
 from ups_store.indices import Indices, check_indices
 from ups_store.output import check_output
-from ups_store.partitions import PARTITION_KEY
 from ups_store.preload import Mode, PreloadReport
 from ups_store.store import Store
+from ups_store.system.paths import PARTITION_KEY
 from ups_store.verify_report import Report
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
 from ups_store.errors import TruncatedError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.gather import Samples, Window, runs_of
-from ups_store.mappings import page_aligned
-from ups_store.parallel import for_each
 from ups_store.runs import Runs, items_of
+from ups_store.system import files
+from ups_store.system.mappings import page_aligned
+from ups_store.system.parallel import for_each
 
 READS_IN_FLIGHT = 8
 _MAX_GAP_BYTES = 64 << 10  # between runs: less is read along, sooner than another request is answered

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from ups_store.gather import TIME_DIM
 from ups_store.labelled_sample import Axis, LabelledSample, label_sample
-from ups_store.small_file import replace_file
 from ups_store.store import Store
+from ups_store.system.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,14 +7,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ups_store import files
 from ups_store.catalog import read_finished
 from ups_store.errors import SpecError, StoreNotFoundError, StoreReplacedError
-from ups_store.memory_file import is_in_memory, keeping, refuse_name
-from ups_store.path_argument import path_of
 from ups_store.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
 from ups_store.store import Store, Verify
 from ups_store.store_file import Access
+from ups_store.system import files
+from ups_store.system.memory_file import is_in_memory, keeping, refuse_name
+from ups_store.system.paths import path_of
 
 
 def open_store(

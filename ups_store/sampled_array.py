@@ -21,10 +21,10 @@ from ups_store.gather import (
     window_pattern,
 )
 from ups_store.output import check_output
-from ups_store.parallel import for_each, parts_of
 from ups_store.pread import READS_IN_FLIGHT, read_samples
 from ups_store.runs import BLOCK_BYTES, cast_into, copy_runs
 from ups_store.store_file import StoreFile
+from ups_store.system.parallel import for_each, parts_of
 
 MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files, mappings
 from ups_store.catalog import Catalog, fingerprint_of
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
 from ups_store.format.array_spec import ArraySpec
@@ -22,6 +21,7 @@ from ups_store.indices import Indices, check_indices
 from ups_store.recovery import Building, read_commits, read_committed
 from ups_store.sampled_array import SampledArray
 from ups_store.store_file import Access, StoreFile
+from ups_store.system import files, mappings
 from ups_store.touch import TouchChecks
 
 if TYPE_CHECKING:

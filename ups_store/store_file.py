@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files, mappings
 from ups_store.errors import MemoryLimitError, StoreClosedError
 from ups_store.format.checksum import Bytes
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.pread import cut, read_bytes, read_constant
+from ups_store.system import files, mappings
 
 Access: TypeAlias = Literal["auto", "map", "pread"]
 

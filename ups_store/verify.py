@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
 from ups_store.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.errors import StoreReplacedError, VersionTooNewError
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout
 from ups_store.format.metadata import ArrayMeta, RootMeta
 from ups_store.format.zip_records import Entry, pack_directory
+from ups_store.system import files
 from ups_store.verify_metadata import constant_problems, identity_problems, surplus
 from ups_store.verify_report import Problem, Report
 

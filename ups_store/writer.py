@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import locks
 from ups_store.building import BuildingFile, Samples
 from ups_store.commit import commit_pieces, committed_among, finish, publish
 from ups_store.encode import (
@@ -28,6 +27,7 @@ from ups_store.encode import (
 )
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
 from ups_store.recovery import read_commits
+from ups_store.system import locks
 
 
 class Committer:

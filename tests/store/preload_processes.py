@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import ups_store
-from ups_store import StoreError, files
+from ups_store import StoreError
 from ups_store.preload import copy, page_cache, reading
+from ups_store.system import files
 
 MIB = 1 << 20
 _NOBODY = 65534

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ups_store import mappings
 from ups_store.ingest import contiguous
 from ups_store.ingest.info import EVERYTHING
 from ups_store.ingest.read_request import ReadRequest
 from ups_store.ingest.reader_process import Reader
+from ups_store.system import mappings
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,12 @@ from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, s
 from pdebench_files import write_advection
 
 import ups_store
-from ups_store import files
 from ups_store.build import command, stores
 from ups_store.build.words import repeat_lists
 from ups_store.console import run
 from ups_store.errors import ConfigError
 from ups_store.ingest import digest as digests
+from ups_store.system import files
 
 NAME = "burgers1d_train.zarr.zip"
 

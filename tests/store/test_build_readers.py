@@ -16,7 +16,7 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, hash_of, plan, settings, write_burgers
 from rich.console import Console
 
-from ups_store import ArraySpec, files
+from ups_store import ArraySpec
 from ups_store.build import read, readers
 from ups_store.build.config import BuildConfig, ReadingConfig, load_config
 from ups_store.build.event_log import EventLog
@@ -27,6 +27,7 @@ from ups_store.build.stall import StallWatcher
 from ups_store.build.watch import ConsoleWatcher
 from ups_store.errors import ConfigError, DiskFullError, StoreError
 from ups_store.ingest.pool import PoolStatus, ReaderStatus
+from ups_store.system import files
 
 MIB = 1 << 20
 PLENTY = 1 << 40

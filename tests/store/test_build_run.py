@@ -17,11 +17,9 @@ from build_helpers import BURGERS, Recorder, build, interrupt_after, plan, resul
 from rich.console import Console
 
 import ups_store
-from ups_store import files
 from ups_store.array_statistics import Statistics
 from ups_store.build import read
 from ups_store.build.config import BuildConfig
-from ups_store.build.outputs import make_folder, replace_text
 from ups_store.build.read import split_batches
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.stores import prepare_manifest, write_manifest
@@ -38,6 +36,8 @@ from ups_store.errors import (
 from ups_store.ingest import digest as digests
 from ups_store.ingest.source import Source
 from ups_store.recovery import building_path
+from ups_store.system import files
+from ups_store.system.files import make_folder, replace_text
 
 NAME = "burgers1d_train.zarr.zip"
 

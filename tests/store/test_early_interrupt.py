@@ -12,7 +12,7 @@ import pytest
 
 import ups_store
 from ups_store.console import run
-from ups_store.early_interrupt import importing
+from ups_store.system.interrupt import importing
 
 # Presses Ctrl-C when a module begins to be imported, then runs the command as `python -m` would.
 PRESS = """

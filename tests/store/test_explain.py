@@ -14,13 +14,13 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
 
 import ups_store
-from ups_store import files, locks
 from ups_store.build import read
 from ups_store.build.config import BuildConfig
 from ups_store.build.explain import Explanation, explain_all
 from ups_store.errors import BuildInterruptedError, StoreError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.recovery import building_path
+from ups_store.system import files, locks
 
 NAME = "burgers1d_train.zarr.zip"
 

@@ -1,6 +1,6 @@
 """A disk that is full or fails: typed errors, nothing half-committed, nothing left lying about.
 
-`ups_store.files` holds every system call of the package; here its functions are replaced by failing ones.
+`ups_store.system.files` holds every system call of the package; here its functions are replaced by failing ones.
 """
 
 from __future__ import annotations
@@ -32,18 +32,10 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import (
-    CommitError,
-    DiskFullError,
-    FormatError,
-    StoreReplacedError,
-    TruncatedError,
-    files,
-    mappings,
-    parallel,
-)
+from ups_store import CommitError, DiskFullError, FormatError, StoreReplacedError, TruncatedError
 from ups_store import commit as commit_module
 from ups_store import writer as writer_module
+from ups_store.system import files, mappings, parallel
 
 
 @pytest.fixture

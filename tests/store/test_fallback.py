@@ -12,9 +12,9 @@ import pytest
 from small_stores import MakeStore, begin, samples_of
 
 import ups_store
-from ups_store import mappings
 from ups_store.errors import NotCommittedError, StoreNotFoundError
 from ups_store.preload import budget
+from ups_store.system import mappings
 from ups_store.torch import StoreDataset, Window, open_dataset
 
 VALUES = {"latent": np.arange(6.0 * 4 * 20 * 8).reshape(6, 4, 20, 8)}

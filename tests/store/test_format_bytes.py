@@ -25,8 +25,9 @@ from small_stores import build
 from spec_reader import ITEM_BYTES, Entries, align, crc32c, read_entries, read_store
 
 import ups_store
-from ups_store import ArraySpec, files
+from ups_store import ArraySpec
 from ups_store.format.metadata import dtype_of
+from ups_store.system import files
 
 N = 3
 SPEC = Path(__file__).parents[2] / "docs" / "format" / "spec.md"

@@ -36,10 +36,9 @@ from ups_store import (
     StoreReplacedError,
     commit,
     creation,
-    files,
-    locks,
 )
 from ups_store import building as building_module
+from ups_store.system import files, locks
 
 pytestmark = pytest.mark.multi_process
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from control_groups import GROUP_BYTES
 
-from ups_store import memory
-from ups_store.memory import available_bytes, cgroup_available_bytes, free_descriptors, num_cores
+from ups_store.system import memory
+from ups_store.system.memory import available_bytes, cgroup_available_bytes, free_descriptors, num_cores
 
 V1_UNLIMITED = 9223372036854771712  # what the kernel writes: LONG_MAX in whole pages
 

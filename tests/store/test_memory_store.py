@@ -39,10 +39,9 @@ from ups_store import (
     StoreNotFoundError,
     StoreReplacedError,
     building,
-    files,
-    memory_file,
     new_building,
 )
+from ups_store.system import files, memory_file
 
 ANSWER_S = 60  # that another process may take, on a busy machine
 

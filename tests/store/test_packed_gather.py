@@ -11,10 +11,11 @@ import pytest
 from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 
 import ups_store
-from ups_store import SampleIndexError, SpecError, files
+from ups_store import SampleIndexError, SpecError
 from ups_store.errors import StoreClosedError
 from ups_store.packed import PackedStore, open_packed
 from ups_store.packed.pack import pack_store
+from ups_store.system import files
 
 Stores = tuple[ups_store.Store, PackedStore]
 

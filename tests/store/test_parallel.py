@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ups_store import parallel
-from ups_store.parallel import MAX_THREADS, for_each, parts_of
+from ups_store.system import parallel
+from ups_store.system.parallel import MAX_THREADS, for_each, parts_of
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2, 5, 100])

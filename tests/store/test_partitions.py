@@ -19,7 +19,7 @@ from ups_store import (
     Store,
     StoreNotFoundError,
 )
-from ups_store.partitions import partition_path, partition_range
+from ups_store.system.paths import partition_path, partition_range
 
 N, T, X = 11, 5, 6
 RNG = np.random.default_rng(0)

@@ -23,9 +23,10 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import SpecError, StoreClosedError, TruncatedError, files, mappings, pread
+from ups_store import SpecError, StoreClosedError, TruncatedError, pread
 from ups_store.info import describe
 from ups_store.recovery import building_path
+from ups_store.system import files, mappings
 
 VALUES = mixed_values(7)
 

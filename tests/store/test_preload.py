@@ -24,10 +24,9 @@ from ups_store import (
     StoreClosedError,
     StoreReplacedError,
     TruncatedError,
-    files,
-    mappings,
 )
 from ups_store.preload import budget, page_cache, reading
+from ups_store.system import files, mappings
 
 VALUES = mixed_values(64)
 CHOSEN = [5, 0, 63, 5]

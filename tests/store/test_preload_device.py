@@ -19,16 +19,9 @@ from small_stores import DIMS, MakeStore, mixed_constants, mixed_values, samples
 from torch import Tensor
 
 import ups_store
-from ups_store import (
-    ArrayNotFoundError,
-    DeviceError,
-    MemoryLimitError,
-    SampleIndexError,
-    SpecError,
-    Store,
-    mappings,
-)
+from ups_store import ArrayNotFoundError, DeviceError, MemoryLimitError, SampleIndexError, SpecError, Store
 from ups_store.preload import budget, reading
+from ups_store.system import mappings
 from ups_store.torch import DeviceStore, pinned, staging
 from ups_store.torch.memory import as_tensor, writable
 

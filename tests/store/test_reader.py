@@ -38,10 +38,9 @@ from ups_store import (
     StoreNotFoundError,
     StoreReplacedError,
     TruncatedError,
-    files,
-    mappings,
 )
 from ups_store.format.identity import config_hash
+from ups_store.system import files, mappings
 
 VALUES = mixed_values()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from small_stores import MakeStore
 
-from ups_store import files
 from ups_store.build.event_log import EventLog
 from ups_store.errors import DiskFullError
-from ups_store.small_file import replace_file
+from ups_store.system import files
+from ups_store.system.files import replace_file
 
 
 def fail_with(number: int, function: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import FAMILIES, Family
 from reader_faults import ModulesRequest
 
-from ups_store import files, mappings
 from ups_store.build import read
 from ups_store.build.config import ReadingConfig
 from ups_store.build.plan import plan_store
@@ -32,6 +31,7 @@ from ups_store.ingest.pool import ReaderPool
 from ups_store.ingest.regions import read_samples
 from ups_store.ingest.source import open_source
 from ups_store.ingest.value_range import ValueRange
+from ups_store.system import files, mappings
 from ups_store.tasks import get_task
 
 SHAPE = (7, 6, 10)

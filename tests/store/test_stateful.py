@@ -23,8 +23,8 @@ from ups_store import (
     NotCommittedError,
     StoreNotFoundError,
     StoreWriter,
-    files,
 )
+from ups_store.system import files
 
 NUM_SAMPLES = 5
 EMPTY = {"fields": np.zeros((NUM_SAMPLES, 600)), "nu": np.zeros(NUM_SAMPLES, np.float32)}

@@ -24,7 +24,8 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import CorruptChunkError, NotCommittedError, SpecError, StoreClosedError, files
+from ups_store import CorruptChunkError, NotCommittedError, SpecError, StoreClosedError
+from ups_store.system import files
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ import ups_store
 from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.encoder import LatentEncoder
 from ups.errors import UpsError
-from ups_store import files
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.encode import EncodeError
@@ -33,6 +32,7 @@ from ups_store.build.stores import BuildReport, build_all
 from ups_store.creation import identity_of
 from ups_store.errors import BuildInterruptedError
 from ups_store.format.identity import config_hash
+from ups_store.system import files
 from ups_store.writer import Committer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from ups_store.early_interrupt import importing
+from ups_store.system.interrupt import importing
 
 TYPE_CHECKING = False  # as in `typing`, which isn't imported before Ctrl-C is handled
 if TYPE_CHECKING:

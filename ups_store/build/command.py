@@ -18,8 +18,8 @@ from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watchers import watching
 from ups_store.build.words import count_of, num_workers_of, numbers_of, repeat_lists, words_of
 from ups_store.console import Verbose, counted, is_verbose, log, print_json
-from ups_store.early_interrupt import importing
 from ups_store.ingest.reader_handle import stop_spare
+from ups_store.system.interrupt import importing
 
 if TYPE_CHECKING:
     from ups_store.build.explain import Explanation

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ups_store.build.outputs import replace_text
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
 from ups_store.ingest.digest_request import DigestKind, DigestRequest
 from ups_store.ingest.file_state import FileState, changed
+from ups_store.system.files import replace_text
 
 __all__ = ["DIGEST_CHARACTERS", "DigestCache", "DigestKind", "Digests", "FileSignature"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ups_store import files
-from ups_store.build.outputs import make_folder
 from ups_store.build.rates import StageRates
 from ups_store.errors import ConfigError, StoreError
+from ups_store.system import files
+from ups_store.system.files import make_folder
 
 if TYPE_CHECKING:
     from ups_store.ingest.pool import ReaderPool  # h5py: not for --help

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ups_store import files, locks
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
@@ -23,6 +22,7 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import describe_differences, differences
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
+from ups_store.system import files, locks
 
 Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
 Document = Mapping[str, Any]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ups_store import files, locks
 from ups_store.build.fill import Filling
 from ups_store.build.ranks import Ranks
 from ups_store.build.watcher import Watcher
@@ -18,6 +17,7 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
 from ups_store.store import Store
+from ups_store.system import files, locks
 from ups_store.writer import Committer
 
 BUILDER_S = 60.0  # for the builder to begin, or to be started again

@@ -24,7 +24,7 @@ from ups_store.ingest.grids import check_same_grid
 from ups_store.ingest.info import Selection, SourceInfo
 from ups_store.ingest.read_request import DescribeRequest
 from ups_store.ingest.source_files import SourceFile, SourcePart, find_sources
-from ups_store.partitions import PARTITION_KEY
+from ups_store.system.paths import PARTITION_KEY
 from ups_store.tasks import Task
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields

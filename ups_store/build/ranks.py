@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ConfigError
-from ups_store.partitions import partition_path, partition_range
+from ups_store.system.paths import partition_path, partition_range
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ups_store.errors import StoreError
 from ups_store.ingest.pool import Patience, ReaderPool, Skipped
 from ups_store.ingest.read_request import ReadRequest
 from ups_store.ingest.sizes import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
-from ups_store.memory import available_bytes, free_descriptors, num_cores
+from ups_store.system.memory import available_bytes, free_descriptors, num_cores
 
 START_S = 0.4  # what it takes to start a reader
 TINY_NBYTES = 32 << 20  # one reader reads that within the time that another takes to start

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups_store import files
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, plan_store
@@ -25,6 +24,7 @@ from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hi
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.ingest.pool import Batch
 from ups_store.intact import read_intact
+from ups_store.system import files
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups_store import files
 from ups_store.array_statistics import Statistics
 from ups_store.build.digests import DigestCache, FileSignature
 from ups_store.build.fill import Filling
 from ups_store.build.helping import help_builder, join_builder, wait_for_store
-from ups_store.build.outputs import make_folder
 from ups_store.build.plan import StorePlan
 from ups_store.build.ranks import ALONE, Ranks
 from ups_store.build.readers import Readers
@@ -35,6 +33,8 @@ from ups_store.format.identity import config_hash, describe_differences, differe
 from ups_store.ingest.file_state import changed
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
+from ups_store.system import files
+from ups_store.system.files import make_folder
 from ups_store.writer import Committer, StoreWriter
 
 

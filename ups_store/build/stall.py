@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ups_store import files
 from ups_store.console import format_nbytes
-from ups_store.memory import available_bytes
+from ups_store.system import files
+from ups_store.system.memory import available_bytes
 
 if TYPE_CHECKING:
     from ups_store.ingest.pool import ReaderPool, ReaderStatus  # h5py: not for --help

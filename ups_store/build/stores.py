@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ups_store import files
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
-from ups_store.build.outputs import make_folder, replace_text
 from ups_store.build.plan import StorePlan, partition_of, plan_store
 from ups_store.build.ranks import ALONE, Ranks
 from ups_store.build.read import UnreadSamplesError
@@ -29,6 +27,8 @@ from ups_store.console import counted
 from ups_store.errors import ConfigError, SourceError
 from ups_store.ingest.splits import SPLITS, split_range
 from ups_store.recovery import building_path
+from ups_store.system import files
+from ups_store.system.files import make_folder, replace_text
 
 _MAX_MANIFEST_BYTES = 64 << 20  # a store takes a few kB
 

@@ -19,7 +19,7 @@ from ups_store.build.read import BATCH_BYTES, batch_size_of
 from ups_store.build.readers import MAX_AUTO, Readers, who_reads
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.ingest.read_request import MAX_SAMPLES
-from ups_store.memory import num_cores
+from ups_store.system.memory import num_cores
 
 TRIAL_S = 2.0  # of handing out batches; those that were handed out are finished
 MIN_BATCHES = 8  # of the default size, below which there is nothing to tune

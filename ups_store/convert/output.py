@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store import files, locks
 from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.recovery import BUILDING_SUFFIX
+from ups_store.system import files, locks
 
 _PROBE_BYTES = 1 << 20
 

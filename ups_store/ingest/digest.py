@@ -13,7 +13,7 @@ import h5py
 
 from ups_store.errors import SourceError
 from ups_store.ingest.hdf5 import open_hdf5, translated
-from ups_store.mappings import page_aligned
+from ups_store.system.mappings import page_aligned
 
 Progress = Callable[[int], None]
 

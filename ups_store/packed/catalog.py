@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
 from ups_store.catalog import array_name, check_regular, checked_layout, read_json, read_root
 from ups_store.directory import read_directory
 from ups_store.errors import CorruptChunkError, FormatError, VersionTooNewError
@@ -26,6 +25,7 @@ from ups_store.packed.chunk_codecs import (
     packed_document,
     parse_packing,
 )
+from ups_store.system import files
 
 
 @dataclass(frozen=True)

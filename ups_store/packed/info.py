@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ups_store import files, mappings
 from ups_store.info import ArrayInfo, StoreInfo
+from ups_store.system import files, mappings
 
 if TYPE_CHECKING:
     from ups_store.packed.catalog import PackedArray

@@ -12,7 +12,6 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
 from ups_store.errors import ArrayNotFoundError, CorruptChunkError, SpecError, StoreClosedError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.checksum import crc32c
@@ -24,6 +23,7 @@ from ups_store.output import check_output
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_index, read_packed
 from ups_store.runs import cast_into
 from ups_store.store_file import Descriptor
+from ups_store.system import files
 
 
 class PackedStore:

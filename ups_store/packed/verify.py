@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import files
 from ups_store.errors import CorruptChunkError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
@@ -16,6 +15,7 @@ from ups_store.format.zip_records import Entry, pack_directory
 from ups_store.packed.catalog import PackedArray
 from ups_store.packed.chunk_codecs import packed_document
 from ups_store.packed.store import PackedStore
+from ups_store.system import files
 from ups_store.verify_metadata import constant_problems, identity_problems, surplus
 from ups_store.verify_report import Problem, Report
 

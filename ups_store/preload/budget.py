@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store import files, mappings
 from ups_store.errors import MemoryLimitError
-from ups_store.memory import available_bytes
+from ups_store.system import files, mappings
+from ups_store.system.memory import available_bytes
 
 _MEMORY = Path("/proc/meminfo")
 

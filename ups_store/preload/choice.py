@@ -9,12 +9,12 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from ups_store import files
 from ups_store.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.errors import DeviceError, MemoryLimitError, StoreReplacedError
 from ups_store.preload.report import Outcome, PreloadReport
 from ups_store.preload.request import Job, Request
 from ups_store.store_file import StoreFile
+from ups_store.system import files
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ import mmap
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from ups_store import files, mappings
 from ups_store.errors import MemoryLimitError
 from ups_store.preload.budget import Budget, ram_budget
 from ups_store.preload.locking import lock
 from ups_store.preload.page_cache import populate
 from ups_store.preload.reading import STEP_BYTES, read_steps
 from ups_store.preload.request import Job
+from ups_store.system import files, mappings
 
 
 def budget(job: Job) -> Budget:

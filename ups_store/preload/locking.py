@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from ups_store import mappings
 from ups_store.errors import MemoryLimitError
+from ups_store.system import mappings
 
 
 def lock(mapping: mmap.mmap, *, path: Path) -> None:

@@ -8,12 +8,12 @@ from contextlib import closing
 
 import numpy as np
 
-from ups_store import files, mappings
 from ups_store.pread import cut
 from ups_store.preload.budget import Budget, locked_bytes, ram_budget
 from ups_store.preload.locking import lock
 from ups_store.preload.reading import read_steps
 from ups_store.preload.request import Job
+from ups_store.system import files, mappings
 
 
 def budget(job: Job) -> Budget:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ups_store import files
-from ups_store.mappings import page_aligned
 from ups_store.pread import cut
+from ups_store.system import files
+from ups_store.system.mappings import page_aligned
 
 STEP_BYTES = 64 << 20  # between two steps progress is told and Ctrl-C is heard
 PIECE_BYTES = 4 << 20  # of one call; a step is a whole number of them

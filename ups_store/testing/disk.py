@@ -1,6 +1,6 @@
 """A disk in memory that tells written from durable bytes, and what may be left of it after a power loss.
 
-`installed` puts it in the place of `ups_store.files` and `ups_store.locks`. What a file system may do to
+`installed` puts it in the place of `ups_store.system.files` and `ups_store.system.locks`. What a file system may do to
 unsynced writes is what this disk does: drop any of them, keep any of them, in any order, whole, in part, or
 sector by sector. Names appear and vanish in order, as a journal does it. Everything that was synced stays.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from ups_store import files, locks
 from ups_store.errors import StoreNotFoundError
+from ups_store.system import files, locks
 from ups_store.testing.unsynced import Change, Resize, Write, variants_of
 
 
@@ -60,7 +60,7 @@ class _NameChange:
 
 
 class Disk:
-    """A file system in memory; its methods are those of `ups_store.files`.
+    """A file system in memory; its methods are those of `ups_store.system.files`.
 
     Args:
         names: Files that are there, durable.

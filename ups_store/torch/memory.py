@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups_store import files
 from ups_store.format.metadata import dtype_of
+from ups_store.system import files
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ups_store.errors import ConfigError
-from ups_store.memory import available_bytes
 from ups_store.order import Shuffle
+from ups_store.system.memory import available_bytes
 from ups_store.torch.dataset import StoreDataset
 
 RESIDENT_SHARE = 0.99  # from here on nothing worth mentioning is read from the disk

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from ups_store.console import Verbose
-from ups_store.early_interrupt import importing
 from ups_store.errors import StoreNotFoundError
 from ups_store.reader import open_store
+from ups_store.system.interrupt import importing
 
 
 def preview(

@@ -26,9 +26,9 @@ from ups.data.task_windows import TaskWindows
 from ups.data.window_batches import WindowBatches
 from ups.errors import ConfigError
 from ups.notes import Note
-from ups_store.build.outputs import make_folder
 from ups_store.build.ranks import Ranks
 from ups_store.errors import SourceError, StoreError
+from ups_store.system.files import make_folder
 
 if TYPE_CHECKING:
     from ups.config import RunConfig

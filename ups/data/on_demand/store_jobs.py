@@ -13,7 +13,6 @@ from ups.data.on_demand.background import Progress
 from ups.data.on_demand.order import Items
 from ups.data.on_demand.plan import WantedStore
 from ups.notes import Note
-from ups_store import files
 from ups_store.build.fill import Filling
 from ups_store.build.helping import join_builder, wait_for_store
 from ups_store.build.ranks import Ranks
@@ -25,9 +24,10 @@ from ups_store.errors import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.memory_file import IN_MEMORY, is_in_memory
 from ups_store.reader import open_store
 from ups_store.recovery import building_path
+from ups_store.system import files
+from ups_store.system.memory_file import IN_MEMORY, is_in_memory
 
 _POLL_S = 0.1
 

@@ -1,8 +1,12 @@
 """The only calls of the package that change or read files; tests replace them to make files fail.
 
-Locks are in `ups_store.locks`, mapped files and memory in `ups_store.mappings`.
+Locks are in `ups_store.system.locks`, mapped files and memory in `ups_store.system.mappings`.
 
 Offsets and lengths are bytes. Short reads and writes are continued here; `EINTR` is retried by Python itself.
+
+Small files beside the stores, such as a picture or a manifest, that are replaced in one step.
+
+Where a build writes besides the stores: folders, and small text files that are replaced atomically.
 """
 
 from __future__ import annotations
@@ -16,13 +20,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ups_store.errors import DiskFullError, StoreNotFoundError
+from ups_store.errors import ConfigError, DiskFullError, StoreNotFoundError
 
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 _WRITE_ONLY = 2  # SYNC_FILE_RANGE_WRITE: begin, wait for nothing
+
 _PIECE_BYTES = 64 << 20  # of memory at a time: a signal makes the kernel begin a piece again
+
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 8)  # linux/fs.h; Python lacks it with older C libraries
+
 _PROBE_BYTES = 4 << 20  # what lies in the page cache lies there in larger pieces
+
 _STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
 
 # statfs(2) and linux/magic.h. FUSE and 9p may be local, but nobody can tell from here.
@@ -335,3 +344,53 @@ def open_sealed(path: Path) -> int | None:
     if not is_sealed:
         os.close(fd)
     return fd if is_sealed else None
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file under a temporary name and rename it: no failure leaves a third content.
+
+    Args:
+        path: The file; one that is there is replaced, in one step.
+        data: All of it.
+    Raises:
+        DiskFullError: If the file system has no room for it.
+        OSError: As the file system says, with the name of the file.
+    """
+    temporary = path.with_name(f"{path.name}.{build_id()[:8].hex()}")
+    try:
+        _write_new(temporary, path, data)
+        rename(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # not the temporary one
+        raise
+
+
+def _write_new(temporary: Path, path: Path, data: bytes) -> None:
+    with disk_full_named(path, len(data)):
+        fd = create_new(temporary)
+        try:
+            write_at(fd, 0, data)
+            sync_data(fd)  # else a power cut could leave the new name without the content
+        finally:
+            close(fd)
+
+
+def make_folder(path: Path, *, hint: str) -> None:
+    """Make a folder and those above it, unless it is there.
+
+    Raises:
+        ConfigError: If it can't be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: no file system can hold the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"can't make the folder ({reason.lower()})", path=path, hint=hint) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file atomically, as `replace_file` does."""
+    replace_file(path, text.encode())

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.files import libc, system_text
+from ups_store.system.files import libc, system_text
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MADV_POPULATE_READ = 22  # Linux 5.14

@@ -8,9 +8,9 @@ import re
 from pathlib import Path, PosixPath
 from weakref import WeakValueDictionary
 
-from ups_store import files, locks
 from ups_store.errors import DiskFullError, StoreError, StoreNotFoundError
-from ups_store.memory import available_bytes
+from ups_store.system import files, locks
+from ups_store.system.memory import available_bytes
 
 IN_MEMORY = ":memory:"
 

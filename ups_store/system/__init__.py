@@ -1,0 +1,1 @@
+"""All that touches the operating system: files, locks, mappings, memory, threads, paths, interrupts."""
