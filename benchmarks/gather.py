@@ -14,8 +14,8 @@ import ups_store
 from benchmarks.inputs import NAME, Folder, Memory, check, make_store, values_of
 from benchmarks.measure import TIME, Comparison, Timed, compare, timed, tracked
 from benchmarks.scale import MIB, SCALE
-from ups_store import runs
 from ups_store.format.metadata import dtype_of
+from ups_store.read import runs
 
 Batch = npt.NDArray[np.int64]
 

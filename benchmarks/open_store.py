@@ -77,13 +77,13 @@ class OpenManyOverFew:
 
 class Import:
     def setup(self) -> None:
-        if "torch" in _imported("ups_store.reader"):
+        if "torch" in _imported("ups_store.read.open"):
             raise AssertionError("import ups_store imports torch")
 
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """Each over the import of NumPy, which opening needs too."""
-        sides = {"package": "ups_store", "reader": "ups_store.reader"}
+        sides = {"package": "ups_store", "reader": "ups_store.read.open"}
         return {
             side: compare(partial(_import_s, module), partial(_import_s, "numpy"), pairs=SCALE.process_pairs)
             for side, module in sides.items()

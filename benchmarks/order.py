@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.inputs import check
 from benchmarks.measure import median_s, tracked
 from benchmarks.scale import SCALE
-from ups_store.order import DataOrder
+from ups_store.read.order import DataOrder
 
 NUM_ITEMS = 1_000_000
 BATCH = 64

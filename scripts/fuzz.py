@@ -30,7 +30,7 @@ import typer
 
 import ups_store
 from ups_store.doctor import examine
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 from ups_store.testing import MALFORMED, write_sample_store
 from ups_store.testing.archive import (
     Part,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import ups_store
-from ups_store.catalog import read_finished
 from ups_store.format.layout import Layout
+from ups_store.read.catalog import read_finished
 from ups_store.system.files import close, open_existing
 
 SPEC = Path(__file__).parents[1] / "docs" / "format" / "spec.md"

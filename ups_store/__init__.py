@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     )
     from ups_store.format.array_spec import ArraySpec
     from ups_store.format.layout import FORMAT_VERSION
-    from ups_store.opening import open_any as open
-    from ups_store.partitioned_store import PartitionedStore
-    from ups_store.store import Store
+    from ups_store.read.open import open_any as open
+    from ups_store.read.partitioned import PartitionedStore
+    from ups_store.read.store import Store
     from ups_store.system.memory import available_bytes as available_memory_bytes
     from ups_store.writer import Committer, StoreWriter
 
@@ -81,13 +81,13 @@ _HOMES = {  # module and name there; everything else is an error class
     "ArraySpec": ("format.array_spec", "ArraySpec"),
     "Committer": ("writer", "Committer"),
     "FORMAT_VERSION": ("format.layout", "FORMAT_VERSION"),
-    "Store": ("store", "Store"),
+    "Store": ("read.store", "Store"),
     "StoreWriter": ("writer", "StoreWriter"),
     "available_memory_bytes": ("system.memory", "available_bytes"),
     "create": ("creation", "create"),
     "join": ("creation", "join"),
-    "open": ("opening", "open_any"),
-    "PartitionedStore": ("partitioned_store", "PartitionedStore"),
+    "open": ("read.open", "open_any"),
+    "PartitionedStore": ("read.partitioned", "PartitionedStore"),
 }
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.catalog import read_building
 from ups_store.errors import (
     BuildLockedError,
     CommitError,
@@ -33,7 +32,8 @@ from ups_store.format.build_tail import (
     TailHeader,
 )
 from ups_store.format.layout import Layout
-from ups_store.recovery import building_path
+from ups_store.read.catalog import read_building
+from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
 
 LOCK_TIMEOUT_S = 60.0

@@ -19,7 +19,7 @@ from ups_store.format.build_tail import HOW_TO_REPLACE, pack_records
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout
 from ups_store.format.zip_records import pack_directory
-from ups_store.recovery import read_commits, read_committed
+from ups_store.read.recovery import read_commits, read_committed
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each

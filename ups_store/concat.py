@@ -17,9 +17,9 @@ from ups_store.convert.output import check_not_source, check_target
 from ups_store.creation import create, identity_of
 from ups_store.errors import SpecError, StoreError
 from ups_store.format.array_spec import ArraySpec
-from ups_store.reader import open_store
+from ups_store.read.open import open_store
+from ups_store.read.store import Store
 from ups_store.sound import require_sound
-from ups_store.store import Store
 from ups_store.writer import StoreWriter
 
 COPY_BYTES = 32 << 20

@@ -30,7 +30,7 @@ from ups_store.format.build_tail import GATE_LOCK, HOW_TO_REPLACE, Owner, TailHe
 from ups_store.format.identity import describe_differences, differences, identity_document
 from ups_store.format.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
 from ups_store.new_building import create_building, create_building_in_memory
-from ups_store.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
+from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory, keeping, refuse_name
 from ups_store.system.paths import path_of

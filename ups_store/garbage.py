@@ -13,8 +13,8 @@ from typing import Literal
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
-from ups_store.reader import open_store
-from ups_store.recovery import BUILDING_SUFFIX
+from ups_store.read.open import open_store
+from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.system import files, locks
 
 _TEMPORARY = re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}")

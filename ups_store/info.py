@@ -20,8 +20,8 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, slot_nbytes
 from ups_store.format.metadata import LARGE_SAMPLE_BYTES, dtype_name
-from ups_store.recovery import building_path, read_building_file
-from ups_store.store import Store
+from ups_store.read.recovery import building_path, read_building_file
+from ups_store.read.store import Store
 from ups_store.system import files, locks
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64

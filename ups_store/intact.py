@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.catalog import Catalog
 from ups_store.errors import CorruptChunkError
 from ups_store.format.build_tail import TailHeader
 from ups_store.format.checksum import crc32c
 from ups_store.format.identity import constant_digest
 from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
 from ups_store.format.metadata import dtype_of
-from ups_store.gather import Samples
-from ups_store.pread import read_constant, read_samples
-from ups_store.recovery import read_commits, sample_crcs
+from ups_store.read.catalog import Catalog
+from ups_store.read.gather import Samples
+from ups_store.read.recovery import read_commits, sample_crcs
+from ups_store.read.store_file import read_constant, read_samples
+from ups_store.read.verify import Report
 from ups_store.rootless import is_identity_lost
 from ups_store.system import files
-from ups_store.verify_report import Report
 
 BATCH_BYTES = 16 << 20  # read and committed together
 _BLOCK_BYTES = 4 << 20

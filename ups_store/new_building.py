@@ -10,7 +10,7 @@ from ups_store.building import BuildingFile
 from ups_store.format.build_tail import BUILDER_LOCK, TailHeader
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
 from ups_store.system.memory_file import create_in_memory
 

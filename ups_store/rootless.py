@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ups_store.catalog import Catalog, array_name, checked_layout, read_json
-from ups_store.directory import check_directory, read_directory
 from ups_store.errors import FormatError
 from ups_store.format.identity import identity_document
 from ups_store.format.layout import FORMAT_VERSION
 from ups_store.format.metadata import RootMeta, parse_array
+from ups_store.read.catalog import Catalog, array_name, checked_layout, read_json
+from ups_store.read.directory import check_directory, read_directory
 from ups_store.system import files
 
 _NO_HASH = ""  # no identity has it: a hash is 64 digits

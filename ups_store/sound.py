@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ups_store.errors import CorruptChunkError
-from ups_store.store import Store
+from ups_store.read.store import Store
 
 
 def require_sound(store: Store, *, progress: Callable[[int], None] | None = None) -> None:

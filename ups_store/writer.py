@@ -26,7 +26,7 @@ from ups_store.encode import (
     pieces_of,
 )
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
-from ups_store.recovery import read_commits
+from ups_store.read.recovery import read_commits
 from ups_store.system import locks
 
 

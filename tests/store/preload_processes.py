@@ -17,12 +17,13 @@ from typing import Any
 
 import ups_store
 from ups_store import StoreError
-from ups_store.preload import copy, page_cache, reading
+from ups_store.read import page_cache, preload_copy
+from ups_store.read import page_cache as reading
 from ups_store.system import files
 
 MIB = 1 << 20
 _NOBODY = 65534
-IMPORTED_LATE = (copy, page_cache)  # which somebody else might not be allowed to
+IMPORTED_LATE = (preload_copy, page_cache)  # which somebody else might not be allowed to
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")  # of a mapping in smaps, where fields end in a colon
 
 

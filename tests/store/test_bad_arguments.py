@@ -10,7 +10,7 @@ import pytest
 
 import ups_store
 from ups_store import ArraySpec, FormatError, SpecError
-from ups_store.reader import open_store
+from ups_store.read.open import open_store
 
 GOOD: dict[str, Any] = {"arrays": {"u": ArraySpec((3, 4), "float32")}, "identity": {}}
 

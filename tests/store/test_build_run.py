@@ -35,7 +35,7 @@ from ups_store.errors import (
 )
 from ups_store.ingest import digest as digests
 from ups_store.ingest.source import Source
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.system.files import make_folder, replace_text
 

@@ -9,7 +9,7 @@ from build_helpers import BURGERS, Recorder, build, settings, write_burgers
 
 import ups_store
 from ups_store.errors import SourceError
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 
 SAMPLES = 40
 

@@ -20,8 +20,9 @@ from rich.console import Console
 from small_stores import MakeStore, begin, flip, mixed_values, samples_of
 
 import ups_store
-from ups_store import Store, console, runs
+from ups_store import Store, console
 from ups_store.console import format_age, format_nbytes
+from ups_store.read import runs
 from ups_store.system import files
 
 VALUES = mixed_values()

@@ -18,10 +18,10 @@ import pytest
 
 import ups_store
 from ups_store import writer as writer_module
-from ups_store.recovery import State, building_path, read_building_file, read_commits, sample_crcs
+from ups_store.read.recovery import State, building_path, read_building_file, read_commits, sample_crcs
+from ups_store.read.verify import verify_file
 from ups_store.system import files
 from ups_store.testing.disk import Disk, PowerLoss, installed
-from ups_store.verify import verify_file
 
 N = 5
 IDENTITY = {"seed": 0}

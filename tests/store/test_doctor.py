@@ -34,7 +34,7 @@ from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.packed import open_packed
 from ups_store.packed.pack import pack_store
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 from ups_store.rootless import read_without_root
 from ups_store.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store

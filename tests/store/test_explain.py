@@ -19,7 +19,7 @@ from ups_store.build.config import BuildConfig
 from ups_store.build.explain import Explanation, explain_all
 from ups_store.errors import BuildInterruptedError, StoreError
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
 
 NAME = "burgers1d_train.zarr.zip"

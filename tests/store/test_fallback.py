@@ -13,7 +13,7 @@ from small_stores import MakeStore, begin, samples_of
 
 import ups_store
 from ups_store.errors import NotCommittedError, StoreNotFoundError
-from ups_store.preload import budget
+from ups_store.read import preload
 from ups_store.system import mappings
 from ups_store.torch import StoreDataset, Window, open_dataset
 
@@ -36,7 +36,7 @@ def test_complete_store_is_preloaded_if_it_fits_into_memory(
     available: int,
     rung: str,
 ) -> None:
-    monkeypatch.setattr(budget, "available_bytes", lambda: available)
+    monkeypatch.setattr(preload, "available_bytes", lambda: available)
     monkeypatch.setattr(mappings, "resident_nbytes", lambda mapping, nbytes: 0)  # as after a restart
     path = make_store(VALUES)
     with caplog.at_level(logging.INFO, "ups_store.torch"):

@@ -21,10 +21,10 @@ from small_stores import MakeStore, mixed_constants, mixed_values
 from torch import Tensor
 
 import ups_store
-from ups_store import runs
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.format.metadata import DTYPE_NAMES
-from ups_store.order import DataOrder
+from ups_store.read import runs
+from ups_store.read.order import DataOrder
 from ups_store.torch import Batch, EpochReport, Loader, StoreDataset, Window, make_loader
 from ups_store.torch.ahead import Ahead
 from ups_store.torch.pool import SMALL_BYTES, BufferPool

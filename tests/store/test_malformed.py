@@ -23,9 +23,9 @@ import ups_store
 from ups_store.errors import FormatError, StoreError, TruncatedError, VersionTooNewError
 from ups_store.format.checksum import crc32
 from ups_store.format.zip_records import Entry, pack_directory
+from ups_store.read.verify import Report
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
 from ups_store.testing.archive import edit_document, edit_identity, edit_shape, put_together, take_apart
-from ups_store.verify_report import Report
 
 MAX_SECONDS = 2.0
 MAX_MEMORY_BYTES = 64 << 20

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ups_store import permutation
 from ups_store.errors import ConfigError
-from ups_store.order import DataOrder, Step
-from ups_store.permutation import BlockPermutation, Permutation
+from ups_store.read import order as permutation
+from ups_store.read.order import BlockPermutation, DataOrder, Permutation, Step
 
 SHUFFLES = (True, False, "block")
 MASK_64 = (1 << 64) - 1

@@ -23,9 +23,10 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import SpecError, StoreClosedError, TruncatedError, pread
+from ups_store import SpecError, StoreClosedError, TruncatedError
 from ups_store.info import describe
-from ups_store.recovery import building_path
+from ups_store.read import store_file
+from ups_store.read.recovery import building_path
 from ups_store.system import files, mappings
 
 VALUES = mixed_values(7)
@@ -45,7 +46,7 @@ def stores(path: Path) -> Iterator[tuple[ups_store.Store, ups_store.Store]]:
 Stores = tuple[ups_store.Store, ups_store.Store]
 
 
-@pytest.mark.parametrize("max_gap_bytes", [-1, pread._MAX_GAP_BYTES], ids=["rows", "blocks"])
+@pytest.mark.parametrize("max_gap_bytes", [-1, store_file._MAX_GAP_BYTES], ids=["rows", "blocks"])
 @pytest.mark.parametrize("num_threads", [None, 1])
 @pytest.mark.parametrize("indices", [[0], [5, 0, 6, 2], [3, 3, 0], list(range(7)), []])
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_pread_gathers_the_same_bits_as_the_map(
     num_threads: int | None,
     max_gap_bytes: int,
 ) -> None:
-    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", max_gap_bytes)
+    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", max_gap_bytes)
     mapped, read = stores
     found = read.gather(indices, num_threads=num_threads, **window)
     assert_same_bits(found, mapped.gather(indices, **window))
@@ -90,7 +91,7 @@ def test_neighbours_are_read_by_one_call(stores: Stores, reads: Reads) -> None:
 def test_samples_far_apart_are_read_apart(
     stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", 2 * 5184)  # slots of 5120 bytes and a checksum
+    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", 2 * 5184)  # slots of 5120 bytes and a checksum
     layout = stores[1]._catalog.layout.arrays["fields"]
     found = stores[1].gather([6, 0, 2, 1], ["fields"])
     nbytes = layout.meta.sample_nbytes
@@ -101,7 +102,7 @@ def test_samples_far_apart_are_read_apart(
 def test_long_neighbourhoods_are_read_in_pieces(
     stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pread, "_READ_BYTES", 3 * 5184)
+    monkeypatch.setattr(store_file, "_READ_BYTES", 3 * 5184)
     order = [6, 5, 4, 3, 2, 1, 0]
     assert_same_bits(stores[1].gather(order, ["fields"]), samples_of({"fields": VALUES["fields"]}, order))
     first = stores[1]._catalog.layout.arrays["fields"].offset
@@ -115,7 +116,7 @@ def test_windows_are_read_without_the_other_time_steps(stores: Stores, reads: Re
 
 
 def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", -1)
+    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", -1)
     together = threading.Barrier(4)
     read_into = files.read_into
 
@@ -131,7 +132,7 @@ def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest
 def test_pread_of_a_sample_far_from_the_others_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pread, "_MAX_GAP_BYTES", 0)
+    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", 0)
     values = {"nu": np.arange(500.0), "few": np.arange(1500, dtype=np.int16).reshape(500, 3)}
     with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={}), access="pread") as store:
         assert_same_bits(store.gather([0, 499, 7]), samples_of(values, [0, 499, 7]))

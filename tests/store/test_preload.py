@@ -25,7 +25,8 @@ from ups_store import (
     StoreReplacedError,
     TruncatedError,
 )
-from ups_store.preload import budget, page_cache, reading
+from ups_store.read import page_cache, preload
+from ups_store.read import page_cache as reading
 from ups_store.system import files, mappings
 
 VALUES = mixed_values(64)
@@ -112,7 +113,7 @@ def test_page_cache_brings_an_evicted_file_into_ram(path: Path) -> None:
 
 def test_page_cache_needs_no_room_for_what_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.preload("page-cache")
-    monkeypatch.setattr(budget, "available_bytes", lambda: 0)
+    monkeypatch.setattr(preload, "available_bytes", lambda: 0)
     assert "page-cache: 0 bytes needed, 0 bytes" in store.preload("page-cache").why
 
 
@@ -221,7 +222,7 @@ def test_locked_page_cache_is_shared_and_not_copied(store: Store) -> None:
 
 def test_lock_counts_what_another_has_locked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.preload("page-cache")
-    monkeypatch.setattr(budget, "available_bytes", lambda: 0)
+    monkeypatch.setattr(preload, "available_bytes", lambda: 0)
     monkeypatch.setattr(page_cache, "locked_bytes", lambda: 0)
     with pytest.raises(MemoryLimitError):
         store.preload("page-cache", lock=True)
@@ -237,7 +238,7 @@ def test_store_larger_than_the_memory_is_refused(
     monkeypatch.setattr(mappings, "resident_nbytes", lambda *arguments: 0)
     with ups_store.open(path) as store:
         available = int(store.nbytes / 0.9) - 10  # the margin is missing
-        monkeypatch.setattr(budget, "available_bytes", lambda: available)
+        monkeypatch.setattr(preload, "available_bytes", lambda: available)
         with pytest.raises(MemoryLimitError) as caught:
             store.preload(mode)
         assert store.preload(mode, margin=0.0).mode == mode
@@ -270,7 +271,7 @@ def test_auto_takes_a_copy_only_if_it_may_be_shared_and_fits(
 
 def test_auto_leaves_a_store_mapped_that_fits_nowhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mappings, "resident_nbytes", lambda *arguments: 0)
-    monkeypatch.setattr(budget, "available_bytes", lambda: 4096)
+    monkeypatch.setattr(preload, "available_bytes", lambda: 4096)
     report = store.preload()
     assert (report.mode, report.nbytes) == ("mapped", 0)
     assert "page-cache refused" in report.why

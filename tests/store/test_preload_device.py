@@ -20,7 +20,7 @@ from torch import Tensor
 
 import ups_store
 from ups_store import ArrayNotFoundError, DeviceError, MemoryLimitError, SampleIndexError, SpecError, Store
-from ups_store.preload import budget, reading
+from ups_store.read import page_cache, preload
 from ups_store.system import mappings
 from ups_store.torch import DeviceStore, pinned, staging
 from ups_store.torch.memory import as_tensor, writable
@@ -45,9 +45,9 @@ WINDOWS: list[dict[str, Any]] = [
 @pytest.fixture
 def path(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store that is moved in several steps of several pieces."""
-    for module in (reading, staging):
+    for module in (page_cache, staging):
         monkeypatch.setattr(module, "STEP_BYTES", 1 << 15)
-    monkeypatch.setattr(reading, "PIECE_BYTES", 1 << 13)
+    monkeypatch.setattr(page_cache, "PIECE_BYTES", 1 << 13)
     return make_store(VALUES, constants=mixed_constants(), dims=ALL_DIMS)
 
 
@@ -147,7 +147,7 @@ def test_auto_goes_on_without_a_device_and_says_so(store: Store) -> None:
 
 
 def test_samples_larger_than_the_device_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "available_bytes", lambda: 100)
+    monkeypatch.setattr(preload, "available_bytes", lambda: 100)
     with pytest.raises(MemoryLimitError) as caught:
         on_device(store)
     assert (caught.value.kind, caught.value.available_bytes) == ("memory", 100)

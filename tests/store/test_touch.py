@@ -10,8 +10,9 @@ import pytest
 from small_stores import MakeStore, assert_same_bits, begin, mixed_constants, mixed_values, samples_of
 
 import ups_store
-from ups_store import CorruptChunkError, SpecError, touch
-from ups_store.recovery import building_path
+from ups_store import CorruptChunkError, SpecError
+from ups_store.read import sampled_array
+from ups_store.read.recovery import building_path
 
 VALUES = mixed_values()
 ACCESS = pytest.mark.parametrize("access", ["map", "pread"])
@@ -89,8 +90,10 @@ def test_sound_store_reads_the_same_with_checks(path: Path, access: Any) -> None
 
 def test_each_chunk_is_checked_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[int] = []
-    crc32c = touch.crc32c
-    monkeypatch.setattr(touch, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start))
+    crc32c = sampled_array.crc32c
+    monkeypatch.setattr(
+        sampled_array, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start)
+    )
     with ups_store.open(path, verify="touch") as store:
         store.gather([1, 1, 2], ["fields", "nu"])
         assert checked == [5120, 5120, 32]
@@ -102,7 +105,7 @@ def test_each_chunk_is_checked_once(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_chunk_larger_than_a_block_is_checked_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(touch, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(sampled_array, "_BLOCK_BYTES", 1000)
     with ups_store.open(path, verify="touch") as store:
         store.gather([0])
     damage(path, "fields", 0)

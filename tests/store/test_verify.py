@@ -14,14 +14,14 @@ import pytest
 from small_stores import MakeStore, build, flip, mixed_constants, mixed_values
 
 import ups_store
-from ups_store import ArraySpec, FormatError, StoreNotFoundError, StoreReplacedError, verify
+from ups_store import ArraySpec, FormatError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
 from ups_store.format.zip_records import pack_directory
+from ups_store.read import verify
+from ups_store.read.verify import Problem, Report, verify_file
 from ups_store.testing import DAMAGED, write_sample_store
 from ups_store.testing.archive import edit_identity, put_together, take_apart
-from ups_store.verify import verify_file
-from ups_store.verify_report import Problem, Report
 
 
 @pytest.fixture

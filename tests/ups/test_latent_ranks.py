@@ -18,7 +18,7 @@ import ups_store
 from ups_store.build.config import load_config
 from ups_store.build.stores import build_all
 from ups_store.build.watchers import Watchers
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 
 pytestmark = pytest.mark.multi_process
 

@@ -41,7 +41,7 @@ from ups_store.build.config import load_config as load_build_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import plan_store
 from ups_store.errors import DiskFullError, IdentityMismatchError, SourceError
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 
 TWO_TASKS = "data.task=[burgers1d,advection1d]"
 

@@ -15,7 +15,7 @@ from on_demand_process import digest
 from rank_processes import rank_variables, start, wait
 
 import ups_store
-from ups_store.recovery import building_path
+from ups_store.read.recovery import building_path
 
 pytestmark = pytest.mark.multi_process
 

@@ -22,7 +22,7 @@ from ups.errors import ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
 from ups_store.build.plan import StorePlan
 from ups_store.errors import StoreNotFoundError
-from ups_store.partitioned_store import PartitionedStore
+from ups_store.read.partitioned import PartitionedStore
 
 # Constant fields that belong to the input of a task.
 CONSTANT_FIELDS = ("coefficient", "force")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ups.data.batching import batch_ends, count_batches, parameter_table, seed_of
 from ups.data.task_windows import TaskWindows, Windows
-from ups_store.permutation import Permutation
+from ups_store.read.order import Permutation
 
 _ORDER, _ITEMS, _GENERATOR = range(3)  # purposes of random numbers
 

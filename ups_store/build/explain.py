@@ -20,8 +20,8 @@ from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import describe_differences, differences
-from ups_store.reader import open_store
-from ups_store.recovery import building_path
+from ups_store.read.open import open_store
+from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
 
 Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]

@@ -14,9 +14,9 @@ from ups_store.build.watcher import Watcher
 from ups_store.creation import join
 from ups_store.errors import IdentityMismatchError, StoreError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.reader import open_store
-from ups_store.recovery import building_path
-from ups_store.store import Store
+from ups_store.read.open import open_store
+from ups_store.read.recovery import building_path
+from ups_store.read.store import Store
 from ups_store.system import files, locks
 from ups_store.writer import Committer
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ups_store.convert.blocks import blocks_of
 from ups_store.convert.output import check_target, new_file
 from ups_store.convert.provenance import array_attrs, json_text
-from ups_store.store import Store
+from ups_store.read.store import Store
 
 __all__ = ["check_target", "write"]
 

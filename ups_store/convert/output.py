@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.recovery import BUILDING_SUFFIX
+from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.system import files, locks
 
 _PROBE_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ups_store.format.canonical import canonical_json
-from ups_store.store import Store
+from ups_store.read.store import Store
 
 
 def provenance(store: Store) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ups_store.convert.blocks import blocks_of
 from ups_store.convert.output import check_target, new_file
 from ups_store.convert.provenance import array_attrs, json_text
 from ups_store.errors import SpecError
-from ups_store.store import Store
+from ups_store.read.store import Store
 from ups_store.system import files
 
 __all__ = ["check_target", "write"]

@@ -15,7 +15,7 @@ import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads
 from ups_store.convert.blocks import blocks_of, samples_per_block
 from ups_store.convert.output import check_target, new_folder
 from ups_store.convert.provenance import array_attrs, provenance
-from ups_store.store import Store
+from ups_store.read.store import Store
 
 __all__ = ["check_target", "write"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from h5py import h5d
 
 from ups_store.ingest.info import Selection
-from ups_store.runs import Runs, copy_runs
+from ups_store.read.runs import Runs, copy_runs
 from ups_store.system import files, mappings
 
 _READ_AT_ONCE = 8 << 20  # after each the reader says that it gets on

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.catalog import array_name, check_regular, checked_layout, read_json, read_root
-from ups_store.directory import read_directory
 from ups_store.errors import CorruptChunkError, FormatError, VersionTooNewError
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES, Layout
@@ -25,6 +23,8 @@ from ups_store.packed.chunk_codecs import (
     packed_document,
     parse_packing,
 )
+from ups_store.read.catalog import array_name, check_regular, checked_layout, read_json, read_root
+from ups_store.read.directory import read_directory
 from ups_store.system import files
 
 

@@ -17,12 +17,20 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES
 from ups_store.format.metadata import dtype_of
-from ups_store.gather import Samples, Window, batch_shape, check_effect, names_of, window_of
-from ups_store.indices import Indices, check_indices
-from ups_store.output import check_output
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_index, read_packed
-from ups_store.runs import cast_into
-from ups_store.store_file import Descriptor
+from ups_store.read.gather import (
+    Indices,
+    Samples,
+    Window,
+    batch_shape,
+    check_effect,
+    check_indices,
+    check_output,
+    names_of,
+    window_of,
+)
+from ups_store.read.runs import cast_into
+from ups_store.read.store_file import Descriptor
 from ups_store.system import files
 
 

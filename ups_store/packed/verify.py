@@ -15,9 +15,8 @@ from ups_store.format.zip_records import Entry, pack_directory
 from ups_store.packed.catalog import PackedArray
 from ups_store.packed.chunk_codecs import packed_document
 from ups_store.packed.store import PackedStore
+from ups_store.read.verify import Problem, Report, constant_problems, identity_problems, surplus
 from ups_store.system import files
-from ups_store.verify_metadata import constant_problems, identity_problems, surplus
-from ups_store.verify_report import Problem, Report
 
 _BLOCK_BYTES = 4 << 20
 

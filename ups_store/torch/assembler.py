@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ups_store.order import DataOrder, Step
+from ups_store.read.order import DataOrder, Step
 from ups_store.torch.batch import Batch
 from ups_store.torch.dataset import StoreDataset
 from ups_store.torch.feed import DeviceFeed

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from ups_store.errors import SampleIndexError, SpecError
-from ups_store.gather import names_of
-from ups_store.opening import open_any
-from ups_store.partitioned_store import PartitionedStore
-from ups_store.permutation import Items
-from ups_store.store import Store
+from ups_store.read.gather import names_of
+from ups_store.read.open import open_any
+from ups_store.read.order import Items
+from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.store import Store
 from ups_store.torch.batch import SENT_BYTES, Batch, Sample, one_or_all
 from ups_store.torch.memory import Allocate, new_tensor, shared_copy
 from ups_store.torch.pool import BufferPool

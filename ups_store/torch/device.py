@@ -9,8 +9,7 @@ import torch
 
 from ups_store.errors import DeviceError, MemoryLimitError
 from ups_store.format.layout import ArrayLayout
-from ups_store.preload.budget import Budget, ram_budget
-from ups_store.preload.request import Job
+from ups_store.read.preload import Budget, Job, ram_budget
 from ups_store.torch.device_rows import DeviceRows
 from ups_store.torch.device_store import DeviceStore
 from ups_store.torch.staging import Staging

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.gather import Window, batch_shape, runs_of
+from ups_store.read.gather import Window, batch_shape, runs_of
 from ups_store.torch.memory import torch_dtype
 
 # What rows are copied as: the widest word that divides them, so the device computes the fewest addresses.

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import ArrayNotFoundError, SampleIndexError, SpecError
-from ups_store.gather import TIME_DIM, names_of, window_of
-from ups_store.indices import Indices, check_indices
+from ups_store.read.gather import TIME_DIM, Indices, check_indices, names_of, window_of
 from ups_store.torch.device_rows import DeviceRows
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from torch.utils.data import Dataset
 
 from ups_store.errors import NotCommittedError, StoreNotFoundError
-from ups_store.reader import open_store
-from ups_store.store import Store
+from ups_store.read.open import open_store
+from ups_store.read.store import Store
 from ups_store.torch.dataset import StoreDataset
 
 Rung = Literal["preloaded", "mapped", "on-demand"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ups_store.order import DataOrder
+from ups_store.read.order import DataOrder
 from ups_store.torch.ahead import Ahead
 from ups_store.torch.assembler import Assembler, Job, Made, jobs_of
 from ups_store.torch.batch import Batch

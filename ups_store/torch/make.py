@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ups_store.errors import ConfigError
-from ups_store.order import DataOrder, Shuffle
+from ups_store.read.order import DataOrder, Shuffle
 from ups_store.torch.dataset import StoreDataset
 from ups_store.torch.loader import Loader
 from ups_store.torch.sampler import StoreBatchSampler

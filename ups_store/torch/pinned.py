@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import DeviceError
-from ups_store.preload.budget import Budget, ram_budget
-from ups_store.preload.copy import fill, refusal_named
-from ups_store.preload.request import Job
+from ups_store.read.preload import Budget, Job, ram_budget
+from ups_store.read.preload_copy import fill, refusal_named
 from ups_store.system import mappings
 from ups_store.torch.device import find_device
 from ups_store.torch.device_rows import DeviceRows

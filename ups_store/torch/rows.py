@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups_store.permutation import Items
-from ups_store.store import Store
+from ups_store.read.order import Items
+from ups_store.read.store import Store
 from ups_store.torch.memory import as_array, torch_dtype
 
 SCRATCH_BYTES = 1 << 20  # of rows before conversion: stays in the second-level cache

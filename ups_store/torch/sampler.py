@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.utils.data import Sampler
 
-from ups_store.order import DataOrder
+from ups_store.read.order import DataOrder
 
 
 class StoreBatchSampler(Sampler[list[int]]):

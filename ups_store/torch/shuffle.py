@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ups_store.errors import ConfigError
-from ups_store.order import Shuffle
+from ups_store.read.order import Shuffle
 from ups_store.system.memory import available_bytes
 from ups_store.torch.dataset import StoreDataset
 

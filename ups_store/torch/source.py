@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
-from ups_store.gather import TIME_DIM
-from ups_store.permutation import Items
-from ups_store.store import Store
+from ups_store.read.gather import TIME_DIM
+from ups_store.read.order import Items
+from ups_store.read.store import Store
 from ups_store.torch.memory import Allocate, as_tensor, writable
 from ups_store.torch.rows import Rows
 from ups_store.torch.trajectories import NUM_STEPS, TIMES, Trajectories, require_time_axis

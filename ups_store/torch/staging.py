@@ -8,8 +8,8 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
-from ups_store.preload.reading import STEP_BYTES, read_steps
-from ups_store.preload.request import Job
+from ups_store.read.page_cache import STEP_BYTES, read_steps
+from ups_store.read.preload import Job
 
 _NUM_BUFFERS = 2
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 
 from ups_store.errors import ArrayNotFoundError, SpecError
-from ups_store.gather import TIME_DIM
-from ups_store.permutation import Items
-from ups_store.store import Store
+from ups_store.read.gather import TIME_DIM
+from ups_store.read.order import Items
+from ups_store.read.store import Store
 from ups_store.torch.windows import Window, WindowIndex
 
 STATE_NAMES = ("latent", "fields")  # what windows are taken of unless it is named: the first that exists

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ups_store.errors import SpecError
-from ups_store.permutation import Items, below, mix, round_keys
+from ups_store.read.order import Items, below, mix, round_keys
 
 
 @dataclass(frozen=True)

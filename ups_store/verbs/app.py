@@ -23,7 +23,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        from ups_store import runs
+        from ups_store.read import runs
 
         major, minor = ups_store.FORMAT_VERSION
         copies = (

@@ -21,7 +21,7 @@ from ups_store.console import (
     progress_bar,
 )
 from ups_store.errors import SpecError
-from ups_store.reader import open_store
+from ups_store.read.open import open_store
 from ups_store.verbs.options import AsJson, NumThreads
 
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]

@@ -10,7 +10,7 @@ import typer
 
 from ups_store.console import Verbose, counted, print_json
 from ups_store.format.identity import differences
-from ups_store.reader import open_store
+from ups_store.read.open import open_store
 from ups_store.verbs.options import AsJson
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]

@@ -11,7 +11,7 @@ import typer
 import ups_store
 from ups_store.console import Verbose, is_verbose, log, print_json, progress_bar, results
 from ups_store.errors import ConfigError, FormatError
-from ups_store.reader import open_store
+from ups_store.read.open import open_store
 
 if TYPE_CHECKING:
     from ups_store.info import StoreInfo

@@ -9,7 +9,7 @@ import typer
 
 from ups_store.console import Verbose
 from ups_store.errors import StoreNotFoundError
-from ups_store.reader import open_store
+from ups_store.read.open import open_store
 from ups_store.system.interrupt import importing
 
 

@@ -22,11 +22,11 @@ from ups_store.console import (
     report,
 )
 from ups_store.errors import ConfigError, FormatError, StoreError
-from ups_store.reader import open_store
+from ups_store.read.open import open_store
 from ups_store.verbs.options import NumThreads
 
 if TYPE_CHECKING:
-    from ups_store.verify_report import Report
+    from ups_store.read.verify import Report
 
 DAMAGED = 1
 MAX_PROBLEMS_OF_VERIFY = 50  # shown for people; --json and -v show all

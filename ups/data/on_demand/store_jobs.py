@@ -24,8 +24,8 @@ from ups_store.errors import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.reader import open_store
-from ups_store.recovery import building_path
+from ups_store.read.open import open_store
+from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory
 

@@ -1,20 +1,25 @@
-"""Opening stores: finished ones, unfinished ones, pickled ones."""
+"""Opening stores: finished ones, unfinished ones, pickled ones.
+
+`ups_store.open`: one file, or the partitions of a split that several machines made.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
 from typing import Any
 
-from ups_store.catalog import read_finished
 from ups_store.errors import SpecError, StoreNotFoundError, StoreReplacedError
-from ups_store.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
-from ups_store.store import Store, Verify
-from ups_store.store_file import Access
+from ups_store.read.catalog import read_finished
+from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
+from ups_store.read.store import Store, Verify
+from ups_store.read.store_file import Access
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory, keeping, refuse_name
-from ups_store.system.paths import path_of
+from ups_store.system.paths import find_partitions, path_of
 
 
 def open_store(
@@ -139,3 +144,31 @@ def _open_copy(
         return Store(path, fd, read_finished(fd, path), access=access, verify=verify, is_copy=True)
     finally:
         files.close(fd)
+
+
+def open_any(
+    path: str | os.PathLike[str],
+    *,
+    partial: bool = False,
+    access: Access = "auto",
+    verify: Verify | None = None,
+) -> Store | PartitionedStore:
+    """Open a store, or with a pattern such as `NAME-*-of-00016.zarr.zip` all its partitions as one.
+
+    Arguments and errors are those of `ups_store.read.open.open_store`; `partial` is for single files.
+
+    Raises:
+        StoreNotFoundError: Also if partitions are missing.
+        FormatError: Also if the partitions were not made from the same.
+    """
+    pattern = path_of(path)
+    if "*" not in pattern.name or files.exists(pattern):
+        return open_store(path, partial=partial, access=access, verify=verify)
+    with contextlib.ExitStack() as stack:
+        partitions = [
+            stack.enter_context(open_store(partition, access=access, verify=verify))
+            for partition in find_partitions(pattern)
+        ]
+        store = PartitionedStore(pattern, partitions)
+        stack.pop_all()
+    return store

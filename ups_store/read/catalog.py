@@ -12,7 +12,6 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store.directory import check_directory, check_num_arrays, read_directory
 from ups_store.errors import FormatError, SpecError, TruncatedError, VersionTooNewError
 from ups_store.format.checksum import crc32
 from ups_store.format.identity import config_hash, differences
@@ -27,6 +26,7 @@ from ups_store.format.metadata import (
     parse_root,
 )
 from ups_store.format.zip_records import MAX_LOCAL_HEADER_BYTES, ROOT_NAME, CentralRecord, parse_local_header
+from ups_store.read.directory import check_directory, check_num_arrays, read_directory
 from ups_store.system import files
 
 

@@ -1,4 +1,9 @@
-"""What a batch is made of: samples, or windows over their time, and where their bytes lie (spec 7.5)."""
+"""What a batch is made of: samples, or windows over their time, and where their bytes lie (spec 7.5).
+
+Where a batch goes: memory that `gather` is given.
+
+Sample numbers: what callers give, checked and as one dtype.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +19,7 @@ import numpy.typing as npt
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.indices import int64_of, largest
-from ups_store.runs import Runs
+from ups_store.read.runs import Runs
 
 TIME_DIM = "time"
 
@@ -190,3 +194,89 @@ def runs_of(array: ArrayLayout, samples: Samples, window: Window | None) -> Runs
     pattern = window_pattern(array.meta, window.length, window.stride)
     firsts += window.start * pattern.step_nbytes
     return Runs((firsts[:, None] + pattern.within).reshape(-1), pattern.run_nbytes)
+
+
+def check_output(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], out: Any) -> None:
+    """Fail unless a batch can be written to `out`, converted if need be.
+
+    Args:
+        name: The array's name, for messages.
+        dtype: Its dtype.
+        shape: Shape of the batch, (B, ...).
+        out: What the caller gave.
+    Raises:
+        SpecError: For another shape, read-only memory, or a dtype that doesn't hold the array's numbers.
+    """
+    if not isinstance(out, np.ndarray):
+        found = type(out).__name__
+        raise SpecError("out", kind="out", array=name, expected="an ndarray", found=found)
+    is_same = out.dtype == dtype
+    if out.shape == shape and out.flags.writeable and (is_same or _holds(out.dtype, dtype)):
+        return
+    hint = "floating-point numbers convert to any floating-point dtype, others where nothing can be lost"
+    raise SpecError(
+        "out",
+        kind="out",
+        array=name,
+        expected=f"writeable {dtype} {shape}",
+        found=f"{'writeable' if out.flags.writeable else 'read-only'} {out.dtype} {out.shape}",
+        hint=None if is_same else hint,
+    )
+
+
+def _holds(dtype: np.dtype[Any], values: np.dtype[Any]) -> bool:
+    """Whether an output may be of `dtype`: by asking for it the caller accepts rounding, nothing else."""
+    return np.can_cast(values, dtype, "safe") or (_is_floating(values) and _is_floating(dtype))
+
+
+def _is_floating(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+_INT64 = np.dtype(np.int64)
+
+Indices: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+def check_indices(indices: Indices, num_samples: int, *, path: Path) -> npt.NDArray[np.int64]:
+    """Sample numbers as int64, shape (B,); no copy of what is int64 already.
+
+    Raises:
+        SampleIndexError: Unless all are in 0..num_samples - 1.
+        SpecError: If they aren't integers, or not of shape (B,).
+    """
+    samples = int64_of(indices)
+    if samples is None or samples.ndim != 1:
+        given = np.asarray(indices)
+        found = f"{given.dtype} {given.shape}"
+        raise SpecError("indices", kind="index", expected="integers, shape (B,)", found=found)
+    if samples.size and largest(samples) >= num_samples:
+        wrong = np.flatnonzero((samples < 0) | (samples >= num_samples))[0]
+        expected, found = f"0 <= index < {num_samples}", np.asarray(indices, object)[wrong]
+        raise SampleIndexError("no such sample", path=path, expected=expected, found=int(found))
+    return samples
+
+
+def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
+    """The values as int64, negative where they are too large for it; None if one is no integer."""
+    raw = np.asarray(values)
+    if raw.dtype is _INT64:
+        return raw
+    if raw.dtype.kind in "iu" or not raw.size:
+        return raw.astype(np.int64)
+    exact = np.asarray(values, object)  # of [2**63, 2] NumPy makes floating-point numbers
+    if not all(_is_integer(value) for value in exact.reshape(-1).tolist()):
+        return None
+    return np.where((exact >= 0) & (exact < 2**63), exact, -1).astype(np.int64)
+
+
+def largest(values: npt.NDArray[np.int64]) -> int:
+    """The largest value of shape (B,), 0 of none; 2**63 and more if one is negative: one pass tells both."""
+    if not values.size:
+        return 0
+    unsigned = values.view(np.uint64)
+    return int(unsigned[unsigned.argmax()])  # half the time of `max`, which for a batch is most of the call
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

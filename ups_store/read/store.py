@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.catalog import Catalog, fingerprint_of
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.gather import TIME_DIM, check_effect, names_of, window_of
-from ups_store.indices import Indices, check_indices
-from ups_store.recovery import Building, read_commits, read_committed
-from ups_store.sampled_array import SampledArray
-from ups_store.store_file import Access, StoreFile
+from ups_store.read.catalog import Catalog, fingerprint_of
+from ups_store.read.gather import TIME_DIM, Indices, check_effect, check_indices, names_of, window_of
+from ups_store.read.recovery import Building, read_commits, read_committed
+from ups_store.read.sampled_array import SampledArray, TouchChecks
+from ups_store.read.store_file import Access, StoreFile
 from ups_store.system import files, mappings
-from ups_store.touch import TouchChecks
 
 if TYPE_CHECKING:
-    from ups_store.preload import Mode, PreloadReport, Progress
-    from ups_store.verify_report import Report
+    from ups_store.read.preload import Mode, PreloadReport, Progress
+    from ups_store.read.verify import Report
 
 Verify: TypeAlias = Literal["touch"]
 
@@ -304,7 +302,7 @@ class Store:
             TruncatedError: If another program cut the file.
             SpecError: For arguments that have no meaning, or no effect in this mode.
         """
-        from ups_store.preload import Request, preload
+        from ups_store.read.preload import Request, preload
 
         if self.is_partial:
             raise NotCommittedError(
@@ -337,7 +335,7 @@ class Store:
         Raises:
             StoreReplacedError: If another file took the path.
         """
-        from ups_store.verify import verify_file
+        from ups_store.read.verify import verify_file
 
         fingerprint = (
             None if self.is_partial else self.fingerprint
@@ -363,7 +361,7 @@ class Store:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ups_store.reader import reopen
+        from ups_store.read.open import reopen
 
         verify = "touch" if self.verify_on_touch else None
         options = {"partial": self.is_partial, "access": self._file.file_access, "verify": verify}

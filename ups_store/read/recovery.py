@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.catalog import Catalog, read_building, read_finished
 from ups_store.errors import TruncatedError
 from ups_store.format.build_tail import HOW_TO_REPLACE, TailHeader, is_committed, parse_tail_header
 from ups_store.format.checksum import crc32
 from ups_store.format.layout import PAGE_BYTES, Layout
+from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 

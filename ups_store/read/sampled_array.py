@@ -1,29 +1,36 @@
-"""`SampledArray`: one array of an open store as what batches are copied from (spec 7.5)."""
+"""`SampledArray`: one array of an open store as what batches are copied from (spec 7.5).
+
+`verify="touch"`: what is read is checked against its CRC-32C the first time, and never again.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store import runs
-from ups_store.format.layout import ArrayLayout
+from ups_store.errors import CorruptChunkError
+from ups_store.format.checksum import Bytes, crc32c
+from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.gather import (
+from ups_store.read import runs
+from ups_store.read.gather import (
     TIME_DIM,
     Pattern,
     Samples,
     Window,
     batch_shape,
+    check_output,
     runs_of,
     whole_pattern,
     window_pattern,
 )
-from ups_store.output import check_output
-from ups_store.pread import READS_IN_FLIGHT, read_samples
-from ups_store.runs import BLOCK_BYTES, cast_into, copy_runs
-from ups_store.store_file import StoreFile
+from ups_store.read.runs import BLOCK_BYTES, cast_into, copy_runs
+from ups_store.read.store_file import READS_IN_FLIGHT, StoreFile, read_samples
 from ups_store.system.parallel import for_each, parts_of
 
 MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
@@ -168,3 +175,67 @@ class SampledArray:
             self._copy(samples[rows], part, out[rows])
 
         for_each(copy, parts_of(len(samples), num_threads), num_threads=num_threads)
+
+
+_BLOCK_BYTES = 4 << 20  # of a plain chunk at a time
+
+Read = Callable[[int, int], Bytes]
+
+
+class TouchChecks:
+    """Which chunks of an open store were checked, and the check of the others.
+
+    Several threads may check the same chunk twice, which costs time only.
+
+    Args:
+        read: Returns the file's bytes from an offset on, as many as asked for.
+        path: For messages.
+    """
+
+    def __init__(self, read: Read, path: Path) -> None:
+        self._read = read
+        self._path = path
+        self._checked: dict[str, npt.NDArray[np.bool_]] = {}
+        self._done: set[str] = set()  # arrays of which nothing is left to check
+
+    def check(self, array: ArrayLayout, samples: Samples) -> None:
+        """Check the chunks of an array that hold these samples, unless that was done before.
+
+        Raises:
+            CorruptChunkError: Names array, sample and bytes; the chunk stays unchecked.
+        """
+        name = array.meta.name
+        if name in self._done or array.entry is None:
+            return
+        if not array.meta.is_sharded:
+            self._check_chunk(array, array.offset, array.meta.nbytes, None)
+            self._done.add(name)
+            return
+        checked = self._checked.get(name)
+        if checked is None:
+            checked = self._checked.setdefault(name, np.zeros(array.meta.shape[0], bool))
+        if checked[samples].all():
+            return
+        for sample in np.unique(samples[~checked[samples]]).tolist():
+            self._check_chunk(array, array.slot(sample)[0], array.meta.sample_nbytes, sample)
+            checked[sample] = True
+        if checked.all():
+            self._done.add(name)
+
+    def _check_chunk(self, array: ArrayLayout, first: int, nbytes: int, sample: int | None) -> None:
+        computed = 0
+        for offset in range(0, nbytes, _BLOCK_BYTES):
+            computed = crc32c(self._read(first + offset, min(_BLOCK_BYTES, nbytes - offset)), computed)
+        (stored,) = struct.unpack("<I", self._read(first + nbytes, CHECKSUM_BYTES))
+        if computed != stored:
+            raise CorruptChunkError(
+                "the bytes don't match their checksum",
+                path=self._path,
+                array=array.meta.name,
+                sample=sample,
+                byte_range=(first, first + nbytes + CHECKSUM_BYTES),
+                clause="5.2",
+                expected=f"crc32c {stored:08x}",
+                found=f"{computed:08x}",
+                hint="`ups-store verify` shows all damage, `verify --repair CONFIG` rebuilds what is damaged",
+            )

@@ -8,11 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from ups_store.errors import MemoryLimitError
-from ups_store.preload.budget import Budget, ram_budget
-from ups_store.preload.locking import lock
-from ups_store.preload.page_cache import populate
-from ups_store.preload.reading import STEP_BYTES, read_steps
-from ups_store.preload.request import Job
+from ups_store.read.page_cache import STEP_BYTES, lock, populate, read_steps
+from ups_store.read.preload import Budget, Job, ram_budget
 from ups_store.system import files, mappings
 
 

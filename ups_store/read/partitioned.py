@@ -14,13 +14,11 @@ from ups_store.errors import FormatError, SpecError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.metadata import ArrayMeta, dtype_name
-from ups_store.gather import check_effect, names_of, window_of
-from ups_store.indices import Indices, check_indices
-from ups_store.output import check_output
-from ups_store.preload import Mode, PreloadReport
-from ups_store.store import Store
+from ups_store.read.gather import Indices, check_effect, check_indices, check_output, names_of, window_of
+from ups_store.read.preload import Mode, PreloadReport
+from ups_store.read.store import Store
+from ups_store.read.verify import Report
 from ups_store.system.paths import PARTITION_KEY
-from ups_store.verify_report import Report
 
 
 class PartitionedStore:

@@ -2,13 +2,18 @@
 
 Reads with `pread` through a descriptor of its own, so memory that somebody changed in a mapping doesn't count
 and a file that is cut meanwhile is an error, not a signal (spec 7.6).
+
+What checking every byte of a store found.
+
+What verifying says of metadata: text that goes on behind its end, and the identity (spec 4.1, 8.1).
 """
 
 from __future__ import annotations
 
 import os
+import reprlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +22,85 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.errors import StoreReplacedError, VersionTooNewError
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
+from ups_store.format.identity import constant_digest, flaws
 from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout
 from ups_store.format.metadata import ArrayMeta, RootMeta
 from ups_store.format.zip_records import Entry, pack_directory
+from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.system import files
-from ups_store.verify_metadata import constant_problems, identity_problems, surplus
-from ups_store.verify_report import Problem, Report
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: Stable identifier. Of chunks "chunk_crc", "slot_padding", "shard_index", "entry_crc",
+            "bool_value", "constant_digest" (and what decoding a packed one raises); of metadata
+            "metadata_text", "identity"; of ZIP records "local_header", "directory".
+        clause: Clause of the spec that is violated.
+        byte_range: `(first, past_last)` byte in the file.
+        array: Array, where one is concerned.
+        sample: Sample, where one can be told.
+        detail: What was expected and found.
+    """
+
+    kind: str
+    clause: str
+    byte_range: tuple[int, int]
+    array: str | None = None
+    sample: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        where = [f"array {self.array!r}"] if self.array else []
+        where += [f"sample {self.sample}"] if self.sample is not None else []
+        where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
+        return f"{', '.join(where)}: {self.kind} {self.detail} (spec {self.clause})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found.
+
+    Attributes:
+        path: The file.
+        nbytes: Bytes that were checked: all of them.
+        num_chunks: Chunk checksums that were checked.
+        problems: What is wrong, in file order.
+    """
+
+    path: Path
+    nbytes: int
+    num_chunks: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    @property
+    def has_wrong_identity(self) -> bool:
+        """Whether the identity document isn't as spec 8.1 says: then no builder can make the store again."""
+        return any(problem.kind == "identity" for problem in self.problems)
+
+    @property
+    def damaged(self) -> dict[str, list[int]]:
+        """Samples with damage, by array; an array of which no sample can be told has an empty list."""
+        found: dict[str, set[int]] = {}
+        for problem in self.problems:
+            if problem.array:
+                found.setdefault(problem.array, set()).update(
+                    [] if problem.sample is None else [problem.sample]
+                )
+        return {name: sorted(samples) for name, samples in found.items()}
+
 
 _BLOCK_BYTES = 4 << 20  # read at a time and thread
+
 _MAX_SHOWN = 16  # differing stretches of one record that are reported one by one
 
 
@@ -212,3 +285,45 @@ class _Verifier:
                 hint="another program writes to it: a store is never changed in place",
             )
         return raw
+
+
+def surplus(entry: Entry, text: bytes) -> list[Problem]:
+    """A problem if a metadata entry goes on where its text should end (spec 4.1)."""
+    if entry.nbytes <= len(text):
+        return []
+    where = (entry.data_offset + len(text), entry.end)
+    detail = f"of {entry.name}: expected {len(text)} bytes, found {entry.nbytes}"
+    return [Problem("metadata_text", "4.1", where, detail=detail)]
+
+
+def identity_problems(root: Entry, identity: Mapping[str, Any], arrays: Iterable[ArrayMeta]) -> list[Problem]:
+    """A problem for each part of the identity document, in the entry `root`, that isn't as spec 8.1 says.
+
+    Digests of constants without elements are such parts: no bytes but those of the document could be wrong.
+    """
+    constants = [meta for meta in arrays if meta.is_constant]
+    details = flaws(identity, [meta.name for meta in constants])
+    for meta in constants:
+        if not meta.nbytes:
+            details += [f"constant {meta.name!r}: {flaw}" for flaw in _digest_flaws(identity, meta.name, b"")]
+    where = (root.data_offset, root.end)
+    return [Problem("identity", "8.1", where, detail=detail) for detail in details]
+
+
+def constant_problems(
+    identity: Mapping[str, Any], name: str, payload: bytes, where: tuple[int, int]
+) -> list[Problem]:
+    """A problem if a constant's bytes, which lie at `where`, aren't those of the identity (spec 8.1)."""
+    found = _digest_flaws(identity, name, payload)
+    return [Problem("constant_digest", "8.1", where, name, detail=detail) for detail in found]
+
+
+def _digest_flaws(identity: Mapping[str, Any], name: str, payload: bytes) -> list[str]:
+    declared = identity.get("constants")
+    stored = declared.get(name) if isinstance(declared, dict) else None
+    computed = constant_digest(payload)
+    if stored == computed:
+        return []
+    is_digest = isinstance(stored, str) and len(stored) == len(computed)  # else it may be of any length
+    shown = stored if is_digest else reprlib.repr(stored)
+    return [f"sha256 in the identity {shown}, computed {computed}"]

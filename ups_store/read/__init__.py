@@ -1,0 +1,1 @@
+"""Reading stores: opening, gathering, the order of epochs, preloading, verifying."""
