@@ -9,7 +9,6 @@ TYPE_CHECKING = False  # as type checkers take it; to import `typing` takes long
 if TYPE_CHECKING:
     from typing import Any
 
-    from ups_store.creation import create, join
     from ups_store.errors import (
         ArrayNotFoundError,
         BuildInterruptedError,
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
     from ups_store.read.partitioned import PartitionedStore
     from ups_store.read.store import Store
     from ups_store.system.memory import available_bytes as available_memory_bytes
-    from ups_store.writer import Committer, StoreWriter
+    from ups_store.write.create import create, join
+    from ups_store.write.writer import Committer, StoreWriter
 
 __all__ = [
     "FORMAT_VERSION",
@@ -79,13 +79,13 @@ __all__ = [
 
 _HOMES = {  # module and name there; everything else is an error class
     "ArraySpec": ("format.array_spec", "ArraySpec"),
-    "Committer": ("writer", "Committer"),
+    "Committer": ("write.writer", "Committer"),
     "FORMAT_VERSION": ("format.layout", "FORMAT_VERSION"),
     "Store": ("read.store", "Store"),
-    "StoreWriter": ("writer", "StoreWriter"),
+    "StoreWriter": ("write.writer", "StoreWriter"),
     "available_memory_bytes": ("system.memory", "available_bytes"),
-    "create": ("creation", "create"),
-    "join": ("creation", "join"),
+    "create": ("write.create", "create"),
+    "join": ("write.create", "join"),
     "open": ("read.open", "open_any"),
     "PartitionedStore": ("read.partitioned", "PartitionedStore"),
 }

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from ups_store.array_statistics import ArrayStatistics, Statistics
-from ups_store.building import read_owner
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.checksum import crc32c
@@ -23,6 +22,7 @@ from ups_store.format.metadata import LARGE_SAMPLE_BYTES, dtype_name
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store import Store
 from ups_store.system import files, locks
+from ups_store.write.building import read_owner
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
 _MIN_SAMPLE_BYTES = 64  # equal parameters are no sign of equal samples

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ups_store.creation import create
 from ups_store.doctor import ADVICE, Diagnosis, spans
 from ups_store.errors import FormatError, IdentityMismatchError, hinting
 from ups_store.format.array_spec import ArraySpec
@@ -20,6 +19,7 @@ from ups_store.read.catalog import Catalog
 from ups_store.read.store_file import read_constant
 from ups_store.rootless import is_identity_lost
 from ups_store.system import files
+from ups_store.write.create import create
 
 ORIGINAL_SAMPLE = "original_sample"
 

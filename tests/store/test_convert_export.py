@@ -23,9 +23,9 @@ from small_stores import MakeStore, build, damage, mixed_constants, mixed_values
 
 import ups_store
 from ups_store.convert import FORMATS, export_store
-from ups_store.convert import output as output_module
 from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
+from ups_store.write import target as output_module
 
 ATTRS = {"channels": ["u", "v", "w", "p"], "length_x": 1.0, "note": "Grüße", "periodic": True, "none": None}
 Arrays = dict[str, npt.NDArray[Any]]

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store import writer as writer_module
 from ups_store.read.recovery import State, building_path, read_building_file, read_commits, sample_crcs
 from ups_store.read.verify import verify_file
 from ups_store.system import files
 from ups_store.testing.disk import Disk, PowerLoss, installed
+from ups_store.write import writer as writer_module
 
 N = 5
 IDENTITY = {"seed": 0}

@@ -17,13 +17,8 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import (
-    ArraySpec,
-    SpecError,
-    StoreNotFoundError,
-    blueprint,
-    creation,
-)
+from ups_store import ArraySpec, SpecError, StoreNotFoundError
+from ups_store.write import blueprint, create
 
 
 @pytest.fixture
@@ -137,7 +132,7 @@ def test_attributes_of_group_and_arrays_are_kept(path: Path) -> None:
 
 def test_identity_of_is_what_create_writes(path: Path) -> None:
     values, constants = mixed_values(0), mixed_constants()
-    expected = creation.identity_of(specs_of(values), constants=constants, identity=IDENTITY)
+    expected = create.identity_of(specs_of(values), constants=constants, identity=IDENTITY)
     with begin(path, values, constants=constants, dims={}) as writer:
         writer.finish()
     with ups_store.open(path) as store:

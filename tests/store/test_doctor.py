@@ -27,7 +27,6 @@ from small_stores import (
 
 import ups_store
 from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
-from ups_store.concat import concat_stores
 from ups_store.convert import export_store
 from ups_store.doctor import Status, examine, spans
 from ups_store.format.checksum import crc32c
@@ -39,6 +38,7 @@ from ups_store.rootless import read_without_root
 from ups_store.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
 from ups_store.testing.archive import edit_shape, put_together, take_apart
+from ups_store.write.concat import concat_stores
 
 VALUES = mixed_values(6)
 BROKEN = {Status.DAMAGED, Status.IDENTITY_WRONG, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ups_store import ArraySpec
-from ups_store.blueprint import blueprint_of
-from ups_store.encode import MAX_SAMPLES, Scratch, Scratches, encode_piece, pieces_of
 from ups_store.format.checksum import crc32
 from ups_store.format.layout import Layout
+from ups_store.write.blueprint import blueprint_of
+from ups_store.write.encode import MAX_SAMPLES, Scratch, Scratches, encode_piece, pieces_of
 
 NUM_ELEMENTS = 1024  # 4096 bytes and a checksum in a slot
 

@@ -33,9 +33,9 @@ from small_stores import (
 
 import ups_store
 from ups_store import CommitError, DiskFullError, FormatError, StoreReplacedError, TruncatedError
-from ups_store import commit as commit_module
-from ups_store import writer as writer_module
 from ups_store.system import files, mappings, parallel
+from ups_store.write import commit as commit_module
+from ups_store.write import writer as writer_module
 
 
 @pytest.fixture

@@ -29,16 +29,10 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import (
-    BuildLockedError,
-    StoreClosedError,
-    StoreNotFoundError,
-    StoreReplacedError,
-    commit,
-    creation,
-)
-from ups_store import building as building_module
+from ups_store import BuildLockedError, StoreClosedError, StoreNotFoundError, StoreReplacedError
 from ups_store.system import files, locks
+from ups_store.write import building as building_module
+from ups_store.write import commit, create
 
 pytestmark = pytest.mark.multi_process
 
@@ -139,7 +133,7 @@ def test_builder_of_a_damaged_file_is_unknown(path: Path) -> None:
 
 
 def test_builder_that_has_not_named_itself_is_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "write_owner", lambda building, owner: None)
+    monkeypatch.setattr(create, "write_owner", lambda building, owner: None)
     with begin(path, mixed_values()), pytest.raises(BuildLockedError, match="an unknown process"):
         begin(path, mixed_values())
 
@@ -382,7 +376,7 @@ def test_commit_of_many_places_holds_what_lies_between_too(
 
 
 def test_create_gives_up_waiting_for_a_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(create, "LOCK_TIMEOUT_S", 0.05)
     begin(path, mixed_values()).close()
     with ups_store.join(path, identity=IDENTITY) as committer:
         with committer.building.gate(exclusive=False), pytest.raises(BuildLockedError):

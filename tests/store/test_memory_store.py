@@ -38,10 +38,9 @@ from ups_store import (
     StoreError,
     StoreNotFoundError,
     StoreReplacedError,
-    building,
-    new_building,
 )
 from ups_store.system import files, memory_file
+from ups_store.write import building, create
 
 ANSWER_S = 60  # that another process may take, on a busy machine
 
@@ -202,7 +201,7 @@ def test_creation_that_fails_leaves_no_memory(monkeypatch: pytest.MonkeyPatch) -
         raise KeyboardInterrupt
 
     before = open_descriptors()
-    for module, name in [(new_building, "_write_skeleton"), (files, "allocate_anonymous")]:
+    for module, name in [(create, "_write_skeleton"), (files, "allocate_anonymous")]:
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail)
             with pytest.raises(KeyboardInterrupt):

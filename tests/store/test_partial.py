@@ -28,8 +28,8 @@ from ups_store import (
     StoreNotFoundError,
     StoreReplacedError,
     StoreWriter,
-    commit,
 )
+from ups_store.write import commit
 
 VALUES = mixed_values()
 

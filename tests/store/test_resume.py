@@ -30,9 +30,8 @@ from ups_store import (
     StoreReplacedError,
     StoreWriter,
     TruncatedError,
-    commit,
-    creation,
 )
+from ups_store.write import commit, create
 
 
 @pytest.fixture
@@ -213,7 +212,7 @@ def test_create_gives_up_where_others_keep_replacing_the_file(
     def lost(*_: object, **__: object) -> None:
         raise FileExistsError
 
-    monkeypatch.setattr(creation, "create_building", lost)
+    monkeypatch.setattr(create, "create_building", lost)
     with pytest.raises(StoreReplacedError, match="keep replacing"):
         begin(path, mixed_values())
 
@@ -223,15 +222,15 @@ def test_create_beside_a_new_building_file_continues_that_one(
 ) -> None:
     """The name is taken between looking for it and giving it: one file wins, nothing is left of the other."""
     values = mixed_values()
-    link = creation.files.link
+    link = create.files.link
 
     def overtaken(old: Path, new: Path) -> None:
-        monkeypatch.setattr(creation.files, "link", link)
+        monkeypatch.setattr(create.files, "link", link)
         with begin(path, values) as other:
             other.commit(1, sample_of(values, 1))
         link(old, new)
 
-    monkeypatch.setattr(creation.files, "link", overtaken)
+    monkeypatch.setattr(create.files, "link", overtaken)
     with begin(path, values) as writer:
         assert writer.missing().tolist() == [0, 2, 3]
         assert names_in(path.parent) == [f"{path.name}.building"]
@@ -244,14 +243,14 @@ def test_create_that_waited_for_a_published_file_makes_a_new_one(
     values = mixed_values()
     with begin(path, values) as writer:
         writer.commit_many(range(4), values)
-    is_file_at = creation.files.is_file_at
+    is_file_at = create.files.is_file_at
 
     def overtaken(fd: int, where: Path) -> bool:
-        monkeypatch.setattr(creation.files, "is_file_at", is_file_at)
+        monkeypatch.setattr(create.files, "is_file_at", is_file_at)
         where.rename(path)
         return is_file_at(fd, where)
 
-    monkeypatch.setattr(creation.files, "is_file_at", overtaken)
+    monkeypatch.setattr(create.files, "is_file_at", overtaken)
     with begin(path, values) as writer:
         assert len(writer.missing()) == 4
 

@@ -29,11 +29,11 @@ from ups_store.build.plan import plan_store
 from ups_store.build.read import batch_size_of, read_batches
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.stores import BuildReport, build_all
-from ups_store.creation import identity_of
 from ups_store.errors import BuildInterruptedError
 from ups_store.format.identity import config_hash
 from ups_store.system import files
-from ups_store.writer import Committer
+from ups_store.write.create import identity_of
+from ups_store.write.writer import Committer
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.writer import Committer
+from ups_store.write.writer import Committer
 
 DEPTH = 2  # batches that wait: enough to overlap, and what they hold in memory stays small
 _POLL_S = 0.2  # how soon a full queue notices that the thread has failed

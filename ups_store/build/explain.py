@@ -15,7 +15,6 @@ from ups_store.build.readers import Readers
 from ups_store.build.run import expect_kind
 from ups_store.build.stores import describe_plan, plan_all
 from ups_store.build.watcher import Watcher
-from ups_store.building import read_owner
 from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
@@ -23,6 +22,7 @@ from ups_store.format.identity import describe_differences, differences
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
+from ups_store.write.building import read_owner
 
 Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
 Document = Mapping[str, Any]

@@ -24,7 +24,7 @@ from ups_store.errors import BuildInterruptedError
 from ups_store.ingest.pool import Batch, Skipped
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
-from ups_store.writer import Committer
+from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well
 

@@ -11,14 +11,14 @@ from typing import Any
 from ups_store.build.fill import Filling
 from ups_store.build.ranks import Ranks
 from ups_store.build.watcher import Watcher
-from ups_store.creation import join
 from ups_store.errors import IdentityMismatchError, StoreError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.read.store import Store
 from ups_store.system import files, locks
-from ups_store.writer import Committer
+from ups_store.write.create import join
+from ups_store.write.writer import Committer
 
 BUILDER_S = 60.0  # for the builder to begin, or to be started again
 _POLL_S = 0.1

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ups_store.blueprint import blueprint_of
 from ups_store.build.config import BuildConfig
 from ups_store.build.contents import arrays_of, attrs_of, payload_nbytes
 from ups_store.build.digests import DIGEST_CHARACTERS, DigestKind, Digests, FileSignature
 from ups_store.build.encode import OverlappingEncoder
 from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers, inline_pool
-from ups_store.creation import identity_of
 from ups_store.encoder import Encoder, expect_size, load_encoder
 from ups_store.format.array_spec import ArraySpec
 from ups_store.ingest.grids import check_same_grid
@@ -26,6 +24,8 @@ from ups_store.ingest.read_request import DescribeRequest
 from ups_store.ingest.source_files import SourceFile, SourcePart, find_sources
 from ups_store.system.paths import PARTITION_KEY
 from ups_store.tasks import Task
+from ups_store.write.blueprint import blueprint_of
+from ups_store.write.create import identity_of
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
 

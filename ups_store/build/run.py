@@ -35,7 +35,7 @@ from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.system.files import make_folder
-from ups_store.writer import Committer, StoreWriter
+from ups_store.write.writer import Committer, StoreWriter
 
 
 def build_store(

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from ups_store.convert.output import check_not_source
 from ups_store.errors import SpecError
 from ups_store.read.store import Store
-from ups_store.sound import require_sound
+from ups_store.write.target import check_not_source, require_sound
 
 # Each module writes one format, and is loaded with its library when it is first asked for.
 FORMATS = {

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.convert.blocks import blocks_of
-from ups_store.convert.output import check_target, new_file
 from ups_store.convert.provenance import array_attrs, json_text
 from ups_store.read.store import Store
+from ups_store.write.target import check_target, new_file
 
 __all__ = ["check_target", "write"]
 

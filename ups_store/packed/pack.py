@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.convert.output import check_not_source, check_target, new_file
 from ups_store.errors import CorruptChunkError, SpecError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32, crc32c
@@ -25,8 +24,8 @@ from ups_store.packed.catalog import check_chunk_size
 from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document
 from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.store import Store
-from ups_store.sound import require_sound
 from ups_store.system import files
+from ups_store.write.target import check_not_source, check_target, new_file, require_sound
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ups_store.convert.output import check_not_source, check_target, publish_file
-from ups_store.creation import create, identity_of
 from ups_store.errors import CorruptChunkError, DiskFullError, FormatError
 from ups_store.packed.store import PackedStore
 from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.system import files
+from ups_store.write.create import create, identity_of
+from ups_store.write.target import check_not_source, check_target, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is committed at a time
 UNPACKING_SUFFIX = ".unpacking"

@@ -108,7 +108,7 @@ def concat(
     verbose: Verbose = 0,
 ) -> None:
     """Make one store of the samples of several, in their order. Run it again to continue."""
-    from ups_store.concat import concat_stores
+    from ups_store.write.concat import concat_stores
 
     if len(paths) < 2:
         raise typer.BadParameter("expected one store or more, and the one to write", param_hint="FILE... OUT")
@@ -135,7 +135,7 @@ def split(
     verbose: Verbose = 0,
 ) -> None:
     """Make stores of consecutive samples of one. Run it again to continue."""
-    from ups_store.concat import split_store
+    from ups_store.write.concat import split_store
 
     if (fractions is None) == (samples is None):
         raise typer.BadParameter("expected one of the two", param_hint="--fractions, --samples")
@@ -151,7 +151,7 @@ def split(
 
 
 def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> list[tuple[int, int]]:
-    from ups_store.concat import ranges_of_fractions
+    from ups_store.write.concat import ranges_of_fractions
 
     try:
         if fractions is not None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.building import BuildingFile, Samples, failures_named, runs
-from ups_store.encode import CrcTable, Piece
 from ups_store.errors import CorruptChunkError, NotCommittedError
 from ups_store.format.build_tail import HOW_TO_REPLACE, pack_records
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
@@ -23,6 +21,8 @@ from ups_store.read.recovery import read_commits, read_committed
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
+from ups_store.write.building import BuildingFile, Samples, failures_named, runs
+from ups_store.write.encode import CrcTable, Piece
 
 NUM_THREADS = 2  # one encodes while another writes, and the kernel writes to a file for one at a time
 _MANY_PIECES = 4  # below them the threads gain nothing

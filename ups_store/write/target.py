@@ -1,17 +1,21 @@
-"""What a conversion writes appears at once and whole: a temporary name beside the target, then a rename."""
+"""What a conversion writes appears at once and whole: a temporary name beside the target, then a rename.
+
+Nothing is copied from a damaged store: the copy's own checksums would hide the damage.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
+from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.recovery import BUILDING_SUFFIX
+from ups_store.read.store import Store
 from ups_store.system import files, locks
 
 _PROBE_BYTES = 1 << 20
@@ -187,3 +191,27 @@ def _is_in(source: Path, target: Path) -> bool:
 
 def _exists(target: Path) -> SpecError:
     return SpecError("it exists", kind="exists", path=target, hint="replace it with --force (force=True)")
+
+
+def require_sound(store: Store, *, progress: Callable[[int], None] | None = None) -> None:
+    """Check every byte of a finished store; see `Store.verify`.
+
+    Raises:
+        CorruptChunkError: Names the first damaged array, sample and byte range.
+    """
+    found = store.verify(progress=progress)
+    if found.ok:
+        return
+    first, num_more = found.problems[0], len(found.problems) - 1
+    hint = "`ups-store verify` lists all problems"
+    if found.has_wrong_identity:
+        hint = "`ups-store doctor FILE --salvage OUT` copies what verifies"
+    raise CorruptChunkError(
+        f"damaged: {first.kind} {first.detail}".rstrip() + (f", and {num_more:,} more" if num_more else ""),
+        path=store.path,
+        array=first.array,
+        sample=first.sample,
+        byte_range=first.byte_range,
+        clause=first.clause,
+        hint=hint,
+    )

@@ -12,9 +12,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.building import BuildingFile, Samples
-from ups_store.commit import commit_pieces, committed_among, finish, publish
-from ups_store.encode import (
+from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
+from ups_store.read.recovery import read_commits
+from ups_store.system import locks
+from ups_store.write.building import BuildingFile, Samples
+from ups_store.write.commit import commit_pieces, committed_among, finish, publish
+from ups_store.write.encode import (
     DURABLE_PIECE_BYTES,
     LAZY_PIECE_BYTES,
     Arrays,
@@ -25,9 +28,6 @@ from ups_store.encode import (
     encode_piece,
     pieces_of,
 )
-from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
-from ups_store.read.recovery import read_commits
-from ups_store.system import locks
 
 
 class Committer:

@@ -1,23 +1,19 @@
-"""`create` and `join`: from arguments to a building file that is ours to write."""
+"""`create` and `join`: from arguments to a building file that is ours to write.
+
+A new building file: complete before anybody can see it (spec 6.1, 6.2, 6.6, 6.12).
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy.typing as npt
 
-from ups_store.blueprint import Blueprint, blueprint_of
-from ups_store.building import (
-    LOCK_TIMEOUT_S,
-    BuildingFile,
-    failures_named,
-    take_builder_lock,
-    write_owner,
-)
 from ups_store.errors import (
     FormatError,
     IdentityMismatchError,
@@ -26,19 +22,31 @@ from ups_store.errors import (
     StoreReplacedError,
 )
 from ups_store.format.array_spec import ArraySpec
-from ups_store.format.build_tail import GATE_LOCK, HOW_TO_REPLACE, Owner, TailHeader
+from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK, HOW_TO_REPLACE, Owner, TailHeader
+from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.identity import describe_differences, differences, identity_document
+from ups_store.format.layout import Layout
 from ups_store.format.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
-from ups_store.new_building import create_building, create_building_in_memory
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
-from ups_store.system.memory_file import IN_MEMORY, is_in_memory, keeping, refuse_name
+from ups_store.system.memory_file import IN_MEMORY, create_in_memory, is_in_memory, keeping, refuse_name
 from ups_store.system.paths import path_of
-from ups_store.writer import Committer, StoreWriter
+from ups_store.write.blueprint import Blueprint, blueprint_of
+from ups_store.write.building import (
+    LOCK_TIMEOUT_S,
+    BuildingFile,
+    failures_named,
+    take_builder_lock,
+    write_owner,
+)
+from ups_store.write.writer import Committer, StoreWriter
 
 _TAKEN = "move it away, or choose another name"
+
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
+
 _SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)
+
 _OVERTAKEN = (FileExistsError, FileNotFoundError)
 
 
@@ -252,3 +260,86 @@ def _check_same(found: Any, expected: Any, path: Path) -> None:
     )
     error.differences = differing
     raise error
+
+
+def create_building(
+    path: Path,
+    layout: Layout,
+    *,
+    documents: Sequence[bytes],
+    constants: Mapping[str, bytes],
+    is_lazy: bool,
+    replace: bool = False,
+) -> BuildingFile:
+    """Create a building file, complete before anybody can see it; its builder lock is held (spec 6.6).
+
+    Args:
+        path: Where the store will be published.
+        layout: Geometry.
+        documents: The `zarr.json` documents in file order.
+        constants: C-order little-endian bytes of every constant, by name.
+        is_lazy: Whether commits go unsynced.
+        replace: Whether to take the place of an existing building file, whose locks the caller holds.
+    Raises:
+        FileExistsError: If a building file appeared meanwhile.
+        OSError: As the file system says, also that it can't hold the whole store; nothing is left behind.
+    """
+    target, header = building_path(path), _new_header(layout, is_lazy=is_lazy)
+    temporary = target.with_name(f"{target.name}.{header.build_id.hex()[:16]}")
+    building = BuildingFile(
+        path, files.create_new(temporary), layout, header, tuple(map(crc32, documents)), is_lazy
+    )
+    try:
+        locks.try_lock(building.fd, BUILDER_LOCK)
+        files.allocate(building.fd, layout.building_nbytes)  # 1
+        _write_skeleton(building, documents, constants)  # 2
+        files.sync(building.fd)  # 3
+        files.sync_folder(target.parent)
+        (files.rename if replace else files.link)(temporary, target)  # 4: from here on it can be seen
+        files.remove(temporary)
+        files.sync_folder(target.parent)  # 5: before the first commit
+    except BaseException:
+        building.close()
+        files.remove(temporary)
+        raise
+    return building
+
+
+def create_building_in_memory(
+    layout: Layout, *, documents: Sequence[bytes], constants: Mapping[str, bytes], is_lazy: bool
+) -> BuildingFile:
+    """Create a building file in memory; its builder lock is held (spec 6.12). As for `create_building`.
+
+    Raises:
+        DiskFullError: If so much memory isn't free.
+        StoreError: If the system has no files in memory.
+    """
+    path, header = create_in_memory(layout.building_nbytes), _new_header(layout, is_lazy=is_lazy)
+    # Opened anew: closing it releases the locks, while the path stays.
+    fd = files.open_existing(path, writable=True)
+    building = BuildingFile(path, fd, layout, header, tuple(map(crc32, documents)), is_lazy)
+    try:
+        locks.try_lock(fd, BUILDER_LOCK)
+        _write_skeleton(building, documents, constants)
+    except BaseException:
+        building.close()
+        raise
+    return building
+
+
+def _new_header(layout: Layout, *, is_lazy: bool) -> TailHeader:
+    ids = {"build_id": files.build_id(), "boot_id": files.boot_id()}
+    return TailHeader.for_layout(layout, **ids, is_lazy=is_lazy)
+
+
+def _write_skeleton(
+    building: BuildingFile, documents: Sequence[bytes], constants: Mapping[str, bytes]
+) -> None:
+    layout = building.layout
+    for entry, document, crc in zip(layout.metadata, documents, building.metadata_crcs, strict=True):
+        files.write_at(building.fd, entry.offset, entry.pack_local_header(crc) + document)
+    for name, payload in constants.items():
+        place = layout.arrays[name].entry
+        if place:
+            files.write_at(building.fd, place.data_offset, payload + struct.pack("<I", crc32c(payload)))
+    files.write_at(building.fd, layout.tail_offset, building.header.pack())

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.convert.output import check_not_source, check_target
-from ups_store.creation import create, identity_of
 from ups_store.errors import SpecError, StoreError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.read.open import open_store
 from ups_store.read.store import Store
-from ups_store.sound import require_sound
-from ups_store.writer import StoreWriter
+from ups_store.write.create import create, identity_of
+from ups_store.write.target import check_not_source, check_target, require_sound
+from ups_store.write.writer import StoreWriter
 
 COPY_BYTES = 32 << 20
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.encode import as_payload
 from ups_store.errors import SpecError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.identity import config_hash, constant_digest, identity_document
@@ -28,6 +27,7 @@ from ups_store.format.metadata import (
     check_name,
     dtype_name,
 )
+from ups_store.write.encode import as_payload
 
 MAX_FILE_BYTES = 2**63 - 1  # largest offset of a file
 
