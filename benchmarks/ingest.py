@@ -21,11 +21,11 @@ from benchmarks.silent_read import SilentRead
 from ups_store.build.config import load_config
 from ups_store.build.read import BATCH_BYTES
 from ups_store.build.stores import build_all
-from ups_store.ingest.info import EVERYTHING
-from ups_store.ingest.pool import Batch, ReaderPool
-from ups_store.ingest.read_request import ReadRequest
-from ups_store.ingest.slots import batch_nbytes
-from ups_store.tasks import get_task
+from ups_store.sources.contents import EVERYTHING
+from ups_store.sources.pool import Batch, ReaderPool
+from ups_store.sources.requests import ReadRequest
+from ups_store.sources.slots import batch_nbytes
+from ups_store.sources.tasks import get_task
 
 GROUPS_TASK, GROUPS = "diffreact2d", "2D_diff-react_NA_NA.h5"
 GROUP_SHAPE = (101, 128, 128, 2)  # PDEBench's

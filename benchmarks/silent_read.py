@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.ingest.read_request import ReadRequest
-from ups_store.ingest.reader_process import Reader
+from ups_store.sources.reader_process import Reader
+from ups_store.sources.requests import ReadRequest
 
 
 @functools.cache

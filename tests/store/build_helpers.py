@@ -18,7 +18,7 @@ from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.result import BuildResult
 from ups_store.build.stores import BuildReport, build_all
 from ups_store.format.identity import config_hash
-from ups_store.ingest.pool import ReaderPool
+from ups_store.sources.pool import ReaderPool
 from ups_store.write.create import identity_of
 
 BURGERS = "1D_Burgers_Sols_Nu0.01.hdf5"

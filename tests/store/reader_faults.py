@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ups_store.ingest import contiguous
-from ups_store.ingest.info import EVERYTHING
-from ups_store.ingest.read_request import ReadRequest
-from ups_store.ingest.reader_process import Reader
+from ups_store.sources import regions
+from ups_store.sources.contents import EVERYTHING
+from ups_store.sources.reader_process import Reader
+from ups_store.sources.requests import ReadRequest
 from ups_store.system import mappings
 
 
@@ -73,7 +73,7 @@ class CutAmidRead(ReadRequest):
             return mapping
 
         mappings.map_read_only = cut
-        contiguous._MAPPED_FROM = 1
+        regions._MAPPED_FROM = 1
         return super().run(reader)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.errors import ConfigError
-from ups_store.ingest.splits import SplitFractions
-from ups_store.tasks import TASKS
+from ups_store.sources.source_files import SplitFractions
+from ups_store.sources.tasks import TASKS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "pdebench"
 

@@ -32,8 +32,8 @@ from ups_store.build.config import BuildConfig, ReadingConfig
 from ups_store.build.read import UnreadSamplesError
 from ups_store.console import interruptible
 from ups_store.errors import BuildInterruptedError, IdentityMismatchError, ReadTimeoutError, SourceError
-from ups_store.ingest.pool import ReaderPool
 from ups_store.read.recovery import building_path
+from ups_store.sources.pool import ReaderPool
 from ups_store.write.writer import StoreWriter
 
 pytestmark = pytest.mark.multi_process

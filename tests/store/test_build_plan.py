@@ -18,7 +18,7 @@ from ups_store.build.digests import DigestCache
 from ups_store.build.stores import describe_plan, plan_all
 from ups_store.errors import SourceError, StoreError
 from ups_store.format.identity import config_hash
-from ups_store.ingest.converted import Converted
+from ups_store.sources.pdebench import Converted
 
 
 def error_of(config: BuildConfig) -> StoreError:

@@ -26,7 +26,7 @@ from ups_store.build.readers import chosen, fitting
 from ups_store.build.stall import StallWatcher
 from ups_store.build.watch import ConsoleWatcher
 from ups_store.errors import ConfigError, DiskFullError, StoreError
-from ups_store.ingest.pool import PoolStatus, ReaderStatus
+from ups_store.sources.pool import PoolStatus, ReaderStatus
 from ups_store.system import files
 
 MIB = 1 << 20

@@ -31,8 +31,8 @@ import ups_store
 from ups_store.build import read
 from ups_store.build.stores import BuildReport
 from ups_store.errors import SourceError
-from ups_store.ingest import regions
-from ups_store.tasks import get_task
+from ups_store.sources import regions
+from ups_store.sources.tasks import get_task
 
 REAL = sorted(REAL_FILES.glob("*.h*5"))
 FRACTIONS = (0.5, 0.25, 0.25)

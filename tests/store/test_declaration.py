@@ -10,7 +10,7 @@ import yaml
 
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.errors import ConfigError
-from ups_store.tasks import get_task
+from ups_store.sources.tasks import get_task
 
 LAYOUT: dict[str, Any] = {
     "fields": [

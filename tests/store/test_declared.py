@@ -16,10 +16,10 @@ from declared_files import EXAMPLES, FOURIER, RUNS, Example, N, declared_task, w
 from pdebench_files import T, X, Y, coordinate, edited, values
 
 from ups_store.errors import SourceError
-from ups_store.ingest.declared import Declared
-from ups_store.ingest.info import Selection
-from ups_store.ingest.layouts import recognise
-from ups_store.ingest.source import SourceInfo, open_source
+from ups_store.sources.contents import Selection
+from ups_store.sources.declared import Declared
+from ups_store.sources.layouts import recognise
+from ups_store.sources.source import SourceInfo, open_source
 
 STEPS = {"time": "t", "z": "z", "y": "y", "x": "x"}
 
@@ -306,5 +306,5 @@ def test_sample_unlike_the_first_is_refused_when_it_is_read(
 
 
 def test_only_declared_layouts_import_pydantic() -> None:
-    code = "import sys; import ups_store.ingest.source; sys.exit('pydantic' in sys.modules)"
+    code = "import sys; import ups_store.sources.source; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,7 +19,7 @@ import ups_store
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.stores import BuildReport
 from ups_store.errors import ConfigError, SourceError
-from ups_store.ingest.reader_handle import ReaderHandle
+from ups_store.sources.reader_handle import ReaderHandle
 
 
 def configure(folder: Path, tasks: dict[str, Any] | None = None, **data: Any) -> BuildConfig:

@@ -35,10 +35,10 @@ from pdebench_files import (
 )
 
 from ups_store.errors import ConfigError, SourceError, StoreClosedError
-from ups_store.ingest import regions
-from ups_store.ingest.contiguous import Place
-from ups_store.ingest.source import Selection, check_same_grid, open_source
-from ups_store.tasks import TASKS, Task, get_task, task_of_file
+from ups_store.sources import regions
+from ups_store.sources.regions import Place
+from ups_store.sources.source import Selection, check_same_grid, open_source
+from ups_store.sources.tasks import TASKS, Task, get_task, task_of_file
 
 SELECTIONS = [Selection(), Selection(reduce_space=3, reduce_time=2), Selection(reduce_space=1, reduce_time=5)]
 REAL = sorted(REAL_FILES.glob("*.h*5"))
@@ -716,7 +716,7 @@ def test_shock_tube_does_not_join_the_training_files(tmp_path: Path) -> None:
 
 def test_ingest_imports_neither_torch_nor_zarr() -> None:
     code = (
-        "import sys; import ups_store.ingest.source, ups_store.ingest.source_files;"
+        "import sys; import ups_store.sources.source, ups_store.sources.source_files;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'zarr')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,7 +16,7 @@ from well_files import CHANNELS_2D, write_well_2d
 import ups_store
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.errors import SourceError
-from ups_store.ingest.layouts import LAYOUTS
+from ups_store.sources.layouts import LAYOUTS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "layouts.md").read_text()

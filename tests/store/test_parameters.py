@@ -8,8 +8,8 @@ import pytest
 from pdebench_files import T, X, values, write
 
 from ups_store.errors import SourceError
-from ups_store.ingest.parameters import nearest
-from ups_store.ingest.source import open_source
+from ups_store.sources.parameters import nearest
+from ups_store.sources.source import open_source
 
 
 def parameters_of(folder: Path, attrs: dict[str, object]) -> dict[str, float]:

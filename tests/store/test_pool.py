@@ -38,16 +38,16 @@ from reader_faults import (
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
 from ups_store.format.metadata import dtype_of
-from ups_store.ingest import reader_handle
-from ups_store.ingest.info import EVERYTHING, Selection
-from ups_store.ingest.lane import Job, Lane
-from ups_store.ingest.pool import Batch, Patience, ReaderPool, Skipped
-from ups_store.ingest.read_request import MAX_SAMPLES, DescribeRequest, ReadRequest
-from ups_store.ingest.reader_handle import ReaderHandle
-from ups_store.ingest.reader_process import MAX_MESSAGE_BYTES, serve
-from ups_store.ingest.slots import SlotMemory, Status, batch_nbytes
-from ups_store.ingest.source import open_source
-from ups_store.tasks import get_task
+from ups_store.sources import reader_handle
+from ups_store.sources.contents import EVERYTHING, Selection
+from ups_store.sources.lane import Job, Lane
+from ups_store.sources.pool import Batch, Patience, ReaderPool, Skipped
+from ups_store.sources.reader_handle import ReaderHandle
+from ups_store.sources.reader_process import MAX_MESSAGE_BYTES, serve
+from ups_store.sources.requests import MAX_SAMPLES, DescribeRequest, ReadRequest
+from ups_store.sources.slots import SlotMemory, Status, batch_nbytes
+from ups_store.sources.source import open_source
+from ups_store.sources.tasks import get_task
 
 pytestmark = pytest.mark.multi_process
 
@@ -633,8 +633,8 @@ _SUPERVISOR = """
 import sys, threading, time
 from pathlib import Path
 from ups_store.console import interruptible
-from ups_store.ingest.pool import ReaderPool
-from ups_store.ingest.read_request import DescribeRequest
+from ups_store.sources.pool import ReaderPool
+from ups_store.sources.requests import DescribeRequest
 
 def tell(pool):
     while [reader.doing for reader in pool.status().readers] != ["opening", "opening"]:

@@ -23,16 +23,16 @@ from ups_store.build import read
 from ups_store.build.config import ReadingConfig
 from ups_store.build.plan import plan_store
 from ups_store.errors import SourceError
-from ups_store.ingest import contiguous, regions
-from ups_store.ingest.contiguous import Place, place_of
-from ups_store.ingest.digest_request import DigestRequest
-from ups_store.ingest.info import EVERYTHING, Selection
-from ups_store.ingest.pool import ReaderPool
-from ups_store.ingest.regions import read_samples
-from ups_store.ingest.source import open_source
-from ups_store.ingest.value_range import ValueRange
+from ups_store.sources import regions
+from ups_store.sources import regions as contiguous
+from ups_store.sources.contents import EVERYTHING, Selection
+from ups_store.sources.parameters import ValueRange
+from ups_store.sources.pool import ReaderPool
+from ups_store.sources.regions import Place, place_of, read_samples
+from ups_store.sources.requests import DigestRequest
+from ups_store.sources.source import open_source
+from ups_store.sources.tasks import get_task
 from ups_store.system import files, mappings
-from ups_store.tasks import get_task
 
 SHAPE = (7, 6, 10)
 VALUES = np.random.default_rng(3).random(SHAPE, dtype=np.float32)
@@ -370,7 +370,7 @@ def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_range_of_many_blocks_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    monkeypatch.setattr("ups_store.ingest.value_range._BLOCK_BYTES", 64)
+    monkeypatch.setattr("ups_store.sources.parameters._BLOCK_BYTES", 64)
     values = np.random.default_rng(0).normal(size=(50, 7)).astype(dtype)
     found = ValueRange.of(values)
     assert (found.minimum, found.maximum, found.is_finite) == (values.min(), values.max(), True)

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from reader_faults import FakeRead, fake
 
-from ups_store.ingest import reader_handle
-from ups_store.ingest.pool import ReaderPool
-from ups_store.ingest.reader_handle import start_spare, stop_spare
-from ups_store.ingest.sizes import USUAL_SLOT_NBYTES
+from ups_store.sources import reader_handle
+from ups_store.sources.pool import ReaderPool
+from ups_store.sources.reader_handle import start_spare, stop_spare
+from ups_store.sources.source_files import USUAL_SLOT_NBYTES
 
 pytestmark = pytest.mark.multi_process
 
@@ -61,9 +61,7 @@ def test_want_of_memory_is_left_to_whoever_needs_a_reader(monkeypatch: pytest.Mo
 
 
 def test_it_ends_with_its_process() -> None:
-    code = (
-        "from ups_store.ingest import reader_handle as r; r.start_spare(); print(r._spare[0].pid, flush=True)"
-    )
+    code = "from ups_store.sources import reader_handle as r; r.start_spare(); print(r._spare[0].pid, flush=True)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
@@ -78,7 +76,7 @@ def test_build_starts_it_unless_it_only_shows_help(flag: str, is_started: bool) 
     code = (
         "import sys, atexit; from ups_store.build.__main__ import main\n"
         "def show():\n"
-        "    handle = sys.modules.get('ups_store.ingest.reader_handle')\n"
+        "    handle = sys.modules.get('ups_store.sources.reader_handle')\n"
         "    print(len(handle._spare) if handle else 0)\n"
         "atexit.register(show); main()"
     )

@@ -6,9 +6,16 @@ import pytest
 from pdebench_files import REAL_FILES
 
 from ups_store.errors import ConfigError, SourceError
-from ups_store.ingest.source_files import SourceFile, SourcePart, find_sources
-from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split, split_range
-from ups_store.tasks import Task, get_task
+from ups_store.sources.source_files import (
+    SPLITS,
+    SourceFile,
+    SourcePart,
+    SplitFractions,
+    canonical_split,
+    find_sources,
+    split_range,
+)
+from ups_store.sources.tasks import Task, get_task
 
 BURGERS = get_task("burgers1d")
 CFD = get_task("cfd1d")

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from ups_store.errors import ConfigError
-from ups_store.ingest.source import Selection
-from ups_store.tasks import TASKS, get_task, task_of_file
+from ups_store.sources.source import Selection
+from ups_store.sources.tasks import TASKS, get_task, task_of_file
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "pdebench"
 

@@ -5,8 +5,8 @@ from ups_store.build.overrides import expect_like, parse_overrides
 from ups_store.build.problems import expected_by
 from ups_store.build.shared_keys import long_dtype
 from ups_store.build.yaml_file import read_yaml
-from ups_store.declaration import TaskDeclaration
 from ups_store.errors import ConfigError as SharedConfigError
+from ups_store.sources.declaration import TaskDeclaration
 
 __all__ = [
     "BuildConfig",

@@ -19,7 +19,7 @@ from ups.data.config import BuildConfig
 from ups.data.fields import parameters_among
 from ups.errors import ConfigError
 from ups.grid import FIELDS
-from ups_store.ingest.source import Selection, open_source
+from ups_store.sources.source import Selection, open_source
 
 Array = npt.NDArray[Any]
 

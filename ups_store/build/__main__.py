@@ -21,7 +21,7 @@ def main(begin: Begin | None = None) -> None:
     started_s = time.perf_counter()
     with importing():
         if "--help" not in sys.argv:
-            from ups_store.ingest.reader_handle import start_spare
+            from ups_store.sources.reader_handle import start_spare
 
             start_spare()  # it gets ready while this process imports what parsing a command line takes
         from ups_store.build.command import main as command

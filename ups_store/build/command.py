@@ -18,7 +18,7 @@ from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watchers import watching
 from ups_store.build.words import count_of, num_workers_of, numbers_of, repeat_lists, words_of
 from ups_store.console import Verbose, counted, is_verbose, log, print_json
-from ups_store.ingest.reader_handle import stop_spare
+from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def build(
         from ups_store.build.readers import who_reads
 
         if settings.reading.num_workers == 0:
-            import ups_store.ingest.reader_process  # noqa: F401  # HDF5: only where it is read
+            import ups_store.sources.reader_process  # noqa: F401  # HDF5: only where it is read
 
             stop_spare()
     if dry_run and manifest:

@@ -16,10 +16,10 @@ from ups_store.build.overrides import expect_like, parse_overrides
 from ups_store.build.problems import first_problem
 from ups_store.build.shared_keys import keys_without_effect, long_dtype, take_build_keys
 from ups_store.build.yaml_file import read_yaml
-from ups_store.declaration import Section, TaskDeclaration
 from ups_store.errors import ConfigError
-from ups_store.ingest.splits import SPLITS, SplitFractions, canonical_split
-from ups_store.tasks import TASKS, WELL_TASKS, Task, get_task
+from ups_store.sources.declaration import Section, TaskDeclaration
+from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
+from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
 
 Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,7 +33,7 @@ MAX_WORKERS = 256  # more than any file system serves better than a few
 class DataConfig(Section):
     """Which samples of which files."""
 
-    task: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/tasks.py")
+    task: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
     root: Path = Field(description="folder with the HDF5 files; by default the variable PDEBENCH_ROOT")
     split: tuple[str, ...] = Field(SPLITS, min_length=1, description="train, val, test")
     files: tuple[str, ...] | None = Field(

@@ -9,8 +9,8 @@ import numpy as np
 
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
-from ups_store.ingest.info import SourceInfo
-from ups_store.tasks import Task
+from ups_store.sources.contents import SourceInfo
+from ups_store.sources.tasks import Task
 
 PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ups_store.encoder import Encoder, check_output
 from ups_store.errors import StoreError
 from ups_store.format.array_spec import ArraySpec
-from ups_store.ingest.value_range import ValueRange
+from ups_store.sources.parameters import ValueRange
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Ranges = Mapping[str, ValueRange]

@@ -16,7 +16,7 @@ from ups_store.system import files
 from ups_store.system.files import make_folder
 
 if TYPE_CHECKING:
-    from ups_store.ingest.pool import ReaderPool  # h5py: not for --help
+    from ups_store.sources.pool import ReaderPool  # h5py: not for --help
 
 _PROGRESS_S = 1.0  # the most often that progress is told
 _FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB

@@ -21,9 +21,9 @@ from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watcher import Watcher
 from ups_store.encoder import Encoder
 from ups_store.errors import BuildInterruptedError
-from ups_store.ingest.pool import Batch, Skipped
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
+from ups_store.sources.pool import Batch, Skipped
 from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well

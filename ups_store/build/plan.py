@@ -18,12 +18,12 @@ from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.encoder import Encoder, expect_size, load_encoder
 from ups_store.format.array_spec import ArraySpec
-from ups_store.ingest.grids import check_same_grid
-from ups_store.ingest.info import Selection, SourceInfo
-from ups_store.ingest.read_request import DescribeRequest
-from ups_store.ingest.source_files import SourceFile, SourcePart, find_sources
+from ups_store.sources.contents import Selection, SourceInfo
+from ups_store.sources.grid import check_same_grid
+from ups_store.sources.requests import DescribeRequest
+from ups_store.sources.source_files import SourceFile, SourcePart, find_sources
+from ups_store.sources.tasks import Task
 from ups_store.system.paths import PARTITION_KEY
-from ups_store.tasks import Task
 from ups_store.write.blueprint import blueprint_of
 from ups_store.write.create import identity_of
 

@@ -16,11 +16,11 @@ from ups_store.build.plan import StorePlan
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
 from ups_store.format.metadata import MAX_ARRAYS
-from ups_store.ingest.info import SourceInfo
-from ups_store.ingest.pool import Batch, ReaderPool, Skipped
-from ups_store.ingest.read_request import MAX_SAMPLES, ReadRequest
-from ups_store.ingest.slots import ALIGN
 from ups_store.read.recovery import building_path
+from ups_store.sources.contents import SourceInfo
+from ups_store.sources.pool import Batch, ReaderPool, Skipped
+from ups_store.sources.requests import MAX_SAMPLES, ReadRequest
+from ups_store.sources.slots import ALIGN
 
 BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little
 MAX_CHUNKED_BYTES = 64 << 20  # of a batch that is larger in order to hold whole chunks

@@ -17,9 +17,9 @@ from typing import Self
 from ups_store.build.config import ReadingConfig
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
-from ups_store.ingest.pool import Patience, ReaderPool, Skipped
-from ups_store.ingest.read_request import ReadRequest
-from ups_store.ingest.sizes import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
+from ups_store.sources.pool import Patience, ReaderPool, Skipped
+from ups_store.sources.requests import ReadRequest
+from ups_store.sources.source_files import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
 from ups_store.system.memory import available_bytes, free_descriptors, num_cores
 
 START_S = 0.4  # what it takes to start a reader

@@ -22,8 +22,8 @@ from ups_store.build.watcher import Watcher
 from ups_store.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.ingest.pool import Batch
 from ups_store.intact import read_intact
+from ups_store.sources.pool import Batch
 from ups_store.system import files
 
 

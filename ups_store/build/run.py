@@ -30,9 +30,9 @@ from ups_store.errors import (
     StoreNotFoundError,
 )
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.ingest.file_state import changed
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
+from ups_store.sources.source_files import changed
 from ups_store.system import files
 from ups_store.system.files import make_folder
 from ups_store.write.writer import Committer, StoreWriter

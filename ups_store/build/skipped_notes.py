@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ups_store.ingest.pool import Skipped
+from ups_store.sources.pool import Skipped
 
 _SHOWN = 3  # of a file and a kind of fault; the error at the end names samples too
 

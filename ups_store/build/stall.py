@@ -16,7 +16,7 @@ from ups_store.system import files
 from ups_store.system.memory import available_bytes
 
 if TYPE_CHECKING:
-    from ups_store.ingest.pool import ReaderPool, ReaderStatus  # h5py: not for --help
+    from ups_store.sources.pool import ReaderPool, ReaderStatus  # h5py: not for --help
 
 _MAX_LOOK_S = 0.5
 _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit

@@ -25,8 +25,8 @@ from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watcher import Watcher
 from ups_store.console import counted
 from ups_store.errors import ConfigError, SourceError
-from ups_store.ingest.splits import SPLITS, split_range
 from ups_store.read.recovery import building_path
+from ups_store.sources.source_files import SPLITS, split_range
 from ups_store.system import files
 from ups_store.system.files import make_folder, replace_text
 

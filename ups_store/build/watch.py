@@ -25,7 +25,7 @@ from rich.text import Text
 from ups_store.build.rates import StageRates
 
 if TYPE_CHECKING:
-    from ups_store.ingest.pool import ReaderPool  # imports h5py, which --help needn't
+    from ups_store.sources.pool import ReaderPool  # imports h5py, which --help needn't
 
 _MAX_SHOWN = 4  # readers in one line
 

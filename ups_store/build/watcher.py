@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ups_store.ingest.pool import ReaderPool
+from ups_store.sources.pool import ReaderPool
 
 
 class Watcher(Protocol):

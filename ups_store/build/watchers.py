@@ -16,7 +16,7 @@ from ups_store.console import console, interruptible
 
 if TYPE_CHECKING:
     from ups_store.build.watcher import Watcher
-    from ups_store.ingest.pool import ReaderPool
+    from ups_store.sources.pool import ReaderPool
 
 
 class Watchers:

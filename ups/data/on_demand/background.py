@@ -18,7 +18,7 @@ from ups.data.on_demand.order import Items, in_turns
 from ups.errors import UpsError
 from ups.notes import Note
 from ups_store.build.readers import Readers
-from ups_store.ingest.pool import ReaderPool
+from ups_store.sources.pool import ReaderPool
 
 _POLL_S = 0.1  # other processes commit too, and tell nobody
 _END_S = 30.0  # for the batch that is being read or encoded

@@ -1,18 +1,24 @@
-"""HDF5 files, opened and read so that every failure is a `SourceError` that says where and what to do."""
+"""HDF5 files, opened and read so that every failure is a `SourceError` that says where and what to do.
+
+A dataset of a source, once it was seen to have the rank and the kind of numbers that are expected.
+"""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 
 from ups_store.errors import SourceError, StoreError
+from ups_store.sources.contents import AXIS_NAMES
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
 _TREE_LINES = 12
 
 
@@ -170,3 +176,37 @@ def tree(file: h5py.File) -> str:
         lines.append("damaged objects")
     shown = lines[:_TREE_LINES] + (["..."] if len(lines) > _TREE_LINES else [])
     return ", ".join(shown) or "no datasets"
+
+
+def checked_dataset(
+    file: h5py.File, name: str, *, axes: str, kinds: str, sample: int | None = None
+) -> h5py.Dataset:
+    """Open a dataset.
+
+    Args:
+        file: The source.
+        name: HDF5 path of the dataset.
+        axes: A letter for each of its axes (`contents.AXIS_NAMES`).
+        kinds: NumPy's letters of the kinds of dtype that it may have, such as "fiu".
+        sample: For messages, where the dataset belongs to one.
+    Raises:
+        SourceError: Kind "missing_dataset", "wrong_rank" or "wrong_dtype".
+    """
+    dataset = get_dataset(file, name, sample=sample)
+    dtype, bad = dataset.dtype, partial(source_error, path=file.filename, dataset=name, sample=sample)
+    if dataset.ndim != len(axes):
+        raise bad(
+            f"dataset {name!r} has the wrong rank",
+            kind="wrong_rank",
+            expected=f"({', '.join(AXIS_NAMES[axis] for axis in axes)})",
+            found=f"shape {dataset.shape}",
+        )
+    if dtype.kind not in kinds or dtype.itemsize > 8:  # 8: no array type is wider than float64
+        raise bad(
+            f"dataset {name!r} has the wrong dtype",
+            kind="wrong_dtype",
+            expected="float16, float32 or float64" if kinds == "f" else "numbers of at most 8 bytes",
+            found=dtype,
+            hint="convert the file",
+        )
+    return dataset

@@ -10,14 +10,20 @@ import h5py
 import numpy as np
 
 from ups_store.errors import ConfigError
-from ups_store.ingest.checked_dataset import checked_dataset
-from ups_store.ingest.contents import AXIS_NAMES, Contents, Part, StoredArray
-from ups_store.ingest.coordinates import computed_coordinates, stored_coordinates
-from ups_store.ingest.hdf5 import get_dataset, source_error
-from ups_store.ingest.info import ArrayInfo, Selection, SourceInfo
-from ups_store.ingest.layout import Layout
-from ups_store.ingest.parameters import NumberPart
-from ups_store.tasks import Task
+from ups_store.sources.contents import (
+    AXIS_NAMES,
+    ArrayInfo,
+    Contents,
+    Part,
+    Selection,
+    SourceInfo,
+    StoredArray,
+)
+from ups_store.sources.grid import computed_coordinates, stored_coordinates
+from ups_store.sources.hdf5 import checked_dataset, get_dataset, source_error
+from ups_store.sources.layout import Layout
+from ups_store.sources.parameters import NumberPart
+from ups_store.sources.tasks import Task
 
 
 def measure(file: h5py.File, contents: Contents) -> dict[str, int]:

@@ -1,22 +1,32 @@
-"""Which files make a split."""
+"""Which files make a split.
+
+The splits, and which samples of a file are of which (for the files of a split see `source_files`).
+
+Names in the order that people expect: numbers by their value.
+
+Whether a source is still the file that it was when the build began.
+
+How much memory reading takes: what a reader, and whoever counts on it, has to agree on.
+"""
 
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from ups_store.errors import SourceError
-from ups_store.ingest.natural_order import natural_key
-from ups_store.ingest.splits import SPLIT_NAMES, SplitFractions, canonical_split, split_range
-from ups_store.tasks import Task
+from ups_store.errors import ConfigError, SourceError
+from ups_store.sources.tasks import Task
 
 _SUFFIXES = (".h5", ".hdf5")
+
 _MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
+
 _SHOWN_NAMES = 8
 
 
@@ -250,3 +260,110 @@ def _expected_names(task: Task, split: str) -> list[str]:
         return [f"tasks.{task.name}.files.{split}"]
     names = [f"{task.name}_{split}.h5", f"{task.name}_{split}_*.h5", f"a folder {task.name}/data/{split}"]
     return [*names, "or PDEBench's names for the task"] if task.file_patterns else names
+
+
+SPLITS = ("train", "val", "test")
+# What files, folders and configurations may call them.
+SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class SplitFractions:
+    """How the samples of each file are shared out where PDEBench's rule decides.
+
+    Raises:
+        ConfigError: If one isn't within 0..1, or they add up to more than 1.
+    """
+
+    train: float = 0.8
+    val: float = 0.1
+    test: float = 0.1
+
+    def __post_init__(self) -> None:
+        fractions = astuple(self)
+        if not all(0 <= fraction <= 1 for fraction in fractions) or sum(fractions) > 1 + 1e-9:
+            raise ConfigError(
+                "split fractions train, val, test",
+                kind="bad_fractions",
+                expected="three numbers within 0..1 that add up to at most 1",
+                found=fractions,
+            )
+
+
+def canonical_split(name: str) -> str:
+    """The split of a name; "valid" and "validation" mean "val".
+
+    Raises:
+        ConfigError: If there is none; `kind` is "unknown_split".
+    """
+    if name not in SPLIT_NAMES:
+        raise ConfigError(
+            "unknown split", kind="unknown_split", expected=f"one of {SPLITS}", found=repr(name)
+        )
+    return SPLIT_NAMES[name]
+
+
+def split_range(
+    num_samples: int, *, split: str, fractions: SplitFractions, test_part: Literal["first", "last"]
+) -> range:
+    """Samples of one file that are of a split.
+
+    Test is the first, or last, floor(n * test) of the file, as PDEBench has it; validation the last
+    floor(n * val) of the remaining ones; train what is left, or its first floor(n * train) where the
+    fractions add up to less than 1. Every file is cut alike: PDEBench's files of different parameters
+    start from the same initial conditions, which so stay within one split.
+    """
+    split = canonical_split(split)
+    num_test = _floor(num_samples * fractions.test)
+    num_val = _floor(num_samples * fractions.val)
+    test, rest = range(num_samples)[:num_test], range(num_samples)[num_test:]
+    if test_part == "last":
+        test, rest = (
+            range(num_samples)[num_samples - num_test :],
+            range(num_samples)[: num_samples - num_test],
+        )
+    train, val = rest[: len(rest) - num_val], rest[len(rest) - num_val :]
+    if sum(astuple(fractions)) < 1 - 1e-9:
+        train = train[: _floor(num_samples * fractions.train)]
+    return {"train": train, "val": val, "test": test}[split]
+
+
+def _floor(value: float) -> int:
+    return math.floor(value + 1e-9)  # 100 * 0.29 is 28.999999999999996
+
+
+def natural_key(name: str) -> list[str | float]:
+    """Text and numbers by turns, so that Nu0.001 < Nu0.01 < Nu0.1, 1.e-8 is small and 2 < 10."""
+    pieces = re.split(r"(\d+\.?\d*(?:e[+-]?\d+)?)", name)
+    return [float(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
+
+
+FileState: TypeAlias = tuple[int, ...]
+
+
+def file_state(path: Path) -> FileState:
+    """What differs once a file was replaced, written or deleted."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def changed(path: Path) -> SourceError:
+    """The error for a source that isn't what it was when the build began."""
+    return SourceError(
+        "source changed during the build",
+        kind="source_changed",
+        path=path,
+        hint="wait until nobody writes to it and run again; --overwrite if samples were committed",
+    )
+
+
+# Of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB. Below 32 MiB the C library
+# gives every hyperslab the memory of the one before (`reader_handle`), which costs no page faults.
+BLOCK_BYTES = 24 << 20
+
+USUAL_SLOTS = 2  # of a reader: it fills one while the caller works with the other
+
+USUAL_SLOT_NBYTES = 33 << 20  # a batch of 32 MiB, and what lies between its arrays

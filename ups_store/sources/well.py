@@ -5,6 +5,10 @@ vary in time are channels of "fields", scalars first, then vectors, then tensors
 file and named as The Well's own reader names them: `density`, `velocity_x`, `D_xy`. What doesn't vary in time
 is an array of its own name, repeated for every sample: files of one set may differ in it, and it takes no
 more room than one more time step.
+
+The attributes by which a file of The Well describes itself.
+
+Boundary conditions of The Well: a group for each, with its type, and a mask of where it holds.
 """
 
 from __future__ import annotations
@@ -18,13 +22,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups_store.ingest.contents import Contents, Part, StoredArray, fields_axes
-from ups_store.ingest.hdf5 import get_dataset, source_error, translated
-from ups_store.ingest.layout import Layout
-from ups_store.ingest.parameters import NumberPart, missing
-from ups_store.ingest.well_attributes import flags, leading_axes, names, spatial_axes
-from ups_store.ingest.well_boundaries import face_types, internal_boundaries
-from ups_store.tasks import Task
+from ups_store.sources.contents import Contents, Part, StoredArray, fields_axes
+from ups_store.sources.hdf5 import get_dataset, source_error, translated
+from ups_store.sources.layout import Layout
+from ups_store.sources.parameters import NumberPart, missing
+from ups_store.sources.tasks import Task
 
 _ORDERS = range(3)  # scalars, vectors, tensors
 
@@ -209,3 +211,167 @@ def _differs_between_samples(file: h5py.File, part: Part) -> bool:
     with translated("can't read", path=file.filename, dataset=part.dataset):
         rows = dataset[...]
     return bool((rows != rows[:1]).any())
+
+
+def expect_group(file: h5py.File, name: str) -> h5py.Group:
+    """A group of the file.
+
+    Raises:
+        SourceError: Kind "missing_dataset", with what the file holds instead.
+    """
+    group = file.get(name)
+    if isinstance(group, h5py.Group):
+        return group
+    raise missing(f"no group {name!r}", file, dataset=name)
+
+
+def spatial_axes(file: h5py.File) -> dict[str, str]:
+    """Names of the spatial dimensions in the order of the file, with the letter that each becomes.
+
+    Raises:
+        SourceError: Kind "missing_dataset" or "wrong_rank".
+    """
+    found = names(expect_group(file, "dimensions"), "spatial_dims")
+    if not 1 <= len(found) <= 3:
+        raise source_error(
+            "number of spatial dimensions",
+            kind="wrong_rank",
+            path=file.filename,
+            dataset="dimensions",
+            expected="1 to 3",
+            found=f"spatial_dims {found}",
+        )
+    return dict(zip(found, "xyz", strict=False))
+
+
+def names(group: h5py.Group, attribute: str) -> list[str]:
+    """The names that an attribute lists; all members of the group where there is no such attribute."""
+    if attribute not in group.attrs:
+        return sorted(group) if attribute == "field_names" else []
+    listed = np.atleast_1d(group.attrs[attribute])
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in listed]
+
+
+def flags(owner: h5py.Dataset | h5py.Group, attribute: str, *, count: int = 1) -> tuple[bool, ...]:
+    """An attribute of so many truth values.
+
+    Raises:
+        SourceError: Kind "missing_attribute" or "bad_attribute".
+    """
+    name = owner.name[1:]
+    value: Any = owner.attrs.get(attribute)
+    if value is None:
+        raise source_error(
+            f"no attribute {attribute!r} of {name!r}",
+            kind="missing_attribute",
+            path=owner.file.filename,
+            dataset=name,
+            found=", ".join(owner.attrs) or "no attributes",
+            hint="without it The Well's format doesn't say which axes the dataset has",
+        )
+    found = np.atleast_1d(value)
+    if found.shape != (count,) or found.dtype.kind not in "biu":
+        raise source_error(
+            f"attribute {attribute!r} of {name!r}",
+            kind="bad_attribute",
+            path=owner.file.filename,
+            dataset=name,
+            expected="true or false" if count == 1 else f"{count} times true or false",
+            found=value,
+        )
+    return tuple(bool(flag) for flag in found)
+
+
+def leading_axes(owner: h5py.Dataset | h5py.Group) -> str:
+    """The axes before the spatial ones: "s" if it varies between samples, "t" if it varies in time."""
+    return "".join(
+        axis
+        for axis, attribute in (("s", "sample_varying"), ("t", "time_varying"))
+        if flags(owner, attribute)[0]
+    )
+
+
+_UNSAID = "open"  # as The Well's own reader takes faces of which a file says nothing
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """One boundary condition.
+
+    Attributes:
+        name: Its group's name.
+        kind: "periodic", "wall" or "open".
+        mask: Its mask, whose axes are sample and time where it varies with them, then its dimensions.
+    """
+
+    name: str
+    kind: str
+    mask: Part
+
+
+def face_types(file: h5py.File, spatial: Mapping[str, str]) -> dict[str, str]:
+    """Type of boundary by the letter of the axis; "wall_open" where its two ends differ.
+
+    A face is a wall if all of it is, periodic or open if any of it is: so The Well's own reader has it.
+
+    Args:
+        file: The file.
+        spatial: Letters of the spatial dimensions by their names.
+    """
+    faces = {axis: [_UNSAID, _UNSAID] for axis in spatial.values()}
+    for boundary in _boundaries(file, spatial):
+        everywhere = np.all if boundary.kind == "wall" else np.any
+        for axis in faces.keys() & set(boundary.mask.axes):
+            for end in (0, 1):
+                if everywhere(_read_face(file, boundary.mask, axis, end)):
+                    faces[axis][end] = boundary.kind
+    return {axis: low if low == high else f"{low}_{high}" for axis, (low, high) in faces.items()}
+
+
+def internal_boundaries(file: h5py.File, spatial: Mapping[str, str]) -> dict[str, StoredArray]:
+    """Masks over more than one dimension, such as the walls of a maze: `bc_<name>`, 1 where it holds."""
+    arrays = {}
+    for boundary in _boundaries(file, spatial):
+        axes = [axis for axis in boundary.mask.axes if axis in spatial.values()]
+        if len(axes) > 1:
+            to_axes = "s" + "t" * ("t" in boundary.mask.axes) + "".join(sorted(axes, reverse=True))
+            arrays[f"bc_{boundary.name}"] = StoredArray(to_axes, (boundary.mask,))
+    return arrays
+
+
+def _boundaries(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Boundary]:
+    groups = file.get("boundary_conditions", {})
+    for name in sorted(groups):
+        group, path = groups[name], f"boundary_conditions/{name}"
+        kind = "".join(names(group, "bc_type")).lower()
+        dims = names(group, "associated_dims")
+        unknown = [dim for dim in dims if dim not in spatial]
+        if not kind or not dims or unknown:
+            raise source_error(
+                f"boundary condition {name!r}",
+                kind="bad_attribute",
+                path=file.filename,
+                dataset=path,
+                expected=f"bc_type, and associated_dims among {', '.join(spatial)}",
+                found=f"bc_type {kind!r}, associated_dims {dims}",
+            )
+        axes = leading_axes(group) + "".join(spatial[dim] for dim in dims)
+        yield _Boundary(name, kind, Part(f"{path}/mask", axes))
+
+
+def _read_face(file: h5py.File, part: Part, axis: str, end: int) -> np.ndarray[Any, Any]:
+    """A mask at the first (0) or last (1) point along an axis; no more of it is read."""
+    dataset = get_dataset(file, part.dataset)
+    if dataset.ndim != len(part.axes) or not dataset.size:
+        raise source_error(
+            f"dataset {part.dataset!r}",
+            kind="wrong_rank",
+            path=file.filename,
+            dataset=part.dataset,
+            expected=f"{len(part.axes)} axes",
+            found=f"shape {dataset.shape}",
+        )
+    before = (slice(None),) * part.axes.index(axis)
+    with translated("can't read", path=file.filename, dataset=part.dataset):
+        face: np.ndarray[Any, Any] = dataset[(*before, -end)]
+    return face

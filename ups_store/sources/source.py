@@ -13,17 +13,22 @@ import h5py
 import numpy as np
 
 from ups_store.errors import StoreClosedError
-from ups_store.ingest.contents import Contents, Part, StoredArray
-from ups_store.ingest.contiguous import Place, place_of
-from ups_store.ingest.coordinates import read_coordinates
-from ups_store.ingest.describe import describe, measure
-from ups_store.ingest.grids import check_same_grid, difference
-from ups_store.ingest.hdf5 import get_dataset, open_hdf5, source_error, translated
-from ups_store.ingest.info import EVERYTHING, ArrayInfo, Selection, SourceInfo
-from ups_store.ingest.layouts import recognise
-from ups_store.ingest.parameters import NumberPart
-from ups_store.ingest.regions import chunk_length, read_samples
-from ups_store.tasks import Task
+from ups_store.sources.contents import (
+    EVERYTHING,
+    ArrayInfo,
+    Contents,
+    Part,
+    Selection,
+    SourceInfo,
+    StoredArray,
+)
+from ups_store.sources.describe import describe, measure
+from ups_store.sources.grid import check_same_grid, difference, read_coordinates
+from ups_store.sources.hdf5 import get_dataset, open_hdf5, source_error, translated
+from ups_store.sources.layouts import recognise
+from ups_store.sources.parameters import NumberPart
+from ups_store.sources.regions import Place, chunk_length, place_of, read_samples
+from ups_store.sources.tasks import Task
 
 __all__ = ["ArrayInfo", "Selection", "Source", "SourceInfo", "check_same_grid", "open_source"]
 

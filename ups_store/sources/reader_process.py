@@ -27,13 +27,12 @@ from typing import Any
 import numpy.typing as npt
 
 from ups_store.errors import SourceError, StoreError
-from ups_store.ingest.file_state import FileState, changed, file_state
-from ups_store.ingest.info import Selection
-from ups_store.ingest.messages import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
-from ups_store.ingest.read_request import Request
-from ups_store.ingest.slots import SlotFiller, SlotMemory, Status
-from ups_store.ingest.source import Source, open_source
-from ups_store.tasks import Task
+from ups_store.sources.contents import Selection
+from ups_store.sources.requests import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed, Request
+from ups_store.sources.slots import SlotFiller, SlotMemory, Status
+from ups_store.sources.source import Source, open_source
+from ups_store.sources.source_files import FileState, changed, file_state
+from ups_store.sources.tasks import Task
 
 _MAX_OPEN = 8  # files that are kept open
 _TRANSIENT = (errno.EIO, errno.ESTALE)  # a disk or a server that may be back in a moment
@@ -203,7 +202,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what ends it is told by its log, not by a file "core"
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
-    import ups_store.ingest.digest  # noqa: F401  # now, as later it would take time of the first one
+    import ups_store.sources.requests  # noqa: F401  # now, as later it would take time of the first one
 
     memory = SlotMemory(memory_fd, num_slots=num_slots, slot_nbytes=slot_nbytes)
     os.close(memory_fd)

@@ -3,6 +3,8 @@
 PDEBench's files hold no boundary types and no channel names, and their names are spelled in several ways;
 both are written down here. Boundary types are those of PDEBench's generators; where a generator was not run
 by us and its files can't confirm it, the entry says so.
+
+The sets of The Well, by number of spatial dimensions; their files say everything else.
 """
 
 from __future__ import annotations
@@ -14,14 +16,48 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ups_store.errors import ConfigError
-from ups_store.well_sets import WELL_SETS
 
 if TYPE_CHECKING:
-    from ups_store.declaration import LayoutDeclaration
+    from ups_store.sources.declaration import LayoutDeclaration
+
+
+WELL_SETS = {
+    2: (
+        "acoustic_scattering_discontinuous",
+        "acoustic_scattering_inclusions",
+        "acoustic_scattering_maze",
+        "active_matter",
+        "euler_multi_quadrants_openBC",
+        "euler_multi_quadrants_periodicBC",
+        "gray_scott_reaction_diffusion",
+        "helmholtz_staircase",
+        "planetswe",
+        "rayleigh_benard",
+        "rayleigh_benard_uniform",
+        "shear_flow",
+        "turbulent_radiative_layer_2D",
+        "viscoelastic_instability",
+    ),
+    3: (
+        "convective_envelope_rsg",
+        "MHD_64",
+        "MHD_256",
+        "post_neutron_star_merger",
+        "rayleigh_taylor_instability",
+        "supernova_explosion_64",
+        "supernova_explosion_128",
+        "turbulence_gravity_cooling",
+        "turbulent_radiative_layer_3D",
+    ),
+}
+
 
 _SUFFIX = r"\.(h5|hdf5)"
+
 _NUMBER = r"\d+\.?\d*(e[+-]?\d+)?"  # 0.01, 1.0, 1.e-8 (1D CFD), 1e-08 (2D and 3D CFD)
+
 _VISCOSITY = rf"Eta{_NUMBER}_Zeta{_NUMBER}"
+
 _COMPRESSIBLE = (  # M first as published, M last as PDEBench's merging script writes it; 2D has a resolution
     rf"_CFD_([A-Za-z]+_)?(M{_NUMBER}_{_VISCOSITY}|{_VISCOSITY}_M{_NUMBER})_(periodic|trans)(_\d+)?(_Train)?"
 )
@@ -93,8 +129,11 @@ def _all_axes(boundary: str, axes: str) -> dict[str, str]:
 
 
 _SHOCK_TUBES = (r"Sod\d+",)
+
 _FLOWS_2D = (r"2D_shock", rf"KH_M{_NUMBER}_dk{_NUMBER}_Re{_NUMBER}", r"OTVortex")
+
 _FLOWS_3D = (r"BlastWave", rf"Turb_M{_NUMBER}")
+
 _REACTION_TESTS = (rf"ReacDiff_react_Nu{_NUMBER}_Rho{_NUMBER}",)
 
 _TASKS = (

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import h5py
 
-from ups_store.ingest.converted import Converted
-from ups_store.ingest.declared import Declared
-from ups_store.ingest.hdf5 import source_error, tree
-from ups_store.ingest.layout import Layout
-from ups_store.ingest.pdebench import CompressibleFlow, Darcy, IncompressibleFlow, SampleGroups, ScalarTensor
-from ups_store.ingest.well import TheWell
-from ups_store.tasks import Task
+from ups_store.sources.declared import Declared
+from ups_store.sources.hdf5 import source_error, tree
+from ups_store.sources.layout import Layout
+from ups_store.sources.pdebench import (
+    CompressibleFlow,
+    Converted,
+    Darcy,
+    IncompressibleFlow,
+    SampleGroups,
+    ScalarTensor,
+)
+from ups_store.sources.tasks import Task
+from ups_store.sources.well import TheWell
 
 LAYOUTS: tuple[Layout, ...] = (
     TheWell(),

@@ -20,10 +20,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ups_store.errors import StoreError
-from ups_store.ingest.messages import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
-from ups_store.ingest.read_request import Request
-from ups_store.ingest.sizes import USUAL_SLOT_NBYTES, USUAL_SLOTS
-from ups_store.ingest.slots import SlotMemory, Status
+from ups_store.sources.requests import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed, Request
+from ups_store.sources.slots import SlotMemory, Status
+from ups_store.sources.source_files import USUAL_SLOT_NBYTES, USUAL_SLOTS
 
 TERMINATE_S = 0.5  # from SIGTERM to SIGKILL
 KILL_S = 1.0  # from SIGKILL until a process is given up
@@ -40,7 +39,7 @@ _READER_DEFAULTS = {
 }
 _left_behind: list[ReaderHandle] = []  # to be reaped once they end
 _spare: list[ReaderHandle] = []
-_PROGRAM = "from ups_store.ingest.reader_process import main; main()"
+_PROGRAM = "from ups_store.sources.reader_process import main; main()"
 STOPPED = "stopped"
 _STATES = {
     "D": "in uninterruptible sleep (disk or network mount)",

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
-from ups_store.ingest.contents import Contents
-from ups_store.ingest.parameters import root_parameters
-from ups_store.tasks import Task
+from ups_store.sources.contents import Contents
+from ups_store.sources.parameters import root_parameters
+from ups_store.sources.tasks import Task
 
 
 class Layout(ABC):
