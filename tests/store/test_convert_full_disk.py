@@ -13,8 +13,7 @@ import ups_store
 from ups_store.convert import FORMATS, export_store
 from ups_store.errors import DiskFullError
 from ups_store.packed import open_packed
-from ups_store.packed.pack import pack_store
-from ups_store.packed.unpack import unpack_store
+from ups_store.packed.pack import pack_store, unpack_store
 
 
 @pytest.fixture

@@ -50,10 +50,9 @@ from ups_store.errors import (
 )
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
-from ups_store.packed import PackedStore, open_packed, unpack
+from ups_store.packed import PackedStore, open_packed, pack
 from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
-from ups_store.packed.pack import pack_store
-from ups_store.packed.unpack import unpack_store
+from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.packed.verify import verify_packed
 from ups_store.testing import DAMAGED, NEWER_MINOR, write_sample_store
 from ups_store.testing.archive import data_offset, find_places
@@ -247,7 +246,7 @@ def test_interrupted_unpack_continues(
 ) -> None:
     path = make_store()
     packed = packed_at(path, tmp_path / "p")
-    monkeypatch.setattr(unpack, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
     stop = StopAt(2)
     with pytest.raises(KeyboardInterrupt):
         unpacked_at(packed, tmp_path / "out", progress=stop)
@@ -273,7 +272,7 @@ def test_unpack_beside_what_another_store_of_the_same_identity_left_works_the_se
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Identities are the caller's word: where two stores share one, only their bytes tell them apart."""
-    monkeypatch.setattr(unpack, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
     stores = [make_store(mixed_values(2, seed=i), name=f"{i}") for i in range(2)]
     a, b = (packed_at(path, tmp_path / f"{path.name}.packed") for path in stores)
     with pytest.raises(KeyboardInterrupt):

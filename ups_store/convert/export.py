@@ -1,13 +1,24 @@
-"""`export_store`: a finished store as a Zarr folder, safetensors, HDF5, or a folder of `.pt` files."""
+"""`export_store`: a finished store as a Zarr folder, safetensors, HDF5, or a folder of `.pt` files.
+
+Arrays a block of samples at a time, so that memory stays bounded whatever N is.
+
+What travels with the arrays into every format: what they were made from, and their attributes.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ups_store.errors import SpecError
+from ups_store.format.canonical import canonical_json
 from ups_store.read.store import Store
 from ups_store.write.target import check_not_source, require_sound
 
@@ -62,3 +73,48 @@ def export_store(
         require_sound(store)
     writer.write(store, path, force=force, progress=progress or (lambda nbytes: None))
     return path
+
+
+BLOCK_BYTES = 16 << 20
+
+
+def samples_per_block(view: npt.NDArray[Any], nbytes: int = BLOCK_BYTES) -> int:
+    """How many samples make a block of `nbytes`; at least one.
+
+    Args:
+        view: An array of a store, shape (N, ...).
+        nbytes: Bytes that a block should have at most.
+    """
+    sample_nbytes = math.prod(view.shape[1:]) * view.itemsize
+    return max(1, min(len(view), nbytes // max(1, sample_nbytes)))
+
+
+def blocks_of(view: npt.NDArray[Any], num: int | None = None) -> Iterator[npt.NDArray[Any]]:
+    """Contiguous copies of consecutive samples, shape (M, ...); an array without axes or elements at once.
+
+    Args:
+        view: An array of a store, shape (N, ...); its first axis is cut, whatever it is.
+        num: Samples of a block; as many as `BLOCK_BYTES` hold by default.
+    """
+    if not view.ndim or not view.size:
+        yield np.array(view, order="C")
+        return
+    num = num or samples_per_block(view)
+    for first in range(0, len(view), num):
+        yield np.array(view[first : first + num], order="C")
+
+
+def provenance(store: Store) -> dict[str, Any]:
+    """Config hash and identity document of a store, as the exported copies bear them."""
+    return {"config_hash": store.config_hash, "identity": dict(store.identity)}
+
+
+def array_attrs(store: Store, name: str) -> dict[str, Any]:
+    """Attributes of one array; constants may have some in files of other writers."""
+    spec = store.arrays.get(name)
+    return dict(spec.attrs or {}) if spec else {}
+
+
+def json_text(document: Any) -> str:
+    """One line of canonical JSON."""
+    return canonical_json(document, what="attrs").decode()

@@ -10,8 +10,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.convert.blocks import blocks_of
-from ups_store.convert.provenance import array_attrs, json_text
+from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.read.store import Store
 from ups_store.write.target import check_target, new_file
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.convert.blocks import blocks_of
-from ups_store.convert.provenance import array_attrs, json_text
+from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import SpecError
 from ups_store.read.store import Store
 from ups_store.system import files

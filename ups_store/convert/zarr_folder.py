@@ -12,8 +12,7 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore
 
 import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads no data type by itself
-from ups_store.convert.blocks import blocks_of, samples_per_block
-from ups_store.convert.provenance import array_attrs, provenance
+from ups_store.convert.export import array_attrs, blocks_of, provenance, samples_per_block
 from ups_store.read.store import Store
 from ups_store.write.target import check_target, new_folder
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups_store.convert.provenance import array_attrs, provenance
+from ups_store.convert.export import array_attrs, provenance
 from ups_store.errors import SourceError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of, is_name
 from ups_store.read.store import Store

@@ -202,8 +202,8 @@ def unpack(
     verbose: Verbose = 0,
 ) -> None:
     """Make the mapped store that was packed, byte for byte. Run it again to continue."""
+    from ups_store.packed.pack import unpack_store
     from ups_store.packed.store import open_packed
-    from ups_store.packed.unpack import unpack_store
 
     with (
         interruptible(),
