@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import typer
 
 import ups_store
-from ups_store.doctor import examine
+from ups_store.check.doctor import examine
 from ups_store.read.recovery import building_path
 from ups_store.testing import MALFORMED, write_sample_store
 from ups_store.testing.archive import (

@@ -356,7 +356,7 @@ def test_export_needs_memory_for_blocks_only(
 
 
 def test_temporary_file_of_a_living_export_is_no_garbage(make_store: MakeStore, tmp_path: Path) -> None:
-    from ups_store.garbage import find_garbage
+    from ups_store.check.garbage import find_garbage
 
     make_store()
     with output_module.new_file(tmp_path / "out") as file:

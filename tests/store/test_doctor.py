@@ -27,15 +27,15 @@ from small_stores import (
 
 import ups_store
 from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
+from ups_store.check.doctor import Status, examine, spans
+from ups_store.check.intact import read_without_root
+from ups_store.check.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.convert import export_store
-from ups_store.doctor import Status, examine, spans
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.packed import open_packed
 from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
-from ups_store.rootless import read_without_root
-from ups_store.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
 from ups_store.testing.archive import edit_shape, put_together, take_apart
 from ups_store.write.concat import concat_stores

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import ups_store
-from ups_store import garbage
-from ups_store.garbage import find_garbage, remove_garbage
+from ups_store.check import garbage
+from ups_store.check.garbage import find_garbage, remove_garbage
 from ups_store.system import files
 from ups_store.verbs.app import app
 

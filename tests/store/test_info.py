@@ -12,11 +12,12 @@ import pytest
 from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
-from ups_store import BuildLockedError, Store, info
-from ups_store.array_statistics import ArrayStatistics
+from ups_store import BuildLockedError, Store
+from ups_store.check import info
+from ups_store.check.info import ArrayInfo, describe, shared_samples
+from ups_store.check.statistics import ArrayStatistics
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import dtype_of
-from ups_store.info import ArrayInfo, describe, shared_samples
 
 VALUES = mixed_values()
 

@@ -35,7 +35,7 @@ from zarr.storage import ZipStore
 
 import ups_store
 import ups_store.format.bfloat16
-from ups_store.doctor import Status, examine
+from ups_store.check.doctor import Status, examine
 from ups_store.errors import (
     ArrayNotFoundError,
     CorruptChunkError,
@@ -621,7 +621,7 @@ finally:
     command = [sys.executable, "-c", program, "info", str(make_store())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     loaded = done.stdout.splitlines()[-1].split()
-    assert "ups_store.info" in loaded
+    assert "ups_store.check.info" in loaded
     assert "ups_store.packed.store" not in loaded
     assert "numcodecs" not in loaded
 

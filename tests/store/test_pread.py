@@ -24,7 +24,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import SpecError, StoreClosedError, TruncatedError
-from ups_store.info import describe
+from ups_store.check.info import describe
 from ups_store.read import store_file
 from ups_store.read.recovery import building_path
 from ups_store.system import files, mappings

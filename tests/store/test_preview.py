@@ -17,8 +17,8 @@ from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import ArrayNotFoundError, ArraySpec, NotCommittedError, SampleIndexError, SpecError, Store
-from ups_store.labelled_sample import label_sample
-from ups_store.preview import _colours, draw, save_preview
+from ups_store.check.labelled_sample import label_sample
+from ups_store.check.preview import _colours, draw, save_preview
 
 X = np.linspace(0.5, 7.5, 8)
 COORDINATES = {"x": X, "y": np.arange(6) / 2, "z": np.arange(4.0), "t": np.arange(10) / 10}
@@ -291,13 +291,13 @@ def test_store_without_samples_or_arrays_is_refused(make_store: MakeStore) -> No
 
 
 def test_importing_preview_imports_no_matplotlib() -> None:
-    code = "import sys, ups_store.preview; print('matplotlib' in sys.modules)"
+    code = "import sys, ups_store.check.preview; print('matplotlib' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 def test_drawing_leaves_pyplot_and_settings_alone(make_store: MakeStore, tmp_path: Path) -> None:
     code = (
-        "import sys, matplotlib, ups_store, ups_store.preview as preview\n"
+        "import sys, matplotlib, ups_store, ups_store.check.preview as preview\n"
         "before = matplotlib.rcParams.copy()\n"
         "preview.save_preview(ups_store.open(sys.argv[1]), sys.argv[2])\n"
         "print('matplotlib.pyplot' in sys.modules, before == matplotlib.rcParams.copy())"

@@ -17,7 +17,7 @@ import ups_store
 from ups_store import ConfigError, FormatError, IdentityMismatchError
 from ups_store.build import repair
 from ups_store.build.repair import repair_store
-from ups_store.doctor import Status, examine
+from ups_store.check.doctor import Status, examine
 from ups_store.format.layout import Layout
 from ups_store.read.recovery import building_path
 from ups_store.testing import DAMAGED

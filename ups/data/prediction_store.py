@@ -15,7 +15,7 @@ import numpy.typing as npt
 import ups_store
 from ups.data.given_states import GivenStates
 from ups.grid import FIELDS, axis_names
-from ups_store.preview import save_preview
+from ups_store.check.preview import save_preview
 
 Array = npt.NDArray[Any]
 

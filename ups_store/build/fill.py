@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.array_statistics import Statistics
 from ups_store.build.committing import CommitThread
 from ups_store.build.encode import Encoded, EncodeError, OverlappingEncoder, begin_batch
 from ups_store.build.plan import StorePlan
@@ -19,6 +18,7 @@ from ups_store.build.readers import Readers
 from ups_store.build.skipped_notes import skipped_notes
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.watcher import Watcher
+from ups_store.check.statistics import Statistics
 from ups_store.encoder import Encoder
 from ups_store.errors import BuildInterruptedError
 from ups_store.read.open import open_store

@@ -19,10 +19,10 @@ from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
 from ups_store.build.run import check_sources
 from ups_store.build.watcher import Watcher
-from ups_store.doctor import ADVICE, Diagnosis, Status, examine
+from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
+from ups_store.check.intact import read_intact
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.intact import read_intact
 from ups_store.sources.pool import Batch
 from ups_store.system import files
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups_store.array_statistics import Statistics
 from ups_store.build.digests import DigestCache, FileSignature
 from ups_store.build.fill import Filling
 from ups_store.build.helping import help_builder, join_builder, wait_for_store
@@ -23,6 +22,7 @@ from ups_store.build.result import BuildResult
 from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.tuning import Tuner, Tuning
 from ups_store.build.watcher import Watcher
+from ups_store.check.statistics import Statistics
 from ups_store.errors import (
     ConfigError,
     FormatError,

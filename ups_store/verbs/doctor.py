@@ -12,7 +12,7 @@ from ups_store.errors import StoreNotFoundError
 from ups_store.verbs.options import AsJson
 
 if TYPE_CHECKING:
-    from ups_store.doctor import Diagnosis
+    from ups_store.check.doctor import Diagnosis
 
 MAX_PROBLEMS_OF_DOCTOR = 10  # shown for people; --json and -v show all
 NOT_SOUND = 1
@@ -31,8 +31,8 @@ def doctor(
 
     The file itself is never changed.
     """
-    from ups_store.doctor import examine
-    from ups_store.salvage import salvage
+    from ups_store.check.doctor import examine
+    from ups_store.check.salvage import salvage
 
     with progress_bar(f"checking {path.name}", total=_nbytes_of(path), quiet=as_json) as bar:
         found = examine(path, progress=bar)
@@ -55,7 +55,7 @@ def _nbytes_of(path: Path) -> int:
 
 
 def _show(found: Diagnosis, saved: Path | None) -> None:
-    from ups_store.doctor import ADVICE, Status
+    from ups_store.check.doctor import ADVICE, Status
 
     savable = len(found.savable)
     sound = ", sound" if found.status is Status.PACKED else ""

@@ -22,7 +22,7 @@ def gc(
     verbose: Verbose = 0,
 ) -> None:
     """List what dead builders left in a folder; remove it on request. Files of living ones are left alone."""
-    from ups_store.garbage import find_garbage, remove_garbage
+    from ups_store.check.garbage import find_garbage, remove_garbage
 
     if unfinished and not delete:
         raise ConfigError(

@@ -14,7 +14,7 @@ from ups_store.errors import ConfigError, FormatError
 from ups_store.read.open import open_store
 
 if TYPE_CHECKING:
-    from ups_store.info import StoreInfo
+    from ups_store.check.info import StoreInfo
     from ups_store.packed.store import PackedStore
 
 
@@ -55,12 +55,12 @@ def _open(path: Path) -> ups_store.Store | PackedStore:
 
 
 def _describe(store: ups_store.Store | PackedStore, stats: bool, *, quiet: bool) -> StoreInfo:
-    from ups_store.info import describe
+    from ups_store.check.info import describe
 
     if isinstance(store, ups_store.Store):
         with progress_bar(f"reading {store.path.name}", total=store.nbytes, quiet=quiet or not stats) as bar:
             return describe(store, statistics=stats, progress=bar)
-    from ups_store.packed.info import describe_packed
+    from ups_store.check.info import describe_packed
 
     if stats:
         hint = "unpack it with `ups-store unpack`, or leave --stats out"
@@ -70,7 +70,7 @@ def _describe(store: ups_store.Store | PackedStore, stats: bool, *, quiet: bool)
 
 def _shared(stores: list[ups_store.Store | PackedStore], infos: list[StoreInfo]) -> list[dict[str, int]]:
     """For each store how many of its samples are in which other one; of finished mapped stores."""
-    from ups_store.info import shared_samples
+    from ups_store.check.info import shared_samples
 
     found: list[dict[str, int]] = [{} for _ in stores]
     finished = {

@@ -12,10 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ups_store.array_statistics import ArrayStatistics
+from ups_store.check.info import ArrayInfo, BuildInfo, PackedInfo, StoreInfo
+from ups_store.check.statistics import ArrayStatistics
 from ups_store.console import counted, format_age, format_nbytes
-from ups_store.info import ArrayInfo, BuildInfo, StoreInfo
-from ups_store.packed.info import PackedInfo
 
 _SHORT_HASH = 12
 

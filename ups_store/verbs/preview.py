@@ -33,7 +33,7 @@ def preview(
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
 
-        from ups_store.preview import save_preview
+        from ups_store.check.preview import save_preview
 
     with open_store(path, partial=True) as store:
         target = out or _preview_name(store.path, sample, array)

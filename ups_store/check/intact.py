@@ -1,4 +1,7 @@
-"""What of a file verifies, in whatever state it is: the samples that can be copied out of it."""
+"""What of a file verifies, in whatever state it is: the samples that can be copied out of it.
+
+What a store holds whose root `zarr.json` is damaged: arrays and geometry without the identity.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import CorruptChunkError
+from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.format.build_tail import TailHeader
 from ups_store.format.checksum import crc32c
-from ups_store.format.identity import constant_digest
-from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
-from ups_store.format.metadata import dtype_of
-from ups_store.read.catalog import Catalog
+from ups_store.format.identity import constant_digest, identity_document
+from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout, Layout
+from ups_store.format.metadata import RootMeta, dtype_of, parse_array
+from ups_store.read.catalog import Catalog, array_name, checked_layout, read_json
+from ups_store.read.directory import check_directory, read_directory
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits, sample_crcs
 from ups_store.read.store_file import read_constant, read_samples
 from ups_store.read.verify import Report
-from ups_store.rootless import is_identity_lost
 from ups_store.system import files
 
 BATCH_BYTES = 16 << 20  # read and committed together
+
 _BLOCK_BYTES = 4 << 20
+
 _OUTSIDE_PAYLOADS = ("slot_padding", "shard_index", "entry_crc")  # a copy gets new ones
 
 Mask = npt.NDArray[np.bool_]
@@ -170,3 +175,41 @@ def _chunk_ok(fd: int, first: int, nbytes: int) -> bool:
             return False
         computed = crc32c(block, computed)
     return files.read_at(fd, first + nbytes, CHECKSUM_BYTES) == struct.pack("<I", computed)
+
+
+_NO_HASH = ""  # no identity has it: a hash is 64 digits
+
+
+def read_without_root(fd: int, path: Path) -> Catalog:
+    """Read the catalog of a finished file by its directory and its arrays' metadata (spec 2.2, 4.4).
+
+    Everything but the root group's text is checked as when a store is opened. Of the identity there is what
+    the arrays tell, the geometry; digests of constants, content and attributes of the root are lost.
+
+    Raises:
+        FormatError: If these can't be read either, or don't fit together.
+    """
+    directory = read_directory(fd, path)
+    found = [
+        (parse_array(array_name(record, path), read_json(fd, record, path), path=path), record.nbytes)
+        for record in directory.arrays
+    ]
+    identity = identity_document([meta for meta, _ in found], {}, {})
+    root = RootMeta(FORMAT_VERSION, _NO_HASH, identity, {})
+    layout = checked_layout(root, directory.root.nbytes, found, path)
+    check_directory(directory, layout, is_newer=False, path=path)
+    if layout.num_samples > files.size(fd):  # spec 11.1: no memory in proportion to what a file claims
+        raise FormatError(
+            "number of samples",
+            path=path,
+            kind="limits",
+            clause="11.1",
+            expected=f"at most {files.size(fd)}, the bytes of the file",
+            found=layout.num_samples,
+        )
+    return Catalog(root, layout, tuple(record.crc for record in directory.records))
+
+
+def is_identity_lost(catalog: Catalog) -> bool:
+    """Whether the catalog is one of `read_without_root`."""
+    return catalog.root.config_hash == _NO_HASH

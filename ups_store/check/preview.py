@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.labelled_sample import Axis, LabelledSample, label_sample
+from ups_store.check.labelled_sample import Axis, LabelledSample, label_sample
 from ups_store.read.gather import TIME_DIM
 from ups_store.read.store import Store
 from ups_store.system.files import replace_file

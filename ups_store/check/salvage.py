@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ups_store.doctor import ADVICE, Diagnosis, spans
+from ups_store.check.doctor import ADVICE, Diagnosis, spans
+from ups_store.check.intact import is_identity_lost, read_intact
 from ups_store.errors import FormatError, IdentityMismatchError, hinting
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.intact import read_intact
 from ups_store.read.catalog import Catalog
 from ups_store.read.store_file import read_constant
-from ups_store.rootless import is_identity_lost
 from ups_store.system import files
 from ups_store.write.create import create
 

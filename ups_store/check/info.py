@@ -1,4 +1,7 @@
-"""What a store is: `describe`, statistics of its arrays, and samples that two stores share."""
+"""What a store is: `describe`, statistics of its arrays, and samples that two stores share.
+
+What `info` tells of a packed store.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from ups_store.array_statistics import ArrayStatistics, Statistics
+from ups_store.check.statistics import ArrayStatistics, Statistics
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.checksum import crc32c
@@ -21,10 +24,16 @@ from ups_store.format.layout import CHECKSUM_BYTES, slot_nbytes
 from ups_store.format.metadata import LARGE_SAMPLE_BYTES, dtype_name
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store import Store
-from ups_store.system import files, locks
+from ups_store.system import files, locks, mappings
 from ups_store.write.building import read_owner
 
+if TYPE_CHECKING:
+    from ups_store.packed.catalog import PackedArray
+    from ups_store.packed.store import PackedStore
+
+
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
+
 _MIN_SAMPLE_BYTES = 64  # equal parameters are no sign of equal samples
 
 Progress = Callable[[int], None]
@@ -253,3 +262,55 @@ def _checksums(view: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
 
 def _same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
     return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
+
+
+@dataclass(frozen=True)
+class PackedInfo(StoreInfo):
+    """What `describe_packed` tells; `nbytes` is the length of the packed file, `reads` is "decode".
+
+    Attributes:
+        codec: "blosc", "zstd" or "pcodec".
+        level: Its effort.
+        mapped_nbytes: Length of the mapped file that `unpack` makes.
+    """
+
+    codec: str = ""
+    level: int = 0
+    mapped_nbytes: int = 0
+
+
+def describe_packed(store: PackedStore) -> PackedInfo:
+    """Describe a packed store by its metadata; no chunk is decoded."""
+    catalog = store.catalog
+    packing, arrays = catalog.packing, catalog.arrays
+    fd = files.open_existing(store.path)
+    try:
+        nbytes, network = files.size(fd), files.network_file_system(fd)
+        resident = mappings.resident_nbytes(mappings.map_private(fd, nbytes), nbytes)
+    finally:
+        files.close(fd)
+    return PackedInfo(
+        path=store.path,
+        format_version="{}.{}".format(*catalog.root.version),
+        num_samples=len(store),
+        nbytes=nbytes,
+        modified_s=files.modified_s(store.path),
+        resident_share=resident / nbytes,
+        reads="decode",
+        network=network,
+        config_hash=store.config_hash,
+        fingerprint=packing.fingerprint,
+        identity=dict(store.identity),
+        attrs=dict(store.attrs),
+        arrays={name: _packed_array_info(a) for name, a in arrays.items() if not a.meta.is_constant},
+        constants={name: _packed_array_info(a) for name, a in arrays.items() if a.meta.is_constant},
+        build=None,
+        codec=packing.codec,
+        level=packing.level,
+        mapped_nbytes=catalog.layout.file_nbytes,
+    )
+
+
+def _packed_array_info(array: PackedArray) -> ArrayInfo:
+    meta = array.meta
+    return ArrayInfo(meta.shape, meta.dtype, meta.dims, meta.sample_nbytes, None, dict(meta.attrs))

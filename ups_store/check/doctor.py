@@ -11,15 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from ups_store.check.intact import (
+    Intact,
+    intact_by_chunks,
+    intact_by_commits,
+    intact_by_report,
+    read_without_root,
+)
 from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.format.layout import PAGE_BYTES
-from ups_store.intact import Intact, intact_by_chunks, intact_by_commits, intact_by_report
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.verify import Report, verify_file
-from ups_store.rootless import read_without_root
 from ups_store.system import files
 
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
