@@ -27,7 +27,7 @@ from ups_store.read import runs
 from ups_store.read.order import DataOrder
 from ups_store.torch import Batch, EpochReport, Loader, StoreDataset, Window, make_loader
 from ups_store.torch.ahead import Ahead
-from ups_store.torch.pool import SMALL_BYTES, BufferPool
+from ups_store.torch.memory import SMALL_BYTES, BufferPool
 
 NUM_SAMPLES, WIDTH = 50, 8192  # a batch of 4 takes 128 KiB, which the pool keeps
 THREAD = "ups_store loader"

@@ -22,7 +22,8 @@ import ups_store
 from ups_store import ArrayNotFoundError, DeviceError, MemoryLimitError, SampleIndexError, SpecError, Store
 from ups_store.read import page_cache, preload
 from ups_store.system import mappings
-from ups_store.torch import DeviceStore, pinned, staging
+from ups_store.torch import DeviceStore, pinned
+from ups_store.torch import device as staging
 from ups_store.torch.memory import as_tensor, writable
 
 VALUES = {

@@ -14,8 +14,8 @@ from small_stores import MakeStore
 from ups_store import Store
 from ups_store.errors import ConfigError
 from ups_store.torch import StoreDataset, make_batch_sampler, make_loader
-from ups_store.torch import shuffle as shuffle_module
-from ups_store.torch.shuffle import choose_shuffle
+from ups_store.torch import sampler as shuffle_module
+from ups_store.torch.sampler import choose_shuffle
 
 
 @pytest.fixture

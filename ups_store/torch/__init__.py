@@ -3,13 +3,12 @@
 The only part of the package that imports torch.
 """
 
+from ups_store.torch.assembler import EpochReport
 from ups_store.torch.batch import Batch, Sample
 from ups_store.torch.dataset import StoreDataset
 from ups_store.torch.device_store import DeviceStore
 from ups_store.torch.fallback import OpenedDataset, open_dataset
-from ups_store.torch.loader import Loader
-from ups_store.torch.make import make_batch_sampler, make_loader
-from ups_store.torch.report import EpochReport
+from ups_store.torch.loader import Loader, make_batch_sampler, make_loader
 from ups_store.torch.windows import Window
 
 __all__ = [

@@ -18,8 +18,7 @@ from ups_store.read.order import Items
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.store import Store
 from ups_store.torch.batch import SENT_BYTES, Batch, Sample, one_or_all
-from ups_store.torch.memory import Allocate, new_tensor, shared_copy
-from ups_store.torch.pool import BufferPool
+from ups_store.torch.memory import Allocate, BufferPool, new_tensor, shared_copy
 from ups_store.torch.source import Selection, StoreSource
 from ups_store.torch.windows import Window
 

@@ -1,18 +1,26 @@
-"""Preload mode "device": samples moved to a device's memory, and gathered there."""
+"""Preload mode "device": samples moved to a device's memory, and gathered there.
+
+`Staging`: from a file to a device through two buffers, one being filled while the other is copied.
+
+`DeviceFeed`: batches on their way to a CUDA device, on a stream of their own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import torch
+from torch import Tensor
 
 from ups_store.errors import DeviceError, MemoryLimitError
 from ups_store.format.layout import ArrayLayout
+from ups_store.read.page_cache import STEP_BYTES, read_steps
 from ups_store.read.preload import Budget, Job, ram_budget
-from ups_store.torch.device_rows import DeviceRows
-from ups_store.torch.device_store import DeviceStore
-from ups_store.torch.staging import Staging
+from ups_store.torch.batch import Batch
+from ups_store.torch.device_store import DeviceRows, DeviceStore
 
 _DEFAULT = "cuda"
 
@@ -103,3 +111,109 @@ def _out_of_memory_named(job: Job, device: torch.device) -> Iterator[None]:
             found=f"{needed.available_bytes:,} available, in pieces",
             hint="preload fewer `samples`, or use torch.cuda.empty_cache() first",
         ) from error
+
+
+_NUM_BUFFERS = 2
+
+
+class Staging:
+    """Reads parts of a file to a device.
+
+    Args:
+        job: The file, and who is told of progress.
+        device: A CUDA device, which copies from page-locked memory meanwhile; or the CPU.
+        nbytes: Length of the largest part.
+    """
+
+    def __init__(self, job: Job, device: torch.device, nbytes: int) -> None:
+        self._job = job
+        self._device = device
+        size = min(nbytes, STEP_BYTES)
+        self._buffers = [_buffer(size, device) for _ in range(_NUM_BUFFERS)]
+        self._copied: list[torch.cuda.Event | None] = [None] * _NUM_BUFFERS
+        self._turn = 0
+
+    def fill(self, memory: Tensor, first: int) -> None:
+        """Read as many bytes as `memory` has, uint8, from byte `first` of the file on."""
+        for offset in range(0, len(memory), STEP_BYTES):
+            part = memory[offset : offset + STEP_BYTES]
+            turn, self._turn = self._turn, (self._turn + 1) % _NUM_BUFFERS
+            copied = self._copied[turn]
+            if copied is not None:
+                copied.synchronize()  # else it would be read anew before it is copied
+            buffer = self._buffers[turn][: len(part)]
+            self._read(buffer, first + offset)
+            part.copy_(buffer, non_blocking=True)
+            if self._device.type == "cuda":
+                self._copied[turn] = torch.cuda.current_stream(self._device).record_event()
+
+    def finish(self) -> None:
+        """Wait for the last copies."""
+        for copied in self._copied:
+            if copied is not None:
+                copied.synchronize()
+
+    def _read(self, buffer: Tensor, first: int) -> None:
+        job = self._job
+        steps = read_steps(
+            job.fd,
+            len(buffer),
+            first=first,
+            target=buffer.numpy().data,
+            num_threads=job.num_threads,
+            path=job.file.path,
+        )
+        with closing(steps):
+            for length in steps:
+                job.progress(length)
+
+
+def _buffer(nbytes: int, device: torch.device) -> Tensor:
+    """Page-locked memory; ordinary memory, from which copies take longer, where that is refused."""
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+class DeviceFeed:
+    """Copies batches to a CUDA device while the device computes.
+
+    `send` runs in the background thread, `receive` in the training loop. Page-locked memory comes from
+    torch's own pool, which hands a block out again only after the copies from it are done.
+
+    Args:
+        device: A CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._can_pin = True
+
+    def __reduce__(self) -> tuple[type[DeviceFeed], tuple[torch.device]]:
+        return DeviceFeed, (self._device,)  # a copy has a stream of its own
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uninitialised page-locked memory; ordinary memory where the system refuses to lock it."""
+        if self._can_pin:
+            try:
+                return torch.empty(shape, dtype=dtype, pin_memory=True)
+            except RuntimeError as error:
+                self._can_pin = False
+                warnings.warn(f"no page-locked memory ({error}): copies wait for the device", stacklevel=2)
+        return torch.empty(shape, dtype=dtype)
+
+    def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        """Start the copy; the event comes when it is done."""
+        with torch.cuda.stream(self._stream):
+            there = batch.to(self._device, non_blocking=True)
+            return there, self._stream.record_event()
+
+    def receive(self, batch: Batch, copied: torch.cuda.Event) -> Batch:
+        """Have the current stream wait for the copy; the memory stays until that stream is done with it."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(copied)
+        for tensor in batch.tensors():
+            tensor.record_stream(current)
+        return batch

@@ -16,8 +16,7 @@ from ups_store.read.preload import Budget, Job, ram_budget
 from ups_store.read.preload_copy import fill, refusal_named
 from ups_store.system import mappings
 from ups_store.torch.device import find_device
-from ups_store.torch.device_rows import DeviceRows
-from ups_store.torch.device_store import DeviceStore
+from ups_store.torch.device_store import DeviceRows, DeviceStore
 
 _FLAGS = 1 | 2  # cudaHostRegisterPortable: for all devices; cudaHostRegisterMapped: kernels may read it
 

@@ -1,13 +1,21 @@
-"""Windows over trajectories: which (trajectory, first time step) an item stands for; pure NumPy."""
+"""Windows over trajectories: which (trajectory, first time step) an item stands for; pure NumPy.
+
+The time axis of a store: which windows it has, and when their steps are.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
-from ups_store.errors import SpecError
+from ups_store.errors import ArrayNotFoundError, SpecError
+from ups_store.read.gather import TIME_DIM
 from ups_store.read.order import Items, below, mix, round_keys
+from ups_store.read.store import Store
 
 
 @dataclass(frozen=True)
@@ -70,3 +78,102 @@ class WindowIndex:
         bits = mix(items.astype(np.uint64) ^ round_keys(1, self.window.seed, epoch))
         within = below(bits, num_windows.astype(np.uint64)).astype(np.int64)
         return self.samples[rows], (items % draws * num_windows + within) // draws
+
+
+STATE_NAMES = ("latent", "fields")  # what windows are taken of unless it is named: the first that exists
+
+NUM_STEPS, TIMES = "num_steps", "t"  # arrays that say how long a trajectory is, and when its steps are
+
+
+class Trajectories:
+    """The trajectories of one store, cut into windows.
+
+    Args:
+        store: The store.
+        window: What an item spans.
+        state: Array that windows are taken of; None for the first of `STATE_NAMES`.
+
+    Attributes:
+        state: Name of that array.
+        index: The windows.
+    """
+
+    def __init__(self, store: Store, window: Window, *, state: str | None) -> None:
+        self._store, self._window = store, window
+        self.state = self._find_state(state)
+        self._num_times = int(store.arrays[self.state].shape[1])
+        self.index = self._make_index()
+        self._times = self._make_times()
+
+    def moments(self, samples: Items, starts: Items) -> dict[str, torch.Tensor]:
+        """Time `t` of the first states, (B,), and `dt` from each state to the next, (B, H); float32."""
+        steps = starts[:, None] + np.arange(self._window.horizon + 1) * self._window.time_stride
+        times = self._times[samples[:, None], steps] if self._times.ndim == 2 else self._times[steps]
+        first, between = times[:, 0].astype(np.float32), np.diff(times).astype(np.float32)
+        return {"t": torch.from_numpy(first), "dt": torch.from_numpy(between)}
+
+    def _find_state(self, named: str | None) -> str:
+        arrays = self._store.arrays
+        name = named or next((name for name in STATE_NAMES if name in arrays), None)
+        if name is None or name not in arrays:
+            raise ArrayNotFoundError(
+                "no array to take windows of",
+                path=self._store.path,
+                array=name,
+                expected="`state`, one of " + ", ".join(arrays) if name else " or ".join(STATE_NAMES),
+            )
+        require_time_axis(self._store, name)
+        return name
+
+    def _make_index(self) -> WindowIndex:
+        num_steps = np.full(len(self._store), self._num_times)
+        if NUM_STEPS in self._store.arrays:
+            num_steps = self._read(NUM_STEPS).astype(np.int64).clip(0, self._num_times)
+        index = WindowIndex(self._window, num_steps)
+        if not len(index):
+            raise SpecError(
+                f"horizon {self._window.horizon} with time_stride {self._window.time_stride}",
+                kind="window",
+                path=self._store.path,
+                array=self.state,
+                expected=f"trajectories of at least {self._window.span + 1} time steps",
+                found=f"at most {int(num_steps.max(initial=0))}",
+                hint="take a shorter horizon or a smaller time_stride",
+            )
+        return index
+
+    def _make_times(self) -> npt.NDArray[np.float64]:
+        """Time of every step, (T,) or (N, T); numbers of the steps where the store has no times."""
+        if TIMES not in self._store:
+            return np.arange(self._num_times, dtype=np.float64)
+        times = self._read(TIMES).astype(np.float64)
+        if times.shape not in ((self._num_times,), (len(self._store), self._num_times)):
+            raise SpecError(
+                "times of the steps",
+                kind="times",
+                path=self._store.path,
+                array=TIMES,
+                expected=f"{self._num_times} of them, as {self.state!r} has",
+                found=times.shape,
+            )
+        return times
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        """A whole array, checked or read as the store was opened for."""
+        if name in self._store.arrays:
+            return self._store.gather(np.arange(len(self._store)), [name])[name]
+        return self._store[name]
+
+
+def require_time_axis(store: Store, name: str) -> None:
+    """Fail unless an array's second axis is the time: its windows lie together then."""
+    dims = store.dims[name]
+    if dims[1:2] != (TIME_DIM,):
+        raise SpecError(
+            "windows need the time behind the sample",
+            kind="time_axis",
+            path=store.path,
+            array=name,
+            expected=f"dims ('sample', '{TIME_DIM}', ...)",
+            found=repr(dims),
+        )
