@@ -31,12 +31,12 @@ from ups.grid import GridSpec
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.encode import OverlappingEncoder
+from ups_store.build.events import Watchers
 from ups_store.build.fill import Filling
 from ups_store.build.plan import plan_store
+from ups_store.build.progress import Stopwatch
 from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
-from ups_store.build.stopwatch import Stopwatch
-from ups_store.build.watchers import Watchers
 
 TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"
 NUM_STEPS, NUM_POINTS = 201, 1024  # PDEBench's

@@ -71,8 +71,7 @@ def _values(config: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """The whole configuration, of which the build takes only its own sections."""
     from omegaconf import OmegaConf
 
-    from ups_store.build.overrides import parse_overrides
-    from ups_store.build.yaml_file import read_yaml
+    from ups_store.build.config_file import parse_overrides, read_yaml
 
     file = read_yaml(config) if config else {}
     values = OmegaConf.to_container(OmegaConf.merge(file, parse_overrides(overrides)), resolve=True)

@@ -71,7 +71,7 @@ class MicroBatches:
 
 
 class BatchEncoder:
-    """A trained encoder as `ups_store.encoder.Encoder` wants it, and `ups_store.build.encode` can overlap it.
+    """A trained encoder as `ups_store.build.encode.Encoder` wants it, and `ups_store.build.encode` can overlap it.
 
     Args:
         encoder: One task's encoder.

@@ -18,7 +18,7 @@ from pdebench_files import write_advection
 
 import ups_store
 from ups_store.build import command, stores
-from ups_store.build.words import repeat_lists
+from ups_store.build.command import repeat_lists
 from ups_store.console import run
 from ups_store.errors import ConfigError
 from ups_store.sources import requests as digests

@@ -19,12 +19,11 @@ from rich.console import Console
 from ups_store import ArraySpec
 from ups_store.build import read, readers
 from ups_store.build.config import BuildConfig, ReadingConfig, load_config
-from ups_store.build.event_log import EventLog
-from ups_store.build.rates import StageRates
+from ups_store.build.events import EventLog
+from ups_store.build.progress import StageRates
 from ups_store.build.read import UnreadSamplesError
 from ups_store.build.readers import chosen, fitting
-from ups_store.build.stall import StallWatcher
-from ups_store.build.watch import ConsoleWatcher
+from ups_store.build.watch import ConsoleWatcher, StallWatcher
 from ups_store.errors import ConfigError, DiskFullError, StoreError
 from ups_store.sources.pool import PoolStatus, ReaderStatus
 from ups_store.system import files

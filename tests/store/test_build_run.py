@@ -19,8 +19,8 @@ from rich.console import Console
 import ups_store
 from ups_store.build import read
 from ups_store.build.config import BuildConfig
+from ups_store.build.progress import Stopwatch
 from ups_store.build.read import split_batches
-from ups_store.build.stopwatch import Stopwatch
 from ups_store.build.stores import prepare_manifest, write_manifest
 from ups_store.build.watch import ConsoleWatcher
 from ups_store.check.statistics import Statistics

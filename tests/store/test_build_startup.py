@@ -13,11 +13,11 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, result_of, settings, write_burgers
 
 from ups_store.build import command
+from ups_store.build.events import _noting_warnings
+from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import Ranks
-from ups_store.build.startup import PHASES, Startup
-from ups_store.build.stopwatch import Stopwatch
+from ups_store.build.result import PHASES, Startup
 from ups_store.build.stores import BuildReport
-from ups_store.build.watchers import _noting_warnings
 
 
 def test_startup_adds_up_phases_and_takes_the_total_of_the_run() -> None:

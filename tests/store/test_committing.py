@@ -12,7 +12,7 @@ import pytest
 
 import ups_store
 from ups_store import ArraySpec, CommitError
-from ups_store.build.committing import CommitThread
+from ups_store.build.fill import CommitThread
 
 N = 12
 VALUES = np.arange(N * 4, dtype=np.float32).reshape(N, 4)

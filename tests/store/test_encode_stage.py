@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from ups_store import ArraySpec, ConfigError
-from ups_store.build.encode import EncodeError, encode_batch
-from ups_store.encoder import Encoder, load_encoder
+from ups_store.build.encode import EncodeError, Encoder, encode_batch, load_encoder
 
 N, T, X = 6, 3, 8
 FIELDS = ArraySpec((N, T, X, 1), "float32")

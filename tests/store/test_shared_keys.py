@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ups_store import ConfigError
 from ups_store.build.command import app
 from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.shared_keys import take_build_keys
+from ups_store.build.config_file import take_build_keys
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OLD = REPOSITORY / "tests" / "ups" / "configs"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ups_store.build.skipped_notes import skipped_notes
+from ups_store.build.progress import skipped_notes
 from ups_store.errors import SourceError
 from ups_store.sources.pool import Skipped
 

@@ -16,7 +16,7 @@ from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.encode_loop import BatchEncoder, MicroBatches, make_encoder
 from ups.grid import GridSpec
 from ups_store import ArraySpec
-from ups_store.encoder import Encoder, load_encoder
+from ups_store.build.encode import Encoder, load_encoder
 
 N, T, X = 7, 5, 32
 SIZES = {"width": 16, "depth": 1, "num_heads": 2}

@@ -11,7 +11,7 @@ from ups.config.old_names import MEANINGLESS, NOT_YET
 from ups.config.run import CheckpointConfig, RunConfig
 from ups_store.build.config import BuildConfig
 from ups_store.build.config import load_config as load_build_config
-from ups_store.build.shared_keys import KEYS_OF_OTHERS, OF_OTHERS, OLD_KEYS, OLD_SECTIONS
+from ups_store.build.config_file import KEYS_OF_OTHERS, OF_OTHERS, OLD_KEYS, OLD_SECTIONS
 
 OLD = Path(__file__).parent / "configs"
 

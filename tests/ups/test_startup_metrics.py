@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ups.errors import ConfigError
-from ups_store.build.startup import PHASES, Startup
+from ups_store.build.result import PHASES, Startup
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "precompute_latent_cache.py"
 REPORT = SimpleNamespace(startup=Startup(dict.fromkeys(PHASES, 1.5), False, 20.0, 3.0))

@@ -1,10 +1,7 @@
 """Configuration of the data: what a run shares with the build of its stores."""
 
 from ups_store.build.config import BuildConfig, CacheConfig, DataConfig, EncodingConfig, ReadingConfig
-from ups_store.build.overrides import expect_like, parse_overrides
-from ups_store.build.problems import expected_by
-from ups_store.build.shared_keys import long_dtype
-from ups_store.build.yaml_file import read_yaml
+from ups_store.build.config_file import expect_like, expected_by, long_dtype, parse_overrides, read_yaml
 from ups_store.errors import ConfigError as SharedConfigError
 from ups_store.sources.declaration import TaskDeclaration
 

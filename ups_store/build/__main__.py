@@ -25,7 +25,7 @@ def main(begin: Begin | None = None) -> None:
 
             start_spare()  # it gets ready while this process imports what parsing a command line takes
         from ups_store.build.command import main as command
-        from ups_store.build.stopwatch import Stopwatch
+        from ups_store.build.progress import Stopwatch
         from ups_store.console import run
     clock = Stopwatch(started_s=started_s)
     clock.add("imports", time.perf_counter() - started_s)

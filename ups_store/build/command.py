@@ -1,4 +1,7 @@
-"""`python -m ups_store.build`: HDF5 in, one mapped store per task and split out."""
+"""`python -m ups_store.build`: HDF5 in, one mapped store per task and split out.
+
+What the words of the command line mean before a parser or a configuration sees them.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups_store.build.config import BuildConfig, load_config
+from ups_store.build.events import watching
+from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import Ranks
-from ups_store.build.stopwatch import Stopwatch
-from ups_store.build.watchers import watching
-from ups_store.build.words import count_of, num_workers_of, numbers_of, repeat_lists, words_of
 from ups_store.console import Verbose, counted, is_verbose, log, print_json
+from ups_store.errors import ConfigError
 from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
 
 if TYPE_CHECKING:
     from ups_store.build.explain import Explanation
     from ups_store.build.stores import BuildReport
+
 
 # Given the configuration's file and the overrides; returns who is told of the report, or None.
 Begin = Callable[[Path | None, Sequence[str]], "Callable[[BuildReport], None] | None"]
@@ -244,3 +248,69 @@ def main(*, clock: Stopwatch | None = None, begin: Begin | None = None) -> None:
     command = typer.main.get_command(app)
     run = Run(clock or Stopwatch(), begin)
     command(repeat_lists(sys.argv[1:]), prog_name="python -m ups_store.build", obj=run)
+
+
+_LISTS = ("--tasks", "--splits")  # take several words: --tasks burgers1d advection1d
+
+
+def num_workers_of(text: str | None, parallel: bool | None) -> int | str | None:
+    """`reading.num_workers` of --num-workers and --parallel or --no-parallel.
+
+    Raises:
+        ConfigError: If they contradict each other.
+    """
+    if parallel is False and text not in (None, "0"):
+        raise ConfigError("--num-workers", expected="0 beside --no-parallel", found=text)
+    if text is None and parallel is not None:
+        return "auto" if parallel else 0
+    return count_of(text)
+
+
+def count_of(text: str | None) -> int | str | None:
+    """A number, or a word that the configuration knows or refuses."""
+    return int(text) if text and text.isdecimal() else text
+
+
+def repeat_lists(arguments: Sequence[str]) -> list[str]:
+    """Repeat --tasks and --splits before each of their words: `--tasks a b` as `--tasks a --tasks b`.
+
+    Raises:
+        ConfigError: If one has no word.
+    """
+    repeated: list[str] = []
+    flag = ""
+    for argument in arguments:
+        is_word = not argument.startswith("-") and "=" not in argument
+        if is_word and flag and repeated[-1] != flag:
+            repeated.append(flag)
+        if not is_word:
+            _expect_words(flag, repeated)
+            flag = argument.partition("=")[0]
+            flag = flag if flag in _LISTS else ""
+        repeated.append(argument)
+    _expect_words(flag, repeated)
+    return repeated
+
+
+def _expect_words(flag: str, repeated: Sequence[str]) -> None:
+    if flag and repeated[-1] == flag:
+        raise ConfigError(flag, expected="at least one name", found="none")
+
+
+def words_of(lists: Sequence[str]) -> list[str]:
+    """The words of a flag that was given several times, perhaps with commas."""
+    return [word for words in lists for word in words.split(",")]
+
+
+def numbers_of(text: str) -> list[float]:
+    """The numbers of --split-fractions.
+
+    Raises:
+        ConfigError: If they are none.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            "--split-fractions", expected="three numbers, such as 0.8,0.1,0.1", found=text
+        ) from error

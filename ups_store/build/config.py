@@ -12,10 +12,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from ups_store.build.overrides import expect_like, parse_overrides
-from ups_store.build.problems import first_problem
-from ups_store.build.shared_keys import keys_without_effect, long_dtype, take_build_keys
-from ups_store.build.yaml_file import read_yaml
+from ups_store.build.config_file import (
+    expect_like,
+    first_problem,
+    keys_without_effect,
+    long_dtype,
+    parse_overrides,
+    read_yaml,
+    take_build_keys,
+)
 from ups_store.errors import ConfigError
 from ups_store.sources.declaration import Section, TaskDeclaration
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split

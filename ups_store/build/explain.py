@@ -10,11 +10,11 @@ from typing import Any, Literal
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
+from ups_store.build.progress import Watcher
 from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers
 from ups_store.build.run import expect_kind
 from ups_store.build.stores import describe_plan, plan_all
-from ups_store.build.watcher import Watcher
 from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK

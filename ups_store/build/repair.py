@@ -15,10 +15,10 @@ import ups_store
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.progress import Watcher
 from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
 from ups_store.build.run import check_sources
-from ups_store.build.watcher import Watcher
 from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting

@@ -15,14 +15,12 @@ import numpy as np
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, partition_of, plan_store
+from ups_store.build.progress import Stopwatch, Watcher
 from ups_store.build.ranks import ALONE, Ranks
 from ups_store.build.read import UnreadSamplesError
 from ups_store.build.readers import Choice, Readers
-from ups_store.build.result import BuildResult
+from ups_store.build.result import BuildResult, Startup
 from ups_store.build.run import build_store
-from ups_store.build.startup import Startup
-from ups_store.build.stopwatch import Stopwatch
-from ups_store.build.watcher import Watcher
 from ups_store.console import counted
 from ups_store.errors import ConfigError, SourceError
 from ups_store.read.recovery import building_path

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.build.fill import Filling
+from ups_store.build.progress import Stopwatch
 from ups_store.build.read import BATCH_BYTES, batch_size_of
 from ups_store.build.readers import MAX_AUTO, Readers, who_reads
-from ups_store.build.stopwatch import Stopwatch
 from ups_store.sources.requests import MAX_SAMPLES
 from ups_store.system.memory import num_cores
 

@@ -204,7 +204,7 @@ class _Work:
 
 
 class Progress:
-    """A `ups_store.build.watcher.Watcher` that passes on what matters to somebody who trains.
+    """A `ups_store.build.progress.Watcher` that passes on what matters to somebody who trains.
 
     Args:
         job: Whose progress.

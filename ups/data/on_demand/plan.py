@@ -17,10 +17,10 @@ from ups.data.store_places import place_of
 from ups.errors import ConfigError
 from ups.notes import Note
 from ups_store.build.config import LatentConfig
+from ups_store.build.config_file import take_build_keys
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
 from ups_store.build.readers import Readers
-from ups_store.build.shared_keys import take_build_keys
 from ups_store.console import format_nbytes
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.identity import config_hash, describe_differences, differences

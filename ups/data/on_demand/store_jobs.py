@@ -14,11 +14,10 @@ from ups.data.on_demand.order import Items
 from ups.data.on_demand.plan import WantedStore
 from ups.notes import Note
 from ups_store.build.fill import Filling
-from ups_store.build.helping import join_builder, wait_for_store
+from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers
-from ups_store.build.run import check_sources, open_writer
-from ups_store.build.stopwatch import Stopwatch
+from ups_store.build.run import check_sources, join_builder, open_writer, wait_for_store
 from ups_store.errors import (
     BuildLockedError,
     StoreNotFoundError,

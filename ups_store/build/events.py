@@ -1,24 +1,36 @@
-"""What happens in a build, as JSON lines for programs."""
+"""What happens in a build, as JSON lines for programs.
+
+The watchers of one run of the command: the terminal, the stall watcher, and a log for programs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ups_store.build.rates import StageRates
+from ups_store.build.config import BuildConfig
+from ups_store.build.progress import StageRates
+from ups_store.build.watch import ConsoleWatcher, StallWatcher
+from ups_store.console import console, interruptible
 from ups_store.errors import ConfigError, StoreError
 from ups_store.system import files
 from ups_store.system.files import make_folder
 
 if TYPE_CHECKING:
+    from ups_store.build.progress import Watcher
     from ups_store.sources.pool import ReaderPool  # h5py: not for --help
 
+
 _PROGRESS_S = 1.0  # the most often that progress is told
+
 _FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB
 
 
@@ -148,3 +160,76 @@ def _is_start(line: bytes) -> bool:
     except (ValueError, RecursionError):  # other text, other bytes, a thousand brackets
         return False
     return isinstance(event, dict) and event.get("event") == "start" and "time_s" in event
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """Tell all of them."""
+        for watcher in self._watchers:
+            watcher.stage(name, total, unit=unit)
+
+    def advance(self, num: int) -> None:
+        """Tell all of them."""
+        for watcher in self._watchers:
+            watcher.advance(num)
+
+    def note(self, message: str) -> None:
+        """Tell all of them."""
+        for watcher in self._watchers:
+            watcher.note(message)
+
+    def watch(self, pool: ReaderPool) -> None:
+        """Tell all of them."""
+        for watcher in self._watchers:
+            watcher.watch(pool)
+
+    def waits(self, what: str) -> None:
+        """Tell all of them."""
+        for watcher in self._watchers:
+            watcher.waits(what)
+
+
+class _Warnings(logging.Handler):
+    """Notes the warnings of others, such as an encoder's, where everything else is told."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._note(f"{record.name}: {record.getMessage()}")
+
+
+@contextmanager
+def _noting_warnings(note: Callable[[str], None]) -> Iterator[None]:
+    handler = _Warnings(note)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+@contextmanager
+def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[Watchers]:
+    """All watchers for the duration of a block, in which Ctrl-C and SIGTERM are `BuildInterruptedError`."""
+    with ExitStack() as stack:
+        log = stack.enter_context(EventLog(log_json)) if log_json else None
+        stack.enter_context(interruptible())
+        shown = stack.enter_context(ConsoleWatcher(console))
+
+        def say(diagnosis: str) -> None:
+            shown.note(diagnosis)
+            if log:
+                log.tell("stalled", message=diagnosis)
+
+        stall = StallWatcher(config.reading.stall_warning_s, folder=config.cache.dir, say=say)
+        stack.enter_context(stall)
+        watchers = Watchers([shown, stall, *([log] if log else [])])
+        stack.enter_context(_noting_warnings(watchers.note))
+        yield watchers
