@@ -2,6 +2,8 @@
 
 Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 timed out, 5 interrupted,
 6 disk full, 7 identity mismatch, 8 locked by another build; the errors know theirs.
+
+Options that several verbs have.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
 from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
 _HINTS = {  # what to do about errors of the system
     errno.EMFILE: "; raise the limit with `ulimit -n`",
     errno.ENFILE: "; the system has no more: end other processes",
     errno.ENAMETOOLONG: "; choose a shorter name",
 }
+
 _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 
 # Paths and attributes may hold anything, so nothing is taken for markup.
@@ -301,3 +305,8 @@ def format_age(seconds: float) -> str:
             num = int(seconds // length)
             return f"{num} {unit}{'s' if num > 1 else ''} ago"
     return "just now" if seconds < 10 else f"{int(seconds)} seconds ago"
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
+
+NumThreads = Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")]

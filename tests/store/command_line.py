@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from ups_store import cli
+from ups_store.cli import app
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
     """Run it with the arguments as text; returns the exit code."""
     monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     return int(ended.value.code or 0)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import ups_store
 from ups_store.check import garbage
 from ups_store.check.garbage import find_garbage, remove_garbage
+from ups_store.cli.app import app
 from ups_store.system import files
-from ups_store.verbs.app import app
 
 ARRAYS = {"u": ups_store.ArraySpec((3, 4), "float32")}
 

@@ -1,4 +1,7 @@
-"""The application of `python -m ups_store VERB`: options before the verb, and the verbs of all modules."""
+"""The application of `python -m ups_store VERB`: options before the verb, and the verbs of all modules.
+
+Entry point of `python -m ups_store VERB` and `ups-store VERB`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import Annotated
 import typer
 
 import ups_store
+from ups_store.cli import check, convert, info, show
 from ups_store.console import Verbose
-from ups_store.verbs import convert, diff, doctor, garbage, info, preview, verify
+from ups_store.system.interrupt import importing
 
 app = typer.Typer(
     add_completion=False,
@@ -51,14 +55,34 @@ def _common(
 
 
 app.command()(info.info)
-app.command()(verify.verify)
-app.command()(preview.preview)
-app.command()(diff.diff)
-app.command()(garbage.gc)
+
+app.command()(check.verify)
+
+app.command()(show.preview)
+
+app.command()(show.diff)
+
+app.command()(check.gc)
+
 app.command()(convert.export)
+
 app.command("import-pt")(convert.import_pt)
+
 app.command()(convert.concat)
+
 app.command()(convert.split)
+
 app.command()(convert.pack)
+
 app.command()(convert.unpack)
-app.command()(doctor.doctor)
+
+app.command()(check.doctor)
+
+
+def main() -> None:
+    """Run the verb that the command line names, and end the process with its exit code."""
+    with importing():
+        from ups_store.console import run
+
+        pass
+    run(lambda: app(prog_name="ups-store", standalone_mode=False))

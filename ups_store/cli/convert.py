@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from ups_store.console import (
+    AsJson,
+    NumThreads,
     Verbose,
     counted,
     format_nbytes,
@@ -22,7 +24,6 @@ from ups_store.console import (
 )
 from ups_store.errors import SpecError
 from ups_store.read.open import open_store
-from ups_store.verbs.options import AsJson, NumThreads
 
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the source's checksums first")]

@@ -1,4 +1,9 @@
-"""The verb `verify`: check every byte, and `--repair`."""
+"""The verb `verify`: check every byte, and `--repair`.
+
+The verb `doctor`: what is the matter with a file, and `--salvage`.
+
+The verb `gc`: what dead builders left in a folder.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups_store.console import (
+    AsJson,
+    NumThreads,
     Verbose,
     console,
     counted,
+    format_age,
     format_nbytes,
     interruptible,
     is_verbose,
@@ -21,14 +29,16 @@ from ups_store.console import (
     progress_bar,
     report,
 )
-from ups_store.errors import ConfigError, FormatError, StoreError
+from ups_store.errors import ConfigError, FormatError, StoreError, StoreNotFoundError
 from ups_store.read.open import open_store
-from ups_store.verbs.options import NumThreads
 
 if TYPE_CHECKING:
+    from ups_store.check.doctor import Diagnosis
     from ups_store.read.verify import Report
 
+
 DAMAGED = 1
+
 MAX_PROBLEMS_OF_VERIFY = 50  # shown for people; --json and -v show all
 
 
@@ -142,3 +152,101 @@ def _show_report(path: Path, found: Report, seconds: float) -> None:
         f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"
         f" in {seconds:.2f} s · {rate:.2f} GB/s"
     )
+
+
+MAX_PROBLEMS_OF_DOCTOR = 10  # shown for people; --json and -v show all
+
+NOT_SOUND = 1
+
+
+def doctor(
+    path: Annotated[Path, typer.Argument(help="any file", metavar="FILE")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--salvage", help="copy what verifies into a new store", metavar="OUT")
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = 0,
+) -> int:
+    """Say what is the matter with a file and what can be saved; exit code 0 only for a sound one.
+
+    The file itself is never changed.
+    """
+    from ups_store.check.doctor import examine
+    from ups_store.check.salvage import salvage
+
+    with progress_bar(f"checking {path.name}", total=_nbytes_of(path), quiet=as_json) as bar:
+        found = examine(path, progress=bar)
+    saved = None
+    if out is not None:
+        with interruptible("run the same command again to continue"):
+            saved = salvage(found, out.absolute())
+    if as_json:
+        print_json({**found.to_json(), "salvaged": saved})
+    else:
+        _show(found, saved)
+    return 0 if found.status.is_sound else NOT_SOUND
+
+
+def _nbytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError as error:
+        raise StoreNotFoundError("no such file", path=path, hint="check the path") from error
+
+
+def _show(found: Diagnosis, saved: Path | None) -> None:
+    from ups_store.check.doctor import ADVICE, Status
+
+    savable = len(found.savable)
+    sound = ", sound" if found.status is Status.PACKED else ""
+    print(f"{found.path}: {found.status.value.replace('_', ' ')}{sound}")
+    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS_OF_DOCTOR]
+    for problem in shown:
+        print(f"  {problem}")
+    if len(shown) < len(found.problems):
+        print(f"  and {counted(len(found.problems) - len(shown), 'more problem')}; -v shows all")
+    if found.catalog is not None:
+        print(f"  {savable:,} of {found.num_samples:,} samples verify")
+    if found.lost_arrays:
+        print(f"  nothing verifies of {', '.join(found.lost_arrays)}")
+    print(f"  {ADVICE[found.status]}" if saved is None else f"  {counted(savable, 'sample')} saved: {saved}")
+
+
+def gc(
+    folder: Annotated[Path, typer.Argument(help="folder of the stores")] = Path("cache"),
+    delete: Annotated[bool, typer.Option("--delete", help="remove what can't be continued")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="with --delete: unfinished stores too, with their samples")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file and line")] = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List what dead builders left in a folder; remove it on request. Files of living ones are left alone."""
+    from ups_store.check.garbage import find_garbage, remove_garbage
+
+    if unfinished and not delete:
+        raise ConfigError(
+            "--unfinished has no effect",
+            expected="--delete beside it",
+            hint="say --delete too, or leave --unfinished out to list what is there",
+        )
+    if not folder.is_dir():
+        raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
+    kinds = {"temporary", "damaged", "unfinished"} if unfinished else {"temporary", "damaged"}
+    found = find_garbage(folder)
+    if not found:
+        log(f"{folder}: nothing that a dead builder left")
+    for garbage in found:
+        is_removed = delete and garbage.kind in kinds and remove_garbage(garbage)
+        if as_json:
+            print_json({**asdict(garbage), "removed": is_removed})
+            continue
+        committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
+        what = {
+            "unfinished": f"unfinished{committed}",
+            "finished": "finished store, left alone",
+            "foreign": "foreign file, left alone",
+        }.get(garbage.kind, garbage.kind)
+        size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
+        print(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
