@@ -17,7 +17,7 @@ from rich.console import Console
 from ups.config import RunConfig, load_config
 from ups.data.errors import UNREADABLE, StoreError
 from ups.errors import ConfigWarning, OutputError, UpsError
-from ups.notes import Note
+from ups.output import Note
 
 # As in `ups_store.build`: 1 any other error, 2 a mistake in the configuration, 4 a deadline, 6 a full disk.
 EXIT_UNREADABLE = 3

@@ -1,14 +1,24 @@
-"""Choosing the device."""
+"""Choosing the device.
+
+Compilation whose failure is told, also where several threads share a model.
+
+Memory that is free on a device; the one module of `ups` beside `ups.data` that asks `ups_store`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType
+from typing import Any
 
 import torch
+from torch import Tensor
 
+import ups_store
 from ups.errors import ConfigError
-from ups.notes import Note
+from ups.output import Note
 
 
 def choose_device(name: str, *, note: Note, key: str = "training.device") -> torch.device:
@@ -45,3 +55,119 @@ def device_of_rank(device: torch.device, *, variables: Mapping[str, str] = os.en
 
 def _unknown(name: str, key: str) -> ConfigError:
     return ConfigError(key, expected="auto, cpu, cuda or cuda:N", found=repr(name))
+
+
+def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
+    """Compile a model or function; if the compiler fails, say so and call it as it is from then on.
+
+    Compilation happens in the first calls, so that is where it fails.
+
+    Args:
+        function: What is compiled; a model's parameters stay its own.
+        note: Told about a failure, once.
+        **options: As `torch.compile` has them.
+    """
+    failures = _failures()
+    chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tried = chosen[0]
+        try:
+            return tried(*args, **kwargs)
+        except failures as error:
+            if tried is function:
+                raise
+            if chosen[0] is tried:  # no other thread was first
+                chosen[0] = function
+                note(f"torch.compile failed, going on without: {_first_line(error)}")
+            return function(*args, **kwargs)
+
+    return call
+
+
+def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: Any) -> Callable[..., Any]:
+    """Compile a function for who may not go on without: the result says that it was compiled.
+
+    Args:
+        function: What is compiled.
+        hint: What to do if the compiler fails.
+        **options: As `torch.compile` has them.
+    Returns:
+        A function whose first calls compile, and raise ConfigError of kind "compile" where that fails.
+    """
+    failures = _failures()
+    compiled = torch.compile(function, **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except failures as error:
+            found = _first_line(error)
+            raise ConfigError("torch.compile failed", kind="compile", found=found, hint=hint) from error
+
+    return call
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a compiler fails with; importing it takes seconds, so only who compiles does."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def _first_line(error: Exception) -> str:
+    """Class and first line of an error; of what a backend failed with, where that is why."""
+    error = getattr(error, "inner_exception", error)  # its own first line names the backend alone
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
+class FirstCallAlone:
+    """A compiled function for several threads: of all calls of one kind, the first is made alone.
+
+    Threads that made it at once would each compile the same.
+
+    Args:
+        function: Called with tensors, and with values by name that can be hashed.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._kinds: set[Any] = set()
+
+    def __call__(self, *tensors: Tensor, **values: Any) -> Any:
+        """What the function returns."""
+        kind = (*(tensor.shape for tensor in tensors), *values.items())
+        if kind not in self._kinds:
+            with self._lock:
+                if kind not in self._kinds:
+                    result = self._function(*tensors, **values)
+                    self._kinds.add(kind)
+                    return result
+        return self._function(*tensors, **values)
+
+
+def with_own_code(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method with a code object that no other has.
+
+    `torch.compile` counts by code object what it has compiled and gives up at 8, so methods of several models
+    would count as one.
+    """
+    assert isinstance(method, MethodType)
+    function = method.__func__
+    copy = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(copy, method.__self__)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be filled now: the GPU's, or RAM within the limits of machine and container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return ups_store.available_memory_bytes()

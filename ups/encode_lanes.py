@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import torch
 
+from ups.device import free_bytes
 from ups.errors import ConfigError
-from ups.memory import free_bytes
-from ups.notes import Note
+from ups.output import Note
 
 MAX_LANES = 8  # beyond that Python's lock is what they wait for
 CUDA_LANES = 4  # one copies in, one copies out, and two keep the device busy

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ups.encoder import ComputeDtype, LatentEncoder
 from ups.errors import CheckpointError
 from ups.grid import FIELDS, latent_of
-from ups.notes import Note
+from ups.output import Note
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -209,7 +209,7 @@ class LatentEncoder:
 
         Encoding raises ConfigError where the compiler fails, as the identity says that latents are compiled.
         """
-        from ups.compiling import FirstCallAlone, compiled_or_refused, with_own_code
+        from ups.device import FirstCallAlone, compiled_or_refused, with_own_code
 
         encode = with_own_code(self.load_model().encode)
         # Code for any shape would serve a known one, too, depending on what was encoded before; and nobody is

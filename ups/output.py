@@ -1,10 +1,13 @@
-"""Files that a command leaves: whether they can be, told before the work; and written whole or not at all."""
+"""Files that a command leaves: whether they can be, told before the work; and written whole or not at all.
+
+What people are told while something works, a sentence at a time.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -72,3 +75,22 @@ def with_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): with_nulls(item) for key, item in value.items()}
     return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+Note = Callable[[str], None]  # takes one sentence, without a line break at its end
+
+
+def nobody(text: str) -> None:
+    """Tells nobody."""
+
+
+def each_once(note: Note) -> Note:
+    """Tells every sentence the first time it is said; for those that several parts of a run find alike."""
+    told: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            note(text)
+
+    return tell

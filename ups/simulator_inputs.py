@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ups.device import free_bytes
 from ups.errors import ConfigError, ShapeError
 from ups.grid import FIELDS
-from ups.memory import free_bytes
 from ups.simulator_spec import SimulatedTask
 
 _FLOAT32_BYTES = 4

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
-from ups.notes import Note
+from ups.output import Note
 from ups.train.run import run_stage
 from ups_store.build.command import app as build_command
 from ups_store.build.config import load_config as load_build_config

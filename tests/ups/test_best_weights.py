@@ -13,7 +13,7 @@ from torch import nn
 
 from ups.checkpoint import load_checkpoint, read_document, save_checkpoint
 from ups.errors import OutputError
-from ups.optim.ema import WeightsCopy
+from ups.optim import WeightsCopy
 from ups.train.best import BestWeights
 from ups.train.ranks import Ranks
 from ups.train.trainer import Trainer

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_encode_loop import T, X, make_checkpoint
 
-from ups.compiling import compiled_or_refused, with_own_code
+from ups.device import compiled_or_refused, with_own_code
 from ups.encode_loop import BatchEncoder, make_encoder
 from ups.errors import ConfigError
 

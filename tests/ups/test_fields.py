@@ -170,7 +170,7 @@ from ups.data.config import BuildConfig, DataConfig
 from ups.data.fields import open_fields
 from ups.encode_lanes import num_lanes
 from ups.errors import ConfigError
-from ups.memory import free_bytes
+from ups.device import free_bytes
 
 torch.set_num_threads(4)
 members, root = map(Path, sys.argv[1:])

@@ -13,7 +13,7 @@ from test_compiled_encoder import N, encoder_of
 from test_encode_loop import T, X, make_checkpoint
 from test_simulator import fields_of, make_simulator
 
-from ups.compiling import compiled_or_eager
+from ups.device import compiled_or_eager
 
 pytestmark = [
     pytest.mark.slow,

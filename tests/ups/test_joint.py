@@ -22,8 +22,7 @@ from ups.data.field_statistics import Statistics
 from ups.data.solvers import make_dataset
 from ups.data.state_stores import open_latents
 from ups.errors import ConfigError
-from ups.objectives.inverse import inverse_losses
-from ups.objectives.reconstruction import relative_square_error
+from ups.losses import inverse_losses, relative_square_error
 from ups.simulator import save_simulator
 from ups.train.joint import JointStage, make_joint_stage
 from ups.train.run import run_stage

@@ -11,10 +11,8 @@ from torch import nn
 from ups.config import OptimizerConfig, SchedulerConfig
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
-from ups.objectives.reconstruction import relative_square_error
-from ups.optim.ema import AveragedWeights, WeightsCopy
-from ups.optim.optimizer import expect_optimizer, make_optimizer
-from ups.optim.schedule import LearningRate
+from ups.losses import relative_square_error
+from ups.optim import AveragedWeights, LearningRate, WeightsCopy, expect_optimizer, make_optimizer
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ups.objectives.rollout import relative_error, rollout_losses, spectral_error
+from ups.losses import relative_error, rollout_losses, spectral_error
 
 B, K, L, D = 3, 2, 16, 2
 

@@ -25,7 +25,7 @@ from ups.eval.forecasters import Persistence, Start
 from ups.eval.rollout import roll_out
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.grid import GridSpec
-from ups.optim.ema import AveragedWeights
+from ups.optim import AveragedWeights
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ups.config import OptimizerConfig, load_config
 from ups.errors import ConfigError
-from ups.optim.optimizer import make_optimizer
+from ups.optim import make_optimizer
 from ups.train.autoencoder import AutoencoderStage, make_autoencoder_stage
 from ups.train.ranks import joined_ranks
 from ups.train.trainer import Trainer

@@ -22,8 +22,7 @@ from ups.eval.baseline_model import (
     trained_with,
 )
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
-from ups.notes import Note
-from ups.output import expect_writable
+from ups.output import Note, expect_writable
 from ups.simulator import Simulator
 
 _FOLDER = "baselines"  # in the folder of the checkpoints

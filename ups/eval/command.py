@@ -22,7 +22,7 @@ from ups.eval.report import Report
 from ups.eval.report_files import write_report
 from ups.eval.report_table import show_evaluation
 from ups.eval.training_logs import StageLog, read_stage_logs
-from ups.notes import Note
+from ups.output import Note
 from ups.simulator import Simulator, load_simulator
 from ups.simulator_spec import OPERATOR, OPERATOR_FILE
 

@@ -20,8 +20,7 @@ from ups.errors import ConfigError
 from ups.eval.command import config_of
 from ups.eval.figures import fields_figure
 from ups.grid import FIELDS, domain_lengths
-from ups.notes import Note
-from ups.output import expect_writable, write_atomically
+from ups.output import Note, expect_writable, write_atomically
 from ups.simulator import Simulator
 from ups.simulator_inputs import expect_room
 from ups.simulator_spec import SimulatedTask, expect_simulated_task

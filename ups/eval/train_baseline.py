@@ -23,9 +23,9 @@ from ups.data.fields import Fields
 from ups.data.trajectories import given_array
 from ups.errors import ConfigError, DivergedError
 from ups.eval.baseline_model import LABELS, Baseline, BaselineSpec, Effort, Kind, network_size
-from ups.notes import Note, nobody
-from ups.objectives.reconstruction import relative_square_error
-from ups.optim.ema import AveragedWeights
+from ups.losses import relative_square_error
+from ups.optim import AveragedWeights
+from ups.output import Note, nobody
 
 _SINGLE_STEPS = 0.7  # share of the budget
 _ROLLOUT_STEPS = 3

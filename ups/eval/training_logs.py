@@ -10,7 +10,7 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.run import STAGE_NAMES
-from ups.notes import Note
+from ups.output import Note
 
 _WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
 _STARTUP = "startup/total_startup_time_min"

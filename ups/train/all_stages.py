@@ -20,9 +20,8 @@ from ups.errors import CheckpointError, ConfigError, ConfigWarning
 from ups.eval.baseline_files import find_baselines, obtain_wanted
 from ups.eval.evaluate import evaluate, expect_split
 from ups.eval.report_files import write_report
-from ups.notes import Note, each_once
-from ups.optim.optimizer import expect_optimizer
-from ups.output import expect_writable
+from ups.optim import expect_optimizer
+from ups.output import Note, each_once, expect_writable
 from ups.simulator import load_simulator
 from ups.simulator_spec import OPERATOR_FILE
 from ups.train.build_stores import build_fields, build_latents

@@ -19,8 +19,8 @@ from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, open_fields, parameter_names
 from ups.data.frames import FrameBatch, FrameBatches, spread_batches
 from ups.eval.reconstruction import Floor, measure_floor, write_figure
+from ups.losses import relative_square_error
 from ups.models.any_point_decoder import grid_queries
-from ups.objectives.reconstruction import relative_square_error
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.startup import startup_phase
 

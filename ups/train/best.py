@@ -13,9 +13,8 @@ from typing import Any
 from ups.checkpoint import read_document
 from ups.config import RunConfig
 from ups.errors import CheckpointError, OutputError
-from ups.notes import Note
-from ups.optim.ema import WeightsCopy
-from ups.output import write_atomically
+from ups.optim import WeightsCopy
+from ups.output import Note, write_atomically
 from ups.train.ranks import Ranks
 from ups.train.saved_state import flat_keys
 from ups.train.stage import Stage

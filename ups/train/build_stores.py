@@ -16,7 +16,7 @@ from ups.config import RunConfig
 from ups.data.build_files import own_manifest
 from ups.data.state_stores import latent_folder
 from ups.errors import InterruptedTrainingError, UpsError
-from ups.notes import Note, nobody
+from ups.output import Note, nobody
 from ups.train.interrupt import CONTINUES
 
 BUILD = ("-m", "ups_store.build")

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ups.compiling import compiled_or_eager
 from ups.config import TrainingConfig
-from ups.notes import Note
+from ups.device import compiled_or_eager
+from ups.output import Note
 
 
 def forward_of(model: nn.Module, config: TrainingConfig, *, note: Note) -> Callable[..., Any]:

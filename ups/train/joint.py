@@ -26,7 +26,7 @@ from ups.data.window_batches import WindowBatch, WindowBatches
 from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS
-from ups.objectives.inverse import inverse_losses
+from ups.losses import inverse_losses
 from ups.simulator import Simulator, load_simulator, save_simulator
 from ups.simulator_spec import OPERATOR, OPERATOR_FILE, SimulatorSpec
 from ups.train.autoencoder import make_spec as make_autoencoder_spec

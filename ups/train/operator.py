@@ -24,7 +24,7 @@ from ups.data.window_batches import WindowBatch, WindowBatches
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.grid import FIELDS
-from ups.objectives.rollout import rollout_losses
+from ups.losses import rollout_losses
 from ups.simulator import Simulator, load_simulator, save_simulator
 from ups.simulator_spec import OPERATOR, OPERATOR_FILE
 from ups.train.operator_spec import make_spec

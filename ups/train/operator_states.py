@@ -13,7 +13,7 @@ from ups.data.on_demand.opening import open_training_windows
 from ups.data.state_stores import open_field_states, tells_encoder
 from ups.data.task_windows import TaskWindows
 from ups.data.window_batches import WindowBatches
-from ups.notes import Note
+from ups.output import Note
 from ups.train.operator_spec import window_parameters
 from ups.train.stage import StageStart
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ups.device import choose_device
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, UpsError
-from ups.notes import Note
+from ups.output import Note
 from ups.train.interrupt import CONTINUES
 
 

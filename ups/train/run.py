@@ -11,8 +11,8 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.errors import ConfigError
-from ups.notes import Note
-from ups.optim.optimizer import expect_optimizer
+from ups.optim import expect_optimizer
+from ups.output import Note
 from ups.train.interrupt import before_steps
 from ups.train.ranks import joined_ranks
 from ups.train.saved_state import SavedState, state_path

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ups.config import RunConfig
 from ups.errors import ConfigError
-from ups.notes import Note, nobody
+from ups.output import Note, nobody
 
 Losses = dict[str, Tensor]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.config import RunConfig
 from ups.errors import CheckpointError
-from ups.optim.ema import AveragedWeights
+from ups.optim import AveragedWeights
 from ups.train.ranks import ALONE, Ranks
 from ups.train.saved_state import POSITION, TRAINING, SavedState, hinting_at_restart
 

@@ -14,9 +14,7 @@ from torch import nn
 
 from ups.config import RunConfig
 from ups.errors import InterruptedTrainingError
-from ups.optim.ema import AveragedWeights
-from ups.optim.optimizer import make_optimizer
-from ups.optim.schedule import LearningRate
+from ups.optim import AveragedWeights, LearningRate, make_optimizer
 from ups.train.best import BestWeights
 from ups.train.compiling import forward_of
 from ups.train.distributed import ParallelLosses

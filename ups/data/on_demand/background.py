@@ -16,7 +16,7 @@ from ups.data.config import ReadingConfig
 from ups.data.errors import hints_in_keys
 from ups.data.on_demand.order import Items, in_turns
 from ups.errors import UpsError
-from ups.notes import Note
+from ups.output import Note
 from ups_store.build.readers import Readers
 from ups_store.sources.pool import ReaderPool
 

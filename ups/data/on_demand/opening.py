@@ -25,7 +25,7 @@ from ups.data.store_places import encoder_of, place_of, store_path
 from ups.data.task_windows import TaskWindows
 from ups.data.window_batches import WindowBatches
 from ups.errors import ConfigError
-from ups.notes import Note
+from ups.output import Note
 from ups_store.build.ranks import Ranks
 from ups_store.errors import SourceError, StoreError
 from ups_store.system.files import make_folder

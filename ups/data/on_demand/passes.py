@@ -18,7 +18,7 @@ from ups.data.on_demand.store_jobs import StoreJob
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.task_windows import Preload, TaskWindows
 from ups.data.window_batches import WindowBatches
-from ups.notes import Note
+from ups.output import Note
 from ups_store.build.ranks import Ranks
 
 _ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `live_windows`

@@ -15,7 +15,7 @@ from ups.data.on_demand.order import Items, arrival_stretches
 from ups.data.split_plan import plan_split
 from ups.data.store_places import place_of
 from ups.errors import ConfigError
-from ups.notes import Note
+from ups.output import Note
 from ups_store.build.config import LatentConfig
 from ups_store.build.config_file import take_build_keys
 from ups_store.build.digests import DigestCache

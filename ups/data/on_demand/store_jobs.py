@@ -12,7 +12,7 @@ from ups.data.fields import Store
 from ups.data.on_demand.background import Progress
 from ups.data.on_demand.order import Items
 from ups.data.on_demand.plan import WantedStore
-from ups.notes import Note
+from ups.output import Note
 from ups_store.build.fill import Filling
 from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import Ranks

@@ -6,16 +6,22 @@ can stay in the latent space for many steps. Gradients reach E, A and D.
 
 Letters: B batch, K steps, X the axes of the grid, C channels, L tokens, D channels of a token, P points,
 Q parameters.
+
+How well frames are reconstructed. Letters: B batch, X the axes of the grid, P points, C channels.
+
+How far predicted states are from the true ones, in normalised states: means over samples.
+
+Letters: B batch, K steps, L tokens, D channels of a token, G the axes of the token grid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ups.grid import FIELDS
-from ups.objectives.reconstruction import relative_square_error
 from ups.simulator import Simulator
 
 
@@ -98,3 +104,79 @@ def _error_at(
         power_BC=truth_BAC.square().mean(1),
         std_C=autoencoder.normalizer_of(task, array).std,
     )
+
+
+# Share of a channel's variance that is added to a frame's power, so that faint frames don't dominate.
+_FAINT = 0.01
+
+
+def relative_square_error(
+    prediction_BPC: Tensor, truth_BPC: Tensor, *, power_BC: Tensor, std_C: Tensor
+) -> Tensor:
+    """Mean over frames and channels of mean_P (p - y)^2 / (power of the frame): the square of nRMSE.
+
+    Args:
+        prediction_BPC: Predicted values at points, physical units.
+        truth_BPC: True ones.
+        power_BC: mean_X y^2 of the whole frames.
+        std_C: Standard deviation of each channel in the training data.
+
+    Returns:
+        Scalar.
+    """
+    square_BC = (prediction_BPC - truth_BPC).square().mean(1)
+    return (square_BC / (power_BC + _FAINT * std_C.square())).mean()
+
+
+def rollout_losses(
+    predicted_BKLD: Tensor,
+    truth_BKLD: Tensor,
+    *,
+    tokens: tuple[int, ...],
+    lambda_relative: float = 0.0,
+    lambda_spectral: float = 0.0,
+) -> dict[str, Tensor]:
+    """Losses of a rollout, weighted; their sum is minimised.
+
+    Args:
+        predicted_BKLD: States after each of K steps, shape (B, K, L, D).
+        truth_BKLD: True ones.
+        tokens: Tokens along each axis, L in all.
+        lambda_relative: Weight of `relative_error`.
+        lambda_spectral: Weight of `spectral_error`.
+    Returns:
+        "one_step" and, of longer rollouts, "rollout" (mean square errors of the first and of the later
+        steps); "relative" and "spectral" where they have a weight.
+    """
+    predicted_BKLD, truth_BKLD = predicted_BKLD.float(), truth_BKLD.float()
+    square_K = (predicted_BKLD - truth_BKLD).square().mean(dim=(0, 2, 3))
+    losses = {"one_step": square_K[0]}
+    if len(square_K) > 1:
+        losses["rollout"] = square_K[1:].mean()
+    if lambda_relative:
+        losses["relative"] = lambda_relative * relative_error(predicted_BKLD, truth_BKLD)
+    if lambda_spectral:
+        losses["spectral"] = lambda_spectral * spectral_error(predicted_BKLD, truth_BKLD, tokens=tokens)
+    return losses
+
+
+def relative_error(predicted_BKLD: Tensor, truth_BKLD: Tensor) -> Tensor:
+    """Mean over samples and steps of |p - y|^2 / |y|^2: every frame counts the same however faint it is."""
+    square_BK = (predicted_BKLD - truth_BKLD).square().mean(dim=(2, 3))
+    power_BK = truth_BKLD.square().mean(dim=(2, 3))
+    return (square_BK / (power_BK + _FAINT)).mean()
+
+
+def spectral_error(predicted_BKLD: Tensor, truth_BKLD: Tensor, *, tokens: tuple[int, ...]) -> Tensor:
+    """Mean over wave numbers along the token axes of |FFT(p - y)|^2 / |FFT(y)|^2.
+
+    Every wave number counts the same however little energy it has, so small scales do that a mean square
+    error hardly sees. It is taken of the states, not of the fields: nothing is decoded.
+    """
+    axes = tuple(range(2, 2 + len(tokens)))
+    error, truth = (
+        torch.fft.rfftn(states.unflatten(2, tokens), dim=axes, norm="ortho").abs().square().sum(-1)
+        for states in (predicted_BKLD - truth_BKLD, truth_BKLD)
+    )
+    mean_energy = truth.mean(dim=axes, keepdim=True)
+    return (error / (truth + _FAINT * mean_energy + torch.finfo(truth.dtype).tiny)).mean()

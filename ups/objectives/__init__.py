@@ -1,1 +1,0 @@
-"""Losses: batch and model in, named losses out."""

@@ -1,0 +1,212 @@
+"""Copies of a model's weights that can take their place, and their exponential moving average.
+
+Optimisers by name: AdamW, Adam, SGD.
+
+Learning rate over optimiser steps: constant, cosine, step, or lower when validation stops improving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ups.config import OptimizerConfig, SchedulerConfig
+from ups.errors import CheckpointError, ConfigError
+
+
+class WeightsCopy:
+    """Copy of a model's trained parameters.
+
+    Args:
+        model: The model.
+        device: Where the copy lies; by default beside each parameter.
+    """
+
+    def __init__(self, model: nn.Module, *, device: torch.device | str | None = None) -> None:
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._copies = {
+            name: p.detach().to(device or p.device, copy=True) for name, p in self._parameters.items()
+        }
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model has the copied weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def adopt(self) -> None:
+        """Give the model the copied weights for good."""
+        self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self._parameters.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self._copies[name])
+            self._copies[name].copy_(kept)
+
+
+class AveragedWeights(WeightsCopy):
+    """Averaged copy of a model's trained parameters.
+
+    Early on the average follows faster, by (1 + n) / (10 + n) after n updates, so that it forgets the random
+    start.
+
+    Args:
+        model: The model.
+        decay: Share of the old average that an update keeps.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float) -> None:
+        super().__init__(model)
+        self._decay = decay
+        self.num_updates = 0
+
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """The averages by name."""
+        return self._copies
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are now."""
+        decay = min(self._decay, (1 + self.num_updates) / (10 + self.num_updates))
+        self.num_updates += 1
+        current = [p.detach() for p in self._parameters.values()]
+        torch._foreach_lerp_(list(self.averages.values()), current, 1 - decay)
+
+    def restore(self, averages: Mapping[str, Tensor], *, num_updates: int, path: Path) -> None:
+        """Continue from saved averages.
+
+        Args:
+            averages: By name, as `averages` has them.
+            num_updates: Updates that made them.
+            path: Where they are from, for the error.
+
+        Raises:
+            CheckpointError: Kind "other_weights" if names or shapes differ; nothing is changed then.
+        """
+        ours, theirs = ({(name, t.shape) for name, t in some.items()} for some in (self.averages, averages))
+        if differing := sorted({name for name, _ in ours ^ theirs}):
+            raise CheckpointError(
+                "its averages aren't those of the model's weights",
+                kind="other_weights",
+                path=path,
+                found=f"other names or shapes, such as {differing[0]}",
+            )
+        self.num_updates = num_updates
+        for name, average in self.averages.items():
+            average.copy_(averages[name])
+
+
+_THERE = ("adamw", "adam", "sgd")
+
+
+def expect_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:
+    """Refuse an optimiser that isn't there yet; needs no parameters, so it can be told before the work.
+
+    Args:
+        config: Kind and settings.
+        stage: Whose it is, for the key that is named.
+
+    Raises:
+        ConfigError: Kind "not_yet".
+    """
+    if config.name not in _THERE:
+        where = "" if stage is None else f"stages.{stage}."
+        raise ConfigError(
+            f"{where}optimizer.name = {config.name}: it isn't there yet",
+            kind="not_yet",
+            expected="adamw, adam or sgd",
+        )
+
+
+def make_optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """Make a stage's optimiser: decay acts on matrices, not on vectors such as biases.
+
+    Args:
+        named_parameters: What is trained.
+        config: Kind and settings, with `lr` filled in.
+
+    Raises:
+        ConfigError: As `expect_optimizer`.
+    """
+    expect_optimizer(config)
+    trained = [parameter for _, parameter in named_parameters if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    assert config.lr is not None
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=_can_be_fused(trained))
+
+
+def _can_be_fused(parameters: list[nn.Parameter]) -> bool:
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+
+
+class LearningRate:
+    """Learning rate of every step; apart from the plateau kind a function of the step alone.
+
+    Args:
+        config: Kind and settings.
+        peak: Learning rate after warm-up.
+        steps_per_epoch: Optimiser steps of an epoch.
+        epochs: Epochs of the stage, the default length of a cosine.
+    """
+
+    def __init__(self, config: SchedulerConfig, *, peak: float, steps_per_epoch: int, epochs: int) -> None:
+        self._config, self._peak, self._steps_per_epoch = config, peak, steps_per_epoch
+        self._num_steps = (config.t_max or epochs) * steps_per_epoch
+        self._factor = 1.0
+        self._best = math.inf
+        self._bad_epochs = 0
+
+    def at(self, step: int) -> float:
+        """Learning rate of an optimiser step, counted from 0."""
+        warmup = self._config.warmup_steps
+        if step < warmup:
+            return self._peak * (step + 1) / warmup
+        return self._after_warmup(step)
+
+    def _after_warmup(self, step: int) -> float:
+        config = self._config
+        if config.name == "cosine":
+            warmup = min(config.warmup_steps, self._num_steps - 1)
+            progress = min(1.0, (step - warmup) / (self._num_steps - warmup))
+            return config.eta_min + (self._peak - config.eta_min) * 0.5 * (1 + math.cos(math.pi * progress))
+        if config.name == "step":
+            return self._peak * config.gamma ** (step // self._steps_per_epoch // config.step_size)
+        return max(config.min_lr, self._peak * self._factor) if config.name == "plateau" else self._peak
+
+    def end_epoch(self, score: float) -> None:
+        """Tell the validation error of an epoch; only the plateau kind listens."""
+        if score < self._best:
+            self._best, self._bad_epochs = score, 0
+            return
+        self._bad_epochs += 1
+        if self._bad_epochs > self._config.patience:
+            self._factor, self._bad_epochs = self._factor * self._config.factor, 0
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON values."""
+        return {"factor": self._factor, "best": self._best, "bad_epochs": self._bad_epochs}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self._factor, self._best, self._bad_epochs = state["factor"], state["best"], state["bad_epochs"]
