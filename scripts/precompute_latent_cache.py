@@ -48,7 +48,7 @@ def _wandb(logging: Any, config: Path | None, overrides: Sequence[str]) -> Wandb
     """The settings of Weights & Biases, checked as a training checks them."""
     from pydantic import ValidationError, create_model
 
-    from ups.config.problems import all_problems
+    from ups.config.loading import all_problems
     from ups.config.run import LoggingConfig, RunConfig
 
     given = (

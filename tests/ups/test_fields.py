@@ -17,8 +17,8 @@ from control_groups import GROUP_BYTES
 from typer.testing import CliRunner
 
 import ups_store
+from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.augment import augment, shift_frames
-from ups.data.config import BuildConfig, CacheConfig, DataConfig
 from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
 from ups.data.frames import FrameBatch, FrameBatches, spread_batches
@@ -166,7 +166,7 @@ _IN_GROUP = """
 import sys
 from pathlib import Path
 import torch
-from ups.data.config import BuildConfig, DataConfig
+from ups.config.shared import BuildConfig, DataConfig
 from ups.data.fields import open_fields
 from ups.encode_lanes import num_lanes
 from ups.errors import ConfigError

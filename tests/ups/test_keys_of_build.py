@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ups.config import TrainingConfig, load_config
-from ups.config.old_names import MEANINGLESS, NOT_YET
+from ups.config.loading import MEANINGLESS, NOT_YET
 from ups.config.run import CheckpointConfig, RunConfig
 from ups_store.build.config import BuildConfig
 from ups_store.build.config import load_config as load_build_config

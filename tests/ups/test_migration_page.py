@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from ups.config import RunConfig
-from ups.config.old_names import MEANINGLESS, NOT_YET
+from ups.config.loading import MEANINGLESS, NOT_YET
 from ups.config.run import LATER_STAGES, STAGE_NAMES
 from ups.train.stage import STAGES
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ups.data.config import BuildConfig, CacheConfig, DataConfig
+from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.fields import open_fields
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from ups.autoencoder import Autoencoder
 from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
+from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.batching import parameter_table
-from ups.data.config import BuildConfig, CacheConfig, DataConfig
 from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, MemoryFields, open_fields
 from ups.data.solvers import make_dataset

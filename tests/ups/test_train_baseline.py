@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ups.checkpoint import load_checkpoint, save_checkpoint
-from ups.data.config import BuildConfig, CacheConfig, DataConfig
+from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.field_windows import FieldWindows
 from ups.data.fields import Fields, open_fields
 from ups.data.solvers import make_dataset

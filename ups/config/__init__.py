@@ -1,9 +1,7 @@
 """Configuration of a run: typed, from YAML with includes and dotted overrides."""
 
 from ups.config.loading import dump_config, load_config
-from ups.config.run import RunConfig
-from ups.config.stage import OptimizerConfig, SchedulerConfig, StageConfig
-from ups.config.training import TrainingConfig
+from ups.config.run import OptimizerConfig, RunConfig, SchedulerConfig, StageConfig, TrainingConfig
 
 __all__ = [
     "OptimizerConfig",

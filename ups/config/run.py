@@ -1,26 +1,179 @@
-"""`RunConfig`: everything that a run is told."""
+"""`RunConfig`: everything that a run is told.
+
+Configuration of one training stage: how long, which optimiser, which schedule.
+
+Configuration of the training loop; nothing here changes what a store holds.
+
+What all sections of a configuration share, and the types of their values.
+"""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from ups.autoencoder_spec import AUTOENCODER_FILE
-from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section
-from ups.config.stage import StageConfig
-from ups.config.training import TrainingConfig
-from ups.data.config import (
+from ups.config.shared import (
     BuildConfig,
     CacheConfig,
     DataConfig,
     EncodingConfig,
     ReadingConfig,
     TaskDeclaration,
+    long_dtype,
 )
 from ups.errors import ConfigError
+
+# strict: `yes` isn't 1 and 1.5 isn't a count
+Count = Annotated[int, Field(strict=True, ge=1)]
+
+CountOrZero = Annotated[int, Field(strict=True, ge=0)]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# Names of PyTorch's classes, as older configurations have them.
+_SCHEDULER_NAMES = {
+    "cosineannealinglr": "cosine",
+    "steplr": "step",
+    "reducelronplateau": "plateau",
+    "constantlr": "constant",
+    "none": "constant",
+}
+
+
+class OptimizerConfig(Section):
+    """Optimiser of a stage."""
+
+    name: Literal["adamw", "adam", "sgd", "muon_hybrid"] = Field("adamw", description="kind")
+    lr: Positive | None = Field(None, description="peak learning rate; by default training.lr")
+    weight_decay: NotNegative = Field(0.0, description="decay of matrices; vectors have none")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), description="Adam's moments")
+    eps: Positive = Field(1e-8, description="Adam's epsilon")
+    momentum: Fraction = Field(0.9, description="of SGD")
+    muon_momentum: Fraction = Field(0.95, description="of Muon's matrices")
+    muon_ns_steps: Count = Field(5, description="Newton-Schulz iterations of Muon")
+    muon_backend: str = Field("auto", description="implementation of Muon")
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+
+class SchedulerConfig(Section):
+    """Learning rate over optimiser steps, as a share of the peak."""
+
+    name: Literal["constant", "cosine", "step", "plateau"] = Field("cosine", description="kind")
+    warmup_steps: CountOrZero = Field(0, description="optimiser steps of linear warm-up")
+    t_max: Count | None = Field(None, description="cosine: epochs until eta_min; by default the stage's")
+    eta_min: NotNegative = Field(0.0, description="cosine: learning rate at the end")
+    step_size: Count = Field(10, description="step: epochs from one reduction to the next")
+    gamma: Positive = Field(0.5, description="step: factor of a reduction")
+    factor: Positive = Field(0.5, description="plateau: factor of a reduction")
+    patience: CountOrZero = Field(3, description="plateau: epochs without improvement that are tolerated")
+    min_lr: NotNegative = Field(0.0, description="plateau: least learning rate")
+    mode: Literal["min"] = Field("min", description="plateau: errors are minimised")
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _own_name(cls, value: object) -> object:
+        return _SCHEDULER_NAMES.get(value.lower(), value.lower()) if isinstance(value, str) else value
+
+
+class StageConfig(Section):
+    """One entry of `stages`."""
+
+    epochs: CountOrZero = Field(10, description="passes over the training data; 0 leaves the stage out")
+    steps_per_epoch: Count | None = Field(None, description="optimiser steps an epoch; by default all data")
+    batch_size: Count | None = Field(None, description="by default training.batch_size")
+    grad_clip: Positive | None = Field(None, description="by default training.grad_clip")
+    ema_decay: Fraction | None = Field(None, description="by default training.ema_decay")
+    patience: Count | None = Field(None, description="by default training.patience")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+    @field_validator("optimizer", "scheduler", mode="before")
+    @classmethod
+    def _absent_is_default(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+AmpDtype = Annotated[Literal["bfloat16", "float16"], BeforeValidator(long_dtype)]
+
+LatentDtype = Annotated[Literal["float16", "bfloat16", "float32"], BeforeValidator(long_dtype)]
+
+
+class QuerySamplingConfig(Section):
+    """At how many points of a field the decoder is asked during training."""
+
+    num_queries: Count | None = Field(None, description="random points a batch; by default the whole grid")
+
+
+class TrainingConfig(Section):
+    """Loop, precision, losses; a stage's own values win."""
+
+    batch_size: Count = Field(32, description="frames or windows a batch")
+    lr: Positive = Field(1e-3, description="peak learning rate")
+    accum_steps: Count = Field(1, description="batches an optimiser step")
+    grad_clip: Positive | None = Field(1.0, description="largest norm of the gradient")
+    ema_decay: Fraction | None = Field(
+        None, description="of the averaged weights that are validated and kept"
+    )
+    amp: bool = Field(False, description="autocast to amp_dtype")
+    amp_dtype: AmpDtype = Field("bfloat16", description="dtype of autocast")
+    compile: bool = Field(False, description="torch.compile the model")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
+        "default", description="of torch.compile"
+    )
+    patience: Count | None = Field(None, description="epochs after the best one until training stops")
+    log_path: Path | None = Field(None, description="JSON lines; by default <checkpoint.dir>/<stage>.jsonl")
+    log_every: Count = Field(50, description="optimiser steps from one log line to the next")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; under torchrun each rank its own GPU")
+    rank_timeout_s: Positive = Field(
+        1800.0, description="seconds that a rank waits for the others, also while the first one validates"
+    )
+
+    field_source: Literal["auto", "store", "hdf5"] = Field("auto", description="where fields are read from")
+    augment: bool = Field(True, description="random shifts along periodic axes, reflections where allowed")
+    query_sampling: QuerySamplingConfig = QuerySamplingConfig()
+    max_val_frames: Count = Field(1024, description="frames per task that validation looks at, spread evenly")
+
+    num_workers: CountOrZero | Literal["auto"] = Field("auto", description="reader processes of a build")
+    use_parallel_encoding: bool = Field(True, description="read and encode at the same time in a build")
+    latent_cache_dir: Path | None = Field(None, description="folder of the latent stores")
+    latent_cache_dtype: LatentDtype = Field("float16", description="of latents")
+    cache_mode: Literal["auto", "store", "memory", "none"] = Field(
+        "auto", description="latents from finished stores, made on demand, in memory, or in every pass"
+    )
+    pin_memory: bool = Field(True, description="page-locked batches where there is a GPU")
+    prefetch_factor: CountOrZero = Field(2, description="batches that are prepared ahead, by a thread")
+    preload: Literal["auto", "off", "page-cache", "copy", "pinned", "device"] = Field(
+        "auto", description="how a store is brought into memory before training"
+    )
+    time_stride: Count = Field(1, description="stored time steps from one step of the operator to the next")
+    rollout_horizon: Count = Field(1, description="operator steps that a loss goes through")
+    lambda_spectral: NotNegative = Field(0.0, description="weight of the spectral loss of the operator")
+    lambda_relative: NotNegative = Field(0.0, description="weight of the relative loss")
+    use_inverse_losses: bool = Field(False, description="encoder and decoder as inverses, in stage joint")
+    allow_unknown_encoder: bool = Field(
+        False, description="train on latents of which nothing says which weights made them"
+    )
+    inverse_loss_frequency: Count = Field(1, description="optimiser steps from one inverse loss to the next")
+
 
 # Stages of earlier configurations that aren't there yet, and what they train.
 LATER_STAGES = {
@@ -28,6 +181,7 @@ LATER_STAGES = {
     "consistency_distill": "distillation",
     "steady_prior": "the prior of steady tasks",
 }
+
 STAGE_NAMES = ("autoencoder", "joint", "operator", *LATER_STAGES)  # in the order of training
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups.data.config import BuildConfig, DataConfig
+from ups.config.shared import BuildConfig, DataConfig
 from ups.data.hdf5_split import read_split
 from ups.data.store_places import differing_selection, place_of, store_path
 from ups.errors import ConfigError

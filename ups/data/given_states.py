@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups.data.config import BuildConfig
+from ups.config.shared import BuildConfig
 from ups.data.fields import parameters_among
 from ups.errors import ConfigError
 from ups.grid import FIELDS

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups.data.config import BuildConfig
+from ups.config.shared import BuildConfig
 from ups.data.errors import hints_in_keys
 from ups.data.split_plan import plan_split
 from ups.errors import ConfigError

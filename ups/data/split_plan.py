@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ups.data.config import BuildConfig
+from ups.config.shared import BuildConfig
 from ups.errors import ConfigError
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.readers import Readers

@@ -8,7 +8,7 @@ from typing import Any
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.config import DataConfig
+from ups.config.shared import DataConfig
 from ups.data.fields import Store
 from ups.data.store_places import differing_selection, encoder_of, place_of, store_path
 from ups.encoder import LatentEncoder

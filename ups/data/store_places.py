@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.data.config import DataConfig
+from ups.config.shared import DataConfig
 
 if TYPE_CHECKING:
     from ups.data.fields import Store

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.config import BuildConfig
+from ups.config.shared import BuildConfig
 from ups.data.fields import STEP_TOLERANCE, Fields, FieldsInfo, open_fields
 from ups.errors import ConfigError
 from ups.grid import FIELDS

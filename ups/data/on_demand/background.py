@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ups.data.config import ReadingConfig
+from ups.config.shared import ReadingConfig
 from ups.data.errors import hints_in_keys
 from ups.data.on_demand.order import Items, in_turns
 from ups.errors import UpsError

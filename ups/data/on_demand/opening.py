@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ups_store
 from ups.autoencoder_spec import AUTOENCODER, parse_spec
 from ups.checkpoint import read_document
-from ups.data.config import BuildConfig
+from ups.config.shared import BuildConfig
 from ups.data.fields import Store
 from ups.data.on_demand.live_windows import LiveWindows, Passes
 from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ups.config.shared import ReadingConfig
 from ups.data.batching import count_batches, seed_of
-from ups.data.config import ReadingConfig
 from ups.data.fields import Store
 from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.first_trajectories import FirstWindows, ranges_by_file

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ups_store
-from ups.data.config import BuildConfig, CacheConfig, ReadingConfig
+from ups.config.shared import BuildConfig, CacheConfig, ReadingConfig
 from ups.data.errors import hints_in_keys
 from ups.data.fields import NUM_STEPS, Store
 from ups.data.on_demand.order import Items, arrival_stretches
