@@ -18,7 +18,7 @@ from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import AnyPointDecoder
 from ups.models.grid_encoder import GridEncoder
-from ups.nn.conditioning import Condition
+from ups.nn.layers import Condition
 
 
 class Autoencoder(nn.Module):

@@ -22,8 +22,7 @@ from ups.errors import ConfigError
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.models.latent_operator import LatentOperator, OperatorSize
-from ups.nn.conditioning import Condition
-from ups.nn.patches import patchify, unpatchify
+from ups.nn.layers import Condition, patchify, unpatchify
 from ups.simulator_inputs import Numbers, expect_room, frames_of, parse_parameters, step_times
 from ups.simulator_spec import (
     OPERATOR,

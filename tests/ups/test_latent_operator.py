@@ -9,7 +9,7 @@ from torch import Tensor
 from ups.errors import ShapeError
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY
 from ups.models.latent_operator import SIZES, LatentOperator, OperatorSize
-from ups.nn.conditioning import BOUNDARY_TYPES, Condition
+from ups.nn.layers import BOUNDARY_TYPES, Condition
 
 B, D = 2, 4
 SMALL = OperatorSize(width=16, depths=(2, 2), num_heads=2)

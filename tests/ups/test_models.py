@@ -13,9 +13,7 @@ from ups.errors import ShapeError
 from ups.grid import GridSpec, cut_grid
 from ups.models.any_point_decoder import AnyPointDecoder, find_neighbours, grid_queries
 from ups.models.grid_encoder import GridEncoder, pixel_unshuffle
-from ups.nn.blocks import GridConv
-from ups.nn.conditioning import Condition
-from ups.nn.pooling import GroupPooling
+from ups.nn.layers import Condition, GridConv, GroupPooling
 
 torch.set_num_threads(1)
 

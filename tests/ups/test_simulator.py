@@ -16,7 +16,7 @@ from tiny_autoencoders import LINE, PLANE, make_autoencoder
 import ups
 from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.errors import CheckpointError, ConfigError, ShapeError
-from ups.nn.patches import patchify, unpatchify
+from ups.nn.layers import patchify, unpatchify
 from ups.simulator import Simulator, load_simulator, save_simulator
 from ups.simulator_spec import SimulatedTask, SimulatorSpec
 

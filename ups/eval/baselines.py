@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.errors import ConfigError
-from ups.nn.blocks import GridConv, pointwise
+from ups.nn.layers import GridConv, pointwise
 
 _GROUPS = 4
 

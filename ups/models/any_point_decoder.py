@@ -16,9 +16,14 @@ from torch import Tensor, nn
 
 from ups.errors import ShapeError
 from ups.grid import FIELDS, GridSpec, TokenGrid
-from ups.nn.blocks import ResidualBlock, pointwise
-from ups.nn.boundary import boundary_features, num_boundary_features
-from ups.nn.conditioning import Condition, ConditionEmbedding
+from ups.nn.layers import (
+    Condition,
+    ConditionEmbedding,
+    ResidualBlock,
+    boundary_features,
+    num_boundary_features,
+    pointwise,
+)
 
 _MAX_WAVES = 16
 _LEAST_WINDOW = 1e-6

@@ -13,10 +13,16 @@ from torch import Tensor, nn
 
 from ups.errors import ShapeError
 from ups.grid import FIELDS, GridSpec, TokenGrid
-from ups.nn.blocks import ResidualBlock, pointwise, rms_norm
-from ups.nn.boundary import boundary_features, num_boundary_features
-from ups.nn.conditioning import Condition, ConditionEmbedding
-from ups.nn.pooling import GroupPooling
+from ups.nn.layers import (
+    Condition,
+    ConditionEmbedding,
+    GroupPooling,
+    ResidualBlock,
+    boundary_features,
+    num_boundary_features,
+    pointwise,
+    rms_norm,
+)
 
 
 class GridEncoder(nn.Module):

@@ -20,9 +20,16 @@ from torch import Tensor, nn
 
 from ups.errors import ShapeError
 from ups.grid import PERIODIC
-from ups.nn.conditioning import BOUNDARY_TYPES, Condition, ConditionEmbedding, boundary_flags
+from ups.nn.layers import (
+    BOUNDARY_TYPES,
+    Coarser,
+    Condition,
+    ConditionEmbedding,
+    Finer,
+    boundary_flags,
+    halved_axes,
+)
 from ups.nn.shifted_window import MAX_WINDOW, ShiftedWindowAttention
-from ups.nn.token_pyramid import Coarser, Finer, halved_axes
 
 MAX_AXES = 2  # a 1D token grid is a 2D one whose second axis has length 1
 _STATE = "latent"

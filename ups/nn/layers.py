@@ -1,0 +1,327 @@
+"""Convolutions and residual blocks on grids of one to three axes, each periodic or not.
+
+Letters: B batch, W channels (width), G the axes of the grid, E condition.
+
+What a state is conditioned on: the task, which array it is, parameters of the equation, boundary types.
+
+Letters: B batch, P parameters, E condition, A axes, K boundary types.
+
+Fields as tokens and back without loss: the points of a patch become the channels of a token.
+
+A linear layer over such tokens is a patch embedding. Letters: B batch, X the axes of the grid, C channels,
+L tokens, D channels of a token.
+
+Features that say how far a place is from the ends of its non-periodic axes; periodic axes have none.
+
+Attention pooling of patches into tokens: every group of neighbouring patches becomes one token.
+
+Pooling within groups keeps the order of the tokens in space and, along periodic axes, commutes with shifts by
+whole groups. Letters: B batch, W width, L tokens, M patches of a group, H heads, K channels of a head.
+
+Coarser and finer token grids, for U-shaped models.
+
+Each axis is halved by itself, so one model serves token grids of one and of two axes; an axis that is too
+short stays. Letters: B batch, W width, A axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ups.grid import PERIODIC, UNKNOWN_BOUNDARY
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+_EPS = 1e-6
+
+
+def rms_norm(x_BWG: Tensor) -> Tensor:
+    """Divide by the root mean square over channels, at every place by itself."""
+    return x_BWG * torch.rsqrt(x_BWG.square().mean(dim=1, keepdim=True) + _EPS)
+
+
+def pad_axes(x_BWG: Tensor, *, periodic: tuple[bool, ...], width: int) -> Tensor:
+    """Extend every axis by `width` places at both ends: periodic ones by themselves, others by zeros."""
+    for axis, wraps in enumerate(periodic, start=2):
+        if wraps:
+            ends = x_BWG.narrow(axis, x_BWG.shape[axis] - width, width), x_BWG.narrow(axis, 0, width)
+            x_BWG = torch.cat([ends[0], x_BWG, ends[1]], dim=axis)
+        else:
+            behind = (x_BWG.ndim - 1 - axis) * 2  # `pad` counts pairs from the last axis
+            x_BWG = nn.functional.pad(x_BWG, [0] * behind + [width, width])
+    return x_BWG
+
+
+class GridConv(nn.Module):
+    """Convolution with three places per axis that keeps the grid; circular along periodic axes.
+
+    Args:
+        in_width: Channels in.
+        out_width: Channels out.
+        periodic: Whether each axis is.
+    """
+
+    def __init__(self, in_width: int, out_width: int, *, periodic: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.periodic = periodic
+        self.conv = _CONVOLUTIONS[len(periodic) - 1](in_width, out_width, kernel_size=3)
+
+    def forward(self, x_BWG: Tensor) -> Tensor:
+        """(B, in_width, G) to (B, out_width, G)."""
+        return self.conv(pad_axes(x_BWG, periodic=self.periodic, width=1))
+
+
+def pointwise(in_width: int, out_width: int, *, ndim: int) -> nn.Module:
+    """Linear layer over the channels of every place."""
+    return _CONVOLUTIONS[ndim - 1](in_width, out_width, kernel_size=1)
+
+
+class ResidualBlock(nn.Module):
+    """x + MLP(conv(norm(x))), scaled and shifted by the condition; a condition has no effect at first.
+
+    Args:
+        width: Channels W.
+        condition_width: Channels E of the condition.
+        periodic: Whether each axis is.
+    """
+
+    def __init__(self, width: int, *, condition_width: int, periodic: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(condition_width, 2 * width)
+        self.conv = GridConv(width, width, periodic=periodic)
+        self.out = pointwise(width, width, ndim=len(periodic))
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x_BWG: Tensor, condition_BE: Tensor) -> Tensor:
+        """(B, W, G) to the same shape."""
+        places = (1,) * (x_BWG.ndim - 2)
+        scale, shift = self.modulation(condition_BE).unflatten(1, (2, -1, *places)).unbind(1)
+        inner = rms_norm(x_BWG) * (1 + scale) + shift
+        return x_BWG + self.out(nn.functional.gelu(self.conv(inner)))
+
+
+# PDEBench's smallest parameters are viscosities of 1e-8.
+_SMALLEST = 1e-8
+
+_LOG_RANGE = 8.0
+
+_FEATURES = 3
+# Boundary types as stores name them: PDEBench's, then The Well's, whose two ends of an axis may differ. A
+# checkpoint's weights are in this order. Names that aren't here share the last place.
+BOUNDARY_TYPES = (
+    *(PERIODIC, "neumann", "dirichlet", "dirichlet_cauchy", "outflow"),
+    *("wall", "open", "wall_open", "open_wall"),
+    UNKNOWN_BOUNDARY,
+)
+
+
+def boundary_flags(boundary: Sequence[str]) -> list[float]:
+    """One-hot code of the boundary type of each axis, one axis after another, A K numbers."""
+    known = [kind if kind in BOUNDARY_TYPES else UNKNOWN_BOUNDARY for kind in boundary]
+    return [float(kind == one) for kind in known for one in BOUNDARY_TYPES]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Conditions of a batch.
+
+    Attributes:
+        task: Number of the task among those of the model, int64, shape (B,).
+        parameters: Parameters in the model's order, float32, NaN where a task has none of that name,
+            shape (B, P).
+    """
+
+    task: Tensor
+    parameters: Tensor
+
+    def to(self, device: torch.device) -> Condition:
+        """The same on a device."""
+        return Condition(self.task.to(device), self.parameters.to(device))
+
+
+class ConditionEmbedding(nn.Module):
+    """Condition to a vector of E channels.
+
+    Args:
+        num_tasks: Tasks of the model.
+        arrays: Names of the arrays; each has an embedding (field type).
+        num_parameters: P.
+        width: E.
+    """
+
+    def __init__(self, *, num_tasks: int, arrays: tuple[str, ...], num_parameters: int, width: int) -> None:
+        super().__init__()
+        self.task = nn.Embedding(num_tasks, width)
+        self.array = nn.ParameterDict({name: nn.Parameter(0.02 * torch.randn(width)) for name in arrays})
+        self.parameters_in = nn.Linear(max(1, _FEATURES * num_parameters), width)
+        self.mlp = nn.Sequential(nn.GELU(), nn.Linear(width, width), nn.GELU())
+
+    def forward(self, condition: Condition, *, array: str) -> Tensor:
+        """Embed the condition of frames of one array; float32, shape (B, E)."""
+        features = _parameter_features(condition.parameters).to(self.parameters_in.weight.dtype)
+        if features.shape[1] == 0:
+            features = features.new_zeros(len(features), 1)
+        embedded = self.parameters_in(features) + self.task(condition.task) + self.array[array]
+        return self.mlp(embedded)
+
+
+def _parameter_features(parameters_BP: Tensor) -> Tensor:
+    """Whether it is there, its signed logarithm, and its value squashed; shape (B, 3 P)."""
+    there = torch.isfinite(parameters_BP)
+    value = torch.where(there, parameters_BP, 0.0)
+    logarithm = value.sign() * torch.log10(1 + value.abs() / _SMALLEST) / _LOG_RANGE
+    squashed = value / (1 + value.abs())
+    return torch.cat([there.to(value.dtype), logarithm, squashed], dim=1)
+
+
+def patchify(values_BXC: Tensor, *, patch_size: int) -> Tensor:
+    """Shape (B, X..., C) to (B, L, patch_size^axes * C), tokens as they lie in space, last axis fastest."""
+    axes = values_BXC.ndim - 2
+    split = [size for points in values_BXC.shape[1:-1] for size in (points // patch_size, patch_size)]
+    cells = values_BXC.reshape(len(values_BXC), *split, values_BXC.shape[-1])
+    order = [0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1]
+    return cells.permute(order).flatten(axes + 1).flatten(1, axes)
+
+
+def unpatchify(tokens_BLD: Tensor, *, points: tuple[int, ...], patch_size: int) -> Tensor:
+    """The inverse of `patchify`: (B, L, D) to (B, *points, C)."""
+    axes = len(points)
+    patches = [num // patch_size for num in points]
+    cells = tokens_BLD.reshape(len(tokens_BLD), *patches, *(patch_size,) * axes, -1)
+    order = [0, *(place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)), 1 + 2 * axes]
+    return cells.permute(order).reshape(len(tokens_BLD), *points, -1)
+
+
+_DECAY_LENGTHS = (1.0, 4.0)  # in tokens or patches: the layer at the boundary, and its surroundings
+
+
+def num_boundary_features(periodic: tuple[bool, ...]) -> int:
+    """F, the number of features of one place."""
+    return 2 * len(_DECAY_LENGTHS) * sum(not wraps for wraps in periodic)
+
+
+def boundary_features(position_PN: Tensor, *, cells: tuple[int, ...], periodic: tuple[bool, ...]) -> Tensor:
+    """Exponentials of the distance to the lower and the upper end of every axis that has ends.
+
+    Args:
+        position_PN: Positions in cells, from 0 to `cells` along each axis, shape (..., N).
+        cells: Length of each axis in cells.
+        periodic: Whether each axis is.
+
+    Returns:
+        Shape (..., F), in 0..1, dtype of `position_PN`.
+    """
+    features = [position_PN.new_zeros(*position_PN.shape[:-1], 0)]
+    for axis, wraps in enumerate(periodic):
+        if not wraps:
+            below = position_PN[..., axis]
+            for distance in (below, cells[axis] - below):
+                features += [torch.exp(-distance / length).unsqueeze(-1) for length in _DECAY_LENGTHS]
+    return torch.cat(features, dim=-1)
+
+
+_OWN_PATCH_BIAS = 2.0
+
+
+class GroupPooling(nn.Module):
+    """Pool groups of patches; each head starts out looking at another patch of the group.
+
+    Args:
+        width: W.
+        groups: Patches of a group along each axis.
+        tokens: Tokens along each axis.
+        num_heads: H; divides W.
+    """
+
+    def __init__(
+        self, width: int, *, groups: tuple[int, ...], tokens: tuple[int, ...], num_heads: int
+    ) -> None:
+        super().__init__()
+        self.groups, self.tokens, self.num_heads = groups, tokens, num_heads
+        num_patches = math.prod(groups)
+        self.seed = nn.Parameter(0.02 * torch.randn(num_heads, width // num_heads))
+        self.keys = nn.Linear(width, width)
+        self.values = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+        self.place = nn.Parameter(0.02 * torch.randn(num_patches, width))
+        heads, patches = torch.arange(num_heads), torch.arange(num_patches)
+        own = heads[:, None] % num_patches == patches
+        self.bias = nn.Parameter(_OWN_PATCH_BIAS * own.float())
+
+    def forward(self, x_BWG: Tensor) -> Tensor:
+        """(B, W, patches) to (B, W, tokens)."""
+        x_BLMW = self._grouped(x_BWG)
+        keys = (self.keys(x_BLMW) + self.place).unflatten(-1, (self.num_heads, -1))
+        values = (self.values(x_BLMW) + self.place).unflatten(-1, (self.num_heads, -1))
+        scores_BLMH = torch.einsum("blmhk,hk->blmh", keys, self.seed) / math.sqrt(self.seed.shape[1])
+        weights_BLMH = (scores_BLMH + self.bias.T).softmax(dim=2)
+        pooled_BLW = torch.einsum("blmh,blmhk->blhk", weights_BLMH, values).flatten(2)
+        tokens_BLW = x_BLMW.mean(dim=2) + self.out(pooled_BLW)
+        return tokens_BLW.transpose(1, 2).unflatten(2, self.tokens)
+
+    def _grouped(self, x_BWG: Tensor) -> Tensor:
+        ndim = len(self.groups)
+        sizes = [size for pair in zip(self.tokens, self.groups, strict=True) for size in pair]
+        split = x_BWG.reshape(*x_BWG.shape[:2], *sizes)
+        token_axes = [2 + 2 * axis for axis in range(ndim)]
+        group_axes = [3 + 2 * axis for axis in range(ndim)]
+        ordered = split.permute(0, *token_axes, *group_axes, 1)
+        return ordered.flatten(1, ndim).flatten(2, 1 + ndim)
+
+
+MIN_TOKENS = 8  # along an axis that is still halved
+
+
+def halved_axes(grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes of a token grid that are long and even enough to be halved."""
+    return tuple(axis for axis, length in enumerate(grid) if length >= MIN_TOKENS and length % 2 == 0)
+
+
+class Coarser(nn.Module):
+    """Neighbouring tokens become one, axis by axis; the width doubles.
+
+    Args:
+        width: W of the finer grid.
+        num_axes: A.
+    """
+
+    def __init__(self, width: int, *, num_axes: int) -> None:
+        super().__init__()
+        self.merge = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(num_axes))
+        self.widen = nn.Linear(width, 2 * width)
+
+    def forward(self, tokens: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+        """(B, *grid, W) to (B, *coarser grid, 2 W), halved along `axes`."""
+        for axis in axes:
+            pairs = tokens.unflatten(1 + axis, (-1, 2)).movedim(2 + axis, -2)
+            tokens = self.merge[axis](pairs.flatten(-2))
+        widened: Tensor = self.widen(tokens)
+        return widened
+
+
+class Finer(nn.Module):
+    """The opposite of `Coarser`: every token becomes two, axis by axis; the width halves.
+
+    Args:
+        width: W of the finer grid.
+        num_axes: A.
+    """
+
+    def __init__(self, width: int, *, num_axes: int) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(2 * width, width)
+        self.split = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(num_axes))
+
+    def forward(self, tokens: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+        """(B, *coarser grid, 2 W) to (B, *grid, W), doubled along `axes`."""
+        tokens = self.narrow(tokens)
+        for axis in reversed(axes):
+            pairs = self.split[axis](tokens).unflatten(-1, (2, -1)).movedim(-2, 2 + axis)
+            tokens = pairs.flatten(1 + axis, 2 + axis)
+        return tokens
