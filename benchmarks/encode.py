@@ -24,10 +24,10 @@ from benchmarks.build import expect_nothing_to_do
 from benchmarks.inputs import Folder
 from benchmarks.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
 from benchmarks.scale import MIB, SCALE
-from ups.autoencoder import Autoencoder, save_autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
-from ups.encoder import LatentEncoder
 from ups.grid import GridSpec
+from ups.trained.autoencoder import Autoencoder, save_autoencoder
+from ups.trained.encoder import LatentEncoder
+from ups.trained.specs import AutoencoderSpec, TaskSpec
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.encode import OverlappingEncoder

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ups.simulator import load_simulator as load
+    from ups.trained.simulator import load_simulator as load
 
 __all__ = ["load"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from ups.simulator import load_simulator
+        from ups.trained.simulator import load_simulator
 
         return load_simulator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ups.grid import FIELDS
-from ups.simulator import Simulator
+from ups.trained.simulator import Simulator
 
 
 def inverse_losses(

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 from test_encode_loop import make_checkpoint
 
-from ups.encode_loop import BatchEncoder
-from ups.encoder import ComputeDtype, LatentEncoder
+from ups.trained.encode_loop import BatchEncoder
+from ups.trained.encoder import ComputeDtype, LatentEncoder
 
 T, X = 5, 32
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from quiet import Quiet
 
-from ups.autoencoder import Autoencoder, save_autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config import RunConfig, load_config
 from ups.data.on_demand.live_windows import LiveWindows
 from ups.data.on_demand.opening import open_training_windows
 from ups.data.solvers import make_dataset
 from ups.data.window_batches import WindowBatches
 from ups.grid import GridSpec
+from ups.trained.autoencoder import Autoencoder, save_autoencoder
+from ups.trained.specs import AutoencoderSpec, TaskSpec
 from ups_store.build.config import load_config as load_build_config
 from ups_store.build.stores import BuildReport, build_all
 

@@ -18,11 +18,11 @@ import yaml
 from quiet import Quiet
 from typer.testing import CliRunner
 
-from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
 from ups.output import Note
 from ups.train.run import run_stage
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups_store.build.command import app as build_command
 from ups_store.build.config import load_config as load_build_config
 from ups_store.build.stores import build_all

@@ -7,16 +7,15 @@ from typing import Any
 
 from tiny_autoencoders import SIZES
 
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config import RunConfig, load_config
 from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, open_fields, parameter_names
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
 from ups.grid import boundary_types
-from ups.simulator import Simulator
-from ups.simulator_spec import SimulatedTask, SimulatorSpec
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.simulator import Simulator
+from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
 
 OPERATOR = {"width": 8, "depths": [1], "num_heads": 2, "window": 4, "mlp_ratio": 2}
 LATENT_DIM, NUM_TOKENS, PATCH = 4, 8, 4

@@ -21,13 +21,13 @@ from operator_runs import SETTINGS, build_here, configure, made_once, own_copy
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ups.checkpoint import load_checkpoint
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, OutputError, UpsError
 from ups.train.all_stages import first_stage, run_all
 from ups.train.build_stores import build_latents
 from ups.train.report_table import show_report
 from ups.train.trainer import Trainer
+from ups.trained.checkpoint import load_checkpoint
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts" / "train.py"

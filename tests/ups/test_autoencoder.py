@@ -20,14 +20,14 @@ from click.testing import Result
 from tiny_autoencoders import make_autoencoder
 from typer.testing import CliRunner
 
-from ups.autoencoder import load_autoencoder, save_autoencoder
-from ups.checkpoint import load_checkpoint, read_document, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
-from ups.encoder import LatentEncoder
 from ups.errors import CheckpointError, ConfigError, ShapeError
 from ups.models.any_point_decoder import grid_queries
 from ups.train.run import run_stage
+from ups.trained.autoencoder import load_autoencoder, save_autoencoder
+from ups.trained.checkpoint import load_checkpoint, read_document, save_checkpoint
+from ups.trained.encoder import LatentEncoder
 from ups_store.format.array_spec import ArraySpec
 
 torch.set_num_threads(1)
@@ -228,7 +228,7 @@ def test_pickled_encoder_loads_its_weights_itself(checkpoint: Path) -> None:
 
 def test_identity_and_spec_need_no_torch(checkpoint: Path) -> None:
     code = (
-        "import sys; from ups.encoder import LatentEncoder; from ups_store.format.array_spec import ArraySpec;"
+        "import sys; from ups.trained.encoder import LatentEncoder; from ups_store.format.array_spec import ArraySpec;"
         f"e = LatentEncoder.load({str(checkpoint)!r}, task='burgers1d'); e.identity();"
         "e.output_spec({'fields': ArraySpec((2, 3, 16, 1), 'float32')});"
         "assert 'torch' not in sys.modules"

@@ -11,12 +11,12 @@ import torch
 from test_trainer import CPU, Regression, make_config, train
 from torch import nn
 
-from ups.checkpoint import load_checkpoint, read_document, save_checkpoint
 from ups.errors import OutputError
 from ups.optim import WeightsCopy
 from ups.train.best import BestWeights
 from ups.train.ranks import Ranks
 from ups.train.trainer import Trainer
+from ups.trained.checkpoint import load_checkpoint, read_document, save_checkpoint
 
 torch.set_num_threads(1)
 

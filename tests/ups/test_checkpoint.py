@@ -16,8 +16,8 @@ import torch
 from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import save_file
 
-from ups.checkpoint import fill_weights, hash_tensors, load_checkpoint, read_document, save_checkpoint
 from ups.errors import CheckpointError, OutputError
+from ups.trained.checkpoint import fill_weights, hash_tensors, load_checkpoint, read_document, save_checkpoint
 
 DOCUMENT = {"lr": 0.1 + 0.2, "nan": math.nan, "nested": {"list": [1, "ä"]}}
 
@@ -115,7 +115,7 @@ def test_hash_depends_on_own_weights_alone(path: Path) -> None:
 
 def test_hash_and_document_need_no_torch(path: Path) -> None:
     code = (
-        "import sys; from ups.checkpoint import fill_weights, hash_tensors, read_document;"
+        "import sys; from ups.trained.checkpoint import fill_weights, hash_tensors, read_document;"
         f"hash_tensors({str(path)!r}); read_document({str(path)!r}, kind='test');"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
@@ -168,7 +168,7 @@ def test_checkpoint_of_another_kind_is_refused(path: Path) -> None:
 
 
 def test_checkpoint_of_a_newer_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.checkpoint.CHECKPOINT_VERSION", 2)
+    monkeypatch.setattr("ups.trained.checkpoint.CHECKPOINT_VERSION", 2)
     save_checkpoint(path, make_tensors(), kind="test", document={})
     monkeypatch.undo()
     assert kind_of(path) == "too_new"

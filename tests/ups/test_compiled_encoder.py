@@ -15,8 +15,8 @@ import torch
 from test_encode_loop import T, X, make_checkpoint
 
 from ups.device import compiled_or_refused, with_own_code
-from ups.encode_loop import BatchEncoder, make_encoder
 from ups.errors import ConfigError
+from ups.trained.encode_loop import BatchEncoder, make_encoder
 
 N = 12
 

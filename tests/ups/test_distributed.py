@@ -18,11 +18,11 @@ from on_demand_helpers import build, make_folder
 from rank_processes import rank_variables, start, wait
 from rank_training import Points, Waves, make_config, operator_trainer
 
-from ups.checkpoint import load_checkpoint
 from ups.errors import CheckpointError, ConfigError
 from ups.train.distributed import take_rows
 from ups.train.ranks import Ranks, joined_ranks
 from ups.train.trainer import Trainer
+from ups.trained.checkpoint import load_checkpoint
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = Path(rank_training.__file__)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from test_encode_loop import N, T, X, make_checkpoint
 
-from ups.encode_lanes import CUDA_LANES, Lanes, num_lanes
-from ups.encode_loop import MICRO_BATCH_BYTES, BatchEncoder
-from ups.encoder import ComputeDtype, LatentEncoder
 from ups.errors import ConfigError
+from ups.trained.encode_lanes import CUDA_LANES, Lanes, num_lanes
+from ups.trained.encode_loop import MICRO_BATCH_BYTES, BatchEncoder
+from ups.trained.encoder import ComputeDtype, LatentEncoder
 
 CPU = torch.device("cpu")
 

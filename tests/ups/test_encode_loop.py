@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from ups.autoencoder import Autoencoder, save_autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
-from ups.encode_loop import BatchEncoder, MicroBatches, make_encoder
 from ups.grid import GridSpec
+from ups.trained.autoencoder import Autoencoder, save_autoencoder
+from ups.trained.encode_loop import BatchEncoder, MicroBatches, make_encoder
+from ups.trained.specs import AutoencoderSpec, TaskSpec
 from ups_store import ArraySpec
 from ups_store.build.encode import Encoder, load_encoder
 
@@ -152,7 +152,7 @@ def test_identity_holds_weights_micro_batch_and_dtypes_and_no_path(checkpoint: P
 
 
 def test_make_encoder_is_found_by_its_name(checkpoint: Path) -> None:
-    encoder = load_encoder("ups.encode_loop:make_encoder", checkpoint, task="burgers1d")
+    encoder = load_encoder("ups.trained.encode_loop:make_encoder", checkpoint, task="burgers1d")
     assert isinstance(encoder, Encoder)
     assert tuple(encoder.output_spec({"fields": FIELDS, "nu": NU})["latent"].shape) == (N, T, 4, 4)
 

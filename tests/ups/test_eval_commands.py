@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 import ups
 import ups_store
-from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import dump_config
 from ups.data.field_statistics import Statistics, measure_statistics
 from ups.data.fields import Fields
@@ -26,8 +25,9 @@ from ups.eval import predict as prediction
 from ups.eval.command import open_others, open_run
 from ups.eval.equal_budgets import equal_budgets
 from ups.eval.training_logs import StageLog
-from ups.simulator import save_simulator
-from ups.simulator_spec import OPERATOR
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
+from ups.trained.simulator import save_simulator
+from ups.trained.specs import OPERATOR
 
 torch.set_num_threads(1)
 

@@ -168,7 +168,7 @@ from pathlib import Path
 import torch
 from ups.config.shared import BuildConfig, DataConfig
 from ups.data.fields import open_fields
-from ups.encode_lanes import num_lanes
+from ups.trained.encode_lanes import num_lanes
 from ups.errors import ConfigError
 from ups.device import free_bytes
 

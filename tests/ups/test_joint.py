@@ -15,18 +15,18 @@ from torch import Tensor
 import ups
 import ups.train.joint_simulator
 import ups_store
-from ups.autoencoder import load_autoencoder
-from ups.checkpoint import hash_tensors
 from ups.config import RunConfig
 from ups.data.field_statistics import Statistics
 from ups.data.solvers import make_dataset
 from ups.data.state_stores import open_latents
 from ups.errors import ConfigError
 from ups.losses import inverse_losses, relative_square_error
-from ups.simulator import save_simulator
 from ups.train.joint import JointStage, make_joint_stage
 from ups.train.run import run_stage
 from ups.train.trainer import Trainer
+from ups.trained.autoencoder import load_autoencoder
+from ups.trained.checkpoint import hash_tensors
+from ups.trained.simulator import save_simulator
 
 CPU = torch.device("cpu")
 JOINT = ["training.use_inverse_losses=true", "stages.joint.epochs=2", "stages.joint.steps_per_epoch=10"]

@@ -19,9 +19,9 @@ from quiet import Quiet
 from test_encode_loop import make_checkpoint
 
 import ups_store
-from ups.checkpoint import load_checkpoint, save_checkpoint
-from ups.encoder import LatentEncoder
 from ups.errors import UpsError
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
+from ups.trained.encoder import LatentEncoder
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.encode import EncodeError

@@ -35,8 +35,8 @@ from ups.data.on_demand.plan import latent_build
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.state_statistics import measure_state_statistics
 from ups.data.window_batches import WindowBatch, WindowBatches
-from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
+from ups.trained.encoder import LatentEncoder
 from ups_store.build.config import load_config as load_build_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import plan_store

@@ -11,8 +11,8 @@ from operator_runs import configure, made_once, shared_run
 from torch import Tensor
 
 import ups_store
-from ups.checkpoint import load_checkpoint
 from ups.train.run import run_stage
+from ups.trained.checkpoint import load_checkpoint
 
 TASKS = ("burgers1d", "darcy2d")
 SETTINGS = (

@@ -15,8 +15,6 @@ from operator_runs import AUTOENCODER, TASKS, build, change_weights, configure, 
 
 import ups
 import ups_store
-from ups.autoencoder import load_autoencoder
-from ups.checkpoint import hash_tensors, read_document
 from ups.config import load_config
 from ups.data.fields import open_fields
 from ups.data.state_stores import open_field_states, open_latents
@@ -27,6 +25,8 @@ from ups.train.distributed import take_rows
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.operator_size import operator_size
 from ups.train.run import run_stage
+from ups.trained.autoencoder import load_autoencoder
+from ups.trained.checkpoint import hash_tensors, read_document
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.batching import parameter_table
 from ups.data.field_statistics import measure_statistics
@@ -28,8 +26,9 @@ from ups.eval.forecasters import (
     TrainingMean,
 )
 from ups.eval.rollout import roll_out
-from ups.simulator import Simulator
-from ups.simulator_spec import SimulatedTask, SimulatorSpec
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.simulator import Simulator
+from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
 from ups_store.build.command import app as build
 
 torch.set_num_threads(1)

@@ -18,7 +18,6 @@ from rich.console import Console
 from test_all_stages import inside
 
 import ups.train.run
-from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig
 from ups.errors import CheckpointError, InterruptedTrainingError, UpsError
 from ups.train.all_stages import run_all
@@ -27,6 +26,7 @@ from ups.train.report_table import report_json, show_report
 from ups.train.run import run_stage
 from ups.train.saved_state import TRAINING, state_path
 from ups.train.trainer import Trainer
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 
 SHORT = (
     "training.device=cpu",

@@ -14,11 +14,11 @@ import torch
 from tiny_autoencoders import LINE, PLANE, make_autoencoder
 
 import ups
-from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.errors import CheckpointError, ConfigError, ShapeError
 from ups.nn.layers import patchify, unpatchify
-from ups.simulator import Simulator, load_simulator, save_simulator
-from ups.simulator_spec import SimulatedTask, SimulatorSpec
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
+from ups.trained.simulator import Simulator, load_simulator, save_simulator
+from ups.trained.specs import SimulatedTask, SimulatorSpec
 
 OPERATOR = {"width": 8, "depths": [1, 1], "num_heads": 2}
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.field_windows import FieldWindows
 from ups.data.fields import Fields, open_fields
@@ -26,6 +25,7 @@ from ups.eval.rollout import roll_out
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.grid import GridSpec
 from ups.optim import AveragedWeights
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 
 torch.set_num_threads(1)
 

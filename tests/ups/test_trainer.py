@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ups.checkpoint import load_checkpoint, save_checkpoint
 from ups.config import RunConfig, load_config
 from ups.errors import CheckpointError, ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.meter import LossMeter
 from ups.train.saved_state import differing_keys
 from ups.train.stage import Losses, Stage, make_stage
 from ups.train.trainer import Trainer
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

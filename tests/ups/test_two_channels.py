@@ -16,10 +16,10 @@ from operator_runs import SETTINGS, build_here, configure, made_once
 
 import ups
 import ups_store
-from ups.autoencoder import load_autoencoder
 from ups.data.solvers import make_dataset
 from ups.eval.predict import PredictionRequest, predict_store
 from ups.train.all_stages import run_all
+from ups.trained.autoencoder import load_autoencoder
 
 torch.set_num_threads(1)
 

@@ -17,8 +17,8 @@ import ups_store
 from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate
 from ups.eval.predict import PredictionRequest, predict_store
-from ups.simulator_spec import SimulatorSpec
 from ups.train.run import run_stage
+from ups.trained.specs import SimulatorSpec
 
 torch.set_num_threads(1)
 

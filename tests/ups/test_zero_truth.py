@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.config import RunConfig
 from ups.data.fields import FieldsInfo, MemoryFields
 from ups.data.frames import FrameBatch
@@ -22,6 +20,8 @@ from ups.grid import GridSpec
 from ups.models.any_point_decoder import grid_queries
 from ups.train.autoencoder import AutoencoderStage
 from ups.train.rollout_validation import RolloutValidation
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.specs import AutoencoderSpec, TaskSpec
 
 GRID = GridSpec((8,), (True,), (("fields", 2),))
 CHANNELS = ("density", "velocity")

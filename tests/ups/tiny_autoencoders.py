@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import AutoencoderSpec, TaskSpec
 from ups.grid import GridSpec
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.specs import AutoencoderSpec, TaskSpec
 
 LINE = GridSpec((16,), (True,), (("fields", 1),))
 PLANE = GridSpec((8, 8), (False, False), (("fields", 1), ("coefficient", 1)))

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from ups.autoencoder_spec import AUTOENCODER_FILE
 from ups.config.shared import (
     BuildConfig,
     CacheConfig,
@@ -26,6 +25,7 @@ from ups.config.shared import (
     long_dtype,
 )
 from ups.errors import ConfigError
+from ups.trained.specs import AUTOENCODER_FILE
 
 # strict: `yes` isn't 1 and 1.5 isn't a count
 Count = Annotated[int, Field(strict=True, ge=1)]

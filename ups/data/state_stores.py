@@ -11,9 +11,9 @@ from ups.config import RunConfig
 from ups.config.shared import DataConfig
 from ups.data.fields import Store
 from ups.data.store_places import differing_selection, encoder_of, place_of, store_path
-from ups.encoder import LatentEncoder
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
+from ups.trained.encoder import LatentEncoder
 from ups_store.format.identity import describe_differences, differences
 
 # Precision of encoding is part of a store's identity, but it makes no other encoder.

@@ -23,7 +23,7 @@ from ups.eval.baseline_model import (
 )
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.output import Note, expect_writable
-from ups.simulator import Simulator
+from ups.trained.simulator import Simulator
 
 _FOLDER = "baselines"  # in the folder of the checkpoints
 

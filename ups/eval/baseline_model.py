@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
 from ups.data.batching import parameter_table
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baselines import FourierNeuralOperator, UNet
 from ups.eval.forecasters import Start, shown_size
 from ups.eval.neuraloperator_fno import NeuraloperatorFNO
 from ups.grid import FIELDS, GridSpec
+from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
 
 BASELINE = "baseline"  # kind of checkpoint
 Kind = Literal["fno", "unet", "fno_neuraloperator"]

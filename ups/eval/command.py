@@ -10,7 +10,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ups.checkpoint import read_document
 from ups.commands import resolve_config
 from ups.config import RunConfig
 from ups.device import choose_device
@@ -23,8 +22,9 @@ from ups.eval.report_files import write_report
 from ups.eval.report_table import show_evaluation
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.output import Note
-from ups.simulator import Simulator, load_simulator
-from ups.simulator_spec import OPERATOR, OPERATOR_FILE
+from ups.trained.checkpoint import read_document
+from ups.trained.simulator import Simulator, load_simulator
+from ups.trained.specs import OPERATOR, OPERATOR_FILE
 
 _TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
 

@@ -22,7 +22,7 @@ from ups.eval.forecasters import (
     Persistence,
     TrainingMean,
 )
-from ups.simulator import Simulator
+from ups.trained.simulator import Simulator
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ups.eval.scores import LATENT_METRICS, score
 from ups.eval.task_figures import latent_figures, run_figures, task_figures
 from ups.eval.training_logs import StageLog, data_wait_share, read_stage_logs
 from ups.output import Note
-from ups.simulator import Simulator
+from ups.trained.simulator import Simulator
 
 Split = Literal["train", "val", "test"]
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.autoencoder import Autoencoder
 from ups.data.batching import evenly_spread, parameter_table
 from ups.data.field_statistics import frame_items
 from ups.data.fields import Fields
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
-from ups.simulator import Simulator
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.simulator import Simulator
 
 _MAX_FRAMES_OF_MEAN = 4096  # of the training split, evenly spread
 _FRAMES_AT_ONCE = 256

@@ -11,8 +11,8 @@ from ups.config import RunConfig
 from ups.errors import ConfigError
 from ups.eval.forecasters import OperatorForecaster, shown_size
 from ups.eval.training_logs import StageLog
-from ups.simulator import Simulator
-from ups.simulator_spec import SimulatorSpec
+from ups.trained.simulator import Simulator
+from ups.trained.specs import SimulatorSpec
 
 _LABELS = {"latent": "latent operator", "fields": "operator on fields"}
 

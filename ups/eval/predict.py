@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 import ups
-from ups.checkpoint import hash_tensors
 from ups.data.given_states import GivenStates, Where, read_given
 from ups.data.prediction_store import PredictionStore, save_preview_of
 from ups.device import choose_device
@@ -21,9 +20,9 @@ from ups.eval.command import config_of
 from ups.eval.figures import fields_figure
 from ups.grid import FIELDS, domain_lengths
 from ups.output import Note, expect_writable, write_atomically
-from ups.simulator import Simulator
-from ups.simulator_inputs import expect_room
-from ups.simulator_spec import SimulatedTask, expect_simulated_task
+from ups.trained.checkpoint import hash_tensors
+from ups.trained.simulator import Simulator, expect_room
+from ups.trained.specs import SimulatedTask, expect_simulated_task
 
 Frames = npt.NDArray[np.float32]
 

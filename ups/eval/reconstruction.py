@@ -16,9 +16,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ups.autoencoder import Autoencoder
 from ups.data.frames import FrameBatch
 from ups.eval.metrics import defined_nrmse, mean_of_defined
+from ups.trained.autoencoder import Autoencoder
 
 
 @dataclass(frozen=True)

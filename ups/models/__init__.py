@@ -1,1 +1,1 @@
-"""Architectures: encoder and decoder of fields. They don't know each other; `ups.autoencoder` joins them."""
+"""Architectures: encoder and decoder of fields. They don't know each other; `ups.trained.autoencoder` joins them."""

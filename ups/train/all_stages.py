@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ups.autoencoder_spec import AUTOENCODER_FILE
 from ups.config import RunConfig
 from ups.data.state_stores import latent_folder
 from ups.device import choose_device
@@ -22,8 +21,6 @@ from ups.eval.evaluate import evaluate, expect_split
 from ups.eval.report_files import write_report
 from ups.optim import expect_optimizer
 from ups.output import Note, each_once, expect_writable
-from ups.simulator import load_simulator
-from ups.simulator_spec import OPERATOR_FILE
 from ups.train.build_stores import build_fields, build_latents
 from ups.train.joint import expect_joint
 from ups.train.operator import expect_no_inverse_losses
@@ -32,6 +29,8 @@ from ups.train.ranks import joined_ranks
 from ups.train.run import run_stage
 from ups.train.stage import ALL
 from ups.train.unused_settings import unused_in_all_stages
+from ups.trained.simulator import load_simulator
+from ups.trained.specs import AUTOENCODER_FILE, OPERATOR_FILE
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
 _WITHOUT_STORES = ("memory", "none")

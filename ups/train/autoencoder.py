@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
-from ups.autoencoder_spec import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, TaskSpec
 from ups.config import RunConfig
 from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, open_fields, parameter_names
@@ -23,6 +21,8 @@ from ups.losses import relative_square_error
 from ups.models.any_point_decoder import grid_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.startup import startup_phase
+from ups.trained.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
+from ups.trained.specs import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, TaskSpec
 
 # The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
 _FRAMES_TO_DRAW_FROM = 3

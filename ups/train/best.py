@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ups.checkpoint import read_document
 from ups.config import RunConfig
 from ups.errors import CheckpointError, OutputError
 from ups.optim import WeightsCopy
@@ -18,6 +17,7 @@ from ups.output import Note, write_atomically
 from ups.train.ranks import Ranks
 from ups.train.saved_state import flat_keys
 from ups.train.stage import Stage
+from ups.trained.checkpoint import read_document
 
 # What a validation error depends on besides the weights: errors are compared where these agree.
 _VALIDATED_ON = (

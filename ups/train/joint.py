@@ -15,9 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.autoencoder import save_autoencoder
-from ups.autoencoder_spec import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec
-from ups.checkpoint import hash_tensors
 from ups.config import RunConfig
 from ups.data.augment_windows import augment_windows
 from ups.data.fields import StoreFields
@@ -27,14 +24,23 @@ from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS
 from ups.losses import inverse_losses
-from ups.simulator import Simulator, load_simulator, save_simulator
-from ups.simulator_spec import OPERATOR, OPERATOR_FILE, SimulatorSpec
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
 from ups.train.joint_simulator import make_joint_simulator
 from ups.train.operator_states import data_hashes, open_field_windows, preload_windows
 from ups.train.rollout_validation import RolloutValidation, mean_over_tasks, open_validation
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.startup import startup_phase
+from ups.trained.autoencoder import save_autoencoder
+from ups.trained.checkpoint import hash_tensors
+from ups.trained.simulator import Simulator, load_simulator, save_simulator
+from ups.trained.specs import (
+    AUTOENCODER,
+    AUTOENCODER_FILE,
+    OPERATOR,
+    OPERATOR_FILE,
+    AutoencoderSpec,
+    SimulatorSpec,
+)
 
 # What the stage reports on; stage operator replaces the copy of it that others use.
 JOINT_FILE = "joint.safetensors"

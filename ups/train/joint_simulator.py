@@ -9,16 +9,16 @@ from collections.abc import Mapping
 
 import torch
 
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import AutoencoderSpec
 from ups.config import RunConfig
 from ups.data.batching import evenly_spread
 from ups.data.field_statistics import Statistics, channel_statistics
 from ups.data.state_statistics import INPUT, LEAST_STD_OF_LATENTS
 from ups.data.task_windows import TaskWindows
 from ups.grid import FIELDS
-from ups.simulator import Simulator
 from ups.train.operator_spec import make_spec
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.simulator import Simulator
+from ups.trained.specs import AutoencoderSpec
 
 _FRAMES_OF_SCALE = 256  # of a task, that the scale of its latents is measured on
 

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.autoencoder import Autoencoder, load_autoencoder
-from ups.autoencoder_spec import expect_task
-from ups.checkpoint import hash_tensors
 from ups.config import RunConfig
 from ups.data.augment_windows import augment_windows
 from ups.data.on_demand.live_windows import LiveWindows
@@ -25,8 +22,6 @@ from ups.errors import CheckpointError, ConfigError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.grid import FIELDS
 from ups.losses import rollout_losses
-from ups.simulator import Simulator, load_simulator, save_simulator
-from ups.simulator_spec import OPERATOR, OPERATOR_FILE
 from ups.train.operator_spec import make_spec
 from ups.train.operator_states import STAGE, are_of_known_encoder, data_hashes, open_windows
 from ups.train.rollout_validation import (
@@ -37,6 +32,10 @@ from ups.train.rollout_validation import (
 )
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.startup import startup_phase
+from ups.trained.autoencoder import Autoencoder, load_autoencoder
+from ups.trained.checkpoint import hash_tensors
+from ups.trained.simulator import Simulator, load_simulator, save_simulator
+from ups.trained.specs import OPERATOR, OPERATOR_FILE, expect_task
 
 
 def make_operator_stage(

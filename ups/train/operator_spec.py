@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from ups.autoencoder import Autoencoder
-from ups.autoencoder_spec import TaskSpec
 from ups.config import RunConfig
 from ups.data.field_statistics import Statistics
 from ups.data.fields import StoreFields
@@ -16,8 +14,9 @@ from ups.data.task_windows import TaskWindows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
 from ups.models.latent_operator import MAX_AXES
-from ups.simulator_spec import SimulatedTask, SimulatorSpec
 from ups.train.operator_size import operator_size
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.specs import SimulatedTask, SimulatorSpec, TaskSpec
 
 
 def make_spec(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ups.checkpoint import read_document
 from ups.config import RunConfig
 from ups.errors import CheckpointError, ConfigError
+from ups.trained.checkpoint import read_document
 
 TRAINING = "training"  # kind of checkpoint
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.config import RunConfig
 from ups.errors import CheckpointError
 from ups.optim import AveragedWeights
 from ups.train.ranks import ALONE, Ranks
 from ups.train.saved_state import POSITION, TRAINING, SavedState, hinting_at_restart
+from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 
 
 def save_state(

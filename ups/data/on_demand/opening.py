@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ups_store
-from ups.autoencoder_spec import AUTOENCODER, parse_spec
-from ups.checkpoint import read_document
 from ups.config.shared import BuildConfig
 from ups.data.fields import Store
 from ups.data.on_demand.live_windows import LiveWindows, Passes
@@ -26,6 +24,8 @@ from ups.data.task_windows import TaskWindows
 from ups.data.window_batches import WindowBatches
 from ups.errors import ConfigError
 from ups.output import Note
+from ups.trained.checkpoint import read_document
+from ups.trained.specs import AUTOENCODER, parse_spec
 from ups_store.build.ranks import Ranks
 from ups_store.errors import SourceError, StoreError
 from ups_store.system.files import make_folder

@@ -2,10 +2,15 @@
 
 Letters: B batch, X the axes of the grid, C channels, L tokens of a state, D channels of a token, K steps,
 P parameters.
+
+What callers of a rollout give, checked and as tensors.
+
+Letters: B batch, X the axes of the grid, C channels, P parameters, K steps.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,22 +20,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ups.autoencoder import Autoencoder, Normalizer
-from ups.autoencoder_spec import parse_spec
-from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
-from ups.errors import ConfigError
+from ups.device import free_bytes
+from ups.errors import ConfigError, ShapeError
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.models.latent_operator import LatentOperator, OperatorSize
 from ups.nn.layers import Condition, patchify, unpatchify
-from ups.simulator_inputs import Numbers, expect_room, frames_of, parse_parameters, step_times
-from ups.simulator_spec import (
+from ups.trained.autoencoder import Autoencoder, Normalizer
+from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.trained.specs import (
     OPERATOR,
     SimulatedTask,
     SimulatorSpec,
     expect_known_encoder,
     expect_simulated_task,
     parse_simulator_spec,
+    parse_spec,
 )
 
 
@@ -250,3 +255,114 @@ def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simu
     simulator = Simulator(spec, autoencoder).to(device)
     fill_weights(simulator, tensors, path=path)
     return simulator.eval()
+
+
+_FLOAT32_BYTES = 4
+
+Numbers = Tensor | npt.NDArray[Any] | float
+
+
+def frames_of(fields: Tensor | npt.NDArray[Any], task: SimulatedTask, *, device: torch.device) -> Tensor:
+    """Initial fields as float32, shape (B, X..., C); the axis C may be missing where there is one channel.
+
+    Raises:
+        ShapeError: If they aren't numbers on the task's grid.
+        ConfigError: Kind "not_finite".
+    """
+    values = _numbers(fields, task.input_array, device=device)
+    expected = (*task.grid.points, dict(task.grid.channels)[task.input_array])
+    if expected[-1] == 1 and tuple(values.shape[1:]) == expected[:-1]:
+        values = values.unsqueeze(-1)
+    if tuple(values.shape[1:]) != expected or not len(values):
+        shown = ", ".join(map(str, expected))
+        raise ShapeError(task.input_array, expected=f"(B, {shown})", found=tuple(values.shape))
+    if len(bad := torch.nonzero(~values.flatten(1).isfinite().all(1)).flatten()):
+        raise _not_finite(f"sample {int(bad[0])} of {task.input_array!r}")
+    return values
+
+
+def parse_parameters(
+    given: Mapping[str, Numbers],
+    task: SimulatedTask,
+    *,
+    order: tuple[str, ...],
+    num: int,
+    device: torch.device,
+) -> Tensor:
+    """Parameters in the order of the models, NaN where a task has none of the name, shape (B, P).
+
+    A parameter that had one value in all of training needs no mention.
+
+    Raises:
+        ConfigError: Kinds "unknown_parameter", "missing_parameter", "not_finite".
+        ShapeError: If a parameter isn't one number, nor one for each of `num` samples.
+    """
+    if unknown := given.keys() - task.parameters.keys():
+        expected = " and ".join(task.parameters) or "none"
+        found = ", ".join(sorted(unknown))
+        raise ConfigError("parameters", kind="unknown_parameter", expected=expected, found=found)
+    table_BP = torch.full((num, len(order)), torch.nan, device=device)
+    for name, (low, high) in task.parameters.items():
+        if name not in given and low != high:
+            expected = f"a value, {low:g} to {high:g} in training"
+            raise ConfigError(f"parameter {name} is missing", kind="missing_parameter", expected=expected)
+        values = _numbers(given.get(name, low), name, device=device)
+        if not values.isfinite().all():
+            raise _not_finite(f"parameter {name}")
+        if tuple(values.shape) not in ((), (num,)):
+            raise ShapeError(name, expected=f"a number or ({num},)", found=tuple(values.shape))
+        table_BP[:, order.index(name)] = values
+    return table_BP
+
+
+def expect_room(task: SimulatedTask, *, num: int, steps: int, device: torch.device) -> None:
+    """Fail before a rollout that doesn't fit into the device's free memory; it is held twice at the end.
+
+    Raises:
+        ConfigError: Kind "no_memory".
+    """
+    values = math.prod(task.grid.points) * dict(task.grid.channels)[FIELDS]
+    needed = 2 * _FLOAT32_BYTES * num * steps * values
+    free = free_bytes(device)
+    if needed > free:
+        raise ConfigError(
+            f"a rollout of {num} samples and {steps} steps doesn't fit into memory",
+            kind="no_memory",
+            expected=f"at most {free / 2**20:,.0f} MiB",
+            found=f"{needed / 2**20:,.0f} MiB",
+            hint="roll out fewer samples at a time, or fewer steps",
+        )
+
+
+def step_times(dt: Numbers, *, num: int, steps: int, device: torch.device) -> Tensor:
+    """Physical time of every step, shape (B, K), from a number, (B,) or (B, K).
+
+    Raises:
+        ShapeError: For another shape.
+        ConfigError: Kind "time_step", unless all are positive.
+    """
+    times = _numbers(dt, "dt", device=device)
+    shaped = times[:, None] if times.ndim == 1 else times
+    if tuple(shaped.shape) not in ((), (num, 1), (num, steps)):
+        expected = f"a number, ({num},) or ({num}, {steps})"
+        raise ShapeError("dt", expected=expected, found=tuple(times.shape))
+    if not bool((shaped > 0).all()):
+        raise ConfigError("dt of the rollout", kind="time_step", expected="> 0", found=float(shaped.min()))
+    return shaped.expand(num, steps)
+
+
+def _numbers(values: Numbers, name: str, *, device: torch.device) -> Tensor:
+    """As float32 on a device; a copy, unless it is such a tensor already."""
+    if not isinstance(values, Tensor):
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            raise ShapeError(name, kind="dtype", expected="real numbers", found=array.dtype)
+        values = torch.from_numpy(np.array(array, np.float32, order="C"))  # a copy: views may be read-only
+    elif values.is_complex():
+        raise ShapeError(name, kind="dtype", expected="real numbers", found=values.dtype)
+    return values.to(device, torch.float32)
+
+
+def _not_finite(what: str) -> ConfigError:
+    hint = "leave it out, or mend it"
+    return ConfigError(f"{what} isn't finite", kind="not_finite", expected="no NaN and no Inf", hint=hint)

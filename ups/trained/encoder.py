@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec, expect_task, parse_spec
-from ups.checkpoint import hash_tensors, read_document
 from ups.errors import ShapeError
 from ups.grid import FIELDS, latent_of
+from ups.trained.checkpoint import hash_tensors, read_document
+from ups.trained.specs import AUTOENCODER, AutoencoderSpec, expect_task, parse_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ups.autoencoder import Autoencoder
+    from ups.trained.autoencoder import Autoencoder
 
 
 Spec = TypeVar("Spec")  # `ups_store.ArraySpec`, which only `ups.data` may import
@@ -197,7 +197,7 @@ class LatentEncoder:
         if self._model is None:
             import torch
 
-            from ups.autoencoder import load_autoencoder
+            from ups.trained.autoencoder import load_autoencoder
 
             self._model = load_autoencoder(self.path, device=self.device)
             if self.device.startswith("cuda"):

@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ups.autoencoder_spec import AUTOENCODER, AutoencoderSpec, parse_spec
-from ups.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import AnyPointDecoder
 from ups.models.grid_encoder import GridEncoder
 from ups.nn.layers import Condition
+from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.trained.specs import AUTOENCODER, AutoencoderSpec, parse_spec
 
 
 class Autoencoder(nn.Module):

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.encoder import ComputeDtype, LatentEncoder
 from ups.errors import CheckpointError
 from ups.grid import FIELDS, latent_of
 from ups.output import Note
+from ups.trained.encoder import ComputeDtype, LatentEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ups.encode_lanes import Lanes  # torch, which a second run doesn't need
+    from ups.trained.encode_lanes import Lanes  # torch, which a second run doesn't need
 
 MICRO_BATCH = 256  # frames, at most
 MICRO_BATCH_BYTES = 64 << 20  # of frames, at most; with what a forward makes of them some 2 GB
@@ -172,7 +172,7 @@ class BatchEncoder:
         if self._lanes is not None:
             return
         from ups.device import choose_device, device_of_rank
-        from ups.encode_lanes import Lanes, num_lanes
+        from ups.trained.encode_lanes import Lanes, num_lanes
 
         device = device_of_rank(choose_device(self.encoder.device, key="latent.device", note=self.note))
         self.encoder.device = str(device)

@@ -1,0 +1,1 @@
+"""What a trained file is and does: checkpoints, autoencoder, simulator, encoder."""
