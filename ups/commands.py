@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from ups.config import RunConfig, load_config
-from ups.data.errors import UNREADABLE, StoreError
+from ups.data.stores import UNREADABLE, StoreError
 from ups.errors import ConfigWarning, OutputError, UpsError
 from ups.output import Note
 

@@ -13,7 +13,7 @@ from ups.config import RunConfig, load_config
 from ups.data.on_demand.live_windows import LiveWindows
 from ups.data.on_demand.opening import open_training_windows
 from ups.data.solvers import make_dataset
-from ups.data.window_batches import WindowBatches
+from ups.data.windows import WindowBatches
 from ups.grid import GridSpec
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from on_demand_helpers import open_windows
 
-from ups.data.window_batches import WindowBatch
+from ups.data.windows import WindowBatch
 from ups.train.ranks import joined_ranks
 
 

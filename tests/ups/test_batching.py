@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.data.batching import batch_ends, count_batches, evenly_spread
+from ups.data.windows import batch_ends, count_batches, evenly_spread
 
 
 @pytest.mark.parametrize(

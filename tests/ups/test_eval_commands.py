@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import ups
 import ups_store
 from ups.config import dump_config
-from ups.data.field_statistics import Statistics, measure_statistics
 from ups.data.fields import Fields
+from ups.data.statistics import Statistics, measure_statistics
 from ups.errors import ConfigError
 from ups.eval import predict as prediction
 from ups.eval.command import open_others, open_run

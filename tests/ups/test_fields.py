@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import ups_store
 from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.augment import augment, shift_frames
-from ups.data.field_statistics import measure_statistics
+from ups.data.field_batches import FrameBatch, FrameBatches, spread_batches
 from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
-from ups.data.frames import FrameBatch, FrameBatches, spread_batches
 from ups.data.solvers import make_dataset
+from ups.data.statistics import measure_statistics
 from ups.errors import ConfigError
 from ups_store.build.command import app as build
 from ups_store.errors import SourceError
@@ -156,7 +156,7 @@ def test_split_without_samples_is_refused(root: Path) -> None:
 
 
 def test_split_larger_than_memory_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.data.hdf5_split._MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr("ups.data.fields._MEMORY_SHARE", 1e-12)
     with pytest.raises(ConfigError, match="build a field store") as caught:
         open_split(root)
     assert caught.value.kind == "too_large"

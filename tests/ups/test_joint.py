@@ -16,9 +16,9 @@ import ups
 import ups.train.joint_simulator
 import ups_store
 from ups.config import RunConfig
-from ups.data.field_statistics import Statistics
 from ups.data.solvers import make_dataset
-from ups.data.state_stores import open_latents
+from ups.data.statistics import Statistics
+from ups.data.stores import open_latents
 from ups.errors import ConfigError
 from ups.losses import inverse_losses, relative_square_error
 from ups.train.joint import JointStage, make_joint_stage

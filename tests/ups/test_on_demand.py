@@ -31,10 +31,10 @@ import ups_store
 from ups.data.on_demand import passes as all_passes
 from ups.data.on_demand.background import BuildEndedError
 from ups.data.on_demand.live_windows import LiveWindows
-from ups.data.on_demand.plan import latent_build
+from ups.data.on_demand.store_jobs import latent_build
 from ups.data.on_demand.unkept import UnkeptJob
-from ups.data.state_statistics import measure_state_statistics
-from ups.data.window_batches import WindowBatch, WindowBatches
+from ups.data.statistics import measure_state_statistics
+from ups.data.windows import WindowBatch, WindowBatches
 from ups.errors import ConfigError
 from ups.trained.encoder import LatentEncoder
 from ups_store.build.config import load_config as load_build_config

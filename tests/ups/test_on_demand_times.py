@@ -12,7 +12,7 @@ import torch
 from on_demand_helpers import BURGERS, NUM_TRAIN, NUM_WINDOWS, N, T, X, build, make_folder, open_windows
 
 from ups.data.on_demand.live_windows import LiveWindows
-from ups.data.window_batches import WindowBatch, WindowBatches
+from ups.data.windows import WindowBatch, WindowBatches
 from ups.errors import ConfigError
 
 

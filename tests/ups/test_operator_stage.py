@@ -17,7 +17,7 @@ import ups
 import ups_store
 from ups.config import load_config
 from ups.data.fields import open_fields
-from ups.data.state_stores import open_field_states, open_latents
+from ups.data.stores import open_field_states, open_latents
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
 from ups.eval.metrics import nrmse
 from ups.models.latent_operator import SIZES

@@ -12,11 +12,11 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from ups.config.shared import BuildConfig, CacheConfig, DataConfig
-from ups.data.batching import parameter_table
-from ups.data.field_statistics import measure_statistics
 from ups.data.fields import Fields, MemoryFields, open_fields
 from ups.data.solvers import make_dataset
+from ups.data.statistics import measure_statistics
 from ups.data.trajectories import Trajectories, open_trajectories, times_of
+from ups.data.windows import parameter_table
 from ups.errors import ConfigError, ShapeError
 from ups.eval.forecasters import (
     AutoencoderFloor,

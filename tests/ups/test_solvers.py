@@ -10,8 +10,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from ups.data.solvers import advection1d, burgers1d, darcy2d, reaction_diffusion2d
-from ups.data.solvers.initial import random_sines, random_two_phase
-from ups.data.solvers.problem import cell_centres
+from ups.data.solvers.problem import cell_centres, random_sines, random_two_phase
 
 REAL_FILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "pdebench"
 needs_real_files = pytest.mark.skipif(not REAL_FILES.is_dir(), reason="no PDEBench files beside the checkout")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ups.config.shared import BuildConfig, CacheConfig, DataConfig
-from ups.data.field_windows import FieldWindows
+from ups.data.field_batches import FieldWindows
 from ups.data.fields import Fields, open_fields
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import ups_store
-from ups.data.augment_windows import augment_windows
-from ups.data.state_statistics import measure_state_statistics
-from ups.data.task_windows import TaskWindows
-from ups.data.window_batches import WindowBatch, WindowBatches
+from ups.data.statistics import measure_state_statistics
+from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, augment_windows
 from ups.errors import ConfigError
 from ups_store import ArraySpec
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ups.config import RunConfig
+from ups.data.field_batches import FrameBatch
 from ups.data.fields import FieldsInfo, MemoryFields
-from ups.data.frames import FrameBatch
 from ups.data.trajectories import Trajectories
 from ups.errors import ConfigError
 from ups.eval.forecasters import Persistence

@@ -1,11 +1,16 @@
 """Fields to train on: of one task and split, from a field store or straight from HDF5.
 
 Letters: N samples, T time steps, X the axes of the grid, C channels, B batch.
+
+A split that is read straight from HDF5, whole, into memory.
+
+What a build of a split would read: for those that read it themselves, now or while they train.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +21,28 @@ import numpy.typing as npt
 
 import ups_store
 from ups.config.shared import BuildConfig, DataConfig
-from ups.data.hdf5_split import read_split
-from ups.data.store_places import differing_selection, place_of, store_path
+from ups.data.stores import differing_selection, hints_in_keys, place_of, store_path
 from ups.errors import ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
-from ups_store.build.plan import StorePlan
+from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.read import read_batches
+from ups_store.build.readers import Readers
 from ups_store.errors import StoreNotFoundError
 from ups_store.read.partitioned import PartitionedStore
 
 # Constant fields that belong to the input of a task.
 CONSTANT_FIELDS = ("coefficient", "force")
+
 TIMES = "t"  # time of every stored step, of all samples or of each
+
 NUM_STEPS = "num_steps"  # valid time steps of each sample, where trajectories differ in length
+
 STEP_TOLERANCE = 1e-3  # relative; of time steps that count as equal: some files have their times in float32
+
 _NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
 
 Array = npt.NDArray[Any]
+
 Store = ups_store.Store | PartitionedStore
 
 
@@ -265,3 +276,75 @@ def parameters_among(arrays: Mapping[str, Any]) -> tuple[str, ...]:
 def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted: the order in which models take them."""
     return tuple(sorted({name for some in fields.values() for name in some.info.parameters}))
+
+
+_log = logging.getLogger(__name__)
+
+_MEMORY_SHARE = 0.5  # of what is free, for one split
+
+
+def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, dict[str, Array]]:
+    """Read all samples of a split.
+
+    Args:
+        config: Which samples of which files; `data.on_nan` decides about NaN and Inf.
+        task: Name of the task.
+        split: "train", "val" or "test".
+
+    Returns:
+        What a store of it would be, and its arrays by name, new, the samples along the first axis; fields
+        in float32.
+    Raises:
+        ConfigError: As `plan_split`; kind "too_large".
+        ups_store.SourceError: If the files can't be read; kind "not_finite", with the file and the number of
+            the sample in it.
+    """
+    cache = config.cache.model_copy(update={"dtype": "float32"})
+    reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
+    with hints_in_keys(), Readers(reading, note=_log.info) as readers:
+        plan = plan_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
+        _expect_room(plan)
+        arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in plan.arrays.items()}
+        samples = np.arange(plan.num_samples)
+        for batch in read_batches(plan, samples, on_nan=config.data.on_nan, readers=readers):
+            for name, values in batch.arrays.items():
+                arrays[name][batch.samples] = values
+    return plan, arrays
+
+
+def _expect_room(plan: StorePlan) -> None:
+    needed, free = plan.num_samples * plan.sample_nbytes, ups_store.available_memory_bytes()
+    if needed > _MEMORY_SHARE * free:
+        raise ConfigError(
+            f"{plan.title} doesn't fit into memory",
+            kind="too_large",
+            expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB, {_MEMORY_SHARE:.0%} of what is free",
+            found=f"{needed / 2**20:.0f} MiB",
+            hint="build a field store with `python -m ups_store.build`, use data.limit, or raise the limit of"
+            " the container",
+        )
+
+
+def plan_split(config: BuildConfig, task: str, split: str, *, readers: Readers) -> StorePlan:
+    """The plan of a split's store, which has samples.
+
+    Args:
+        config: Which samples of which files.
+        task: Name of the task.
+        split: "train", "val" or "test".
+        readers: Who looks at the files.
+
+    Raises:
+        ConfigError: Kind "empty_split".
+        ups_store.SourceError: If sources are missing or unreadable.
+    """
+    plan = plan_store(config, task, split, readers=readers)
+    if plan.num_samples == 0:
+        raise ConfigError(
+            f"{plan.title} would be empty",
+            kind="empty_split",
+            path=config.data.root,
+            expected="at least 1 sample",
+            hint="change data.split_fractions, or bring more samples",
+        )
+    return plan

@@ -11,10 +11,9 @@ import numpy.typing as npt
 import ups_store
 from ups.config import RunConfig
 from ups.data.fields import Array, FieldsInfo, Store, stored_parameters, stored_times
-from ups.data.state_stores import latent_folder
-from ups.data.store_places import place_of, store_path
-from ups.data.task_windows import TaskWindows
+from ups.data.stores import latent_folder, place_of, store_path
 from ups.data.trajectories import Trajectories, times_of
+from ups.data.windows import TaskWindows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT, GridSpec
 

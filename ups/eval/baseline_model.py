@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.data.batching import parameter_table
+from ups.data.windows import parameter_table
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baselines import FourierNeuralOperator, UNet
 from ups.eval.forecasters import Start, shown_size

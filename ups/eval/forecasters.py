@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.data.batching import evenly_spread, parameter_table
-from ups.data.field_statistics import frame_items
 from ups.data.fields import Fields
+from ups.data.statistics import frame_items
+from ups.data.windows import evenly_spread, parameter_table
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.trained.autoencoder import Autoencoder

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 import ups
-from ups.data.given_states import GivenStates, Where, read_given
-from ups.data.prediction_store import PredictionStore, save_preview_of
+from ups.data.prediction_files import GivenStates, PredictionStore, Where, read_given, save_preview_of
 from ups.device import choose_device
 from ups.errors import ConfigError
 from ups.eval.command import config_of

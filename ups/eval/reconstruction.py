@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ups.data.frames import FrameBatch
+from ups.data.field_batches import FrameBatch
 from ups.eval.metrics import defined_nrmse, mean_of_defined
 from ups.trained.autoencoder import Autoencoder
 

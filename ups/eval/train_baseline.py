@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.data.batching import parameter_table
-from ups.data.field_statistics import measure_statistics
-from ups.data.field_windows import FieldWindow, FieldWindows
+from ups.data.field_batches import FieldWindow, FieldWindows
 from ups.data.fields import Fields
+from ups.data.statistics import measure_statistics
 from ups.data.trajectories import given_array
+from ups.data.windows import parameter_table
 from ups.errors import ConfigError, DivergedError
 from ups.eval.baseline_model import LABELS, Baseline, BaselineSpec, Effort, Kind, network_size
 from ups.losses import relative_square_error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.data.state_stores import latent_folder
+from ups.data.stores import latent_folder
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
 from ups.eval.baseline_files import find_baselines, obtain_wanted

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.field_statistics import measure_statistics
+from ups.data.field_batches import FrameBatch, FrameBatches, spread_batches
 from ups.data.fields import Fields, open_fields, parameter_names
-from ups.data.frames import FrameBatch, FrameBatches, spread_batches
+from ups.data.statistics import measure_statistics
 from ups.eval.reconstruction import Floor, measure_floor, write_figure
 from ups.losses import relative_square_error
 from ups.models.any_point_decoder import grid_queries

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from ups.config import RunConfig
-from ups.data.build_files import own_manifest
-from ups.data.state_stores import latent_folder
+from ups.data.stores import latent_folder, own_manifest
 from ups.errors import InterruptedTrainingError, UpsError
 from ups.output import Note, nobody
 from ups.train.interrupt import CONTINUES

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig
-from ups.data.augment_windows import augment_windows
 from ups.data.fields import StoreFields
-from ups.data.task_windows import TaskWindows
-from ups.data.window_batches import WindowBatch, WindowBatches
+from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, augment_windows
 from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS

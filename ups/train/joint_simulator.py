@@ -10,10 +10,8 @@ from collections.abc import Mapping
 import torch
 
 from ups.config import RunConfig
-from ups.data.batching import evenly_spread
-from ups.data.field_statistics import Statistics, channel_statistics
-from ups.data.state_statistics import INPUT, LEAST_STD_OF_LATENTS
-from ups.data.task_windows import TaskWindows
+from ups.data.statistics import INPUT, LEAST_STD_OF_LATENTS, Statistics, channel_statistics
+from ups.data.windows import TaskWindows, evenly_spread
 from ups.grid import FIELDS
 from ups.train.operator_spec import make_spec
 from ups.trained.autoencoder import Autoencoder

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.augment_windows import augment_windows
 from ups.data.on_demand.live_windows import LiveWindows
-from ups.data.state_statistics import measure_state_statistics
-from ups.data.window_batches import WindowBatch, WindowBatches
+from ups.data.statistics import measure_state_statistics
+from ups.data.windows import WindowBatch, WindowBatches, augment_windows
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.grid import FIELDS

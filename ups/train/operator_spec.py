@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping
 
 from ups.config import RunConfig
-from ups.data.field_statistics import Statistics
 from ups.data.fields import StoreFields
-from ups.data.state_statistics import INPUT
-from ups.data.task_windows import TaskWindows
+from ups.data.statistics import INPUT, Statistics
+from ups.data.windows import TaskWindows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
 from ups.models.latent_operator import MAX_AXES

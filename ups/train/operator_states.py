@@ -10,9 +10,8 @@ import torch
 from ups.config import RunConfig
 from ups.data.on_demand.live_windows import LiveWindows
 from ups.data.on_demand.opening import open_training_windows
-from ups.data.state_stores import open_field_states, tells_encoder
-from ups.data.task_windows import TaskWindows
-from ups.data.window_batches import WindowBatches
+from ups.data.stores import open_field_states, tells_encoder
+from ups.data.windows import TaskWindows, WindowBatches
 from ups.output import Note
 from ups.train.operator_spec import window_parameters
 from ups.train.stage import StageStart

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ups.config import RunConfig
-from ups.data.batching import evenly_spread
 from ups.data.latent_trajectories import open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
+from ups.data.windows import evenly_spread
 from ups.eval.forecasters import AutoencoderFloor, Forecaster
 from ups.eval.metrics import defined_nrmse, mean_of_defined
 from ups.eval.rollout import predict

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ups.config.shared import ReadingConfig
-from ups.data.errors import hints_in_keys
 from ups.data.on_demand.order import Items, in_turns
+from ups.data.stores import hints_in_keys
 from ups.errors import UpsError
 from ups.output import Note
 from ups_store.build.readers import Readers

@@ -11,13 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
-from ups.data.batching import seed_of
 from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.order import Draw, Items, PassDraws
 from ups.data.on_demand.store_jobs import StoreJob
 from ups.data.on_demand.unkept import UnkeptJob
-from ups.data.task_windows import TaskWindows, Windows
-from ups.data.window_batches import WindowBatch, WindowBatches, make_batch
+from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, Windows, make_batch, seed_of
 
 _GENERATOR = 2  # purpose of random numbers, beside those of `on_demand.order`
 

@@ -16,12 +16,17 @@ from ups.config.shared import BuildConfig
 from ups.data.fields import Store
 from ups.data.on_demand.live_windows import LiveWindows, Passes
 from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
-from ups.data.on_demand.plan import WantedStore, latent_build, open_valid, wanted_stores
-from ups.data.on_demand.store_jobs import StoreJob, begin_in_memory, begin_store
-from ups.data.state_stores import latent_folder, open_latents
-from ups.data.store_places import encoder_of, place_of, store_path
-from ups.data.task_windows import TaskWindows
-from ups.data.window_batches import WindowBatches
+from ups.data.on_demand.store_jobs import (
+    StoreJob,
+    WantedStore,
+    begin_in_memory,
+    begin_store,
+    latent_build,
+    open_valid,
+    wanted_stores,
+)
+from ups.data.stores import encoder_of, latent_folder, open_latents, place_of, store_path
+from ups.data.windows import TaskWindows, WindowBatches
 from ups.errors import ConfigError
 from ups.output import Note
 from ups.trained.checkpoint import read_document

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.batching import batch_ends, evenly_spread, seed_of
+from ups.data.windows import batch_ends, evenly_spread, seed_of
 
 Items = npt.NDArray[np.int64]
 

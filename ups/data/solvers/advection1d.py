@@ -16,8 +16,14 @@ import numpy as np
 from scipy import fft
 
 from ups.data.solvers.files import write_scalar1d
-from ups.data.solvers.initial import random_sines
-from ups.data.solvers.problem import Array, Trajectories, cell_centres, require_at_least, require_positive
+from ups.data.solvers.problem import (
+    Array,
+    Trajectories,
+    cell_centres,
+    random_sines,
+    require_at_least,
+    require_positive,
+)
 
 # PDEBench's initial states: two sines with wave numbers up to 8.
 _NUM_WAVES, _MAX_WAVE_NUMBER = 2, 8

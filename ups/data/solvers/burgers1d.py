@@ -20,8 +20,14 @@ from scipy import fft
 
 from ups.data.solvers.exponential import make_stepper
 from ups.data.solvers.files import write_scalar1d
-from ups.data.solvers.initial import random_sines
-from ups.data.solvers.problem import Array, Trajectories, cell_centres, require_at_least, require_positive
+from ups.data.solvers.problem import (
+    Array,
+    Trajectories,
+    cell_centres,
+    random_sines,
+    require_at_least,
+    require_positive,
+)
 from ups_store.errors import ConfigError
 
 # Step times speed times highest wave number; measured error against a quarter of it: 1e-6.

@@ -19,8 +19,14 @@ from scipy import sparse
 from scipy.sparse.linalg import splu
 
 from ups.data.solvers.files import write_darcy2d
-from ups.data.solvers.initial import random_two_phase
-from ups.data.solvers.problem import Array, Trajectories, cell_centres, require_at_least, require_positive
+from ups.data.solvers.problem import (
+    Array,
+    Trajectories,
+    cell_centres,
+    random_two_phase,
+    require_at_least,
+    require_positive,
+)
 
 _LOW, _HIGH = 0.1, 1.0  # the two permeabilities of PDEBench
 

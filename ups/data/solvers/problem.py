@@ -1,4 +1,10 @@
-"""What a solver gives and what a data set is made from: `Trajectories` and the `Problem` protocol."""
+"""What a solver gives and what a data set is made from: `Trajectories` and the `Problem` protocol.
+
+Random initial states and coefficient fields, drawn per sample.
+
+Every sample has its own generator, seeded by (seed, index): sample i is the same however many are made, in
+whatever batches. Letters: N samples, X and Y cells along the axes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import fft
 
 from ups_store.errors import ConfigError
 
@@ -82,3 +89,86 @@ def require_at_least(least: int, **settings: int) -> None:
     for name, value in settings.items():
         if value < least:
             raise ConfigError(f"{name} = {value}", kind="setting_out_of_range", expected=f">= {least}")
+
+
+def sample_generator(index: int, *, seed: int) -> np.random.Generator:
+    """Return the random generator of one sample of the data set with this seed; both are >= 0."""
+    return np.random.default_rng([seed, index])
+
+
+def random_sines(
+    indices: Sequence[int],
+    *,
+    seed: int,
+    num_points: int,
+    num_waves: int,
+    max_wave_number: int,
+    max_amplitude: float,
+    max_mean: float = 0.0,
+) -> Array:
+    """Draw smooth periodic states on (0, 1): a mean plus a few sines of low wave number.
+
+    u(x) = m + sum_j a_j sin(2 pi k_j x + phi_j) with sum_j a_j = `max_amplitude`, so |u - m| is at most
+    `max_amplitude` for every sample; solvers choose their resolution and their steps by that bound.
+
+    Args:
+        indices: Sample numbers, N of them.
+        seed: Seed of the data set.
+        num_points: Number of cells X; values are at their centres.
+        num_waves: Sines per sample.
+        max_wave_number: Wave numbers k_j are uniform in 1..`max_wave_number`, periods per unit length.
+        max_amplitude: Sum of the amplitudes a_j.
+        max_mean: The mean m is uniform in (-`max_mean`, `max_mean`).
+
+    Returns:
+        States, shape (N, X).
+    """
+    x = cell_centres(num_points)
+    states = np.empty((len(indices), num_points))
+    for row, index in enumerate(indices):
+        rng = sample_generator(index, seed=seed)
+        weights = rng.uniform(0.1, 1.0, num_waves)
+        wave_numbers = rng.integers(1, max_wave_number, num_waves, endpoint=True)
+        phases = rng.uniform(0.0, 2 * np.pi, num_waves)
+        mean = rng.uniform(-max_mean, max_mean)
+        waves = np.sin(2 * np.pi * np.outer(wave_numbers, x) + phases[:, None])
+        states[row] = mean + max_amplitude / weights.sum() * (weights[:, None] * waves).sum(axis=0)
+    return states
+
+
+def random_noise(indices: Sequence[int], *, seed: int, shape: tuple[int, ...]) -> Array:
+    """Draw standard normal white noise, one array of `shape` per sample: shape (N, *shape)."""
+    return np.stack([sample_generator(index, seed=seed).standard_normal(shape) for index in indices])
+
+
+def random_two_phase(
+    indices: Sequence[int],
+    *,
+    seed: int,
+    num_points: int,
+    low: float,
+    high: float,
+    inverse_length: float = 3.0,
+    smoothness: float = 2.0,
+) -> Array:
+    """Draw two-valued media on the unit square: the sign of a smooth Gaussian random field picks the value.
+
+    Args:
+        indices: Sample numbers, N of them.
+        seed: Seed of the data set.
+        num_points: Cells per side.
+        low: Value where the field is negative.
+        high: Value elsewhere.
+        inverse_length: Inverse correlation length tau of the field, 1/length.
+        smoothness: Exponent s of its covariance (-Laplacian + tau^2)^-s, with zero-flux boundary and no mean.
+
+    Returns:
+        Coefficients, shape (N, X, Y), each entry `low` or `high`.
+    """
+    wave_numbers = np.pi * np.arange(num_points)
+    squared = wave_numbers[:, None] ** 2 + wave_numbers[None, :] ** 2
+    deviation = (squared + inverse_length**2) ** (-smoothness / 2)
+    deviation[0, 0] = 0.0
+    noise = random_noise(indices, seed=seed, shape=(num_points, num_points))
+    smooth = fft.idctn(noise * deviation, axes=(1, 2), norm="ortho")
+    return np.where(smooth < 0.0, low, high)

@@ -21,8 +21,14 @@ from scipy import fft
 
 from ups.data.solvers.exponential import make_stepper
 from ups.data.solvers.files import write_diffreact2d
-from ups.data.solvers.initial import random_noise
-from ups.data.solvers.problem import Array, Trajectories, cell_centres, require_at_least, require_positive
+from ups.data.solvers.problem import (
+    Array,
+    Trajectories,
+    cell_centres,
+    random_noise,
+    require_at_least,
+    require_positive,
+)
 
 # From (u, v), each (N, Y, X), to their rates.
 Reaction = Callable[[Array, Array], tuple[Array, Array]]

@@ -1,6 +1,10 @@
 """States that predictions start from, out of a store or an HDF5 file.
 
 Letters: N samples, K frames, X the axes of the grid, C channels.
+
+The store that predicted frames are written to.
+
+Letters: N samples, B of a batch, K predicted frames, X the axes of the grid, C channels.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import ups_store
 from ups.config.shared import BuildConfig
 from ups.data.fields import parameters_among
 from ups.errors import ConfigError
-from ups.grid import FIELDS
+from ups.grid import FIELDS, axis_names
+from ups_store.check.preview import save_preview
 from ups_store.sources.source import Selection, open_source
 
 Array = npt.NDArray[Any]
@@ -146,3 +151,96 @@ def _from_hdf5(path: Path, task: str, config: BuildConfig, limit: int | None) ->
     arrays |= {name: np.full(num, value) for name, value in info.parameters.items()}
     attrs = {"channels": list(info.channels), "boundary": dict(info.boundary)}
     return arrays, info.constants, attrs
+
+
+class PredictionStore:
+    """A store of predicted trajectories while it is written; a context manager.
+
+    "fields" is (N, K + 1, X..., C): the given state, then the predicted frames; of a steady task (N, 1, X...,
+    C) beside the given field. Parameters are those of `given`. Running again continues.
+
+    Args:
+        path: Where it goes.
+        given: States that predictions start from.
+        task: Name of the task.
+        frame_shape: (X..., C) of a predicted frame.
+        steps: K.
+        dt: Time from one frame to the next; None of a steady task.
+        given_array: Name of the array that is given.
+        identity: What decides the predictions besides the given states, JSON values.
+
+    Raises:
+        ups_store.StoreError: As `ups_store.create`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        given: GivenStates,
+        *,
+        task: str,
+        frame_shape: tuple[int, ...],
+        steps: int,
+        dt: float | None,
+        given_array: str,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self._given, self._given_array = given, given_array
+        num, is_steady = len(given.values), dt is None
+        num_frames = steps + int(not is_steady)
+        dims = ("sample", "time", *axis_names(len(frame_shape) - 1), "channel")
+        channels = {"channels": list(given.attrs.get("channels", ()))}
+        arrays = {
+            FIELDS: ups_store.ArraySpec((num, num_frames, *frame_shape), "float32", dims=dims, attrs=channels)
+        }
+        if is_steady:
+            arrays[given_array] = ups_store.ArraySpec(given.values.shape, "float32")
+        for name in sorted(given.parameters):
+            arrays[name] = ups_store.ArraySpec((num,), "float64", dims=("sample",))
+        times = given.t + np.arange(num_frames) * (dt or 0.0)
+        self._writer = ups_store.create(
+            path,
+            arrays,
+            constants={**given.coordinates, "t": times},
+            dims={**{name: (name,) for name in given.coordinates}, "t": ("time",)},
+            identity={
+                "kind": "prediction",
+                "task": task,
+                "given": given.digest(),
+                "steps": steps,
+                **identity,
+            },
+            attrs={"task": task, "split": "prediction", **given.attrs},
+            on_mismatch="restart",
+        )
+
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Samples that aren't predicted yet."""
+        return self._writer.missing()
+
+    def commit(self, samples: npt.NDArray[np.int64], frames: npt.NDArray[np.float32]) -> None:
+        """Write the predicted frames of samples (B,), shape (B, K, X..., C)."""
+        given = self._given
+        arrays: dict[str, Array] = {name: values[samples] for name, values in given.parameters.items()}
+        if self._given_array == FIELDS:
+            arrays[FIELDS] = np.concatenate([given.values[samples][:, np.newaxis], frames], axis=1)
+        else:
+            arrays |= {FIELDS: frames, self._given_array: given.values[samples]}
+        self._writer.commit_many(samples, arrays)
+
+    def finish(self) -> Path:
+        """Publish the store under its name."""
+        return self._writer.finish()
+
+    def __enter__(self) -> PredictionStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.close()
+
+
+def save_preview_of(path: Path, picture: Path) -> None:
+    """Draw the first sample of a store as a PNG."""
+    with ups_store.open(path) as store:
+        assert isinstance(store, ups_store.Store)
+        save_preview(store, picture)

@@ -2,10 +2,23 @@
 
 Letters: B batch, K steps of a window, T stored time steps, L tokens, D channels of a token, X the axes of the
 grid, C channels.
+
+Batches of windows for training an operator; batch i is a function of (seed, i) alone.
+
+That makes resuming exact: the data position is a number. Letters: B batch, K steps, L tokens, D channels of a
+token, X the axes of the grid, C channels, P parameters.
+
+What batches are made of: which items of a pass, evenly spread ones, their parameters, seeds.
+
+Augmentation of windows by symmetries of the equations; all frames of a window are changed alike.
+
+Letters: B batch.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,9 +28,11 @@ import torch
 from torch import Tensor
 
 import ups_store
+from ups.data.augment import augment_trajectories, shift_periodic
 from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, STEP_TOLERANCE, TIMES, Store, parameters_among
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
+from ups_store.read.order import Permutation
 from ups_store.torch.windows import Window, WindowIndex
 
 # Where a store lies by the mode of its preload, in words.
@@ -30,6 +45,7 @@ _PLACES = {
 }
 
 Items = npt.NDArray[np.int64]
+
 Preload = Literal["auto", "off", "page-cache", "copy", "pinned", "device"]
 
 
@@ -235,3 +251,180 @@ class TaskWindows:
         rows = np.arange(len(samples)) if self._times is None else np.zeros_like(samples)
         ends = starts + self.horizon * self._stride
         return (times[rows, ends] - times[rows, starts]) / self.horizon
+
+
+_ORDER, _ITEMS, _GENERATOR = range(3)  # purposes of random numbers
+
+
+@dataclass(frozen=True)
+class WindowBatch:
+    """Windows of one task.
+
+    Attributes:
+        task: Name of the task.
+        states: As stored, not normalised, float32: latents (B, K + 1, L, D), or fields (B, K + 1, X..., C).
+            Of a steady task input and solution, K = 1.
+        parameters: In the order that was asked for, NaN where the task has none of that name, float32,
+            shape (B, P).
+        dt: Physical time of one step, float32, shape (B,); 1 for a steady task.
+        generator: Source of randomness for whoever uses the batch, a function of the batch's number.
+    """
+
+    task: str
+    states: Tensor
+    parameters: Tensor
+    dt: Tensor
+    generator: torch.Generator
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+
+class WindowBatches:
+    """Batches of random windows, homogeneous in task, without end.
+
+    A pass goes through all windows once, tasks mixed and each as often as it has windows. The batches of a
+    task have as many windows as one another, or one more; never more than `batch_size`.
+
+    Args:
+        tasks: Windows by task.
+        batch_size: Most windows of a batch.
+        seed: Seed of the order.
+        parameters: Names of the parameters, in the order that batches give them.
+
+    Attributes:
+        tasks: Windows by task.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskWindows],
+        *,
+        batch_size: int,
+        seed: int,
+        parameters: tuple[str, ...] = (),
+    ) -> None:
+        self.tasks = tasks
+        self._names = tuple(tasks)
+        self._tasks = tuple(tasks.values())
+        self._seed, self._parameters = seed, parameters
+        self._ends = [
+            batch_ends(len(windows), count_batches(len(windows), batch_size)) for windows in self._tasks
+        ]
+        self._items = [
+            Permutation(len(windows), seed, _ITEMS, number) for number, windows in enumerate(self._tasks)
+        ]
+        self._pass = -1
+        self._order = np.zeros((0, 2), np.int64)
+
+    @property
+    def batches_per_pass(self) -> int:
+        """Number of batches in which every window comes once."""
+        return sum(map(len, self._ends))
+
+    def batch(self, number: int) -> WindowBatch:
+        """The batch of a number, >= 0; cheap when numbers go up."""
+        which, position = divmod(number, self.batches_per_pass)
+        if which != self._pass:
+            self._pass, self._order = which, self._draw_order(which)
+        task, place = self._order[position].tolist()
+        windows = self._tasks[task]
+        ends = self._ends[task]
+        positions = np.arange(ends[place - 1] if place else 0, ends[place])
+        items = self._items[task](positions, tweak=which)
+        generator = torch.Generator().manual_seed(seed_of(self._seed, _GENERATOR, number))
+        return make_batch(
+            self._names[task], windows.read(items), parameters=self._parameters, generator=generator
+        )
+
+    def _draw_order(self, which: int) -> np.ndarray:
+        """Task, and place among its batches, of every batch of a pass, shape (batches, 2)."""
+        places = [
+            np.stack([np.full(len(ends), task), np.arange(len(ends))], axis=1)
+            for task, ends in enumerate(self._ends)
+        ]
+        rng = np.random.default_rng(seed_of(self._seed, _ORDER, which))
+        return rng.permutation(np.concatenate(places))
+
+
+def make_batch(
+    task: str, windows: Windows, *, parameters: tuple[str, ...], generator: torch.Generator
+) -> WindowBatch:
+    """Windows as tensors, with their parameters in the models' order."""
+    return WindowBatch(
+        task,
+        windows.states,
+        parameter_table(windows.parameters, parameters, len(windows.states)),
+        torch.from_numpy(windows.dt.astype(np.float32)),
+        generator,
+    )
+
+
+def count_batches(num_items: int, batch_size: int) -> int:
+    """The fewest batches of at most `batch_size` that hold all items; at least 1."""
+    return max(1, -(-num_items // batch_size))
+
+
+def batch_ends(num_items: int, num_batches: int) -> npt.NDArray[np.int64]:
+    """Where batches end that hold all items, shape (num_batches,); the last ones may be one longer."""
+    size, num_longer = divmod(num_items, num_batches)
+    return np.cumsum([size] * (num_batches - num_longer) + [size + 1] * num_longer, dtype=np.int64)
+
+
+def evenly_spread(num_items: int, num: int) -> npt.NDArray[np.int64]:
+    """Numbers of some items that stand for all: the middles of `num` equal parts of them.
+
+    Args:
+        num_items: How many there are, numbered from 0.
+        num: How many are wanted, >= 1.
+
+    Returns:
+        min(num, num_items) different numbers, going up, new, int64.
+    """
+    num = min(num, num_items)
+    return ((np.arange(num) + 0.5) * num_items / num).astype(np.int64)
+
+
+def parameter_table(known: Mapping[str, npt.ArrayLike], names: Sequence[str], num: int) -> Tensor:
+    """Parameters of the equation as models take them.
+
+    Args:
+        known: Parameters that a task has, by name, each (B,), on the CPU.
+        names: Those that are asked for, in order.
+        num: B.
+
+    Returns:
+        New, float32, shape (B, P); NaN where the task has none of that name.
+    """
+    table = np.full((num, len(names)), np.nan, np.float32)
+    for column, name in enumerate(names):
+        if name in known:
+            table[:, column] = known[name]
+    return torch.from_numpy(table)
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed of several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def augment_windows(
+    batch: WindowBatch, *, tokens: tuple[int, ...], periodic: tuple[bool, ...], is_latent: bool
+) -> WindowBatch:
+    """Shift every window along its periodic axes; fields are reflected too where the equation allows it.
+
+    Latents are shifted by whole tokens, with which encoder and decoder commute.
+
+    Args:
+        batch: Windows of a task.
+        tokens: Tokens along each axis.
+        periodic: Whether each axis is.
+        is_latent: Whether the states are latents, not fields.
+    """
+    generator = batch.generator
+    if not is_latent:
+        moved = augment_trajectories(batch.states, task=batch.task, periodic=periodic, generator=generator)
+        return dataclasses.replace(batch, states=moved)
+    states = batch.states.unflatten(2, tokens)
+    states = shift_periodic(states, periodic, first_axis=2, generator=generator)
+    return dataclasses.replace(batch, states=states.flatten(2, 1 + len(tokens)))

@@ -1,20 +1,34 @@
-"""Stores that an operator is trained on: found, and held to be made from what the configuration says."""
+"""Stores that an operator is trained on: found, and held to be made from what the configuration says.
+
+Where the stores of a run lie, and what they say about what they were made of.
+
+The errors of stores, for those outside `ups.data` who tell people about them.
+
+Where a build of stores, run as a process of its own, leaves what it says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ups_store
 from ups.config import RunConfig
 from ups.config.shared import DataConfig
 from ups.data.fields import Store
-from ups.data.store_places import differing_selection, encoder_of, place_of, store_path
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 from ups.trained.encoder import LatentEncoder
+from ups_store.build.ranks import Ranks
+from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
+from ups_store.errors import StoreError as StoreError
 from ups_store.format.identity import describe_differences, differences
+
+if TYPE_CHECKING:
+    from ups.data.fields import Store
+
 
 # Precision of encoding is part of a store's identity, but it makes no other encoder.
 _PRECISION = ("compute_dtype",)
@@ -135,3 +149,77 @@ def _expect_same_encoder(store: Store, found: Mapping[str, Any], encoder: Latent
         found="; ".join(describe_differences(differing).splitlines()),
         hint="build the store again with this checkpoint",
     )
+
+
+_SUFFIX = ".zarr.zip"
+
+
+def store_path(folder: Path, task: str, split: str) -> Path:
+    """Where the build puts the store of a task and split."""
+    return folder / f"{task}_{split}{_SUFFIX}"
+
+
+def place_of(path: Path) -> Path | None:
+    """Where a store is: at its path, or as the partitions that several machines made; None if nowhere."""
+    if path.exists():
+        return path
+    name = path.name.removesuffix(_SUFFIX)
+    partitions = sorted(path.parent.glob(f"{name}-*-of-*{_SUFFIX}"))
+    if not partitions:
+        return None
+    count = partitions[0].name.rpartition("-of-")[2]
+    return path.with_name(f"{name}-*-of-{count}")
+
+
+def encoder_of(store: Store) -> Mapping[str, Any] | None:
+    """Identity of the encoder that made a store's latents; None if the store doesn't say."""
+    found = store.identity.get("content", {}).get("encoder")
+    return found if isinstance(found, Mapping) else None
+
+
+def differing_selection(store: Store, data: DataConfig) -> dict[str, tuple[Any, Any]]:
+    """In what a store holds another selection of the data than the configured one.
+
+    Only a store of a split that was drawn has split fractions.
+
+    Returns:
+        By key of `data` what the store says, None if it doesn't, and what is wanted.
+    """
+    content = store.identity.get("content", {})
+    wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
+    if content.get("split_fractions") is not None:
+        wanted["split_fractions"] = list(data.split_fractions)
+    return {key: (content.get(key), value) for key, value in wanted.items() if content.get(key) != value}
+
+
+UNREADABLE = (CorruptChunkError, FormatError, StoreNotFoundError)  # a store that is read, as a source can be
+
+# Flags of `python -m ups_store.build` in its hints, and what a run's configuration has in their place.
+_KEYS = {
+    "--on-nan keep": "data.on_nan=keep",
+    "--cache-dtype": "cache.dtype",
+    "--num-workers 0": "reading.num_workers=0",
+    "--num-workers": "reading.num_workers",
+    "--open-timeout": "reading.open_timeout_s",
+    "--timeout": "reading.timeout_s",
+}
+
+
+@contextmanager
+def hints_in_keys() -> Iterator[None]:
+    """Make the hint of a store's error one that somebody who trains or evaluates can follow."""
+    try:
+        yield
+    except StoreError as error:
+        for flag, key in _KEYS.items():
+            error.hint = error.hint and error.hint.replace(flag, key)
+        raise
+
+
+def own_manifest(path: Path) -> Path:
+    """Where a build that is told a manifest's path writes it: each of several machines has its own.
+
+    Raises:
+        ups_store.ConfigError: If the variables of `torchrun` contradict each other.
+    """
+    return Ranks.from_environment().own_file(path)
