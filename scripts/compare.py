@@ -44,10 +44,9 @@ def main(
     """Train each baseline at both budgets, and evaluate all beside the operator."""
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
-        from ups.eval.baseline_files import obtain_baseline
-        from ups.eval.command import expect_kinds, open_others, open_run, publish
-        from ups.eval.equal_budgets import equal_budgets
-        from ups.eval.evaluate import evaluate, expect_split
+        from ups.eval.comparison import equal_budgets
+        from ups.eval.evaluate import evaluate, expect_kinds, expect_split, open_others, open_run, publish
+        from ups.eval.train_baseline import obtain_baseline
         from ups.eval.training_logs import read_stage_logs
 
         kinds = expect_kinds(kind)

@@ -41,9 +41,8 @@ def main(
     """Roll out on a split; baselines in <checkpoint.dir>/baselines are evaluated, too."""
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
-        from ups.eval.baseline_files import find_baselines
-        from ups.eval.command import open_others, open_run, parse_numbers, publish
-        from ups.eval.evaluate import evaluate, expect_split
+        from ups.eval.evaluate import evaluate, expect_split, open_others, open_run, parse_numbers, publish
+        from ups.eval.train_baseline import find_baselines
 
         expect_writable(out)
         phases = parse_numbers("--phase", phase or ())

@@ -38,7 +38,7 @@ def main(
     """Start at one frame of every sample and predict what follows."""
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
-        from ups.eval.command import parse_numbers
+        from ups.eval.evaluate import parse_numbers
         from ups.eval.predict import PredictionRequest, predict_store
 
         written = predict_store(

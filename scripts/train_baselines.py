@@ -34,9 +34,8 @@ def main(
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
         from ups.device import choose_device
-        from ups.eval.baseline_files import baseline_path, obtain_baseline
-        from ups.eval.command import expect_kinds
-        from ups.eval.train_baseline import Budget
+        from ups.eval.evaluate import expect_kinds
+        from ups.eval.train_baseline import Budget, baseline_path, obtain_baseline
 
         budget, kinds = Budget(budget_seconds, budget_samples), expect_kinds(kind)
         resolved = resolve_config(config, overrides or (), tell=tell_on_stderr)

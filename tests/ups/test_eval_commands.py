@@ -22,8 +22,8 @@ from ups.data.fields import Fields
 from ups.data.statistics import Statistics, measure_statistics
 from ups.errors import ConfigError
 from ups.eval import predict as prediction
-from ups.eval.command import open_others, open_run
-from ups.eval.equal_budgets import equal_budgets
+from ups.eval.comparison import equal_budgets
+from ups.eval.evaluate import open_others, open_run
 from ups.eval.training_logs import StageLog
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups.trained.simulator import save_simulator
@@ -191,7 +191,7 @@ def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
-    monkeypatch.setattr("ups.eval.command.read_stage_logs", lambda config, note: [log])
+    monkeypatch.setattr("ups.eval.evaluate.read_stage_logs", lambda config, note: [log])
     there, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
     moved.write_bytes(there.read_bytes())  # another run may have written its log there since
     config, simulator = open_run(there, config_path=None, overrides=(), tell=pytest.fail)

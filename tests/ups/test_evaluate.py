@@ -18,13 +18,11 @@ from ups.config import RunConfig
 from ups.data.trajectories import open_trajectories
 from ups.errors import ConfigError
 from ups.eval import metrics
-from ups.eval.baseline_files import baseline_path, find_baselines
 from ups.eval.baseline_model import Baseline, Kind, save_baseline
+from ups.eval.comparison import OtherOperator, expect_comparable
 from ups.eval.evaluate import evaluate
-from ups.eval.operator_rows import OtherOperator, expect_comparable
-from ups.eval.report_files import write_report
-from ups.eval.report_page import to_html
-from ups.eval.train_baseline import Budget, make_spec, train_baseline
+from ups.eval.report_page import to_html, write_report
+from ups.eval.train_baseline import Budget, baseline_path, find_baselines, make_spec, train_baseline
 from ups.eval.training_logs import StageLog
 
 torch.set_num_threads(1)

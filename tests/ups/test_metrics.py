@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ups.errors import ShapeError
 from ups.eval import metrics
-from ups.eval.spectra import shell_energy
+from ups.eval.metrics import shell_energy
 from ups.eval.trajectory_errors import measure
 
 torch.set_num_threads(1)

@@ -14,10 +14,15 @@ from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.fields import open_fields
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
-from ups.eval.baseline_model import Baseline, load_baseline, save_baseline
+from ups.eval.baseline_model import (
+    Baseline,
+    NeuraloperatorFNO,
+    load_baseline,
+    neuraloperator_modes,
+    save_baseline,
+)
 from ups.eval.baselines import FourierNeuralOperator, SpectralConv
 from ups.eval.forecasters import Persistence
-from ups.eval.neuraloperator_fno import NeuraloperatorFNO, neuraloperator_modes
 from ups.eval.rollout import roll_out
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
 

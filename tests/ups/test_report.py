@@ -17,14 +17,12 @@ import pytest
 from rich.console import Console
 
 from ups.errors import OutputError
+from ups.eval.comparison import Scores
 from ups.eval.figures import curves_figure, error_figure, fields_figure, spectra_figure
-from ups.eval.intervals import Interval, bootstrap
-from ups.eval.report import Report, Row, TaskReport
-from ups.eval.report_files import write_report
-from ups.eval.report_page import to_html
-from ups.eval.report_table import show_evaluation
-from ups.eval.scores import Scores
+from ups.eval.report import Report, Row, TaskReport, show_evaluation
+from ups.eval.report_page import to_html, write_report
 from ups.eval.training_logs import StageLog
+from ups.eval.trajectory_errors import Interval, bootstrap
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

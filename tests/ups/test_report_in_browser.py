@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from small_simulators import configure, make_autoencoder, make_data, make_simulator
 
 from ups.eval.evaluate import evaluate
-from ups.eval.report_files import write_report
+from ups.eval.report_page import write_report
 
 torch.set_num_threads(1)
 

@@ -18,13 +18,7 @@ from ups.data.statistics import measure_statistics
 from ups.data.trajectories import Trajectories, open_trajectories, times_of
 from ups.data.windows import parameter_table
 from ups.errors import ConfigError, ShapeError
-from ups.eval.forecasters import (
-    AutoencoderFloor,
-    OperatorForecaster,
-    Persistence,
-    Start,
-    TrainingMean,
-)
+from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence, Start, TrainingMean
 from ups.eval.rollout import roll_out
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.simulator import Simulator

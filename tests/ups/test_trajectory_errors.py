@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ups.errors import ShapeError
 from ups.eval import metrics
-from ups.eval.intervals import Resamples
-from ups.eval.scores import COMPAT_BATCH_SIZE, score
-from ups.eval.trajectory_errors import join, measure
+from ups.eval.comparison import COMPAT_BATCH_SIZE, score
+from ups.eval.trajectory_errors import Resamples, join, measure
 
 LENGTHS = {1: (2.0,), 2: (1.0, 3.0)}
 GRIDS = {1: (32,), 2: (8, 16)}

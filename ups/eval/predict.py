@@ -15,7 +15,7 @@ import ups
 from ups.data.prediction_files import GivenStates, PredictionStore, Where, read_given, save_preview_of
 from ups.device import choose_device
 from ups.errors import ConfigError
-from ups.eval.command import config_of
+from ups.eval.evaluate import config_of
 from ups.eval.figures import fields_figure
 from ups.grid import FIELDS, domain_lengths
 from ups.output import Note, expect_writable, write_atomically

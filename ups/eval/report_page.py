@@ -1,4 +1,7 @@
-"""The HTML page of a report: it holds its pictures, loads nothing, runs no script, and so opens from disk."""
+"""The HTML page of a report: it holds its pictures, loads nothing, runs no script, and so opens from disk.
+
+The files of a report: JSON, CSV and one HTML page.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 
-from ups.eval.intervals import Interval
+from ups.errors import OutputError
+from ups.eval.comparison import COMPAT_BATCH_SIZE
 from ups.eval.report import Report, Row, TaskReport
-from ups.eval.scores import COMPAT_BATCH_SIZE
 from ups.eval.training_logs import StageLog
+from ups.eval.trajectory_errors import Interval
+from ups.output import sync_folder, write_synced
 
 _PAGE = Template(
     """<!DOCTYPE html>
@@ -53,13 +60,17 @@ _HEADLINE = {
     "correlation_time": "time until correlation < 0.8",
     "drift": "drift of the mean at the end",
 }
+
 _MORE_IS_BETTER = frozenset({"correlation_time"})
+
 _NO_CONTEST = frozenset({"drift"})  # what doesn't move doesn't drift
+
 _TRAJECTORIES = {
     "train": "on the trajectories that models were trained on",
     "val": "on validation trajectories, by which the best weights were chosen",
     "test": "on trajectories that nothing was trained on or chosen by",
 }
+
 _NO_COMPETITOR = "_floor"  # end of the names of rows that see the truth
 
 
@@ -193,3 +204,29 @@ def _figures(figures: Mapping[str, bytes]) -> str:
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         for caption, png in figures.items()
     )
+
+
+def write_report(folder: Path, report: Report) -> dict[str, Path]:
+    """Write `report.json`, `report.csv` and `report.html`; returns where they are, by suffix.
+
+    Raises:
+        OutputError: None of them is changed then.
+    """
+    texts = {
+        "json": json.dumps(report.to_json(), indent=2, default=str, allow_nan=False) + "\n",
+        "csv": report.to_csv(),
+        "html": to_html(report),
+    }
+    paths = {suffix: folder / f"report.{suffix}" for suffix in texts}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".report", dir=folder) as partial:
+            written = {suffix: Path(partial) / path.name for suffix, path in paths.items()}
+            for suffix, text in texts.items():
+                write_synced(written[suffix], text.encode())
+            for suffix, path in paths.items():
+                written[suffix].replace(path)
+            sync_folder(folder)
+    except OSError as error:
+        raise OutputError.of(error, folder) from error
+    return paths

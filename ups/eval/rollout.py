@@ -16,7 +16,7 @@ from torch import Tensor
 from ups.data.trajectories import Trajectories, TrajectoryBatch
 from ups.errors import ShapeError
 from ups.eval.forecasters import AutoencoderFloor, Forecaster, Start
-from ups.eval.spectra import shell_energy
+from ups.eval.metrics import shell_energy
 from ups.eval.trajectory_errors import TrajectoryErrors, join, measure
 from ups.grid import domain_lengths
 

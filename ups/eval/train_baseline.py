@@ -2,36 +2,57 @@
 
 The budget is wall time or windows seen. The first 70 % of it go to single steps, the rest to rollouts of
 three, as one-step training alone drifts. Letters: B windows, K steps, X the axes of the grid, C channels.
+
+Where the baselines of a run lie, and which of them belong beside a simulator.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ups.config import RunConfig
 from ups.data.field_batches import FieldWindow, FieldWindows
 from ups.data.fields import Fields
 from ups.data.statistics import measure_statistics
-from ups.data.trajectories import given_array
+from ups.data.trajectories import given_array, open_trajectories
 from ups.data.windows import parameter_table
 from ups.errors import ConfigError, DivergedError
-from ups.eval.baseline_model import LABELS, Baseline, BaselineSpec, Effort, Kind, network_size
+from ups.eval.baseline_model import (
+    DEFAULT_KINDS,
+    LABELS,
+    Baseline,
+    BaselineSpec,
+    Effort,
+    Kind,
+    load_baseline,
+    network_size,
+    save_baseline,
+    trained_with,
+)
 from ups.losses import relative_square_error
 from ups.optim import AveragedWeights
-from ups.output import Note, nobody
+from ups.output import Note, expect_writable, nobody
+from ups.trained.simulator import Simulator
 
 _SINGLE_STEPS = 0.7  # share of the budget
+
 _ROLLOUT_STEPS = 3
 # Of 5e-4 to 1e-2 the best on the validation split of the demo, 60 s each (docs/evaluation.md).
 _PEAK_LR: Mapping[Kind, float] = {"fno": 1e-3, "unet": 1e-3, "fno_neuraloperator": 1e-3}
+
 _GRAD_CLIP = 1.0
+
 _CURVE_EVERY = 20  # optimiser steps
 
 
@@ -205,3 +226,113 @@ def _finite(loss: Tensor, step: int, label: str) -> float:
         error.step, error.loss_name = step, "relative"
         raise error
     return value
+
+
+_FOLDER = "baselines"  # in the folder of the checkpoints
+
+
+def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> list[Baseline]:
+    """The baselines in `<checkpoint.dir>/baselines` that predict what the simulator does; others are named.
+
+    Raises:
+        CheckpointError: If one can't be read.
+    """
+    folder = config.checkpoint.dir / _FOLDER
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            model = load_baseline(path, device=str(simulator.device))
+        except ConfigError as error:  # such as a package that isn't there, where another machine had it
+            error.path = None
+            note(f"{path} is left out: {error}")
+            continue
+        if problem := _mismatch(model, config, simulator):
+            note(f"{path} is left out: {problem}")
+        else:
+            found.append(model)
+    return found
+
+
+def obtain_wanted(config: RunConfig, *, device: torch.device, restart: bool, note: Note) -> None:
+    """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
+
+    One that there can't be, such as for three axes, or that diverges, is told and left out: the operator has
+    been trained by now, and is reported on without it.
+    """
+    wanted = Budget.of(seconds=config.evaluation.baseline_seconds, samples=config.evaluation.baseline_samples)
+    for task, budget, kind in itertools.product(config.data.task, wanted, DEFAULT_KINDS):
+        try:
+            obtain_baseline(config, kind, task, budget=budget, device=device, restart=restart, note=note)
+        except (ConfigError, DivergedError) as error:
+            note(f"{task}: {LABELS[kind]} is left out: {error}")
+
+
+def baseline_path(config: RunConfig, kind: str, task: str, limit: str) -> Path:
+    """Where a baseline with a budget of "seconds" or "samples" lies."""
+    return config.checkpoint.dir / _FOLDER / f"{task}_{kind}_{limit}.safetensors"
+
+
+def obtain_baseline(
+    config: RunConfig,
+    kind: Kind,
+    task: str,
+    *,
+    budget: Budget,
+    device: torch.device,
+    restart: bool = False,
+    note: Note,
+) -> Baseline:
+    """The baseline of a run within a budget: the file of an earlier training, or one that is trained now.
+
+    It is trained on the operator's training fields, with its batch size, seed, augmentation and EMA.
+
+    Args:
+        config: Configuration of the run.
+        kind: "fno", "unet" or "fno_neuraloperator".
+        task: Name of the task.
+        budget: How much it may be trained.
+        device: Where.
+        restart: Train anew although there is a file.
+        note: Told what is being done.
+
+    Raises:
+        ConfigError: If there is no such baseline for the task.
+        DivergedError: If a loss isn't finite.
+        OutputError: If its file can't be written, before it is trained.
+        ups_store.StoreError: If the data can't be read.
+    """
+    path, training = baseline_path(config, kind, task, budget.limit), config.training
+    operator = config.stage("operator")
+    stride = training.time_stride
+    trajectories = open_trajectories(config.build, task, "train", source=training.field_source, stride=stride)
+    spec = make_spec(kind, trajectories.fields, dt=trajectories.dt, stride=stride)
+    options: dict[str, Any] = {
+        "batch_size": operator.batch_size,
+        "ema_decay": operator.ema_decay,
+        "seed": config.seed,
+        "augmented": training.augment,
+    }
+    settings = {"spec": spec.to_json(), "allowed": budget.allowed, **options}
+    if path.exists() and not restart and trained_with(path) == json.loads(json.dumps(settings)):
+        note(f"{path} is there already, trained alike")
+        return load_baseline(path, device=str(device))
+    expect_writable(path.parent)
+    note(f"{task}: {LABELS[kind]}, {budget}")
+    model = train_baseline(spec, trajectories.fields, budget=budget, device=device, note=note, **options)
+    save_baseline(path, model, settings=settings)
+    return model
+
+
+def _mismatch(model: Baseline, config: RunConfig, simulator: Simulator) -> str | None:
+    """Why a baseline doesn't belong into the table, or None."""
+    spec = model.spec
+    if spec.task not in config.data.task or spec.task not in simulator.spec.tasks:
+        return f"it is of another task, {spec.task}"
+    if spec.grid != simulator.spec.tasks[spec.task].grid:
+        return f"it is for another grid, {spec.grid.name}"
+    is_steady = simulator.spec.tasks[spec.task].steady
+    if is_steady and spec.size.get("predicts_change", True):
+        return "it predicts a change of its input, which is no solution; train it anew"
+    if spec.stride != simulator.spec.time_stride and not is_steady:
+        return f"it takes another time stride, {spec.stride}"
+    return None

@@ -16,9 +16,9 @@ from ups.config import RunConfig
 from ups.data.stores import latent_folder
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
-from ups.eval.baseline_files import find_baselines, obtain_wanted
 from ups.eval.evaluate import evaluate, expect_split
-from ups.eval.report_files import write_report
+from ups.eval.report_page import write_report
+from ups.eval.train_baseline import find_baselines, obtain_wanted
 from ups.optim import expect_optimizer
 from ups.output import Note, each_once, expect_writable
 from ups.train.build_stores import build_fields, build_latents
