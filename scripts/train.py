@@ -86,10 +86,9 @@ def _train(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # torch takes a second, which mistakes of the configuration needn't wait for
     from ups.train.all_stages import run_all
-    from ups.train.run import run_stage
+    from ups.train.meter import process_began
+    from ups.train.run import run_stage, unused_in_one_stage
     from ups.train.stage import ALL
-    from ups.train.startup import process_began
-    from ups.train.unused_settings import unused_in_one_stage
 
     common: dict[str, Any] = {"note": _tell, "restart": restart, "began": process_began()}
     if stage == ALL:
@@ -114,7 +113,7 @@ def _truly(text: str, restart: bool) -> str:
 
 
 def _report(report: dict[str, Any], *, as_json: bool) -> None:
-    from ups.train.report_table import report_json, show_report
+    from ups.train.log import report_json, show_report
 
     if as_json:
         typer.echo(report_json(report))

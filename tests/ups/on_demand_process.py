@@ -13,7 +13,7 @@ import torch
 from on_demand_helpers import open_windows
 
 from ups.data.windows import WindowBatch
-from ups.train.ranks import joined_ranks
+from ups.train.distributed import joined_ranks
 
 
 def digest(batch: WindowBatch) -> str:

@@ -11,7 +11,9 @@ from multiprocessing.process import BaseProcess
 
 _WARM = multiprocessing.get_context("forkserver")
 # What a stage imports, and what torch imports when the first optimizer is made.
-_WARM.set_forkserver_preload(["ups.train.operator", "ups.train.ranks", "ups.train.trainer", "torch._dynamo"])
+_WARM.set_forkserver_preload(
+    ["ups.train.operator", "ups.train.distributed", "ups.train.trainer", "torch._dynamo"]
+)
 
 
 def start(main: Callable[..., int | None], *arguments: object, **variables: str) -> BaseProcess:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ups.config import RunConfig, load_config
 from ups.errors import UpsError
+from ups.train.distributed import ALONE, Ranks, joined_ranks
 from ups.train.operator import make_operator_stage
-from ups.train.ranks import ALONE, Ranks, joined_ranks
 from ups.train.stage import Losses, Stage
 from ups.train.trainer import Trainer
 

@@ -23,9 +23,8 @@ from typer.testing import CliRunner
 
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, OutputError, UpsError
-from ups.train.all_stages import first_stage, run_all
-from ups.train.build_stores import build_latents
-from ups.train.report_table import show_report
+from ups.train.all_stages import build_latents, first_stage, run_all
+from ups.train.log import show_report
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
 
@@ -57,7 +56,7 @@ def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.fixture
 def builds_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of stores are no processes of their own, which import torch each time."""
-    monkeypatch.setattr("ups.train.build_stores._run", build_here)
+    monkeypatch.setattr("ups.train.all_stages._run", build_here)
 
 
 def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
@@ -212,7 +211,7 @@ def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: py
         own.parent.mkdir(parents=True)
         own.write_text(json.dumps({"stores": [{"reused": True}]}))
 
-    monkeypatch.setattr("ups.train.build_stores._run", build)
+    monkeypatch.setattr("ups.train.all_stages._run", build)
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
     metrics = build_latents(config, config_path=None, overrides=[], is_first=True, note=print)

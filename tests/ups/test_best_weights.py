@@ -14,7 +14,7 @@ from torch import nn
 from ups.errors import OutputError
 from ups.optim import WeightsCopy
 from ups.train.best import BestWeights
-from ups.train.ranks import Ranks
+from ups.train.distributed import Ranks
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, read_document, save_checkpoint
 

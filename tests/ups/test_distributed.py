@@ -19,8 +19,7 @@ from rank_processes import rank_variables, start, wait
 from rank_training import Points, Waves, make_config, operator_trainer
 
 from ups.errors import CheckpointError, ConfigError
-from ups.train.distributed import take_rows
-from ups.train.ranks import Ranks, joined_ranks
+from ups.train.distributed import Ranks, joined_ranks, take_rows
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
 

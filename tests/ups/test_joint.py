@@ -13,7 +13,7 @@ from operator_runs import SETTINGS, build, configure, made_once, own_copy
 from torch import Tensor
 
 import ups
-import ups.train.joint_simulator
+import ups.train.joint
 import ups_store
 from ups.config import RunConfig
 from ups.data.solvers import make_dataset
@@ -195,7 +195,7 @@ def test_run_continues_with_the_statistics_that_it_began_with(
 ) -> None:
     first = Trainer(make_stage(run, ONE), joint(run, ONE), device=CPU)
     first.save()
-    exact = ups.train.joint_simulator._latent_statistics
+    exact = ups.train.joint._latent_statistics
 
     def otherwise_rounded(*arguments: Any) -> dict[str, Statistics]:
         return {
@@ -203,7 +203,7 @@ def test_run_continues_with_the_statistics_that_it_began_with(
             for name, found in exact(*arguments).items()
         }
 
-    monkeypatch.setattr("ups.train.joint_simulator._latent_statistics", otherwise_rounded)
+    monkeypatch.setattr("ups.train.joint._latent_statistics", otherwise_rounded)
     stage = make_stage(run, ONE)
     assert stage.model.spec != first.stage.model.spec
     second = Trainer(stage, joint(run, ONE), device=CPU)

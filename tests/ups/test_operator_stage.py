@@ -23,7 +23,7 @@ from ups.eval.metrics import nrmse
 from ups.models.latent_operator import SIZES
 from ups.train.distributed import take_rows
 from ups.train.operator import OperatorStage, make_operator_stage
-from ups.train.operator_size import operator_size
+from ups.train.operator_spec import operator_size
 from ups.train.run import run_stage
 from ups.trained.autoencoder import load_autoencoder
 from ups.trained.checkpoint import hash_tensors, read_document

@@ -14,7 +14,7 @@ from ups.errors import ConfigWarning
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, cut_grid
 from ups.models.latent_operator import LatentOperator
 from ups.nn.layers import Condition
-from ups.train.operator_size import operator_size
+from ups.train.operator_spec import operator_size
 from ups_store.build.config import load_config as load_build_config
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))

@@ -20,13 +20,11 @@ from test_trainer import CPU, Regression, make_config, records, train
 from ups.config import RunConfig
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.feed import BatchFeed
-from ups.train.gpu import GpuWatch
 from ups.train.log import RunLog
-from ups.train.meter import Stopwatch
-from ups.train.run import run_stage
-from ups.train.startup import StartupClock, measuring, process_began, startup_phase
+from ups.train.meter import StartupClock, Stopwatch, measuring, process_began, startup_phase
+from ups.train.run import run_stage, unused_in_one_stage, unused_settings
+from ups.train.sinks import GpuWatch
 from ups.train.trainer import Trainer
-from ups.train.unused_settings import unused_in_one_stage, unused_settings
 
 
 class FakeRun:
@@ -190,7 +188,7 @@ class Clock:
 
 def test_phases_have_their_own_time_without_that_of_inner_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Clock()
-    monkeypatch.setattr("ups.train.startup.time", time)
+    monkeypatch.setattr("ups.train.meter.time", time)
     clock = StartupClock(began=time.time() - 7.0)
     with measuring(clock), clock.phase("stage"):
         time.sleep(0.02)
@@ -297,9 +295,9 @@ class FakeNvml:
 
 
 def watch_with(library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> GpuWatch:
-    monkeypatch.setattr("ups.train.gpu._SECONDS_BETWEEN_LOOKS", 0.001)
-    monkeypatch.setattr("ups.train.gpu._open_library", lambda: library)
-    monkeypatch.setattr("ups.train.gpu._find_gpu", lambda *args: ctypes.c_void_p(1))
+    monkeypatch.setattr("ups.train.sinks._SECONDS_BETWEEN_LOOKS", 0.001)
+    monkeypatch.setattr("ups.train.sinks._open_library", lambda: library)
+    monkeypatch.setattr("ups.train.sinks._find_gpu", lambda *args: ctypes.c_void_p(1))
     return GpuWatch(torch.device("cuda", 0))
 
 

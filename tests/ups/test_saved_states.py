@@ -21,10 +21,10 @@ import ups.train.run
 from ups.config import RunConfig
 from ups.errors import CheckpointError, InterruptedTrainingError, UpsError
 from ups.train.all_stages import run_all
+from ups.train.log import report_json, show_report
 from ups.train.operator import OperatorStage
-from ups.train.report_table import report_json, show_report
 from ups.train.run import run_stage
-from ups.train.saved_state import TRAINING, state_path
+from ups.train.state import TRAINING, state_path
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 
@@ -187,7 +187,7 @@ def test_build_that_fails_after_a_restart_does_not_say_that_the_same_command_con
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ups.train.build_stores.BUILD", ("-c", "raise SystemExit(3)"))
+    monkeypatch.setattr("ups.train.all_stages.BUILD", ("-c", "raise SystemExit(3)"))
     config = short(folder, "stages.autoencoder.epochs=0")
     with pytest.raises(UpsError, match="exit code 3; its own message stands above; the same") as caught:
         run_all(config, config_path=None, overrides=[], note=lambda text: None)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ups.config import RunConfig, load_config
 from ups.errors import CheckpointError, ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.meter import LossMeter
-from ups.train.saved_state import differing_keys
 from ups.train.stage import Losses, Stage, make_stage
+from ups.train.state import differing_keys
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 

@@ -17,7 +17,7 @@ from ups.config import OptimizerConfig, load_config
 from ups.errors import ConfigError
 from ups.optim import make_optimizer
 from ups.train.autoencoder import AutoencoderStage, make_autoencoder_stage
-from ups.train.ranks import joined_ranks
+from ups.train.distributed import joined_ranks
 from ups.train.trainer import Trainer
 
 OPTIMIZER, SCHEDULER = "stages.autoencoder.optimizer", "stages.autoencoder.scheduler"

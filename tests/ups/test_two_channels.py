@@ -48,7 +48,7 @@ def train(folder: Path) -> None:
     }
     Path("run.yaml").write_text(yaml.safe_dump(settings))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ups.train.build_stores._run", build_here)
+        patch.setattr("ups.train.all_stages._run", build_here)
         run_all(configure(folder), config_path=folder / "run.yaml", overrides=[], note=lambda text: None)
     request = PredictionRequest(
         source=SOURCE, checkpoint=OPERATOR, out=Path("predicted.zarr.zip"), steps=3, limit=2, device="cpu"

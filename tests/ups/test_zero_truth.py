@@ -19,7 +19,7 @@ from ups.eval.reconstruction import measure_floor
 from ups.grid import GridSpec
 from ups.models.any_point_decoder import grid_queries
 from ups.train.autoencoder import AutoencoderStage
-from ups.train.rollout_validation import RolloutValidation
+from ups.train.validation import RolloutValidation
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
 

@@ -19,8 +19,8 @@ from ups.data.statistics import measure_statistics
 from ups.eval.reconstruction import Floor, measure_floor, write_figure
 from ups.losses import relative_square_error
 from ups.models.any_point_decoder import grid_queries
+from ups.train.meter import startup_phase
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.startup import startup_phase
 from ups.trained.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
 from ups.trained.specs import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, TaskSpec
 

@@ -14,9 +14,9 @@ from ups.config import RunConfig
 from ups.errors import CheckpointError, OutputError
 from ups.optim import WeightsCopy
 from ups.output import Note, write_atomically
-from ups.train.ranks import Ranks
-from ups.train.saved_state import flat_keys
+from ups.train.distributed import Ranks
 from ups.train.stage import Stage
+from ups.train.state import flat_keys
 from ups.trained.checkpoint import read_document
 
 # What a validation error depends on besides the weights: errors are compared where these agree.

@@ -2,19 +2,33 @@
 
 Every rank makes the whole batch of a number and takes its rows; so the batch, and every random choice that
 was made with it, doesn't depend on the number of ranks.
+
+`Ranks`: processes that train one model together, and what they tell each other.
+
+`torchrun` starts them and tells each its place. Messages go through the CPU (gloo), so no GPU waits for one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ups.train.ranks import Ranks
+from ups.device import choose_device
+from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, UpsError
+from ups.output import Note
+from ups.train.interrupt import CONTINUES
 from ups.train.stage import Losses, Stage
 
 
@@ -85,3 +99,219 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
     return dataclasses.replace(batch, **changed)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among those that train together, and what they tell each other.
+
+    Every method but `rows_of` and `device` is a collective: all ranks call it at the same point.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
+        local_rank: Number of this process on its machine.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank logs, validates and writes."""
+        return self.rank == 0
+
+    def device(self, name: str, *, note: Note) -> torch.device:
+        """The device of this rank: with "auto" and "cuda" the GPU of its local number.
+
+        Raises:
+            ConfigError: Kind "too_many_ranks", if there are more ranks than GPUs on a machine.
+        """
+        if self.world_size == 1 or not (name.startswith("cuda") or name == "auto"):
+            return choose_device(name, note=note)
+        num_gpus = torch.cuda.device_count()
+        if name == "auto" and num_gpus == 0:
+            return torch.device("cpu")
+        if self.local_rank >= num_gpus:
+            raise ConfigError(
+                "more processes than GPUs on this machine",
+                kind="too_many_ranks",
+                expected=f"torchrun --nproc-per-node {num_gpus}" if num_gpus else "training.device=cpu",
+                found=f"local rank {self.local_rank}",
+            )
+        return torch.device("cuda", self.local_rank)
+
+    def rows_of(self, num_rows: int) -> tuple[slice, float]:
+        """This rank's rows of a batch, and their share of it.
+
+        With fewer rows than ranks some have none: those compute row 0 with the weight 0, so that every rank
+        takes part in every collective.
+        """
+        first, last = (num_rows * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        if first == last:
+            return slice(0, 1), 0.0
+        return slice(first, last), (last - first) / num_rows
+
+    def tell(self, value: Any = None) -> Any:
+        """What the first rank says, as JSON values, to all."""
+        if self.world_size == 1:
+            return value
+        raw = json.dumps(value).encode() if self.is_first else b""
+        nbytes = torch.tensor(len(raw))
+        dist.broadcast(nbytes, src=0)
+        text = torch.frombuffer(bytearray(raw or int(nbytes)), dtype=torch.uint8)
+        dist.broadcast(text, src=0)
+        return json.loads(text.numpy().tobytes())
+
+    def first_does(self, work: Callable[[], Any]) -> Any:
+        """What the first rank gets by doing something, JSON values, told to all; the others wait.
+
+        If it fails, the first rank raises and the others end with it.
+        """
+        return self.tell(work() if self.is_first else None)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sums over the ranks, elementwise; on the CPU."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def least(self, values: Tensor) -> Tensor:
+        """Minima over the ranks, elementwise; on the CPU."""
+        return self._reduced(values, dist.ReduceOp.MIN)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Every rank's tensor of one shape, stacked along a new first axis; on the CPU."""
+        if self.world_size == 1:
+            return values.cpu().unsqueeze(0)
+        parts = [torch.empty_like(values, device="cpu") for _ in range(self.world_size)]
+        dist.all_gather(parts, values.cpu())
+        return torch.stack(parts)
+
+    def _reduced(self, values: Tensor, kind: dist.ReduceOp.RedOpType) -> Tensor:
+        values = values.cpu()
+        if self.world_size > 1:
+            dist.all_reduce(values, kind)
+        return values
+
+
+ALONE = Ranks()
+
+# Kinds of errors that all ranks raise at the same point.
+_RAISED_TOGETHER = (InterruptedTrainingError.kind, DivergedError.kind)
+
+
+class Agreement:
+    """A number that every rank brings along at every step; all learn the largest, one call later.
+
+    The answer is that of the call before, which has arrived meanwhile, so that no rank waits for another.
+    Alone the answer is the number itself.
+
+    Args:
+        ranks: Who takes part.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._pending: tuple[Tensor, dist.Work] | None = None
+
+    def __call__(self, number: int) -> int:
+        """Bring a number, and return the largest of the call before; a collective."""
+        if self._ranks.world_size == 1:
+            return number
+        before, mine = self._pending, torch.tensor(number)
+        work = dist.all_reduce(mine, dist.ReduceOp.MAX, async_op=True)
+        assert work is not None
+        self._pending = (mine, work)
+        if before is None:
+            return 0
+        largest, earlier = before
+        earlier.wait()
+        return int(largest)
+
+    def end(self) -> None:
+        """Wait for the last call's answer, which nobody needs."""
+        if self._pending is not None:
+            self._pending[1].wait()
+            self._pending = None
+
+
+@contextmanager
+def joined_ranks(
+    device_name: str,
+    *,
+    timeout_s: float,
+    note: Note,
+    variables: Mapping[str, str] = os.environ,
+) -> Iterator[tuple[Ranks, torch.device]]:
+    """Inside, this process belongs to the ranks that `torchrun` started; alone without it. May be nested.
+
+    Args:
+        device_name: As `training.device`.
+        timeout_s: Seconds that a rank waits for the others, also while the first one validates.
+        note: Told if a GPU was asked for and there is none.
+        variables: The environment.
+
+    Yields:
+        This process's place and its device.
+
+    Raises:
+        ConfigError: If the variables contradict each other, or a rank has no GPU.
+        UpsError: Kind "rank_lost", when another rank ended or kept this one waiting for too long.
+    """
+    ranks = _from_environment(variables)
+    device = ranks.device(device_name, note=note)
+    if ranks.world_size == 1 or dist.is_initialized():  # alone, or inside of another `joined_ranks`
+        yield ranks, device
+        return
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    # A gradient of one column has two equal layouts, of which DDP expects one; nothing is lost.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        yield ranks, device
+        _leave(ranks)
+    except UpsError as error:
+        if error.kind in _RAISED_TOGETHER:
+            _leave(ranks)
+        raise
+    except RuntimeError as error:
+        if not _is_about_ranks(error):
+            raise
+        hint = f"its own message says why; {CONTINUES}"
+        raise UpsError(f"rank {ranks.rank} lost another rank", kind="rank_lost", hint=hint) from error
+    # After any other error the group stays: whoever waits for this rank learns of it when its process ends.
+
+
+def _leave(ranks: Ranks) -> None:
+    """Leave once all ranks are here: none takes away a connection that another one still uses."""
+    ranks.sum(torch.zeros(1))
+    dist.destroy_process_group()
+
+
+def _from_environment(variables: Mapping[str, str]) -> Ranks:
+    if "RANK" not in variables or "WORLD_SIZE" not in variables:
+        return ALONE
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    found = {name: variables.get(name, "0") for name in names}
+    try:
+        ranks = Ranks(*(int(found[name]) for name in names))
+        is_sound = 0 <= ranks.rank < ranks.world_size and ranks.local_rank >= 0
+    except ValueError:
+        is_sound = False
+    if not is_sound:
+        shown = ", ".join(f"{name}={value}" for name, value in found.items())
+        raise ConfigError(
+            "ranks",
+            expected="numbers with RANK < WORLD_SIZE",
+            found=shown,
+            hint="start it with torchrun, or unset them",
+        )
+    return ranks
+
+
+def _is_about_ranks(error: RuntimeError) -> bool:
+    """Gloo raises plain RuntimeErrors; their text begins with the place in its own sources."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -2,6 +2,10 @@
 
 It leaves a new autoencoder and an operator that goes with it; stores of latents are then of another encoder,
 and the next build makes them anew. Letters: B batch, L tokens, D channels of a token.
+
+A simulator whose encoder and decoder are trained with its operator: made anew, scaled by training frames.
+
+Letters: B batch, X the axes of the grid, C channels, L tokens, D channels of a token.
 """
 
 from __future__ import annotations
@@ -17,18 +21,19 @@ from torch import Tensor, nn
 
 from ups.config import RunConfig
 from ups.data.fields import StoreFields
-from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, augment_windows
+from ups.data.statistics import INPUT, LEAST_STD_OF_LATENTS, Statistics, channel_statistics
+from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, augment_windows, evenly_spread
 from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS
 from ups.losses import inverse_losses
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
-from ups.train.joint_simulator import make_joint_simulator
-from ups.train.operator_states import data_hashes, open_field_windows, preload_windows
-from ups.train.rollout_validation import RolloutValidation, mean_over_tasks, open_validation
+from ups.train.meter import startup_phase
+from ups.train.operator import data_hashes, open_field_windows, preload_windows
+from ups.train.operator_spec import make_spec
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.startup import startup_phase
-from ups.trained.autoencoder import save_autoencoder
+from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation
+from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.checkpoint import hash_tensors
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import (
@@ -228,3 +233,50 @@ def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]
     for name, values in statistics.items():
         buffer = normalizer.get_buffer(name)
         buffer.copy_(torch.tensor(values))
+
+
+_FRAMES_OF_SCALE = 256  # of a task, that the scale of its latents is measured on
+
+
+def make_joint_simulator(
+    config: RunConfig, autoencoder_spec: AutoencoderSpec, windows: Mapping[str, TaskWindows]
+) -> Simulator:
+    """A new simulator all of whose weights are trained.
+
+    Its states are latents in the scale that the untrained encoder gives them; the encoder is free to change
+    it, and what is exported keeps it.
+
+    Args:
+        config: Configuration of the run.
+        autoencoder_spec: Of the autoencoder that is made; its weights are drawn at random.
+        windows: Training windows of fields by task.
+
+    Returns:
+        The simulator, on the CPU.
+    Raises:
+        ConfigError: As `make_spec`.
+    """
+    autoencoder = Autoencoder(autoencoder_spec)
+    statistics = {name: _latent_statistics(autoencoder, name, some) for name, some in windows.items()}
+    spec = make_spec(config, windows, statistics=statistics, autoencoder=autoencoder, autoencoder_sha256=None)
+    simulator = Simulator(spec, autoencoder)
+    autoencoder.requires_grad_(True)
+    return simulator
+
+
+@torch.no_grad()
+def _latent_statistics(autoencoder: Autoencoder, task: str, windows: TaskWindows) -> dict[str, Statistics]:
+    """Of the latents of some windows' last frames, and of a steady task's input, as a store's would be."""
+    states = windows.read(evenly_spread(len(windows), _FRAMES_OF_SCALE)).states
+    frames = {FIELDS: (FIELDS, states[:, -1])}
+    if windows.input_array is not None:
+        frames[INPUT] = (windows.input_array, states[:, 0])
+    unknown = torch.full((len(states), len(autoencoder.spec.parameters)), torch.nan)
+    latents = {
+        key: autoencoder.encode(values_BXC, unknown, task=task, array=array).numpy()
+        for key, (array, values_BXC) in frames.items()
+    }
+    return {
+        key: channel_statistics([latent_BLD], least_std=LEAST_STD_OF_LATENTS)
+        for key, latent_BLD in latents.items()
+    }

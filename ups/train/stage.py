@@ -1,4 +1,7 @@
-"""What the trainer asks of a stage: `Stage`; and the stages by name."""
+"""What the trainer asks of a stage: `Stage`; and the stages by name.
+
+How a model is called in training: compiled where the configuration says so.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.config import RunConfig
+from ups.config import RunConfig, TrainingConfig
+from ups.device import compiled_or_eager
 from ups.errors import ConfigError
 from ups.output import Note, nobody
 
@@ -44,7 +48,7 @@ class Stage(ABC):
     whose tensors has the batch as its first axis. What is drawn at random for a batch comes from the batch
     (its `generator`), and once for all rows: so it is the same on every rank. `validate`, `export` and
     `finish` run on the first rank alone, and never train or synchronise anything. Parts of its making may be
-    timed with `ups.train.startup.startup_phase`.
+    timed with `ups.train.meter.startup_phase`.
 
     Attributes:
         name: As in the configuration.
@@ -111,6 +115,7 @@ STAGES = {
     "joint": ("ups.train.joint", "make_joint_stage"),
     "operator": ("ups.train.operator", "make_operator_stage"),
 }
+
 ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.train.all_stages`
 
 
@@ -129,3 +134,8 @@ def make_stage(
     module, function = STAGES[name]
     stage: Stage = getattr(import_module(module), function)(config, device=device, start=start)
     return stage
+
+
+def forward_of(model: nn.Module, config: TrainingConfig, *, note: Note) -> Callable[..., Any]:
+    """How a model is called: compiled where the configuration says so."""
+    return compiled_or_eager(model, note=note, mode=config.compile_mode) if config.compile else model

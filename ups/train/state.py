@@ -2,11 +2,16 @@
 
 Tensors are named `model.<name>`, `ema.<name>`, `optimizer.<number>.<name>` and `rng.<device>`, the last with
 a row for every rank.
+
+`SavedState`: what a saved training state was made with, and whether it is of this run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, ConfigError
 from ups.optim import AveragedWeights
-from ups.train.ranks import ALONE, Ranks
-from ups.train.saved_state import POSITION, TRAINING, SavedState, hinting_at_restart
-from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.train.distributed import ALONE, Ranks
+from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
 
 
 def save_state(
@@ -126,3 +130,184 @@ def expect_shared(path: Path, *, step: int, ranks: Ranks) -> None:
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+
+
+TRAINING = "training"  # kind of checkpoint
+
+_MOST_SHOWN = 8  # differing keys in one message
+
+# What a state holds, and what its position says; one that lacks any of it is of an earlier version.
+_PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates"})
+
+POSITION = frozenset(
+    {
+        "step",
+        "wandb_id",
+        "learning_rate",
+        "stage",
+        "best",
+        "best_step",
+        "start_score",
+        "best_epoch_score",
+        "bad_epochs",
+    }
+)
+
+# Keys that don't change what a step computes, so they may differ between a run and its continuation.
+_FREE_KEYS = (
+    "checkpoint.",
+    "logging.",
+    "evaluation.",
+    "reading.",
+    "cache.dir",
+    "data.root",
+    "training.log_",
+    "training.patience",
+    "training.device",
+    "training.rank_timeout_s",
+    "training.num_workers",
+    "training.pin_memory",
+    "training.prefetch_factor",
+    "training.preload",
+    "training.use_parallel_encoding",
+    "training.latent_cache_dir",
+    "training.latent_cache_dtype",  # its latents are other data, which `expect_data` compares
+    "latent.pin_memory",
+)
+
+# Settings of the operator and of the encoder's use, which an autoencoder's training doesn't look at.
+_FREE_KEYS_OF_STAGE = {
+    "autoencoder": (
+        "operator.",
+        "latent.checkpoint",
+        "latent.device",
+        "latent.encoder",
+        "latent.compute_dtype",
+        "latent.micro_batch",
+        "latent.compile",
+        "training.time_stride",
+        "training.rollout_horizon",
+        "training.lambda_",
+        "training.use_inverse_losses",
+        "training.inverse_loss_frequency",
+        "training.allow_unknown_encoder",
+        "training.cache_mode",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What a state was saved of, to be compared before anything is opened, built or replaced.
+
+    Attributes:
+        path: The file.
+        document: Its JSON document.
+    """
+
+    path: Path
+    document: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> SavedState:
+        """Read the document without the tensors.
+
+        Raises:
+            CheckpointError: As `read_document`.
+        """
+        with hinting_at_restart():
+            return cls(path, read_document(path, kind=TRAINING))
+
+    def expect_config(self, config: RunConfig, *, stage: str) -> None:
+        """Fail unless a stage can continue from the state and would compute the same.
+
+        Raises:
+            CheckpointError: Kind "too_old", with what the state lacks; "other_config", with the keys that
+                differ.
+        """
+        self._expect_complete()
+        differing = differing_keys(self.document["config"], config, stage=stage)
+        _expect_same(self.path, "configuration", differing)
+
+    def expect_data(self, data_identity: Mapping[str, Any]) -> None:
+        """Fail unless these are the data that the state was trained on.
+
+        Raises:
+            CheckpointError: Kind "other_data", with what differs.
+        """
+        was, now = json.loads(json.dumps([self.document["data_identity"], dict(data_identity)]))
+        _expect_same(self.path, "data", _differing(flat_keys(was), flat_keys(now)))
+
+    @property
+    def is_first_epoch_over(self) -> bool:
+        """Whether the weights before the first step were measured already."""
+        return self.document.get("position", {}).get("start_score") is not None
+
+    def _expect_complete(self) -> None:
+        position = self.document.get("position", {})
+        missing = sorted((_PARTS - self.document.keys()) | (POSITION - position.keys()))
+        if missing:
+            with hinting_at_restart():
+                raise CheckpointError(
+                    "the training state was written by an earlier version",
+                    kind="too_old",
+                    path=self.path,
+                    found="no " + ", ".join(missing),
+                )
+
+
+def state_path(config: RunConfig, stage: str) -> Path:
+    """Where the state of a stage is saved."""
+    return config.checkpoint.dir / f"{stage}.training.safetensors"
+
+
+@contextmanager
+def hinting_at_restart() -> Iterator[None]:
+    """Inside, a state that can't be read says how to go on without it."""
+    try:
+        yield
+    except CheckpointError as error:
+        error.hint = "begin anew with --restart; what was exported before is kept"
+        raise
+
+
+def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -> list[str]:
+    """Keys that change what a stage computes and differ from a saved configuration, with both values."""
+    before, now = flat_keys(saved), flat_keys(config.model_dump(mode="json"))
+    return _differing(*({k: v for k, v in keys.items() if _matters(k, stage)} for keys in (before, now)))
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} was {before.get(key)} and is {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+
+
+def _expect_same(path: Path, what: str, differing: list[str]) -> None:
+    if differing:
+        shown = "; ".join(differing[:_MOST_SHOWN])
+        more = f" and {len(differing) - _MOST_SHOWN} more" if len(differing) > _MOST_SHOWN else ""
+        error = CheckpointError(
+            f"the training state is of another {what}: {shown}{more}",
+            kind="other_config" if what == "configuration" else "other_data",
+            path=path,
+            hint="go back to it, use another checkpoint.dir, or --restart",
+        )
+        error.exit_code = ConfigError.exit_code  # as for a store that is of something else
+        raise error
+
+
+def _matters(key: str, stage: str) -> bool:
+    of_other_stage = key.startswith("stages.") and not key.startswith(f"stages.{stage}.")
+    return not (of_other_stage or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
+
+
+def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration's values by dotted key, such as those of `RunConfig.model_dump`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        flat |= flat_keys(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return flat

@@ -16,19 +16,14 @@ from ups.config import RunConfig
 from ups.errors import InterruptedTrainingError
 from ups.optim import AveragedWeights, LearningRate, make_optimizer
 from ups.train.best import BestWeights
-from ups.train.compiling import forward_of
-from ups.train.distributed import ParallelLosses
+from ups.train.distributed import ALONE, Agreement, ParallelLosses, Ranks
 from ups.train.feed import BatchFeed, WaitEndedError
-from ups.train.gpu import GpuWatch
 from ups.train.interrupt import CONTINUES, StopRequest, stop_on_signals
 from ups.train.log import RunLog
-from ups.train.meter import LossMeter, Stopwatch, diverged
-from ups.train.ranks import ALONE, Agreement, Ranks
-from ups.train.saved_state import SavedState, state_path
-from ups.train.sinks import open_sinks
-from ups.train.stage import Stage
-from ups.train.startup import StartupClock
-from ups.train.state import expect_shared, load_state, save_state
+from ups.train.meter import LossMeter, StartupClock, Stopwatch, diverged
+from ups.train.sinks import GpuWatch, open_sinks
+from ups.train.stage import Stage, forward_of
+from ups.train.state import SavedState, expect_shared, load_state, save_state, state_path
 
 
 class Trainer:
