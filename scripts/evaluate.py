@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ups.commands import tell_on_stderr, telling_errors
+from ups.cli.commands import tell_on_stderr, telling_errors
 from ups.output import expect_writable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ups.commands import tell_on_stderr, telling_errors
+from ups.cli.commands import tell_on_stderr, telling_errors
 from ups.data.solvers import SOLVERS, make_dataset
 from ups.errors import OutputError
 from ups_store.errors import StoreError

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ups.commands import resolve_config, tell_on_stderr, telling_errors
+from ups.cli.commands import resolve_config, tell_on_stderr, telling_errors
 from ups.config import RunConfig, dump_config
 from ups.errors import ConfigError, InterruptedTrainingError, UpsError
 from ups.train.interrupt import CONTINUES

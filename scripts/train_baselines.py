@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ups.commands import resolve_config, tell_on_stderr, telling_errors
+from ups.cli.commands import resolve_config, tell_on_stderr, telling_errors
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -16,7 +16,7 @@ import torch
 import typer
 from rich.console import Console
 
-from ups.commands import resolve_config
+from ups.cli.commands import resolve_config
 from ups.config import RunConfig
 from ups.data.trajectories import Trajectories
 from ups.device import choose_device
