@@ -33,7 +33,7 @@ test: install
 	$(PYTEST) tests/ups
 	$(PYTEST) tests/store tests/interop \
 		--cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json --cov-fail-under=95
-	$(BIN)/python scripts/check_branches.py .coverage-totals.json --at-least 95
+	$(BIN)/python tools/check_branches.py .coverage-totals.json --at-least 95
 
 test-slow: install
 	$(PYTEST) --run-slow
@@ -64,7 +64,7 @@ bench-peers: install
 	benchmarks/peers/env/bin/python -m benchmarks.peers.run --quick
 
 docs: install
-	$(BIN)/python scripts/make_hexdump.py --write
+	$(BIN)/python tools/make_hexdump.py --write
 
 clean:
 	rm -rf $(VENV) $(or $(OUT),demo) reports/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info ups_store/*.so

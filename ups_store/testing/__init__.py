@@ -2,7 +2,7 @@
 
 `MALFORMED` files are refused when they are opened, `DAMAGED` ones open and `verify` says what is wrong,
 `NEWER_MINOR` ones are read. Each maps a name, which says the defect, to a pure function from the bytes of
-`write_sample_store`'s file to the bytes of the other one. `python scripts/make_malformed.py FOLDER` writes
+`write_sample_store`'s file to the bytes of the other one. `python tools/make_malformed.py FOLDER` writes
 them all.
 """
 

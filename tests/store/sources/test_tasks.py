@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ups_store.errors import ConfigError
+from ups_store.sources.source import Selection
+from ups_store.sources.tasks import TASKS, get_task, task_of_file
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "pdebench"
+
+# Names from PDEBench's catalogue, a few of each family, and those that its merging script gives.
+NAMES = {
+    "advection1d": ["1D_Advection_Sols_beta0.1.hdf5", "1D_Advection_Sols_beta7.0.hdf5"],
+    "burgers1d": ["1D_Burgers_Sols_Nu0.001.hdf5", "1D_Burgers_Sols_Nu4.0.hdf5", "1D_Burgers_Sols_Nu0.01.h5"],
+    "reacdiff1d": ["ReacDiff_Nu0.5_Rho10.0.hdf5", "ReacDiff_react_Nu10.0_Rho1.0.hdf5"],
+    "diffsorp1d": ["1D_diff-sorp_NA_NA.h5"],
+    "cfd1d": [
+        "1D_CFD_Rand_Eta0.01_Zeta0.01_periodic_Train.hdf5",
+        "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5",
+        "1D_CFD_Shock_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5",
+        "Sod7.hdf5",
+    ],
+    "cfd2d": [
+        "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5",
+        "2D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5",
+        "2D_CFD_Rand_Eta0.1_Zeta0.1_M1.0_periodic_Train.hdf5",
+        "2D_shock.hdf5",
+        "KH_M01_dk10_Re1e3.hdf5",
+        "OTVortex.hdf5",
+    ],
+    "cfd3d": [
+        "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
+        "3D_CFD_Turb_Eta1e-08_Zeta1e-08_M1.0_periodic_Train.hdf5",
+        "BlastWave.hdf5",
+        "Turb_M05.hdf5",
+    ],
+    "darcy2d": ["2D_DarcyFlow_beta0.01_Train.hdf5", "2D_DecayFlow_beta100.0_Train.hdf5"],
+    "diffreact2d": ["2D_diff-react_NA_NA.h5"],
+    "shallow_water2d": ["2D_rdb_NA_NA.h5"],
+    "navier_stokes2d": ["ns_incom_inhom_2d_512-0.h5", "ns_incom_inhom_2d_512-274.h5"],
+}
+PAIRS = [(task, name) for task, names in NAMES.items() for name in names]
+
+
+def test_every_task_has_names_here() -> None:
+    assert set(NAMES) == set(TASKS)
+
+
+@pytest.mark.parametrize(("task", "name"), PAIRS)
+def test_published_name_belongs_to_exactly_one_task(task: str, name: str) -> None:
+    assert [t.name for t in TASKS.values() if t.matches(name)] == [task]
+    assert task_of_file(name) is TASKS[task]
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("burgers1d_train.h5", "burgers1d"),
+        ("cfd2d_valid_003.hdf5", "cfd2d"),
+        ("1D_Burgers_Sols_Nu0.01.hdf5.part", None),
+        ("1D_Burgers_Sols_Nu0.01.txt", None),
+        ("my_1D_Burgers_Sols_Nu0.01.hdf5", None),
+        ("burgers1d.h5", None),
+    ],
+)
+def test_task_of_file_takes_our_own_names_and_no_near_misses(name: str, task: str | None) -> None:
+    assert task_of_file(name) is (TASKS[task] if task else None)
+
+
+@pytest.mark.parametrize("name", ["Sod1.hdf5", "KH_M02_dk1_Re1e3.hdf5", "BlastWave.hdf5"])
+def test_files_published_for_testing_are_benchmarks(name: str) -> None:
+    task = task_of_file(name)
+    assert task is not None
+    assert task.is_benchmark(name)
+
+
+def test_training_files_are_no_benchmarks() -> None:
+    assert not any(
+        TASKS[task].is_benchmark(name)
+        for task, name in PAIRS
+        if name.endswith("Train.hdf5") or "NA_NA" in name
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "boundary"),
+    [
+        ("1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5", {"x": "periodic"}),
+        ("1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5", {"x": "outflow"}),
+        ("Sod1.hdf5", {"x": "outflow"}),
+        ("KH_M01_dk1_Re1e3.hdf5", {"x": "periodic", "y": "outflow"}),
+        ("2D_shock.hdf5", {"x": "outflow", "y": "outflow"}),
+        ("OTVortex.hdf5", {"x": "periodic", "y": "periodic"}),
+        ("BlastWave.hdf5", {"x": "outflow", "y": "outflow", "z": "outflow"}),
+    ],
+)
+def test_boundary_follows_the_file_name_where_a_family_mixes(name: str, boundary: dict[str, str]) -> None:
+    task = task_of_file(name)
+    assert task is not None
+    assert task.boundary_of(name) == boundary
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+def test_boundary_names_every_axis(task) -> None:
+    for boundary in (task.boundary, *(boundary for _, boundary in task.boundary_exceptions)):
+        assert set(boundary) == set("xyz"[: task.ndim])
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+def test_task_survives_pickling_and_hashing(task) -> None:
+    assert pickle.loads(pickle.dumps(task)) == task
+    assert {task: 1}[task] == 1
+
+
+def test_get_task_with_typo_names_the_nearest() -> None:
+    with pytest.raises(ConfigError) as caught:
+        get_task("Burger1D")
+    assert caught.value.kind == "unknown_task"
+    assert "did you mean 'burgers1d'?" in str(caught.value)
+
+
+def test_get_task_with_nonsense_lists_all_and_suggests_none() -> None:
+    with pytest.raises(ConfigError) as caught:
+        get_task("???")
+    assert caught.value.hint is None
+    assert all(name in str(caught.value) for name in TASKS)
+
+
+def test_get_task_returns_the_registered_task() -> None:
+    assert get_task("darcy2d") is TASKS["darcy2d"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_official_configuration_exists_and_is_valid(name: str) -> None:
+    data = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]
+    assert data.pop("task") == name
+    assert Selection(**data)
+
+
+# reduced_resolution and reduced_resolution_t of PDEBench's own pdebench/models/config/args/config_*.yaml; of
+# navier_stokes2d it has none.
+REDUCTIONS = {
+    "advection1d": (4, 5),  # config_Adv
+    "burgers1d": (4, 5),  # config_Bgs
+    "cfd1d": (8, 5),  # config_1DCFD
+    "cfd2d": (2, 1),  # config_2DCFD
+    "cfd3d": (2, 1),  # config_3DCFD
+    "darcy2d": (2, 1),  # config_Darcy
+    "diffreact2d": (1, 1),  # config_diff-react
+    "diffsorp1d": (1, 1),  # config_diff-sorp
+    "navier_stokes2d": (1, 1),
+    "reacdiff1d": (4, 1),  # config_ReacDiff
+    "shallow_water2d": (1, 1),  # config_rdb
+}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_official_configuration_holds_the_published_reduction(path: Path) -> None:
+    data = yaml.safe_load(path.read_text())["data"]
+    assert (data["reduce_space"], data["reduce_time"]) == REDUCTIONS[path.stem]

@@ -1,0 +1,109 @@
+"""`open_dataset`: preloaded, mapped, encoded on demand; what is chosen, and that the log says why."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_stores import MakeStore, begin, samples_of
+
+import ups_store
+from ups_store.errors import NotCommittedError, StoreNotFoundError
+from ups_store.read import preload
+from ups_store.system import mappings
+from ups_store.torch import StoreDataset, Window, open_dataset
+
+VALUES = {"latent": np.arange(6.0 * 4 * 20 * 8).reshape(6, 4, 20, 8)}
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    path = tmp_path / "burgers1d_train.zarr.zip"
+    with begin(path, VALUES) as writer:
+        writer.commit_many([0, 1], samples_of(VALUES, [0, 1]))
+    return path
+
+
+@pytest.mark.parametrize(("available", "rung"), [(10**9, "preloaded"), (1000, "mapped")])
+def test_complete_store_is_preloaded_if_it_fits_into_memory(
+    make_store: MakeStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    available: int,
+    rung: str,
+) -> None:
+    monkeypatch.setattr(preload, "available_bytes", lambda: available)
+    monkeypatch.setattr(mappings, "resident_nbytes", lambda mapping, nbytes: 0)  # as after a restart
+    path = make_store(VALUES)
+    with caplog.at_level(logging.INFO, "ups_store.torch"):
+        opened = open_dataset(path, window=Window(horizon=2))
+    assert opened.rung == rung
+    assert isinstance(opened.dataset, StoreDataset)
+    assert np.array_equal(opened.dataset[1]["z0"], VALUES["latent"][0, 1])
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "ups_store.torch.fallback"]
+    assert line == f"{path}: {rung}: {opened.reason}"
+    assert f"{available:,}" in opened.reason
+    assert f"{path.stat().st_size:,} bytes" in opened.reason
+
+
+def test_open_store_is_taken_as_it_is(make_store: MakeStore) -> None:
+    store = ups_store.open(make_store(VALUES))
+    opened = open_dataset(store)
+    assert isinstance(opened.dataset, StoreDataset)
+    assert opened.dataset.sources[0].store is store
+
+
+def test_incomplete_store_without_an_encoder_is_refused_with_what_to_run(unfinished: Path) -> None:
+    with pytest.raises(NotCommittedError) as caught:
+        open_dataset(unfinished)
+    assert caught.value.found == "2 committed"
+    assert "python -m ups_store.build" in str(caught.value)
+
+
+def test_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        open_dataset(tmp_path / "a_train.zarr.zip")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_incomplete_store_is_encoded_on_demand(
+    tmp_path: Path, unfinished: Path, is_there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = unfinished if is_there else tmp_path / "other_train.zarr.zip"
+    asked: list[Path] = []
+
+    def encode(of: Path) -> Any:
+        asked.append(of)
+        return [{"z0": 1}]
+
+    with caplog.at_level(logging.INFO, "ups_store.torch"):
+        opened = open_dataset(path, encode=encode)
+    assert (opened.rung, opened.dataset[0], asked) == ("on-demand", {"z0": 1}, [path])
+    assert ("expected a finished store of 6 samples, found 2 committed" in opened.reason) == is_there
+    assert opened.reason in caplog.text
+
+
+def test_incomplete_store_that_is_open_already_is_encoded_on_demand_too(unfinished: Path) -> None:
+    with ups_store.open(unfinished, partial=True) as store:
+        opened = open_dataset(store, encode=lambda path: [path])  # type: ignore[arg-type, return-value]
+        assert (opened.rung, opened.dataset[0]) == ("on-demand", store.path)
+
+
+def test_snippets_of_the_loader_page_run(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_store(VALUES)
+    (path.parent / "cache").mkdir()
+    path.rename(path.parent / "cache" / path.name)
+    monkeypatch.chdir(path.parent)
+    page = (Path(__file__).parents[3] / "docs" / "loader.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(snippets) == 3
+    left: dict[str, Any] = {}
+    for snippet in snippets:
+        exec(compile(snippet.replace("num_workers=2", "num_workers=0"), "docs/loader.md", "exec"), left)
+    assert set(left["batch"]) >= {"z0", "z1", "params", "dt", "t", "index", "task"}
+    assert left["opened"].rung == "preloaded"
+    assert len(left["loader"]) == len(left["sampler"]) == 1

@@ -1,0 +1,322 @@
+"""Configuration of a run: values, includes, overrides, old names, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ups.config import RunConfig, dump_config, load_config
+from ups.errors import ConfigError, ConfigWarning
+from ups_store.build.config import load_config as load_build_config
+
+OLD = Path(__file__).parents[1] / "configs"
+TASK = "data.task=burgers1d"
+
+
+@pytest.fixture(autouse=True)
+def _no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PDEBENCH_ROOT", raising=False)
+
+
+def error_of(*overrides: str, path: Path | None = None) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides=[TASK, *overrides])
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def load_old(name: str, *overrides: str) -> RunConfig:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)
+        return load_config(OLD / name, overrides=overrides)
+
+
+# --- values --------------------------------------------------------------------------------------------
+
+
+def test_override_is_parsed_by_yaml_rules() -> None:
+    overrides = ["data.task=[burgers1d,darcy2d]", "training.lr=1e-4", "training.grad_clip=null", "seed=7"]
+    config = load_config(overrides=overrides)
+    assert config.data.task == ("burgers1d", "darcy2d")
+    assert config.training.lr == 1e-4
+    assert config.training.grad_clip is None
+    assert config.seed == 7
+
+
+def test_file_wins_over_its_includes_and_overrides_over_both(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("latent: {dim: 8, tokens: 16}\nseed: 1\ndata: {task: burgers1d}\n")
+    (tmp_path / "sizes.yaml").write_text("latent: {dim: 2}\n")
+    inner = tmp_path / "runs"
+    inner.mkdir()
+    (inner / "run.yaml").write_text("include: [../base.yaml, ../sizes.yaml]\nseed: 2\nlatent: {tokens: 4}\n")
+    config = load_config(inner / "run.yaml", overrides=["training.batch_size=3"])
+    assert (config.latent.dim, config.latent.tokens, config.seed) == (2, 4, 2)
+    assert config.training.batch_size == 3
+
+
+def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
+    config = load_config(overrides=[TASK, "stages.operator.epochs=3", "training.lr=3e-5"])
+    (tmp_path / "dumped.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "dumped.yaml") == config
+
+
+def test_root_defaults_to_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDEBENCH_ROOT", "elsewhere")
+    assert load_config(overrides=[TASK]).data.root == Path("elsewhere")
+    assert load_config(overrides=[TASK, "data.root=here"]).data.root == Path("here")
+
+
+def test_stage_takes_what_it_leaves_open_from_training() -> None:
+    overrides = [TASK, "training.lr=2e-3", "training.batch_size=5", "stages.operator.batch_size=9"]
+    config = load_config(overrides=overrides)
+    assert config.stage("operator").batch_size == 9
+    assert config.stage("autoencoder").batch_size == 5
+    assert config.stage("operator").optimizer.lr == 2e-3
+    assert config.stage("operator").grad_clip == config.training.grad_clip
+
+
+def test_task_that_the_configuration_declares_is_known() -> None:
+    declared = ["data.task=flow2d", "tasks.flow2d.boundary.x=periodic", "tasks.flow2d.ndim=2"]
+    assert load_config(overrides=declared).build.tasks.keys() == {"flow2d"}
+    assert error_of("data.task=flow2d").kind == "unknown_task"
+
+
+# --- mistakes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("training.lrr=1", "training.lr"),
+        ("trainig.batch_size=1", "training"),
+        ("batch_size=4", "training.batch_size"),
+        ("stages.operator.epocs=1", "stages.<name>.epochs"),
+        ("data.taks=burgers1d", "data.task"),
+        ("latent.tokns=1", "latent.tokens"),
+    ],
+)
+def test_unknown_key_is_an_error_naming_the_nearest_one(override: str, near: str) -> None:
+    error = error_of(override)
+    assert error.kind == "unknown_key"
+    assert error.hint == f"did you mean {near}?"
+    assert override.partition("=")[0].split(".")[0] in str(error)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("training.lr=-1", "training.lr: expected greater than 0"),
+        ("training.batch_size=2.5", "training.batch_size: expected"),
+        ("training.num_workers=-1", "training.num_workers: expected"),
+        ("stages.operator.optimizer.name=adamx", "stages.operator.optimizer.name: expected 'adamw'"),
+        ("stages.decoder.epochs=1", "stages.decoder is no stage"),
+        ("encoder.width=30", "encoder.width = 30 isn't a multiple of num_heads = 4"),
+        ("operator.pdet.input_dim=7", "operator.pdet.input_dim = 7, but latent.dim = 4"),
+        ("data.split=trian", "unknown split"),
+        ("tasks.flow2d.boundary.x=periodic", "tasks.flow2d: expected ndim or layout"),
+        ("training", "override: expected key=value"),
+        ("training.lr=[1", "overrides: expected YAML values"),
+        ("checkpoint.interval=0", "checkpoint.interval: expected"),
+    ],
+)
+def test_wrong_value_is_named_with_its_key(override: str, says: str) -> None:
+    assert says in str(error_of(override))
+
+
+def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {task: burgers1d}\ntraining: {lrr: 1, num_workers: -1}\nlatent: {tokns: 4}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides=["encoder.width=0"])
+    title, *lines = str(caught.value).splitlines()
+    assert title == "4 mistakes in the configuration:"
+    assert set(lines) == {
+        "  encoder.width: expected greater than or equal to 1, found 0",
+        f"  {path}: training.num_workers: expected greater than or equal to 0, found -1",
+        f"  {path}: unknown key: found 'latent.tokns'; did you mean latent.tokens?",
+        f"  {path}: unknown key: found 'training.lrr'; did you mean training.lr?",
+    }
+    assert caught.value.exit_code == 2
+
+
+def test_misspelled_key_explains_the_missing_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=["data.taks=burgers1d"])
+    assert str(caught.value) == "unknown key: found 'data.taks'; did you mean data.task?"
+
+
+def test_list_in_the_place_of_keys_is_refused() -> None:
+    assert str(error_of("stages=[1]")) == "stages: expected keys and values, found [1]"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("stages=[1]", "stages: expected keys and values, found a list; say stages.<name>=..."),
+        (
+            "stages.autoencoder=[1]",
+            "stages.autoencoder: expected keys and values, found a list; say stages.autoencoder.<name>=...",
+        ),
+        (
+            "data.files.0=b.hdf5",
+            "data.files: expected a list, found keys and values;"
+            " say data.files=[...], which replaces the list as a whole",
+        ),
+    ],
+)
+def test_list_over_keys_of_the_file_is_refused_by_the_key(tmp_path: Path, override: str, says: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {files: [a.hdf5]}\nstages: {autoencoder: {epochs: 1}}\n")
+    assert str(error_of(override, path=path)) == says
+
+
+def test_list_over_keys_of_an_included_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    (tmp_path / "base.yaml").write_text("stages: {autoencoder: {epochs: 1}}\n")
+    path.write_text("include: base.yaml\nstages: [1]\n")
+    assert str(error_of(path=path)).startswith(f"{path}: a list and keys don't merge; ")
+
+
+def test_missing_task_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"missing key: expected data\.task"):
+        load_config()
+
+
+def test_error_in_file_names_the_file_and_error_in_override_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("training: {lr: -1}\n")
+    assert error_of(path=path).path == str(path)
+    assert error_of("training.lr=-2", path=path).path is None
+
+
+def test_files_including_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("include: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("include: a.yaml\n")
+    assert "a.yaml -> b.yaml -> a.yaml" in str(error_of(path=tmp_path / "a.yaml"))
+
+
+def test_missing_include_names_who_includes_it(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("include: nowhere.yaml\n")
+    error = error_of(path=tmp_path / "a.yaml")
+    assert "nowhere.yaml" in str(error.path)
+    assert "a.yaml" in str(error.hint)
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "\tx: 1"])
+def test_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert error_of(path=path).path == str(path)
+
+
+# --- old names -----------------------------------------------------------------------------------------
+
+
+def test_file_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.yaml"
+    path.write_text("[" * 100_000)
+    assert error_of(path=path).kind == "too_deep"  # a parser's recursion would end the process
+
+
+def test_override_nested_too_deep_is_refused() -> None:
+    assert error_of(f"training.lr={'[' * 100_000}").kind == "too_deep"
+
+
+def test_keys_of_the_build_about_encoding_are_known() -> None:
+    keys = (
+        "latent.device=cpu",
+        "latent.compute_dtype=bfloat16",
+        "latent.micro_batch=64",
+        "latent.encoder=ups",
+    )
+    latent = load_config(overrides=[TASK, *keys, "latent.checkpoint=weights.safetensors"]).latent
+    assert (latent.device, latent.micro_batch, latent.checkpoint) == ("cpu", 64, Path("weights.safetensors"))
+
+
+def test_dumped_configuration_is_one_of_the_build_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(load_config(overrides=[TASK, "latent.micro_batch=64"])))
+    latent = load_build_config(path).latent
+    assert latent is not None
+    assert (latent.micro_batch, latent.checkpoint) == (64, Path("checkpoints/autoencoder.safetensors"))
+
+
+def test_old_file_parses_once_what_is_missing_is_off() -> None:
+    off = ("ttc.enabled=false", "stages.diff_residual.epochs=0", "stages.consistency_distill.epochs=0")
+    config = load_old("old_burgers_32dim.yaml", *off, "logging.wandb.enabled=false")
+    assert (config.latent.dim, config.latent.tokens) == (32, 32)
+    assert config.operator.pdet.depths == (1, 1, 1)
+    assert config.data.split == ("train",)
+    assert config.training.num_workers == 8
+    assert config.stages["operator"].scheduler.name == "cosine"
+    assert config.stages["operator"].scheduler.t_max == 40
+    assert config.logging.wandb.project == "universal-simulator"
+
+
+def test_old_file_with_two_tasks_parses() -> None:
+    config = load_old("old_two_tasks.yaml")
+    assert config.data.task == ("advection1d", "darcy2d")
+    assert config.training.amp_dtype == "bfloat16"
+    assert config.training.query_sampling.num_queries == 2048
+    assert config.stages["operator"].optimizer.name == "muon_hybrid"
+    assert config.stages["consistency_distill"].scheduler.name == "plateau"
+    assert config.seed == 42
+
+
+@pytest.mark.parametrize(
+    ("override", "feature"),
+    [
+        ("ttc.enabled=true", "test-time conditioning"),
+        ("training.use_fsdp2=true", "FSDP2"),
+        ("training.cpu_offload_optimizer=true", "optimiser states on the CPU"),
+        ("training.physics_priors.enabled=true", "physics priors"),
+        ("training.query_sampling.curriculum.enabled=true", "curriculum"),
+    ],
+)
+def test_feature_that_is_not_there_yet_is_refused_when_switched_on(override: str, feature: str) -> None:
+    error = error_of(override)
+    assert error.kind == "not_yet"
+    assert feature in str(error)
+    off = override.replace("true", "false")
+    load_config(overrides=[TASK, off])
+
+
+@pytest.mark.parametrize(
+    ("stage", "feature"),
+    [
+        ("diff_residual", "the diffusion corrector"),
+        ("consistency_distill", "distillation"),
+        ("steady_prior", "the prior of steady tasks"),
+    ],
+)
+def test_stage_that_is_not_there_yet_is_refused_unless_it_has_no_epochs(stage: str, feature: str) -> None:
+    for override in (f"stages.{stage}.epochs=8", f"stages.{stage}.batch_size=6"):  # 10 epochs by default
+        error = error_of(override)
+        assert error.kind == "not_yet"
+        assert f"stages.{stage}.epochs" in str(error)
+        assert f"{feature} isn't there yet" in str(error)
+    off = load_config(overrides=[TASK, f"stages.{stage}.epochs=0"])
+    assert off.stage(stage).epochs == 0
+    with pytest.raises(ConfigError, match="isn't there yet"):
+        load_config(overrides=[TASK]).stage(stage)
+
+
+def test_old_file_with_stages_that_are_not_there_yet_is_refused_naming_them() -> None:
+    off = ("ttc.enabled=false", "logging.wandb.enabled=false")
+    with pytest.raises(
+        ConfigError, match=r"stages\.diff_residual\.epochs = 8: the diffusion corrector"
+    ) as caught:
+        load_old("old_burgers_32dim.yaml", *off)
+    assert caught.value.kind == "not_yet"
+    assert str(caught.value.path).endswith("old_burgers_32dim.yaml")
+
+
+@pytest.mark.parametrize(
+    "override", ["training.dt=0.1", "training.persistent_workers=true", "data.patch_size=1"]
+)
+def test_key_that_means_nothing_warns(override: str) -> None:
+    with pytest.warns(ConfigWarning, match=override.partition("=")[0] + " has no effect"):
+        load_config(overrides=[TASK, override])

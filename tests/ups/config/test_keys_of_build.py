@@ -1,0 +1,59 @@
+"""What the build knows of a training's keys, without importing it, is what the training has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ups.config import TrainingConfig, load_config
+from ups.config.loading import MEANINGLESS, NOT_YET
+from ups.config.run import CheckpointConfig, RunConfig
+from ups_store.build.config import BuildConfig
+from ups_store.build.config import load_config as load_build_config
+from ups_store.build.config_file import KEYS_OF_OTHERS, OF_OTHERS, OLD_KEYS, OLD_SECTIONS
+
+OLD = Path(__file__).parents[1] / "configs"
+
+
+def test_sections_are_those_of_a_run() -> None:
+    assert BuildConfig.model_fields.keys() | OF_OTHERS == RunConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("section", "model"), [("training", TrainingConfig), ("checkpoint", CheckpointConfig)]
+)
+def test_known_keys_are_those_of_the_section(section: str, model: type) -> None:
+    assert sorted(KEYS_OF_OTHERS[section]) == sorted(model.model_fields)  # type: ignore[attr-defined]
+
+
+def test_meaningless_keys_are_those_that_a_training_warns_of() -> None:
+    old = {f"{section}.{name}" for section, names in OLD_KEYS.items() for name in names}
+    inner = {key for key in MEANINGLESS if key.startswith("training.query_sampling.")}
+    assert old == {key for key in MEANINGLESS if "." in key} - inner
+    sections = {key.partition(".")[0] for key in [*MEANINGLESS, *NOT_YET]}
+    assert sections - {"training", "data"} == OLD_SECTIONS
+
+
+def test_keys_of_features_to_come_are_passed_over() -> None:
+    notes: list[str] = []
+    keys = [key.replace("*", "x") for key in NOT_YET if key.startswith("training.") and key.count(".") == 1]
+    overrides = ["data.task=burgers1d", *(f"{key}=null" for key in keys)]
+    load_build_config(overrides=overrides, note=notes.append)
+    assert len(keys) > 3
+    assert notes == []
+
+
+@pytest.mark.parametrize("name", ["old_burgers_32dim.yaml", "old_two_tasks.yaml"])
+def test_earlier_configurations_are_told_their_meaningless_keys_alone(name: str) -> None:
+    notes: list[str] = []
+    load_build_config(OLD / name, note=notes.append)
+    told = {note.split(" has no effect; docs/migration.md")[0] for note in notes}
+    assert told
+    assert told <= MEANINGLESS.keys()
+
+
+def test_training_takes_short_names_of_dtypes() -> None:
+    keys = ["training.amp_dtype=half", "training.latent_cache_dtype=bf16"]
+    training = load_config(overrides=["data.task=burgers1d", *keys]).training
+    assert (training.amp_dtype, training.latent_cache_dtype) == ("float16", "bfloat16")

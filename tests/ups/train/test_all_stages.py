@@ -1,0 +1,418 @@
+"""`scripts/train.py`: all stages in one command, what is kept on the second run, reports, mistakes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from click.testing import Result
+from operator_runs import SETTINGS, build_here, configure, made_once, own_copy
+from rich.console import Console
+from typer.testing import CliRunner
+
+from ups.data.solvers import make_dataset
+from ups.errors import ConfigError, OutputError, UpsError
+from ups.train.all_stages import build_latents, first_stage, run_all
+from ups.train.log import show_report
+from ups.train.trainer import Trainer
+from ups.trained.checkpoint import load_checkpoint
+
+REPO = Path(__file__).resolve().parents[3]
+SCRIPT = REPO / "scripts" / "train.py"
+SHORT = {"epochs": 1, "steps_per_epoch": 5}
+
+pytestmark = pytest.mark.usefixtures("unrendered")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and a configuration."""
+    return made_once(tmp_path_factory, make_sources)
+
+
+def make_sources(folder: Path) -> None:
+    make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.1)
+    settings = {**SETTINGS, "data": {"task": "burgers1d", "root": "data"}}
+    settings["stages"] = {"autoencoder": SHORT, "operator": SHORT}
+    Path("run.yaml").write_text(yaml.safe_dump(settings))
+
+
+@pytest.fixture
+def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return own_copy(prepared, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def builds_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of stores are no processes of their own, which import torch each time."""
+    monkeypatch.setattr("ups.train.all_stages._run", build_here)
+
+
+def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
+    """The report, and what was noted."""
+    notes: list[str] = []
+    config = configure(folder, *overrides)
+    path = folder / "run.yaml"
+    return run_all(config, config_path=path, overrides=overrides, note=notes.append), notes
+
+
+def trained_anew(notes: list[str]) -> list[str]:
+    return [note.split()[1] for note in notes if "is trained anew" in note]
+
+
+def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+
+
+def inside(*arguments: str) -> Result:
+    """The command in this process: torch is there already."""
+    spec = importlib.util.spec_from_file_location("train_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return CliRunner().invoke(module.app, arguments)
+
+
+def test_all_stages_leave_an_operator_and_the_second_run_keeps_everything(run: Path) -> None:
+    unused = "training.amp_dtype=float16"
+    report, notes = all_of(run, unused)
+    assert list(report["stages"]) == ["autoencoder", "operator"]
+    assert notes.count("warning: training.amp_dtype has no effect: training.amp is off") == 1
+    assert report["cache"]["startup/cache_reused"] == 0.0
+    assert report["stages"]["operator"]["startup"]["startup/cache_sec"] > 0
+    assert any("-m ups_store.build --config" in note for note in notes)
+    written = Path("checkpoints/operator.safetensors").stat().st_mtime_ns
+    again, notes = all_of(run, unused)
+    assert again["cache"]["startup/cache_reused"] == 1.0
+    assert [stage["steps"] for stage in again["stages"].values()] == [5, 5]
+    assert Path("checkpoints/operator.safetensors").stat().st_mtime_ns == written
+    assert trained_anew(notes) == []
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_what_changed_decides_what_is_trained_anew(run: Path) -> None:
+    all_of(run)
+    _, notes = all_of(run, "operator.pdet.hidden_dim=32")
+    assert trained_anew(notes) == ["operator"]
+    report, notes = all_of(run, "operator.pdet.hidden_dim=32", "encoder.width=8")
+    assert trained_anew(notes) == ["autoencoder", "operator"]
+    assert report["cache"]["startup/cache_reused"] == 0.0
+    shutil.rmtree("data")
+    make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.2)
+    report, notes = all_of(run, "operator.pdet.hidden_dim=32", "encoder.width=8")
+    assert trained_anew(notes) == ["autoencoder", "operator"]
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_joint_takes_the_place_of_the_autoencoder(run: Path) -> None:
+    settings = ["training.use_inverse_losses=true", "stages.joint.epochs=1", "stages.joint.steps_per_epoch=5"]
+    report, notes = all_of(run, *settings)
+    assert list(report["stages"]) == ["joint", "operator"]
+    assert any("latent.encoder=none" in note for note in notes)
+    assert Path("cache/burgers1d_train.zarr.zip").exists()
+    with pytest.raises(ConfigError, match=r"another training\.latent_cache_dir") as caught:
+        first_stage(configure(run, *settings, "training.latent_cache_dir=cache"))
+    assert caught.value.kind == "same_folder"
+
+
+def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_trained(run: Path) -> None:
+    settings = ["training.use_inverse_losses=true", "stages.joint.epochs=1"]
+    for override, kind in (
+        ("operator.state=fields", "no_latents"),
+        ("training.use_inverse_losses=false", "no_inverse_losses"),
+        ("latent.checkpoint=given.safetensors", "given_encoder"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            all_of(run, *settings, override)
+        assert caught.value.kind == kind
+    assert not Path("checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "says"),
+    [
+        ("operator.pdet.num_heads=3", "num_heads", "operator.pdet.hidden_dim = 16"),
+        ("training.use_inverse_losses=true", "inverse_losses_frozen", "--stage joint"),
+        (
+            "stages.operator.optimizer.name=muon_hybrid",
+            "not_yet",
+            "stages.operator.optimizer.name = muon_hybrid",
+        ),
+    ],
+)
+def test_what_the_operator_would_refuse_is_refused_before_anything_is_trained(
+    run: Path, override: str, kind: str, says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        all_of(run, override)
+    assert caught.value.kind == kind
+    assert says in str(caught.value)
+    assert not Path("checkpoints").exists()
+    assert not Path("cache").exists()
+
+
+def test_report_that_could_not_be_written_is_told_before_anything_is_trained(run: Path) -> None:
+    Path("reports").write_text("a file in the place of the folder")
+    with pytest.raises(OutputError, match="reports/run"):
+        all_of(run, "evaluation.enabled=true")
+    assert not Path("checkpoints").exists()
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_encoder_that_is_given_is_used_and_none_is_trained(run: Path) -> None:
+    all_of(run)
+    Path("checkpoints/autoencoder.safetensors").rename("given.safetensors")
+    shutil.rmtree("checkpoints")
+    shutil.rmtree("latents")
+    report, notes = all_of(run, "latent.checkpoint=given.safetensors")
+    assert list(report["stages"]) == ["operator"]
+    assert "no autoencoder is trained: latent.checkpoint = given.safetensors" in notes
+    startup = report["stages"]["operator"]["startup"]
+    assert startup["startup/cache_sec"] == report["cache"]["startup/cache_sec"]
+    assert not Path("checkpoints/autoencoder.safetensors").exists()
+    own = "latent.checkpoint=checkpoints/autoencoder.safetensors"
+    assert first_stage(configure(run, own)) == "autoencoder"
+
+
+def test_field_stores_are_timed_apart_from_the_imports(run: Path) -> None:
+    began = time.time()
+    notes: list[str] = []
+    config = configure(run, "operator.state=fields")
+    overrides = ["operator.state=fields"]
+    path = run / "run.yaml"
+    report = run_all(config, config_path=path, overrides=overrides, note=notes.append, began=began)
+    startup = report["stages"]["operator"]["startup"]
+    assert startup["startup/field_cache_sec"] > 0.1
+    assert 0 <= startup["startup/imports_sec"] < 0.5 * startup["startup/field_cache_sec"]
+    assert startup["startup/total_startup_time_min"] * 60 > startup["startup/field_cache_sec"]
+
+
+def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(run)
+
+    def build(command: list[str], *, note: Any) -> None:
+        told = Path(command[command.index("--manifest") + 1])
+        assert told.name == "latents.manifest.json"
+        own = told.with_name("latents.manifest-00000-of-00002.json")
+        own.parent.mkdir(parents=True)
+        own.write_text(json.dumps({"stores": [{"reused": True}]}))
+
+    monkeypatch.setattr("ups.train.all_stages._run", build)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    metrics = build_latents(config, config_path=None, overrides=[], is_first=True, note=print)
+    assert metrics["startup/cache_reused"] == 1.0
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_operator_on_fields_needs_no_encoder(run: Path) -> None:
+    report, _ = all_of(run, "operator.state=fields")
+    assert list(report["stages"]) == ["operator"]
+    assert report["stages"]["operator"]["states"] == "fields"
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_evaluation_follows_when_it_is_enabled(run: Path) -> None:
+    report, _ = all_of(run, "evaluation.enabled=true", "evaluation.split=val")
+    assert report["evaluation"]["json"] == "reports/run/report.json"
+    rows = json.loads(Path("reports/run/report.json").read_text())["rows"]
+    assert {"operator", "persistence", "autoencoder_floor"} <= rows.keys()
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_baselines_of_a_budget_are_trained_and_stand_in_the_report(run: Path) -> None:
+    settings = (
+        "evaluation.enabled=true",
+        "evaluation.baseline_seconds=0.1",
+        "evaluation.baseline_samples=16",
+    )
+    report, _ = all_of(run, *settings)
+    rows = json.loads(Path(report["evaluation"]["json"]).read_text())["rows"]
+    assert set(list(rows)[1:5]) == {"fno", "fno_samples", "unet", "unet_samples"}
+    assert rows["fno"]["label"] == "FNO (0.1 s)"
+    assert rows["unet_samples"]["label"] == "U-Net (16 samples)"
+    written = {path: path.stat().st_mtime_ns for path in Path("checkpoints/baselines").iterdir()}
+    assert len(written) == 4
+    _, notes = all_of(run, *settings)
+    assert sum("is there already, trained alike" in note for note in notes) == 4
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_baselines_without_an_evaluation_have_no_effect_which_is_told(run: Path) -> None:
+    _, notes = all_of(run, "evaluation.baseline_samples=16", "stages.operator.epochs=0")
+    says = "warning: evaluation.baseline_samples has no effect: evaluation.enabled is off"
+    assert notes.count(says) == 1
+    assert not Path("checkpoints/baselines").exists()
+
+
+def test_build_that_fails_ends_with_its_exit_code(run: Path) -> None:
+    config = configure(run)
+    with pytest.raises(UpsError, match="ended with exit code 2") as caught:
+        build_latents(
+            config,
+            config_path=Path("run.yaml"),
+            overrides=["reading.timeout_s=-1"],
+            is_first=True,
+            note=print,
+        )
+    assert (caught.value.kind, caught.value.exit_code) == ("build", 2)
+
+
+# --- the command ---------------------------------------------------------------------------------------
+
+
+def test_script_prints_json_alone_on_stdout_and_tables_without(run: Path) -> None:
+    done = script("--config", "run.yaml", "--stage", "all", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["stages"]["operator"]["steps"] == 5
+    assert report["stages"]["autoencoder"]["startup"]["startup/imports_sec"] > 0
+    done = inside("--config", "run.yaml", "--stage", "operator")
+    assert "nRMSE of rollouts" in done.stdout
+    assert "checkpoints/operator.safetensors" in done.stdout
+    assert "trained already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--stage", "operatr"], "expected one of autoencoder, joint, operator, all, found 'operatr'"),
+        (["--stage", "steady_prior"], "the prior of steady tasks isn't there yet"),
+        (["--stage", "all", "--epochs", "3"], "expected stages.<stage>.epochs=... of each stage"),
+        (["--stage", "operator"], "train it with `--stage autoencoder`"),
+        (["--stage", "joint"], "training.use_inverse_losses=true"),
+        (["--stage", "operator", "--epochs", "0"], "stages.operator.epochs = 0 leaves the stage out"),
+        (
+            ["--stage", "operator", "stages.operator.optimizer.name=muon_hybrid"],
+            "stages.operator.optimizer.name = muon_hybrid: it isn't there yet",
+        ),
+    ],
+)
+def test_script_tells_mistakes_in_a_sentence(run: Path, arguments: list[str], says: str) -> None:
+    done = inside("--config", "run.yaml", *arguments)
+    assert says in done.stderr
+    assert done.exit_code in (1, 2)
+    assert done.stdout == ""
+
+
+def test_stop_before_the_first_step_is_told_in_one_sentence(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ups.train.run.make_stage", stopped)
+    done = inside("--config", "run.yaml")
+    says = "stage autoencoder was stopped before its first step; there is nothing to save yet"
+    assert done.stderr == f"{says}; the same command begins again\n"
+    assert done.exit_code == 5
+
+
+def test_stop_after_a_step_is_told_in_one_sentence_and_no_error(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_step = Trainer.train_step
+
+    def step(trainer: Trainer, **options: Any) -> None:
+        train_step(trainer, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    done = inside("--config", "run.yaml")
+    where = Path("checkpoints/autoencoder.training.safetensors")
+    says = f"stage autoencoder was stopped by SIGTERM after step 1 of 5, and is saved in {where}"
+    assert done.stderr.splitlines()[-1] == f"{says}; the same command continues"
+    assert "error" not in done.stderr
+    assert where.exists()
+    assert done.exit_code == 5
+
+
+def test_evaluation_with_a_single_stage_warns(run: Path) -> None:
+    done = inside("--config", "run.yaml", "--stage", "operator", "evaluation.enabled=true")
+    assert "warning: evaluation.enabled has no effect: stage all evaluates" in done.stderr
+
+
+def test_flag_allows_unknown_encoders(run: Path) -> None:
+    done = inside("--config", "run.yaml", "--allow-unknown-encoder", "--print-config")
+    assert yaml.safe_load(done.stdout)["training"]["allow_unknown_encoder"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_script_trains_all_stages_under_torchrun(run: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # Adam divides the rounding errors of gradients that vanish by themselves; SGD leaves them small.
+    sgd = [f"stages.{stage}.optimizer.name=sgd" for stage in ("autoencoder", "operator")]
+    command = [*launch, str(SCRIPT), "--config", "run.yaml", "--stage", "all", "--json", *sgd]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    stages = json.loads(done.stdout)["stages"]
+    assert [(name, stage["ranks"], stage["steps"]) for name, stage in stages.items()] == [
+        ("autoencoder", 2, 5),
+        ("operator", 2, 5),
+    ]
+    Path("checkpoints").rename("together")
+    all_of(run, *sgd)
+    for name, tolerance in (("autoencoder", 1e-5), ("operator", 1e-3)):  # latents in between are float16
+        alone, together = (
+            load_checkpoint(Path(folder) / f"{name}.safetensors", kind=name)[0]
+            for folder in ("checkpoints", "together")
+        )
+        torch.testing.assert_close(together, alone, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.multi_process
+@pytest.mark.usefixtures("builds_here")
+def test_signal_during_the_build_reaches_it_and_the_command_continues(run: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), "--config", "run.yaml", "--stage", "all"]
+    with (run / "stderr.txt").open("w") as stderr:
+        process = subprocess.Popen(command, env=environment, stderr=stderr, stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 100
+            while "$ python -m ups_store.build" not in (run / "stderr.txt").read_text():
+                assert process.poll() is None, (run / "stderr.txt").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(timeout=60)
+        finally:
+            process.kill()
+    assert code == 5, (run / "stderr.txt").read_text()
+    report, _ = all_of(run)
+    assert [stage["steps"] for stage in report["stages"].values()] == [5, 5]
+
+
+def test_table_of_all_stages_shows_errors_and_warns_of_latents_that_are_no_smaller() -> None:
+    report = {
+        "steps": 10,
+        "seconds": 2.0,
+        "data_wait_share": 0.25,
+        "latent": {"tokens": 8, "dim": 2},
+        "compression": {"burgers1d": 0.5},
+        "floor_nrmse": {"burgers1d": 0.01234, "burgers1d/force": 0.5},
+        "floor_nrmse_float16_latents": {"burgers1d": 0.02},
+        "checkpoint": "a.safetensors",
+    }
+    console = Console(width=120, record=True, quiet=False, file=sys.stderr)
+    show_report({"stages": {"autoencoder": report}, "evaluation": {"html": "report.html"}}, console)
+    text = console.export_text()
+    for shown in ("1.234%", "50.000%", "float16 latents", "0.5x", "25.0% of training", "report.html"):
+        assert shown in text
+    assert "latents of burgers1d are no smaller than the fields (0.5x)" in text

@@ -1,0 +1,196 @@
+"""Data-parallel training: ranks of gloo against one process, stopping, and ranks that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_training
+import torch
+from on_demand_helpers import build, make_folder
+from rank_processes import rank_variables, start, wait
+from rank_training import Points, Waves, make_config, operator_trainer
+
+from ups.errors import CheckpointError, ConfigError
+from ups.train.distributed import Ranks, joined_ranks, take_rows
+from ups.train.trainer import Trainer
+from ups.trained.checkpoint import load_checkpoint
+
+REPO = Path(__file__).resolve().parents[3]
+SCRIPT = Path(rank_training.__file__)
+CPU = torch.device("cpu")
+
+
+def run_ranks(case: str, folder: Path, *, world_size: int = 2) -> list[dict[str, Any]]:
+    """What each rank said; nothing of one that died."""
+    folder.mkdir(exist_ok=True)
+    said = [folder / f"rank{rank}.json" for rank in range(world_size)]
+    for path in said:
+        path.unlink(missing_ok=True)
+    ranks = rank_variables(world_size)
+    codes = wait([start(rank_training.main, case, folder, **variables) for variables in ranks])
+    assert None not in codes
+    return [json.loads(path.read_text()) if path.exists() else {} for path in said]
+
+
+def run_torchrun(case: str, folder: Path) -> list[dict[str, Any]]:
+    """The same with two ranks that torchrun starts."""
+    folder.mkdir()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, str(SCRIPT), case, str(folder)]
+    path = os.pathsep.join([str(REPO), str(SCRIPT.parent)])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def run_alone(folder: Path) -> Trainer:
+    stage = Waves()
+    trainer = Trainer(stage, make_config(folder, "training.device=cpu"), device=CPU)
+    trainer.fit()
+    return trainer
+
+
+def state_of(folder: Path, stage: str = "autoencoder") -> dict[str, torch.Tensor]:
+    tensors, _ = load_checkpoint(folder / f"{stage}.training.safetensors", kind="training")
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("rng.")}
+
+
+def steps_of(folder: Path, stage: str = "autoencoder") -> list[dict[str, float]]:
+    lines = map(json.loads, (folder / f"{stage}.jsonl").read_text().splitlines())
+    return [
+        {name: value for name, value in line.items() if name == "step" or name.startswith("loss/")}
+        for line in lines
+        if line["event"] == "step"
+    ]
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_equal_one_process_at_the_same_batch(tmp_path: Path, world_size: int) -> None:
+    alone = run_alone(tmp_path / "alone")
+    said = run_ranks("through", tmp_path / "ranks", world_size=world_size)
+    assert [one["step"] for one in said] == [alone.step] * world_size
+    # Sums of rows in another order: a few roundings of float32 a step.
+    torch.testing.assert_close(
+        state_of(tmp_path / "ranks"), state_of(tmp_path / "alone"), rtol=1e-4, atol=1e-6
+    )
+    assert {one["validations"] for one in said} == {3}  # the first rank's, told to all
+    for mine, theirs in zip(steps_of(tmp_path / "alone"), steps_of(tmp_path / "ranks"), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.multi_process
+def test_ranks_train_the_operator_as_one_process_does(tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    make_folder(alone)
+    build(alone, "data.task=[burgers1d,advection1d]")
+    shutil.copytree(alone, tmp_path / "ranks")
+    trainer = operator_trainer(alone)
+    untrained = {f"model.{name}": tensor.clone() for name, tensor in trainer.stage.model.state_dict().items()}
+    trainer.fit()
+    assert [one["step"] for one in run_ranks("operator", tmp_path / "ranks")] == [6, 6]
+    mine, theirs = (state_of(tmp_path / name / "checkpoints", "operator") for name in ("alone", "ranks"))
+    largest = max(float((mine[name] - tensor).abs().max()) for name, tensor in untrained.items())
+    # Two ranks add 3 and 2 rows where one adds 5: the same sums in another order. Gradients differ by a few
+    # last bits, each 6e-8 of numbers around 1, and SGD's momentum adds up to ten of them.
+    assert largest > 1e-3
+    torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-6)
+    folders = (tmp_path / name / "checkpoints" for name in ("alone", "ranks"))
+    for one, two in zip(*(steps_of(folder, "operator") for folder in folders), strict=True):
+        assert two == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.multi_process
+def test_signal_to_one_rank_stops_all_and_they_continue_as_those_of_torchrun(tmp_path: Path) -> None:
+    said = run_ranks("signal", tmp_path / "parts")
+    assert [one["kind"] for one in said] == ["interrupted"] * 2
+    assert len({one["message"] for one in said}) == 1
+    assert "stopped by SIGTERM after step 3 of 6" in said[0]["message"]
+    again = run_ranks("through", tmp_path / "parts")
+    through = run_torchrun("through", tmp_path / "through")
+    assert [one.get("step", one) for one in (*again, *through)] == [6] * 4
+    torch.testing.assert_close(state_of(tmp_path / "parts"), state_of(tmp_path / "through"), rtol=0, atol=0)
+    assert [one["rng"] for one in again] == [one["rng"] for one in through]
+    assert through[0]["rng"] != through[1]["rng"]
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("case", ["fail", "die"])
+def test_rank_that_fails_does_not_hang_the_others(tmp_path: Path, case: str) -> None:
+    first, second = run_ranks(case, tmp_path)
+    assert first["kind"] == "rank_lost"
+    assert "rank 0 lost another rank" in first["message"]
+    assert first["seconds"] < 50  # its patience is 60 s
+    assert second.get("message") == ("no data on this rank" if case == "fail" else None)
+
+
+# --- parts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_rows", "world_size"), [(8, 1), (8, 2), (5, 2), (7, 4), (2, 4), (1, 3)])
+def test_rows_of_all_ranks_are_the_batch_and_shares_add_up(num_rows: int, world_size: int) -> None:
+    parts = [Ranks(rank, world_size).rows_of(num_rows) for rank in range(world_size)]
+    taken = [row for rows, share in parts if share for row in range(rows.start, rows.stop)]
+    assert taken == list(range(num_rows))
+    assert sum(share for _, share in parts) == pytest.approx(1.0)
+    assert all(rows == slice(0, 1) for rows, share in parts if not share)  # takes part without weight
+
+
+def test_rows_are_taken_of_every_tensor_and_the_rest_stays() -> None:
+    generator = torch.Generator()
+    batch = Points("sine", torch.arange(5.0)[:, None], generator)
+    taken = take_rows(batch, slice(1, 3))
+    assert (taken.task, taken.x.flatten().tolist()) == ("sine", [1.0, 2.0])
+    assert taken.generator is generator
+    assert taken.x.untyped_storage().data_ptr() == batch.x.untyped_storage().data_ptr()
+    assert take_rows(batch.x, slice(4, 5)).tolist() == [[4.0]]
+
+
+@dataclass
+class Shared:
+    """Ranks of which this one sees another training state than the others."""
+
+    world_size: int = 2
+    rank: int = 1
+    is_first: bool = False
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack([values, values + 4])
+
+
+def test_folder_that_ranks_do_not_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ups.train.trainer.ParallelLosses", lambda *args, **kwargs: None)
+    with pytest.raises(CheckpointError, match="not all ranks see it") as caught:
+        Trainer(Waves(), make_config(tmp_path), device=CPU, ranks=Shared())  # type: ignore[arg-type]
+    assert caught.value.kind == "not_shared"
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}])
+def test_ranks_that_contradict_each_other_are_refused(variables: dict[str, str]) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"RANK={variables['RANK']}"),
+        joined_ranks("cpu", timeout_s=1, note=print, variables=variables),
+    ):
+        pass
+
+
+def test_process_without_torchrun_is_alone() -> None:
+    with joined_ranks("cpu", timeout_s=1, note=print, variables={"WORLD_SIZE": "4"}) as (ranks, device):
+        assert (ranks, device) == (Ranks(), CPU)
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert Ranks(0, 2, 0).device("auto", note=print) == torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="--nproc-per-node 1, found local rank 1") as caught:
+        Ranks(1, 2, 1).device("cuda", note=print)
+    assert caught.value.kind == "too_many_ranks"
