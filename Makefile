@@ -31,7 +31,7 @@ compare: install
 # tests share a process, so that what they prepare is made once.
 test: install
 	$(PYTEST) tests/ups
-	$(PYTEST) tests/store tests/interop \
+	$(PYTEST) tests/store tests/faults tests/interop tests/docs tests/tools \
 		--cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json --cov-fail-under=95
 	$(BIN)/python tools/check_branches.py .coverage-totals.json --at-least 95
 
@@ -56,7 +56,7 @@ interop: install
 
 bench: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
-	$(BIN)/python -m benchmarks.run --quick
+	$(BIN)/python -m benchmarks.harness.run --quick
 
 # The same samples through other formats and loaders, in an environment of their own; cold figures need root.
 bench-peers: install

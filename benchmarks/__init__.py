@@ -1,1 +1,4 @@
-"""Benchmarks, asv layout: one file per operation; `python -m benchmarks.run` runs them all here and now."""
+"""Benchmarks, asv layout: one file per operation.
+
+`python -m benchmarks.harness.run` runs them all here and now.
+"""

@@ -13,6 +13,7 @@ import pytest
 from control_groups import GROUP_BYTES, memory_group
 from hypothesis import settings
 from small_stores import MakeStore, Values, build, mixed_constants, mixed_values
+from tiny_disk import mounted
 
 # The syncs of a busy disk take long, so no example has a deadline.
 settings.register_profile("default", max_examples=25, stateful_step_count=25, deadline=None)
@@ -70,6 +71,13 @@ def _no_gpu_reason() -> str:
 def limited_group() -> Iterator[Path]:
     """List of members of a control group with `GROUP_BYTES` of memory; skips where none can be made."""
     yield from memory_group(GROUP_BYTES)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of `tiny_disk.DISK_BYTES`."""
+    with mounted(tmp_path / "disk") as place:
+        yield place
 
 
 @pytest.fixture

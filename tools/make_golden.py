@@ -2,8 +2,8 @@
 
 python tools/make_golden.py [FOLDER]
 
-Deterministic: the same program writes the same bytes, and `tests/store/format/test_golden.py` compares them. A twin
-says what must be read from its store, without using this package's reader: shape, dtype, dimension names, and
+Deterministic: the same program writes the same bytes, which `tests/store/format/test_golden.py` compares.
+A twin says what must be read from its store, without this package's reader: shape, dtype, dimension names and
 the payload as a pattern of bytes that is repeated up to its length, with its sha256. Files of a published
 version are never written again; a new version gets a folder of its own.
 """

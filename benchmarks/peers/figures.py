@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from benchmarks.inputs import Memory, check
-from benchmarks.measure import compare, timed
+from benchmarks.harness.inputs import Memory, check
+from benchmarks.harness.measure import compare, timed
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.sizes import Samples
 

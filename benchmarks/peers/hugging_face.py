@@ -10,7 +10,7 @@ import torch
 from datasets import Array2D, Dataset, Features, disable_progress_bars, load_from_disk
 from torch import Tensor
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.sizes import Items
 

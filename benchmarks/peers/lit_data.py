@@ -9,7 +9,7 @@ from litdata import StreamingDataLoader, StreamingDataset
 from litdata.streaming.cache import Cache
 from torch import Tensor
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 
 

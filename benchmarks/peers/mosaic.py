@@ -11,7 +11,7 @@ from streaming.base.util import clean_stale_shared_memory
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 
 

@@ -17,8 +17,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import machine
-from benchmarks.inputs import Folder
+from benchmarks.harness import machine
+from benchmarks.harness.inputs import Folder
 from benchmarks.peers import table
 from benchmarks.peers.isolated import FailedError, isolated
 from benchmarks.peers.measure import PeerResult, measure_peer

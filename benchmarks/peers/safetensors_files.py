@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.inputs import Floats, values_of
+from benchmarks.harness.inputs import Floats, values_of
 
 Items = npt.NDArray[np.int64]
 

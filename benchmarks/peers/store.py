@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import ups_store
-from benchmarks.inputs import NAME, Floats
+from benchmarks.harness.inputs import NAME, Floats
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.sizes import Items, Samples
 from ups_store import ArraySpec

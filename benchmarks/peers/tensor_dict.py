@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.sizes import Items
 

@@ -9,7 +9,7 @@ import tensorstore
 import torch
 from torch import Tensor
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.sizes import Items
 

@@ -9,7 +9,7 @@ import webdataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 
 

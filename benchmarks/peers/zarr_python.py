@@ -8,7 +8,7 @@ import zarr
 from torch import Tensor
 from zarr.storage import LocalStore, ZipStore
 
-from benchmarks.inputs import Floats
+from benchmarks.harness.inputs import Floats
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.sizes import Items
 

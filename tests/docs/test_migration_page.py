@@ -20,7 +20,7 @@ from ups.config.run import LATER_STAGES, STAGE_NAMES
 from ups.train.stage import STAGES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
-OLD = sorted((Path(__file__).parent / "configs").glob("old_*.yaml"))
+OLD = sorted((Path(__file__).parents[1] / "ups" / "configs").glob("old_*.yaml"))
 KEY = re.compile(r"`([a-z_]+(?:\.[a-z_0-9*]+)*)`")
 OF_STAGES = re.compile(r"`stages\.<stage>\.\{([a-z_,]+)\}`")
 PRECOMPUTE_FLAGS = {

@@ -11,13 +11,13 @@ PAGE = REPOSITORY / "docs" / "reliability.md"
 
 def names_of_tests() -> set[str]:
     """Names of the tests of the store, and of their files."""
-    sources = [*REPOSITORY.glob("tests/store/test_*.py")]
+    sources = [*REPOSITORY.glob("tests/**/test_*.py")]
     found = {name for path in sources for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
     return found | {path.name for path in sources}
 
 
 def test_every_test_that_the_page_names_is_there() -> None:
-    named = set(re.findall(r"`(?:tests/store/)?(test_\w+(?:\.py)?)`", PAGE.read_text()))
+    named = set(re.findall(r"`(?:tests/[a-z/]+/)?(test_\w+(?:\.py)?)`", PAGE.read_text()))
     assert len(named) > 60
     assert named - names_of_tests() == set()
 

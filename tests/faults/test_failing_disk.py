@@ -1,6 +1,6 @@
 """A disk that is full or fails: typed errors, nothing half-committed, nothing left lying about.
 
-`ups_store.system.files` holds every system call of the package; here its functions are replaced by failing ones.
+`ups_store.system.files` holds every system call of the package; here failing ones replace its functions.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import fuzz
-from scripts.fuzz import Fuzzer, make_input, make_seeds
+from tools import fuzz
+from tools.fuzz import Fuzzer, make_input, make_seeds
 
 NUM_INPUTS = 1500
 

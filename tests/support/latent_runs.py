@@ -6,7 +6,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from test_encode_loop import make_checkpoint
+from burgers_encoder import make_checkpoint
 
 from ups.trained.encode_loop import BatchEncoder
 from ups.trained.encoder import ComputeDtype, LatentEncoder

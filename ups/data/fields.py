@@ -21,14 +21,13 @@ import numpy.typing as npt
 
 import ups_store
 from ups.config.shared import BuildConfig, DataConfig
-from ups.data.stores import differing_selection, hints_in_keys, place_of, store_path
+from ups.data.stores import Store, differing_selection, hints_in_keys, place_of, store_path
 from ups.errors import ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
 from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
 from ups_store.errors import StoreNotFoundError
-from ups_store.read.partitioned import PartitionedStore
 
 # Constant fields that belong to the input of a task.
 CONSTANT_FIELDS = ("coefficient", "force")
@@ -42,8 +41,6 @@ STEP_TOLERANCE = 1e-3  # relative; of time steps that count as equal: some files
 _NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
 
 Array = npt.NDArray[Any]
-
-Store = ups_store.Store | PartitionedStore
 
 
 @dataclass(frozen=True)

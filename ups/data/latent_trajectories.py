@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import Array, FieldsInfo, Store, stored_parameters, stored_times
-from ups.data.stores import latent_folder, place_of, store_path
+from ups.data.fields import Array, FieldsInfo, stored_parameters, stored_times
+from ups.data.stores import Store, latent_folder, place_of, store_path
 from ups.data.trajectories import Trajectories, times_of
 from ups.data.windows import TaskWindows
 from ups.errors import ConfigError

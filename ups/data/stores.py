@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ups_store
 from ups.config import RunConfig
 from ups.config.shared import DataConfig
-from ups.data.fields import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 from ups.trained.encoder import LatentEncoder
@@ -25,10 +24,9 @@ from ups_store.build.ranks import Ranks
 from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
 from ups_store.errors import StoreError as StoreError
 from ups_store.format.identity import describe_differences, differences
+from ups_store.read.partitioned import PartitionedStore
 
-if TYPE_CHECKING:
-    from ups.data.fields import Store
-
+Store = ups_store.Store | PartitionedStore
 
 # Precision of encoding is part of a store's identity, but it makes no other encoder.
 _PRECISION = ("compute_dtype",)

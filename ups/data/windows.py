@@ -29,7 +29,8 @@ from torch import Tensor
 
 import ups_store
 from ups.data.augment import augment_trajectories, shift_periodic
-from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, STEP_TOLERANCE, TIMES, Store, parameters_among
+from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, STEP_TOLERANCE, TIMES, parameters_among
+from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
 from ups_store.read.order import Permutation

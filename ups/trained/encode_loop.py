@@ -71,7 +71,7 @@ class MicroBatches:
 
 
 class BatchEncoder:
-    """A trained encoder as `ups_store.build.encode.Encoder` wants it, and `ups_store.build.encode` can overlap it.
+    """A trained encoder as `ups_store.build.encode` wants it, and can overlap it with reading.
 
     Args:
         encoder: One task's encoder.

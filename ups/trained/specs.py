@@ -217,8 +217,8 @@ class SimulatorSpec:
         patch_size: Points of a patch along each axis, where states are patches of fields.
         time_stride: Stored time steps from one step of the operator to the next in training.
         operator: Fields of `ups.models.latent_operator.OperatorSize`.
-        autoencoder_sha256: Of the autoencoder's weights, as `ups.trained.checkpoint.hash_tensors` gives it; None
-            where states are patches of fields, or latents that nothing says it made.
+        autoencoder_sha256: Of the autoencoder's weights, as `ups.trained.checkpoint.hash_tensors` gives it;
+            None where states are patches of fields, or latents that nothing says it made.
         is_encoder_known: Whether states can be encoded and decoded: False for an operator that was trained on
             latents of which nothing says what encoded them, of any of its tasks.
     """

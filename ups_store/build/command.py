@@ -175,7 +175,7 @@ def build(
         from ups_store.build.readers import who_reads
 
         if settings.reading.num_workers == 0:
-            import ups_store.sources.reader_process  # noqa: F401  # HDF5: only where it is read
+            import ups_store.sources.reader  # noqa: F401  # HDF5: only where it is read
 
             stop_spare()
     if dry_run and manifest:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ups_store.errors import ConfigError, StoreError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
-from ups_store.sources.parameters import ValueRange
+from ups_store.format.value_range import ValueRange
 
 ENTRY_POINTS = "ups_store.encoders"
 

@@ -21,8 +21,7 @@ from ups_store.build.ranks import Ranks
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
-from ups_store.sources.contents import Selection, SourceInfo
-from ups_store.sources.grid import check_same_grid
+from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.requests import DescribeRequest
 from ups_store.sources.source_files import SourceFile, SourcePart, find_sources
 from ups_store.sources.tasks import Task

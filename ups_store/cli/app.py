@@ -27,7 +27,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        from ups_store.read import runs
+        from ups_store.system import runs
 
         major, minor = ups_store.FORMAT_VERSION
         copies = (

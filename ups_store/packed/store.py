@@ -29,9 +29,9 @@ from ups_store.read.gather import (
     names_of,
     window_of,
 )
-from ups_store.read.runs import cast_into
 from ups_store.read.store_file import Descriptor
 from ups_store.system import files
+from ups_store.system.runs import cast_into
 
 
 class PackedStore:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.read.runs import Runs
+from ups_store.system.runs import Runs
 
 TIME_DIM = "time"
 

@@ -17,7 +17,6 @@ from ups_store.errors import CorruptChunkError
 from ups_store.format.checksum import Bytes, crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.read import runs
 from ups_store.read.gather import (
     TIME_DIM,
     Pattern,
@@ -29,9 +28,10 @@ from ups_store.read.gather import (
     whole_pattern,
     window_pattern,
 )
-from ups_store.read.runs import BLOCK_BYTES, cast_into, copy_runs
 from ups_store.read.store_file import READS_IN_FLIGHT, StoreFile, read_samples
+from ups_store.system import runs
 from ups_store.system.parallel import for_each, parts_of
+from ups_store.system.runs import BLOCK_BYTES, cast_into, copy_runs
 
 MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
 

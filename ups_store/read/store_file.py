@@ -24,10 +24,10 @@ from ups_store.format.checksum import Bytes
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.read.gather import Samples, Window, runs_of
-from ups_store.read.runs import Runs, items_of
 from ups_store.system import files, mappings
 from ups_store.system.mappings import page_aligned
 from ups_store.system.parallel import for_each
+from ups_store.system.runs import Runs, items_of
 
 Access: TypeAlias = Literal["auto", "map", "pread"]
 

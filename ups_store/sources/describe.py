@@ -19,7 +19,7 @@ from ups_store.sources.contents import (
     SourceInfo,
     StoredArray,
 )
-from ups_store.sources.grid import computed_coordinates, stored_coordinates
+from ups_store.sources.coordinates import computed_coordinates, stored_coordinates
 from ups_store.sources.hdf5 import checked_dataset, get_dataset, source_error
 from ups_store.sources.layout import Layout
 from ups_store.sources.parameters import NumberPart

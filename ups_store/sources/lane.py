@@ -15,14 +15,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ReadTimeoutError, SourceError
 from ups_store.sources.reader_handle import STOPPED, ReaderHandle, new_reader, stacks_of, stop_readers
-from ups_store.sources.requests import Done, Failed, Request
+from ups_store.sources.requests import Done, Failed
+
+if TYPE_CHECKING:
+    from ups_store.sources.reader import Request
 
 Note = Callable[[str], None]
 

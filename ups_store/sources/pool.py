@@ -22,12 +22,12 @@ from ups_store.errors import SourceError
 from ups_store.sources.contents import SourceInfo
 from ups_store.sources.lane import Job, Lane, Note, Patience, replace_late, stop_lanes
 from ups_store.sources.reader_handle import stacks_of
-from ups_store.sources.requests import DescribeRequest, ReadRequest, Request
+from ups_store.sources.requests import DescribeRequest, ReadRequest
 from ups_store.sources.slots import Status
 from ups_store.sources.source_files import USUAL_SLOTS
 
 if TYPE_CHECKING:
-    from ups_store.sources.reader_process import Reader
+    from ups_store.sources.reader import Reader, Request
 
 __all__ = ["Batch", "Patience", "PoolStatus", "ReaderPool", "ReaderStatus", "Skipped"]
 
@@ -254,7 +254,7 @@ class ReaderPool:
     def _run_here(
         self, requests: Iterable[Request], progress: Callable[[int], None] = lambda num: None
     ) -> Iterator[Job]:
-        from ups_store.sources.reader_process import Reader  # HDF5: only where it is read
+        from ups_store.sources.reader import Reader  # HDF5: only where it is read
 
         num_done = 0
 

@@ -18,11 +18,15 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ups_store.errors import StoreError
-from ups_store.sources.requests import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed, Request
+from ups_store.sources.requests import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
 from ups_store.sources.slots import SlotMemory, Status
 from ups_store.sources.source_files import USUAL_SLOT_NBYTES, USUAL_SLOTS
+
+if TYPE_CHECKING:
+    from ups_store.sources.reader import Request
 
 TERMINATE_S = 0.5  # from SIGTERM to SIGKILL
 KILL_S = 1.0  # from SIGKILL until a process is given up

@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 from h5py import h5d
 
-from ups_store.read.runs import Runs, copy_runs
 from ups_store.sources.contents import Selection
 from ups_store.sources.source_files import BLOCK_BYTES
 from ups_store.system import files, mappings
+from ups_store.system.runs import Runs, copy_runs
 
 
 @dataclass(frozen=True)

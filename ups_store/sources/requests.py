@@ -1,73 +1,37 @@
-"""What a reader can be asked for: what a file holds, and samples of it.
+"""What a reader can be asked for: what a file holds, samples of it, its digest.
 
-A request is pickled, sent to a reader process and run there. Anything with the attributes of `Request` will
-do, so long as the process can import its class.
+A request is pickled, sent to a reader process and run there. Anything with the attributes of `reader.Request`
+will do, so long as the process can import its class.
 
-What a reader process and its supervisor say to each other; without HDF5, which the supervisor needn't.
-
-The request for the digest of a source file.
-
-Digests of source files: of all bytes, or of the structure and some blocks.
+And how a reader process and its supervisor answer each other. Nothing here imports HDF5, which the supervisor
+doesn't need.
 """
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-import blake3
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SourceError, StoreError
 from ups_store.format.metadata import dtype_of
+from ups_store.format.value_range import ValueRange
 from ups_store.sources.contents import EVERYTHING, Selection, SourceInfo
-from ups_store.sources.hdf5 import open_hdf5, translated
-from ups_store.sources.parameters import ValueRange
 from ups_store.sources.slots import Placed
 from ups_store.sources.source_files import FileState
 from ups_store.sources.tasks import Task
-from ups_store.system.mappings import page_aligned
 
 if TYPE_CHECKING:
-    from ups_store.sources.reader_process import Reader
+    from ups_store.sources.reader import Reader
     from ups_store.sources.source import Source
 
 
 MAX_SAMPLES = 8192  # of one request: two numbers each, in a message of at most `MAX_MESSAGE_BYTES`
-
-
-class Request(Protocol):
-    """Something to be done by a reader with one file."""
-
-    @property
-    def path(self) -> Path:
-        """The file, for messages."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """What of the file is concerned, for messages, such as "samples 4..7"."""
-        ...
-
-    @property
-    def first_sample(self) -> int | None:
-        """First sample concerned, numbered as in the file, for messages."""
-        ...
-
-    def run(self, reader: Reader) -> object:
-        """Do it; arrays go where `reader.place` says, and a small result may be returned (pickled).
-
-        Raises:
-            SourceError: Passed on to whoever asked.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -230,62 +194,11 @@ class DigestRequest:
 
     def run(self, reader: Reader) -> str:
         """The digest, blake3 in hexadecimal digits; tells bytes as they are read."""
+        from ups_store.sources import digest  # HDF5: only where it is read
+
         pass  # HDF5: only where it is read
 
         reader.doing("digesting")
         if self.kind == "full":
-            return full_digest(self.path, reader.progressed)
-        return sampled_digest(self.path, self.size, reader.progressed)
-
-
-Progress = Callable[[int], None]
-
-_READ_BYTES = 1 << 20  # stays in the processor's cache between reading and hashing
-
-_NUM_BLOCKS = 64  # of a sampled digest
-
-_BLOCK_BYTES = 64 << 10
-
-
-def full_digest(path: Path, progress: Progress) -> str:
-    """Of all bytes; `progress` is told numbers of bytes as they are read."""
-    hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    buffer = page_aligned(_READ_BYTES).data
-    with _opened(path) as file:
-        while nbytes := file.readinto(buffer):
-            hasher.update(buffer[:nbytes])
-            progress(nbytes)
-    return hasher.hexdigest()
-
-
-def sampled_digest(path: Path, size: int, progress: Progress) -> str:
-    """Of the size, the HDF5 structure and evenly spaced blocks of a file of `size` bytes."""
-    hasher = blake3.blake3(f"{size}\n{_structure(path)}\n".encode())
-    with _opened(path) as file:
-        for i in range(_NUM_BLOCKS):
-            file.seek(max(0, size - _BLOCK_BYTES) * i // (_NUM_BLOCKS - 1))
-            hasher.update(file.read(_BLOCK_BYTES))
-            progress(size // _NUM_BLOCKS)
-    return hasher.hexdigest()
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[FileIO]:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            yield file
-    except OSError as error:
-        raise SourceError(f"source can't be read ({error.strerror})", kind="unreadable", path=path) from error
-
-
-def _structure(path: Path) -> str:
-    """Every dataset of an HDF5 file with shape, dtype and chunks, sorted."""
-    lines: list[str] = []
-
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            lines.append(f"{name} {item.shape} {item.dtype.str} {item.chunks}")
-
-    with open_hdf5(path) as file, translated("can't read the structure", path=path):
-        file.visititems(note)
-    return "\n".join(sorted(lines))
+            return digest.full_digest(self.path, reader.progressed)
+        return digest.sampled_digest(self.path, self.size, reader.progressed)

@@ -21,9 +21,11 @@ from ups_store.sources.contents import (
     Selection,
     SourceInfo,
     StoredArray,
+    check_same_grid,
+    difference,
 )
+from ups_store.sources.coordinates import read_coordinates
 from ups_store.sources.describe import describe, measure
-from ups_store.sources.grid import check_same_grid, difference, read_coordinates
 from ups_store.sources.hdf5 import get_dataset, open_hdf5, source_error, translated
 from ups_store.sources.layouts import recognise
 from ups_store.sources.parameters import NumberPart

@@ -1,8 +1,9 @@
 """A disk in memory that tells written from durable bytes, and what may be left of it after a power loss.
 
-`installed` puts it in the place of `ups_store.system.files` and `ups_store.system.locks`. What a file system may do to
-unsynced writes is what this disk does: drop any of them, keep any of them, in any order, whole, in part, or
-sector by sector. Names appear and vanish in order, as a journal does it. Everything that was synced stays.
+`installed` puts it in the place of `ups_store.system.files` and `ups_store.system.locks`. What a file system
+may do to unsynced writes is what this disk does: drop any of them, keep any of them, in any order, whole, in
+part, or sector by sector. Names appear and vanish in order, as a journal does it. Everything that was synced
+stays.
 """
 
 from __future__ import annotations

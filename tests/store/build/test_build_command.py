@@ -21,7 +21,7 @@ from ups_store.build import command, stores
 from ups_store.build.command import repeat_lists
 from ups_store.console import run
 from ups_store.errors import ConfigError
-from ups_store.sources import requests as digests
+from ups_store.sources import digest as digests
 from ups_store.system import files
 
 NAME = "burgers1d_train.zarr.zip"

@@ -13,7 +13,7 @@ from pdebench_files import write_diffsorp
 
 from ups_store.build.digests import DigestCache, DigestKind, FileSignature
 from ups_store.errors import SourceError
-from ups_store.sources import requests as digests
+from ups_store.sources import digest as digests
 
 CACHE_NAME = ".source_digests.json"
 

@@ -34,7 +34,7 @@ from ups_store.errors import (
     SourceError,
 )
 from ups_store.read.recovery import building_path
-from ups_store.sources import requests as digests
+from ups_store.sources import digest as digests
 from ups_store.sources.source import Source
 from ups_store.system import files
 from ups_store.system.files import make_folder, replace_text

@@ -22,8 +22,7 @@ from small_stores import MakeStore, begin, flip, mixed_values, samples_of
 import ups_store
 from ups_store import Store, console
 from ups_store.console import format_age, format_nbytes
-from ups_store.read import runs
-from ups_store.system import files
+from ups_store.system import files, runs
 
 VALUES = mixed_values()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ups_store
-from scripts.make_hexdump import SPEC, array_document, blocks, split_page
+from tools.make_hexdump import SPEC, array_document, blocks, split_page
 from ups_store.errors import FormatError
 from ups_store.format.metadata import ArrayMeta, RootMeta, parse_array, parse_root
 from ups_store.format.zip_records import Entry, align

@@ -17,9 +17,10 @@ import ups_store
 from ups_store import SampleIndexError, SpecError, Store, StoreClosedError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.read import runs, sampled_array
+from ups_store.read import sampled_array
 from ups_store.read import store as store_module
 from ups_store.read.store_file import StoreFile
+from ups_store.system import runs
 
 NUM_SAMPLES = 7
 SIZES = (1, 8, 4095, 4096, 4097, 8191, 8192, 8200, 20_000)  # from 4096 on samples have slots

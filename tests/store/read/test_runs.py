@@ -18,8 +18,9 @@ from small_stores import assert_same_bits, build
 import ups_store
 from ups_store import SampleIndexError, SpecError, Store
 from ups_store.format.metadata import ArrayMeta
-from ups_store.read import runs, sampled_array
+from ups_store.read import sampled_array
 from ups_store.read.gather import Pattern
+from ups_store.system import runs
 
 compiled: Any = runs.compiled
 

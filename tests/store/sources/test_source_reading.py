@@ -23,10 +23,10 @@ from ups_store.build import read
 from ups_store.build.config import ReadingConfig
 from ups_store.build.plan import plan_store
 from ups_store.errors import SourceError
+from ups_store.format.value_range import ValueRange
 from ups_store.sources import regions
 from ups_store.sources import regions as contiguous
 from ups_store.sources.contents import EVERYTHING, Selection
-from ups_store.sources.parameters import ValueRange
 from ups_store.sources.pool import ReaderPool
 from ups_store.sources.regions import Place, place_of, read_samples
 from ups_store.sources.requests import DigestRequest

@@ -61,7 +61,9 @@ def test_want_of_memory_is_left_to_whoever_needs_a_reader(monkeypatch: pytest.Mo
 
 
 def test_it_ends_with_its_process() -> None:
-    code = "from ups_store.sources import reader_handle as r; r.start_spare(); print(r._spare[0].pid, flush=True)"
+    code = (
+        "from ups_store.sources import reader_handle as r;r.start_spare(); print(r._spare[0].pid, flush=True)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -23,8 +23,8 @@ from torch import Tensor
 import ups_store
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.format.metadata import DTYPE_NAMES
-from ups_store.read import runs
 from ups_store.read.order import DataOrder
+from ups_store.system import runs
 from ups_store.torch import Batch, EpochReport, Loader, StoreDataset, Window, make_loader
 from ups_store.torch.ahead import Ahead
 from ups_store.torch.memory import SMALL_BYTES, BufferPool

@@ -228,7 +228,7 @@ def test_pickled_encoder_loads_its_weights_itself(checkpoint: Path) -> None:
 
 def test_identity_and_spec_need_no_torch(checkpoint: Path) -> None:
     code = (
-        "import sys; from ups.trained.encoder import LatentEncoder; from ups_store.format.array_spec import ArraySpec;"
+        "import sys; from ups.trained.encoder import LatentEncoder; from ups_store import ArraySpec;"
         f"e = LatentEncoder.load({str(checkpoint)!r}, task='burgers1d'); e.identity();"
         "e.output_spec({'fields': ArraySpec((2, 3, 16, 1), 'float32')});"
         "assert 'torch' not in sys.modules"

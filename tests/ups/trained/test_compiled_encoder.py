@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_encode_loop import T, X, make_checkpoint
+from burgers_encoder import T, X, make_checkpoint
 
 from ups.device import compiled_or_refused, with_own_code
 from ups.errors import ConfigError

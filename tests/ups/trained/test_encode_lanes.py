@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_encode_loop import N, T, X, make_checkpoint
+from burgers_encoder import T, X, make_checkpoint
+from test_encode_loop import N
 
 from ups.errors import ConfigError
 from ups.trained.encode_lanes import CUDA_LANES, Lanes, num_lanes

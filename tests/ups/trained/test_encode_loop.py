@@ -9,40 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
+from burgers_encoder import T, X, make_checkpoint
 
-from ups.grid import GridSpec
-from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.encode_loop import BatchEncoder, MicroBatches, make_encoder
-from ups.trained.specs import AutoencoderSpec, TaskSpec
 from ups_store import ArraySpec
 from ups_store.build.encode import Encoder, load_encoder
 
-N, T, X = 7, 5, 32
-SIZES = {"width": 16, "depth": 1, "num_heads": 2}
+N = 7
 FIELDS = ArraySpec((N, T, X, 1), "float32", dims=("sample", "time", "x", "channel"))
 NU = ArraySpec((N,), "float64", dims=("sample",))
-
-
-def make_checkpoint(
-    folder: Path, *, channels: tuple[tuple[str, int], ...] = (("fields", 1),), latent_dim: int = 4
-) -> Path:
-    torch.manual_seed(1)
-    grid = GridSpec((X,), (True,), channels)
-    statistics = {name: {"mean": [0.5] * num, "std": [2.0] * num} for name, num in channels}
-    task = TaskSpec(grid, ("u",), steady=False, statistics=statistics)
-    spec = AutoencoderSpec(
-        {"burgers1d": task},
-        ("nu",),
-        latent_dim=latent_dim,
-        num_tokens=4,
-        patch_size=8,
-        encoder=SIZES,
-        decoder={**SIZES, "radius": 1},
-    )
-    path = folder / "autoencoder.safetensors"
-    save_autoencoder(path, Autoencoder(spec), config={}, report={})
-    return path
 
 
 @pytest.fixture(scope="module")

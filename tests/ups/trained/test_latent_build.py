@@ -14,9 +14,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from burgers_encoder import make_checkpoint
 from latent_runs import T, write_burgers, write_latent_run
 from quiet import Quiet
-from test_encode_loop import make_checkpoint
 
 import ups_store
 from ups.errors import UpsError

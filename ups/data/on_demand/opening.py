@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import ups_store
 from ups.config.shared import BuildConfig
-from ups.data.fields import Store
 from ups.data.on_demand.live_windows import LiveWindows, Passes
 from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
 from ups.data.on_demand.store_jobs import (
@@ -25,7 +24,7 @@ from ups.data.on_demand.store_jobs import (
     open_valid,
     wanted_stores,
 )
-from ups.data.stores import encoder_of, latent_folder, open_latents, place_of, store_path
+from ups.data.stores import Store, encoder_of, latent_folder, open_latents, place_of, store_path
 from ups.data.windows import TaskWindows, WindowBatches
 from ups.errors import ConfigError
 from ups.output import Note

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ups.config.shared import ReadingConfig
-from ups.data.fields import Store
 from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.live_windows import LivePass, LiveTask
 from ups.data.on_demand.order import Arrivals, Items, PassDraws, most_ahead
 from ups.data.on_demand.store_jobs import StoreJob, WantedStore
 from ups.data.on_demand.unkept import FirstWindows, UnkeptJob, ranges_by_file
+from ups.data.stores import Store
 from ups.data.windows import Preload, TaskWindows, WindowBatches, count_batches, seed_of
 from ups.output import Note
 from ups_store.build.ranks import Ranks

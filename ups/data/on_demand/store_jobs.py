@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 import ups_store
 from ups.config.shared import BuildConfig, CacheConfig, ReadingConfig
-from ups.data.fields import NUM_STEPS, Store, plan_split
+from ups.data.fields import NUM_STEPS, plan_split
 from ups.data.on_demand.background import Progress
 from ups.data.on_demand.order import Items, arrival_stretches
-from ups.data.stores import hints_in_keys, place_of
+from ups.data.stores import Store, hints_in_keys, place_of
 from ups.errors import ConfigError
 from ups.output import Note
 from ups_store.build.config import LatentConfig

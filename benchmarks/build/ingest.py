@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 
 import ups_store
-from benchmarks.build import SOURCE, TASK, make_source
-from benchmarks.inputs import Folder, check, values_of
-from benchmarks.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
-from benchmarks.scale import MIB, SCALE
-from benchmarks.silent_read import SilentRead
+from benchmarks.build.build import SOURCE, TASK, make_source
+from benchmarks.build.silent_read import SilentRead
+from benchmarks.harness.inputs import Folder, check, values_of
+from benchmarks.harness.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
+from benchmarks.harness.scale import MIB, SCALE
 from ups_store.build.config import load_config
 from ups_store.build.read import BATCH_BYTES
 from ups_store.build.stores import build_all

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from burgers_encoder import T, X, make_checkpoint
 from test_compiled_encoder import N, encoder_of
-from test_encode_loop import T, X, make_checkpoint
 from test_simulator import fields_of, make_simulator
 
 from ups.device import compiled_or_eager

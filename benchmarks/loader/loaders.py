@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.inputs import NAME, Floats, Folder, check, make_store, values_of
-from benchmarks.measure import RATE, compare, timed, tracked
-from benchmarks.scale import MIB, SCALE
+from benchmarks.harness.inputs import NAME, Floats, Folder, check, make_store, values_of
+from benchmarks.harness.measure import RATE, compare, timed, tracked
+from benchmarks.harness.scale import MIB, SCALE
 from ups_store.torch import StoreDataset, make_loader
 
 BATCH = 64

@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 
 import ups_store
-from benchmarks.inputs import Folder, check, values_of
-from benchmarks.measure import RATE, Comparison, compare, median_s, timed, tracked
-from benchmarks.scale import MIB, SCALE
+from benchmarks.harness.inputs import Folder, check, values_of
+from benchmarks.harness.measure import RATE, Comparison, compare, median_s, timed, tracked
+from benchmarks.harness.scale import MIB, SCALE
 
 TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"
 NUM_STEPS, NUM_POINTS = 201, 1024  # PDEBench's

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from benchmarks.inputs import Folder, Memory, make_store
-from benchmarks.measure import RATE, Comparison, compare, timed, tracked
-from benchmarks.scale import MIB, SCALE
+from benchmarks.harness.inputs import Folder, Memory, make_store
+from benchmarks.harness.measure import RATE, Comparison, compare, timed, tracked
+from benchmarks.harness.scale import MIB, SCALE
 
 BLOCK_BYTES = 4 * MIB
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from benchmarks.scale import MIB
+from benchmarks.harness.scale import MIB
 from ups_store import ArraySpec
 
 NAME = "fields"

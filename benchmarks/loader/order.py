@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.inputs import check
-from benchmarks.measure import median_s, tracked
-from benchmarks.scale import SCALE
+from benchmarks.harness.inputs import check
+from benchmarks.harness.measure import median_s, tracked
+from benchmarks.harness.scale import SCALE
 from ups_store.read.order import DataOrder
 
 NUM_ITEMS = 1_000_000

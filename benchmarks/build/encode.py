@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 
 import ups_store
-from benchmarks.build import expect_nothing_to_do
-from benchmarks.inputs import Folder
-from benchmarks.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
-from benchmarks.scale import MIB, SCALE
+from benchmarks.build.build import expect_nothing_to_do
+from benchmarks.harness.inputs import Folder
+from benchmarks.harness.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
+from benchmarks.harness.scale import MIB, SCALE
 from ups.grid import GridSpec
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.encoder import LatentEncoder

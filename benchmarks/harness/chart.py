@@ -8,8 +8,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.measure import RATE, TIME
-from benchmarks.report import Result
+from benchmarks.harness.measure import RATE, TIME
+from benchmarks.harness.report import Result
 
 _BAR, _TARGET, _TEXT = "#3b6ea5", "#c0392b", "#333333"
 _LEFT_OUT = ("GatherMethods", "Import", "OpenManyOverFew")  # not an operation against its best case

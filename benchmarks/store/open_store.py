@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import ups_store
-from benchmarks.inputs import Folder, check
-from benchmarks.measure import TIME, Comparison, compare, median_s, timed, tracked
-from benchmarks.scale import SCALE
+from benchmarks.harness.inputs import Folder, check
+from benchmarks.harness.measure import TIME, Comparison, compare, median_s, timed, tracked
+from benchmarks.harness.scale import SCALE
 from ups_store import ArraySpec
 
 FEW, MANY = 1_000, 1_000_000

@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.measure import RATE, TIME, Comparison, Limit
+from benchmarks.harness.measure import RATE, TIME, Comparison, Limit
 
-BEGIN, END = "<!-- table: written by benchmarks/run.py -->\n", "<!-- end of table -->"
+BEGIN, END = "<!-- table: written by benchmarks/harness/run.py -->\n", "<!-- end of table -->"
 _COLUMNS = ("what", "with", "result", "quartiles", "ours", "reference", "target", "verdict")
 _WORDS = {"sample_bytes": "bytes a sample", "num_samples": "samples", "batch_mib": "MiB a batch",
           "num_threads": "threads", "output": "output", "method": "method"}  # fmt: skip

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from benchmarks.inputs import NAME, Folder, Memory, check, make_store, values_of
-from benchmarks.measure import TIME, Comparison, Timed, compare, timed, tracked
-from benchmarks.scale import MIB, SCALE
+from benchmarks.harness.inputs import NAME, Folder, Memory, check, make_store, values_of
+from benchmarks.harness.measure import TIME, Comparison, Timed, compare, timed, tracked
+from benchmarks.harness.scale import MIB, SCALE
 from ups_store.format.metadata import dtype_of
-from ups_store.read import runs
+from ups_store.system import runs
 
 Batch = npt.NDArray[np.int64]
 

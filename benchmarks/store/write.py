@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 import ups_store
-from benchmarks.inputs import NAME, Folder, check, values_of
-from benchmarks.measure import RATE, Comparison, tracked
-from benchmarks.scale import MIB, SCALE
+from benchmarks.harness.inputs import NAME, Folder, check, values_of
+from benchmarks.harness.measure import RATE, Comparison, tracked
+from benchmarks.harness.scale import MIB, SCALE
 from ups_store import ArraySpec
 
 STORE, SOURCE, COPY = "store.zarr.zip", "source.bin", "copy.bin"

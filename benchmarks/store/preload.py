@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import ups_store
-from benchmarks.inputs import NAME, Folder, check, make_store, values_of
-from benchmarks.measure import RATE, TIME, compare, timed, tracked
-from benchmarks.scale import MIB, SCALE
+from benchmarks.harness.inputs import NAME, Folder, check, make_store, values_of
+from benchmarks.harness.measure import RATE, TIME, compare, timed, tracked
+from benchmarks.harness.scale import MIB, SCALE
 
 SAMPLE_BYTES = 102_400
 NUM_SAMPLES = SCALE.store_mib * MIB // SAMPLE_BYTES

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.run --quick|--full`: every `track_` of this package, in this process."""
+"""`python -m benchmarks.harness.run --quick|--full`: every `track_` of this package, in this process."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import machine, report
-from benchmarks.report import Result
+from benchmarks.harness import machine, report
+from benchmarks.harness.report import Result
 
 OPERATIONS = (
-    "open_store",
-    "gather",
-    "order",
-    "loaders",
-    "write",
-    "verify",
-    "preload",
-    "ingest",
-    "build",
-    "encode",
+    "store.open_store",
+    "store.gather",
+    "store.write",
+    "store.verify",
+    "store.preload",
+    "loader.order",
+    "loader.loaders",
+    "build.ingest",
+    "build.build",
+    "build.encode",
 )
-_HERE = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parents[1]
 _PAGE = _HERE.parent / "docs" / "performance.md"
 _CHART = _HERE.parent / "docs" / "images" / "performance.png"
 
@@ -61,7 +61,7 @@ def main(
     name = f"{about['date']}-{machine.kind(hardware)}.json"
     report.write_json(out or _HERE / "results" / name, results, about)
     if only is None:
-        from benchmarks import chart
+        from benchmarks.harness import chart
 
         report.write_docs(_PAGE, report.markdown(results, about))
         chart.draw(_CHART, results)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ups_store.read import runs
+from ups_store.system import runs
 
 PACKAGES = ("ups-store", "numpy", "crc32c", "zlib-ng", "blake3", "rfc8785", "h5py")
 

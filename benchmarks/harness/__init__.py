@@ -1,0 +1,1 @@
+"""What benchmarks share: inputs, measuring, reports; `run` measures all of them."""

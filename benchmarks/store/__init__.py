@@ -1,0 +1,1 @@
+"""Opening, reading, writing and checking stores."""

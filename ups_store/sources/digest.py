@@ -1,0 +1,68 @@
+"""Digests of source files: of all bytes, or of the structure and some blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import blake3
+import h5py
+
+from ups_store.errors import SourceError
+from ups_store.sources.hdf5 import open_hdf5, translated
+from ups_store.system.mappings import page_aligned
+
+Progress = Callable[[int], None]
+
+_READ_BYTES = 1 << 20  # stays in the processor's cache between reading and hashing
+
+_NUM_BLOCKS = 64  # of a sampled digest
+
+_BLOCK_BYTES = 64 << 10
+
+
+def full_digest(path: Path, progress: Progress) -> str:
+    """Of all bytes; `progress` is told numbers of bytes as they are read."""
+    hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
+    buffer = page_aligned(_READ_BYTES).data
+    with _opened(path) as file:
+        while nbytes := file.readinto(buffer):
+            hasher.update(buffer[:nbytes])
+            progress(nbytes)
+    return hasher.hexdigest()
+
+
+def sampled_digest(path: Path, size: int, progress: Progress) -> str:
+    """Of the size, the HDF5 structure and evenly spaced blocks of a file of `size` bytes."""
+    hasher = blake3.blake3(f"{size}\n{_structure(path)}\n".encode())
+    with _opened(path) as file:
+        for i in range(_NUM_BLOCKS):
+            file.seek(max(0, size - _BLOCK_BYTES) * i // (_NUM_BLOCKS - 1))
+            hasher.update(file.read(_BLOCK_BYTES))
+            progress(size // _NUM_BLOCKS)
+    return hasher.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[FileIO]:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            yield file
+    except OSError as error:
+        raise SourceError(f"source can't be read ({error.strerror})", kind="unreadable", path=path) from error
+
+
+def _structure(path: Path) -> str:
+    """Every dataset of an HDF5 file with shape, dtype and chunks, sorted."""
+    lines: list[str] = []
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            lines.append(f"{name} {item.shape} {item.dtype.str} {item.chunks}")
+
+    with open_hdf5(path) as file, translated("can't read the structure", path=path):
+        file.visititems(note)
+    return "\n".join(sorted(lines))
