@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.commands import tell_on_stderr, telling_errors
-from ups.output import expect_writable
+from ups.output import check_writable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -45,17 +45,17 @@ def main(
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
         from ups.eval.comparison import equal_budgets
-        from ups.eval.evaluate import evaluate, expect_kinds, expect_split, open_others, open_run, publish
+        from ups.eval.evaluate import check_kinds, check_split, evaluate, open_others, open_run, publish
         from ups.eval.train_baseline import obtain_baseline
         from ups.eval.training_logs import read_stage_logs
 
-        kinds = expect_kinds(kind)
-        expect_writable(out)
+        kinds = check_kinds(kind)
+        check_writable(out)
         resolved, simulator = open_run(
-            checkpoint, config_path=config, overrides=overrides or (), tell=tell_on_stderr
+            checkpoint, config_path=config, overrides=overrides or (), note=tell_on_stderr
         )
-        others = open_others(also or (), resolved, simulator, tell=tell_on_stderr)
-        which = expect_split(split or resolved.evaluation.split)
+        others = open_others(also or (), resolved, simulator, note=tell_on_stderr)
+        which = check_split(split or resolved.evaluation.split)
         tasks = resolved.data.task
         logs = read_stage_logs(resolved, note=tell_on_stderr)
         budgets = equal_budgets(
@@ -89,7 +89,7 @@ def main(
         )
         title = f"{', '.join(tasks)}: at a {' and at a '.join(map(str, budgets))} for each baseline"
         report = replace(report, title=title)
-        publish(report, out, as_json=as_json, tell=tell_on_stderr)
+        publish(report, out, as_json=as_json, note=tell_on_stderr)
 
 
 if __name__ == "__main__":

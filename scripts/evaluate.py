@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.commands import tell_on_stderr, telling_errors
-from ups.output import expect_writable
+from ups.output import check_writable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,19 +41,19 @@ def main(
     """Roll out on a split; baselines in <checkpoint.dir>/baselines are evaluated, too."""
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
-        from ups.eval.evaluate import evaluate, expect_split, open_others, open_run, parse_numbers, publish
+        from ups.eval.evaluate import check_split, evaluate, open_others, open_run, parse_numbers, publish
         from ups.eval.train_baseline import find_baselines
 
-        expect_writable(out)
+        check_writable(out)
         phases = parse_numbers("--phase", phase or ())
         resolved, simulator = open_run(
-            checkpoint, config_path=config, overrides=overrides or (), tell=tell_on_stderr
+            checkpoint, config_path=config, overrides=overrides or (), note=tell_on_stderr
         )
-        others = open_others(also or (), resolved, simulator, tell=tell_on_stderr)
+        others = open_others(also or (), resolved, simulator, note=tell_on_stderr)
         report = evaluate(
             resolved,
             simulator,
-            split=expect_split(split or resolved.evaluation.split),
+            split=check_split(split or resolved.evaluation.split),
             horizon=steps,
             baselines=find_baselines(resolved, simulator, note=tell_on_stderr),
             also=others,
@@ -61,7 +61,7 @@ def main(
             note=tell_on_stderr,
         )
         report = replace(report, title=title) if title else report
-        publish(report, out, as_json=as_json, tell=tell_on_stderr)
+        publish(report, out, as_json=as_json, note=tell_on_stderr)
 
 
 if __name__ == "__main__":

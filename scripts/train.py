@@ -51,7 +51,7 @@ def main(
     """Train a stage; run it again to continue after an interruption."""
     with telling_errors(_tell, interrupted=_truly(_AT_ONCE, restart)):
         given = [*(overrides or ()), *_flags(stage, epochs, seed, allow_unknown_encoder)]
-        resolved = resolve_config(config, given, tell=_tell_once)
+        resolved = resolve_config(config, given, note=_tell_once)
         if print_config:
             typer.echo(dump_config(resolved), nl=False)
             return

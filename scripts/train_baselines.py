@@ -34,11 +34,11 @@ def main(
     with telling_errors(tell_on_stderr):
         # torch takes a second, which --help needn't wait for
         from ups.device import choose_device
-        from ups.eval.evaluate import expect_kinds
+        from ups.eval.evaluate import check_kinds
         from ups.eval.train_baseline import Budget, baseline_path, obtain_baseline
 
-        budget, kinds = Budget(budget_seconds, budget_samples), expect_kinds(kind)
-        resolved = resolve_config(config, overrides or (), tell=tell_on_stderr)
+        budget, kinds = Budget(budget_seconds, budget_samples), check_kinds(kind)
+        resolved = resolve_config(config, overrides or (), note=tell_on_stderr)
         device = choose_device(resolved.training.device, note=tell_on_stderr)
         for task in resolved.data.task:
             for name in kinds:

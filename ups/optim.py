@@ -111,7 +111,7 @@ class AveragedWeights(WeightsCopy):
 _THERE = ("adamw", "adam", "sgd")
 
 
-def expect_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:
+def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:
     """Refuse an optimiser that isn't there yet; needs no parameters, so it can be told before the work.
 
     Args:
@@ -140,9 +140,9 @@ def make_optimizer(
         config: Kind and settings, with `lr` filled in.
 
     Raises:
-        ConfigError: As `expect_optimizer`.
+        ConfigError: As `check_optimizer`.
     """
-    expect_optimizer(config)
+    check_optimizer(config)
     trained = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},

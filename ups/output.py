@@ -15,7 +15,7 @@ from typing import Any
 from ups.errors import OutputError
 
 
-def expect_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Fail before the work, and not after it, where no file can be made in a folder; leaves nothing behind.
 
     Args:

@@ -22,7 +22,7 @@ from ups_store.build.config import load_config
 from ups_store.build.read import BATCH_BYTES
 from ups_store.build.stores import build_all
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.pool import Batch, ReaderPool
+from ups_store.sources.pool import ReadBatch, ReaderPool
 from ups_store.sources.requests import ReadRequest
 from ups_store.sources.slots import batch_nbytes
 from ups_store.sources.tasks import get_task
@@ -68,9 +68,9 @@ class _Pool:
         for _ in self.pool.read(self.requests):
             pass
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[ReadBatch]:
         for item in self.pool.read(self.requests):
-            assert isinstance(item, Batch)
+            assert isinstance(item, ReadBatch)
             yield item
 
 

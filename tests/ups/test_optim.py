@@ -12,7 +12,7 @@ from ups.config import OptimizerConfig, SchedulerConfig
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
 from ups.losses import relative_square_error
-from ups.optim import AveragedWeights, LearningRate, WeightsCopy, expect_optimizer, make_optimizer
+from ups.optim import AveragedWeights, LearningRate, WeightsCopy, check_optimizer, make_optimizer
 
 torch.set_num_threads(1)
 
@@ -147,7 +147,7 @@ def test_optimizer_that_is_not_there_yet_is_refused() -> None:
 
 def test_optimizer_that_is_not_there_yet_is_named_with_its_stage() -> None:
     with pytest.raises(ConfigError) as caught:
-        expect_optimizer(OptimizerConfig(name="muon_hybrid"), stage="operator")
+        check_optimizer(OptimizerConfig(name="muon_hybrid"), stage="operator")
     says = "stages.operator.optimizer.name = muon_hybrid: it isn't there yet: expected adamw, adam or sgd"
     assert (str(caught.value), caught.value.kind) == (says, "not_yet")
-    expect_optimizer(OptimizerConfig(name="sgd"), stage="operator")
+    check_optimizer(OptimizerConfig(name="sgd"), stage="operator")

@@ -31,12 +31,12 @@ def tell_on_stderr(text: str) -> None:
 
 @contextmanager
 def telling_errors(
-    tell: Note, *, interrupted: str = "interrupted: run the same command again"
+    note: Note, *, interrupted: str = "interrupted: run the same command again"
 ) -> Iterator[None]:
     """Inside, errors end the command with one sentence and their exit code.
 
     Args:
-        tell: Told the sentence.
+        note: Told the sentence.
         interrupted: What a Ctrl-C tells.
 
     Raises:
@@ -45,27 +45,27 @@ def telling_errors(
     try:
         yield
     except (UpsError, StoreError) as error:
-        tell(f"error: {error}")
+        note(f"error: {error}")
         code = EXIT_UNREADABLE if isinstance(error, UNREADABLE) else error.exit_code
         raise typer.Exit(code) from None
     except OSError as error:
         ours = OutputError.of(error, error.filename or "a file", doing="can't be used")
-        tell(f"error: {ours}")
+        note(f"error: {ours}")
         raise typer.Exit(ours.exit_code) from None
     except KeyboardInterrupt:
-        tell(interrupted)
+        note(interrupted)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def resolve_config(
-    source: Path | Mapping[str, Any] | None, overrides: Sequence[str], *, tell: Note, name: str | None = None
+    source: Path | Mapping[str, Any] | None, overrides: Sequence[str], *, note: Note, name: str | None = None
 ) -> RunConfig:
-    """Read a configuration and tell its warnings.
+    """Read a configuration and note its warnings.
 
     Args:
         source: YAML file, or the keys that one would hold.
         overrides: `key=value` on top of it.
-        tell: Told each warning, such as of a setting that has no effect.
+        note: Told each warning, such as of a setting that has no effect.
         name: What errors call the source; by default its path.
 
     Raises:
@@ -75,5 +75,5 @@ def resolve_config(
         warnings.simplefilter("always", ConfigWarning)
         config = load_config(source, overrides=overrides, name=name)
     for warning in caught:
-        tell(f"warning: {warning.message}")
+        note(f"warning: {warning.message}")
     return config

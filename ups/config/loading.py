@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ups.config.run import RunConfig
-from ups.config.shared import SharedConfigError, expect_like, expected_by, parse_overrides, read_yaml
+from ups.config.shared import SharedConfigError, check_like, expected_by, parse_overrides, read_yaml
 from ups.errors import ConfigError, ConfigWarning
 
 
@@ -54,7 +54,7 @@ def load_config(
     try:
         file = OmegaConf.create(keys) if path is None else read_yaml(path)
         given = parse_overrides(overrides)
-        expect_like(OmegaConf.to_container(file), OmegaConf.to_container(given))
+        check_like(OmegaConf.to_container(file), OmegaConf.to_container(given))
         values = OmegaConf.to_container(OmegaConf.merge(file, given), resolve=True, throw_on_missing=True)
     except SharedConfigError as error:
         raise as_own(error) from error

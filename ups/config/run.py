@@ -185,7 +185,7 @@ LATER_STAGES = {
 STAGE_NAMES = ("autoencoder", "joint", "operator", *LATER_STAGES)  # in the order of training
 
 
-class LatentConfig(EncodingConfig):
+class RunLatentConfig(EncodingConfig):
     """Size of the latent state of one frame, `tokens` x `dim` numbers; and how the build encodes."""
 
     dim: Count = Field(4, description="channels D of a latent token")
@@ -302,7 +302,7 @@ class RunConfig(Section):
     tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of the user's own, docs/layouts.md")
     cache: CacheConfig = CacheConfig()
     reading: ReadingConfig = ReadingConfig()
-    latent: LatentConfig = LatentConfig()
+    latent: RunLatentConfig = RunLatentConfig()
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
     operator: OperatorConfig = OperatorConfig()
@@ -321,7 +321,7 @@ class RunConfig(Section):
                 near = difflib.get_close_matches(name, STAGE_NAMES, n=1)
                 hint = f"did you mean {near[0]}" if near else f"known: {', '.join(STAGE_NAMES)}"
                 raise ValueError(f"stages.{name} is no stage; {hint}")
-            _expect_there(name, value[name])
+            _check_there(name, value[name])
         return value
 
     @model_validator(mode="after")
@@ -359,7 +359,7 @@ class RunConfig(Section):
             ConfigError: Kind "not_yet", for a stage that isn't there yet, unless it is switched off.
         """
         stage = self.stages.get(name, StageConfig())
-        _expect_there(name, stage)
+        _check_there(name, stage)
         open_values: dict[str, Any] = {
             key: getattr(self.training, key)
             for key in ("batch_size", "grad_clip", "ema_decay", "patience")
@@ -370,7 +370,7 @@ class RunConfig(Section):
         return stage.model_copy(update=open_values)
 
 
-def _expect_there(name: str, stage: StageConfig) -> None:
+def _check_there(name: str, stage: StageConfig) -> None:
     """Refuse a stage of `LATER_STAGES` that is switched on, so that nobody believes it is trained."""
     if name in LATER_STAGES and stage.epochs:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Configuration of the data: what a run shares with the build of its stores."""
 
 from ups_store.build.config import BuildConfig, CacheConfig, DataConfig, EncodingConfig, ReadingConfig
-from ups_store.build.config_file import expect_like, expected_by, long_dtype, parse_overrides, read_yaml
+from ups_store.build.config_file import check_like, expected_by, long_dtype, parse_overrides, read_yaml
 from ups_store.errors import ConfigError as SharedConfigError
 from ups_store.sources.declaration import TaskDeclaration
 
@@ -13,7 +13,7 @@ __all__ = [
     "ReadingConfig",
     "SharedConfigError",
     "TaskDeclaration",
-    "expect_like",
+    "check_like",
     "expected_by",
     "long_dtype",
     "parse_overrides",

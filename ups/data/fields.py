@@ -300,7 +300,7 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, d
     reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
     with hints_in_keys(), Readers(reading, note=_log.info) as readers:
         plan = plan_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
-        _expect_room(plan)
+        _check_room(plan)
         arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in plan.arrays.items()}
         samples = np.arange(plan.num_samples)
         for batch in read_batches(plan, samples, on_nan=config.data.on_nan, readers=readers):
@@ -309,7 +309,7 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, d
     return plan, arrays
 
 
-def _expect_room(plan: StorePlan) -> None:
+def _check_room(plan: StorePlan) -> None:
     needed, free = plan.num_samples * plan.sample_nbytes, ups_store.available_memory_bytes()
     if needed > _MEMORY_SHARE * free:
         raise ConfigError(

@@ -20,7 +20,7 @@ from ups.config.shared import DataConfig
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 from ups.trained.encoder import LatentEncoder
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
 from ups_store.errors import StoreError as StoreError
 from ups_store.format.identity import describe_differences, differences
@@ -61,10 +61,10 @@ def open_latents(
     """
     encoder = LatentEncoder.load(autoencoder_path, task=task)
     store = _open(latent_folder(config), task, split, holds=LATENT)
-    _expect_same_data(store, config.data)
+    _check_same_data(store, config.data)
     found = encoder_of(store)
     if found is not None:
-        _expect_same_encoder(store, found, encoder)
+        _check_same_encoder(store, found, encoder)
     elif not allow_unknown_encoder:
         raise ConfigError(
             "nothing says which weights made these latents",
@@ -84,7 +84,7 @@ def open_field_states(config: RunConfig, task: str, split: str) -> Store:
         ups_store.StoreError: If the store can't be read.
     """
     store = _open(config.cache.dir, task, split, holds=FIELDS)
-    _expect_same_data(store, config.data)
+    _check_same_data(store, config.data)
     return store
 
 
@@ -118,7 +118,7 @@ def _open(folder: Path, task: str, split: str, *, holds: str) -> Store:
     return store
 
 
-def _expect_same_data(store: Store, data: DataConfig) -> None:
+def _check_same_data(store: Store, data: DataConfig) -> None:
     """Fail if the store was made by another selection; what it doesn't say isn't compared."""
     said = differing_selection(store, data)
     differing = {key: (found, wanted) for key, (found, wanted) in said.items() if found is not None}
@@ -133,7 +133,7 @@ def _expect_same_data(store: Store, data: DataConfig) -> None:
         )
 
 
-def _expect_same_encoder(store: Store, found: Mapping[str, Any], encoder: LatentEncoder) -> None:
+def _check_same_encoder(store: Store, found: Mapping[str, Any], encoder: LatentEncoder) -> None:
     wanted = {key: value for key, value in encoder.identity().items() if key not in _PRECISION}
     known = {key: found.get(key) for key in wanted}
     differing = differences(known, wanted)
@@ -220,4 +220,4 @@ def own_manifest(path: Path) -> Path:
     Raises:
         ups_store.ConfigError: If the variables of `torchrun` contradict each other.
     """
-    return Ranks.from_environment().own_file(path)
+    return Builders.from_environment().own_file(path)

@@ -26,7 +26,7 @@ from ups.errors import CheckpointError, ConfigError
 from ups.eval.baselines import (
     FourierNeuralOperator,
     UNet,
-    expect_axes,
+    check_axes,
     padding_behind,
     with_parameters,
     zeroed,
@@ -67,8 +67,8 @@ class NeuraloperatorFNO(nn.Module):
         predicts_change: bool = True,
     ) -> None:
         super().__init__()
-        ndim = expect_axes(periodic)
-        expect_neuraloperator()
+        ndim = check_axes(periodic)
+        check_neuraloperator()
         from neuralop.models import FNO
 
         self.periodic, self.predicts_change = periodic, predicts_change
@@ -104,7 +104,7 @@ def neuraloperator_modes(modes: int, *, ndim: int) -> tuple[int, ...]:
     return (*(2 * modes,) * (ndim - 1), 2 * (modes - 1))
 
 
-def expect_neuraloperator() -> None:
+def check_neuraloperator() -> None:
     """Check that the package is there; imports it, which takes seconds.
 
     Raises:

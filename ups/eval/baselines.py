@@ -79,7 +79,7 @@ class FourierNeuralOperator(nn.Module):
         predicts_change: bool = True,
     ) -> None:
         super().__init__()
-        ndim = expect_axes(periodic)
+        ndim = check_axes(periodic)
         self.periodic, self.predicts_change = periodic, predicts_change
         given = channels + num_parameters + sum(not wraps for wraps in periodic)
         self.lift = pointwise(given, width, ndim=ndim)
@@ -157,7 +157,7 @@ class UNet(nn.Module):
         predicts_change: bool = True,
     ) -> None:
         super().__init__()
-        ndim = expect_axes(periodic)
+        ndim = check_axes(periodic)
         self.periodic, self.predicts_change = periodic, predicts_change
         given = channels + num_parameters + sum(not wraps for wraps in periodic)
         widths = [width * 2**level for level in range(levels)]
@@ -212,7 +212,7 @@ def zeroed(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def expect_axes(periodic: tuple[bool, ...]) -> int:
+def check_axes(periodic: tuple[bool, ...]) -> int:
     """Number of axes: 1 or 2.
 
     Raises:

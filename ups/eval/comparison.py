@@ -115,7 +115,7 @@ def _compare_fields(
 ) -> Comparison:
     source, stride = config.training.field_source, simulator.spec.time_stride
     trajectories = open_trajectories(config.build, task, split, source=source, stride=stride, horizon=horizon)
-    _expect_same_grid(simulator, trajectories)
+    _check_same_grid(simulator, trajectories)
     train = open_fields(config.build, task, "train", source=source)
     others: list[Forecaster | AutoencoderFloor] = [*models]
     others += [] if trajectories.info.steady else [Persistence()]
@@ -143,7 +143,7 @@ def _compare_latents(
     return Comparison(trajectories, operator, [*others, TrainingMean(train)], "latent")
 
 
-def _expect_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:
+def _check_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:
     known, found = simulator.spec.tasks[trajectories.info.task].grid, trajectories.info.grid
     if found != known:
         raise ConfigError(
@@ -312,7 +312,7 @@ def _architecture(spec: SimulatorSpec) -> str:
     return f"{levels} with {reach}"
 
 
-def expect_comparable(other: OtherOperator, config: RunConfig, own: Simulator) -> None:
+def check_comparable(other: OtherOperator, config: RunConfig, own: Simulator) -> None:
     """Refuse an operator that doesn't predict what a run's own does.
 
     Args:
@@ -332,10 +332,10 @@ def expect_comparable(other: OtherOperator, config: RunConfig, own: Simulator) -
             problem, known = "the operator wasn't trained for this task", " or ".join(sorted(theirs.tasks))
             raise ConfigError(problem, kind="other_task", path=path, expected=known, found=task)
         if task in own.spec.tasks:  # else the run itself is refused
-            _expect_same_frames(task, theirs, own.spec, path)
+            _check_same_frames(task, theirs, own.spec, path)
 
 
-def _expect_same_frames(task: str, theirs: SimulatorSpec, own: SimulatorSpec, path: Path) -> None:
+def _check_same_frames(task: str, theirs: SimulatorSpec, own: SimulatorSpec, path: Path) -> None:
     expected, found = own.tasks[task].grid, theirs.tasks[task].grid
     if found != expected:
         problem = f"the operator is for another grid of {task}"

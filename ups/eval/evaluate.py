@@ -21,12 +21,12 @@ from ups.config import RunConfig
 from ups.data.trajectories import Trajectories
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
-from ups.eval.baseline_model import DEFAULT_KINDS, LABELS, Baseline, Kind, expect_neuraloperator
+from ups.eval.baseline_model import DEFAULT_KINDS, LABELS, Baseline, Kind, check_neuraloperator
 from ups.eval.comparison import (
     LATENT_METRICS,
     Comparison,
     OtherOperator,
-    expect_comparable,
+    check_comparable,
     forecasters_of,
     make_comparison,
     operator_note,
@@ -65,7 +65,7 @@ def evaluate(
         split: "train", "val" or "test".
         horizon: Steps to predict; by default to the end of the shortest trajectory.
         baselines: Trained baselines of any of the tasks.
-        also: Other operators, each `expect_comparable` to the simulator.
+        also: Other operators, each `check_comparable` to the simulator.
         logs: Of the run's training; by default read from where the configuration has them.
         phases: Seconds of what happened before, by name, for the report.
         note: Told what is being done.
@@ -103,7 +103,7 @@ def evaluate(
     )
 
 
-def expect_split(split: str) -> Split:
+def check_split(split: str) -> Split:
     """One of the splits; "valid" is "val", as for the build.
 
     Raises:
@@ -190,7 +190,7 @@ def _seconds(
 _TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
 
 
-def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Note) -> RunConfig:
+def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note) -> RunConfig:
     """The configuration that an operator's checkpoint was made with, with overrides.
 
     Raises:
@@ -200,11 +200,11 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, tell: Note) -> RunC
     with _hinting():
         document = read_document(checkpoint, kind=OPERATOR)
     where = f"the configuration in {checkpoint}"
-    return resolve_config(dict(document["config"]), overrides, tell=tell, name=where)
+    return resolve_config(dict(document["config"]), overrides, note=note, name=where)
 
 
 def open_run(
-    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], tell: Note
+    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], note: Note
 ) -> tuple[RunConfig, Simulator]:
     """A trained simulator and the configuration to use it with.
 
@@ -213,7 +213,7 @@ def open_run(
             `checkpoint.dir`.
         config_path: YAML file; by default the configuration that the checkpoint was made with.
         overrides: `key=value`.
-        tell: Told warnings.
+        note: Told warnings.
 
     Raises:
         CheckpointError: If the checkpoint is missing or damaged.
@@ -222,18 +222,18 @@ def open_run(
     if checkpoint is None and config_path is None:
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
     if checkpoint is None:
-        config = resolve_config(config_path, overrides, tell=tell)
+        config = resolve_config(config_path, overrides, note=note)
         path, hint = config.checkpoint.dir / OPERATOR_FILE, f"{_TRAIN_IT}, or say --checkpoint FILE"
-        return config, _load(path, device=_device(config, tell), hint=hint)
+        return config, _load(path, device=_device(config, note), hint=hint)
     if config_path is None:
-        config = config_of(checkpoint, overrides, tell=tell)
+        config = config_of(checkpoint, overrides, note=note)
     else:
-        config = resolve_config(config_path, overrides, tell=tell)
-    return config, _load(checkpoint, device=_device(config, tell))
+        config = resolve_config(config_path, overrides, note=note)
+    return config, _load(checkpoint, device=_device(config, note))
 
 
 def open_others(
-    paths: Sequence[Path], config: RunConfig, simulator: Simulator, *, tell: Note
+    paths: Sequence[Path], config: RunConfig, simulator: Simulator, *, note: Note
 ) -> list[OtherOperator]:
     """Other operators that are to stand in the table of a run.
 
@@ -243,33 +243,33 @@ def open_others(
         paths: Their checkpoints.
         config: Configuration of the run.
         simulator: Of the run.
-        tell: Told warnings.
+        note: Told warnings.
 
     Raises:
         CheckpointError: If one is missing or damaged.
-        ConfigError: As `expect_comparable`.
+        ConfigError: As `check_comparable`.
     """
     found = []
     for path in paths:
-        other = OtherOperator(_load(path, device=str(simulator.device)), path, _logs_of(path, tell))
-        expect_comparable(other, config, simulator)
+        other = OtherOperator(_load(path, device=str(simulator.device)), path, _logs_of(path, note))
+        check_comparable(other, config, simulator)
         found.append(other)
     return found
 
 
-def _logs_of(path: Path, tell: Note) -> list[StageLog]:
+def _logs_of(path: Path, note: Note) -> list[StageLog]:
     """Of the run that made a checkpoint, if it lies where that run has left it."""
     try:
-        config = config_of(path, (), tell=lambda text: tell(f"{path}: {text}"))
+        config = config_of(path, (), note=lambda text: note(f"{path}: {text}"))
     except ConfigError as error:  # of an earlier version; it says no more than where its logs are
-        tell(f"warning: what its training took isn't told: {error}")
+        note(f"warning: what its training took isn't told: {error}")
         return []
     own = config.checkpoint.dir / OPERATOR_FILE
-    return read_stage_logs(config, note=tell) if path.resolve() == own.resolve() else []
+    return read_stage_logs(config, note=note) if path.resolve() == own.resolve() else []
 
 
-def _device(config: RunConfig, tell: Note) -> str:
-    return str(choose_device(config.training.device, note=tell))
+def _device(config: RunConfig, note: Note) -> str:
+    return str(choose_device(config.training.device, note=note))
 
 
 def _load(path: Path, *, device: str, hint: str = _TRAIN_IT) -> Simulator:
@@ -288,7 +288,7 @@ def _hinting(hint: str = _TRAIN_IT) -> Iterator[None]:
         raise
 
 
-def expect_kinds(kinds: Sequence[str] | None) -> list[Kind]:
+def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
     """Kinds of baselines; those that need no other package by default.
 
     Raises:
@@ -299,7 +299,7 @@ def expect_kinds(kinds: Sequence[str] | None) -> list[Kind]:
         raise ConfigError("--kind", expected=" or ".join(known), found=repr(unknown[0]))
     wanted = [known[kind] for kind in kinds or DEFAULT_KINDS]
     if "fno_neuraloperator" in wanted:
-        expect_neuraloperator()
+        check_neuraloperator()
     return wanted
 
 
@@ -321,14 +321,14 @@ def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def publish(report: Report, folder: Path, *, as_json: bool, tell: Note) -> None:
+def publish(report: Report, folder: Path, *, as_json: bool, note: Note) -> None:
     """Write a report; on stdout are its table and where its files lie, or all of it as JSON.
 
     Args:
         report: What was found.
         folder: Where `report.json`, `report.csv` and `report.html` go.
-        as_json: Whether stdout is for a program: then `tell` is told where the files lie.
-        tell: Told what is no result.
+        as_json: Whether stdout is for a program: then `note` is told where the files lie.
+        note: Told what is no result.
 
     Raises:
         OutputError: None of the files is changed then.
@@ -339,4 +339,4 @@ def publish(report: Report, folder: Path, *, as_json: bool, tell: Note) -> None:
     else:
         show_evaluation(report, Console(soft_wrap=True, highlight=False))
     for path in paths.values():
-        (tell if as_json else typer.echo)(str(path))
+        (note if as_json else typer.echo)(str(path))

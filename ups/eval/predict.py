@@ -18,10 +18,10 @@ from ups.errors import ConfigError
 from ups.eval.evaluate import config_of
 from ups.eval.figures import fields_figure
 from ups.grid import FIELDS, domain_lengths
-from ups.output import Note, expect_writable, write_atomically
+from ups.output import Note, check_writable, write_atomically
 from ups.trained.checkpoint import hash_tensors
-from ups.trained.simulator import Simulator, expect_room
-from ups.trained.specs import SimulatedTask, expect_simulated_task
+from ups.trained.simulator import Simulator, check_room
+from ups.trained.specs import SimulatedTask, check_simulated_task
 
 Frames = npt.NDArray[np.float32]
 
@@ -76,11 +76,11 @@ def predict_store(request: PredictionRequest, *, note: Note) -> dict[str, Any]:
     if request.out.exists() and not request.replace:
         raise ConfigError("there is a file already", kind="exists", path=request.out, hint="say --force")
     for path in filter(None, (request.out, request.figure)):
-        expect_writable(path.parent)
-    config = config_of(request.checkpoint, (), tell=note)
+        check_writable(path.parent)
+    config = config_of(request.checkpoint, (), note=note)
     device = choose_device(request.device, note=note, key="--device")
     simulator = ups.load(request.checkpoint, device=str(device))
-    name = expect_simulated_task(simulator.spec, request.task)
+    name = check_simulated_task(simulator.spec, request.task)
     task = simulator.spec.tasks[name]
     where = Where(task.input_array, request.start, simulator.spec.time_stride, request.steps, request.limit)
     source = read_given(request.source, name, where, config=config.build)
@@ -90,7 +90,7 @@ def predict_store(request: PredictionRequest, *, note: Note) -> dict[str, Any]:
     identity = {"checkpoint": hash_tensors(request.checkpoint), "dt": dt}
     # Mistakes are told before a file is begun.
     largest = min(request.batch_size, len(given.values))
-    expect_room(task, num=largest, steps=request.steps, device=simulator.device)
+    check_room(task, num=largest, steps=request.steps, device=simulator.device)
     tried = request.steps if task.steady else min(request.steps, 1)
     _predict(simulator, name, given, np.arange(1), replace(request, steps=tried))
     store = PredictionStore(

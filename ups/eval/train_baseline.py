@@ -42,7 +42,7 @@ from ups.eval.baseline_model import (
 )
 from ups.losses import relative_square_error
 from ups.optim import AveragedWeights
-from ups.output import Note, expect_writable, nobody
+from ups.output import Note, check_writable, nobody
 from ups.trained.simulator import Simulator
 
 _SINGLE_STEPS = 0.7  # share of the budget
@@ -253,7 +253,7 @@ def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> li
     return found
 
 
-def obtain_wanted(config: RunConfig, *, device: torch.device, restart: bool, note: Note) -> None:
+def train_configured_baselines(config: RunConfig, *, device: torch.device, restart: bool, note: Note) -> None:
     """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
 
     One that there can't be, such as for three axes, or that diverges, is told and left out: the operator has
@@ -316,7 +316,7 @@ def obtain_baseline(
     if path.exists() and not restart and trained_with(path) == json.loads(json.dumps(settings)):
         note(f"{path} is there already, trained alike")
         return load_baseline(path, device=str(device))
-    expect_writable(path.parent)
+    check_writable(path.parent)
     note(f"{task}: {LABELS[kind]}, {budget}")
     model = train_baseline(spec, trajectories.fields, budget=budget, device=device, note=note, **options)
     save_baseline(path, model, settings=settings)

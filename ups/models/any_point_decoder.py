@@ -118,7 +118,7 @@ class AnyPointDecoder(nn.Module):
             ShapeError: If tokens or queries don't fit the grid.
         """
         if not torch.compiler.is_compiling():
-            self._expect_shapes(tokens_BLD, query_QPN)
+            self._check_shapes(tokens_BLD, query_QPN)
         condition_BE = self.condition(condition, array=array)
         x_BWG = self.tokens_in(tokens_BLD.transpose(1, 2).unflatten(2, self.cut.tokens))
         for block in self.blocks:
@@ -148,7 +148,7 @@ class AnyPointDecoder(nn.Module):
             read_BPW = read_BPW + self.boundary_in(ends)
         return read_BPW
 
-    def _expect_shapes(self, tokens_BLD: Tensor, query_QPN: Tensor) -> None:
+    def _check_shapes(self, tokens_BLD: Tensor, query_QPN: Tensor) -> None:
         expected = (math.prod(self.cut.tokens), self.latent_dim)
         if tuple(tokens_BLD.shape[1:]) != expected:
             shown = f"(B, {expected[0]}, {expected[1]})"

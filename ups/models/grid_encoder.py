@@ -87,7 +87,7 @@ class GridEncoder(nn.Module):
             ShapeError: If the frames aren't on the grid.
         """
         if not torch.compiler.is_compiling():
-            self._expect_on_grid(values_BXC, array)
+            self._check_on_grid(values_BXC, array)
         condition_BE = self.condition(condition, array=array)
         x_BWG = self.patch_in[array](pixel_unshuffle(values_BXC, patch_size=self.cut.patch_size))
         if self.boundary_in is not None:
@@ -99,7 +99,7 @@ class GridEncoder(nn.Module):
             x_BWG = block(x_BWG, condition_BE)
         return self.out(rms_norm(x_BWG)).flatten(2).transpose(1, 2)
 
-    def _expect_on_grid(self, values_BXC: Tensor, array: str) -> None:
+    def _check_on_grid(self, values_BXC: Tensor, array: str) -> None:
         channels = dict(self.grid.channels)
         if array not in channels:
             raise ShapeError(f"no array {array!r}", expected=f"one of {', '.join(channels)}")

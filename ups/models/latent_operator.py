@@ -190,7 +190,7 @@ class LatentOperator(nn.Module):
             ShapeError: If the tokens don't fill the grid, or it has another number of boundaries.
         """
         if not torch.compiler.is_compiling():
-            self._expect_shape(latent_BLD, grid, boundary)
+            self._check_shape(latent_BLD, grid, boundary)
         missing = MAX_AXES - len(grid)
         grid, boundary = (*grid, *(1,) * missing), (*boundary, *(PERIODIC,) * missing)
         periodic = tuple(kind == PERIODIC for kind in boundary)
@@ -213,7 +213,7 @@ class LatentOperator(nn.Module):
             tokens = _through(self.up[level], tokens, condition_BE, periodic)  # type: ignore[arg-type]
         return tokens
 
-    def _expect_shape(self, latent_BLD: Tensor, grid: tuple[int, ...], boundary: tuple[str, ...]) -> None:
+    def _check_shape(self, latent_BLD: Tensor, grid: tuple[int, ...], boundary: tuple[str, ...]) -> None:
         if len(boundary) != len(grid):
             raise ShapeError(f"boundary types of a grid of {grid}", expected=len(grid), found=len(boundary))
         expected = (len(latent_BLD), math.prod(grid), self.latent_dim)

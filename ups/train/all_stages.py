@@ -25,15 +25,15 @@ from ups.config import RunConfig
 from ups.data.stores import latent_folder, own_manifest
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError, ConfigWarning, InterruptedTrainingError, UpsError
-from ups.eval.evaluate import evaluate, expect_split
+from ups.eval.evaluate import check_split, evaluate
 from ups.eval.report_page import write_report
-from ups.eval.train_baseline import find_baselines, obtain_wanted
-from ups.optim import expect_optimizer
-from ups.output import Note, each_once, expect_writable, nobody
+from ups.eval.train_baseline import find_baselines, train_configured_baselines
+from ups.optim import check_optimizer
+from ups.output import Note, check_writable, each_once, nobody
 from ups.train.distributed import joined_ranks
 from ups.train.interrupt import CONTINUES
-from ups.train.joint import expect_joint
-from ups.train.operator import expect_no_inverse_losses
+from ups.train.joint import check_joint
+from ups.train.operator import check_no_inverse_losses
 from ups.train.operator_spec import operator_size
 from ups.train.run import run_stage, unused_in_all_stages
 from ups.train.stage import ALL
@@ -76,7 +76,7 @@ def run_all(
     note = each_once(note)
     first = first_stage(config)
     folder = Path("reports") / (config_path.stem if config_path else ALL)
-    _expect_no_refusal_later(config, first, report_folder=folder)
+    _check_nothing_refused_later(config, first, report_folder=folder)
     train = partial(_train_unless_valid, config=config, note=note, restart=restart)
     stages: dict[str, Any] = {}
     training, cache, startup = config.training, dict[str, float](), dict[str, float]()
@@ -112,8 +112,8 @@ def first_stage(config: RunConfig) -> str | None:
             stage joint.
     """
     if config.trains_jointly:
-        expect_joint(config)
-        _expect_no_given_encoder(config)
+        check_joint(config)
+        _check_no_given_encoder(config)
         if latent_folder(config) == config.cache.dir:
             raise ConfigError(
                 "stage joint reads stores of fields, which stores of latents would replace",
@@ -127,20 +127,20 @@ def first_stage(config: RunConfig) -> str | None:
     return "autoencoder" if config.stage("autoencoder").epochs else None
 
 
-def _expect_no_refusal_later(config: RunConfig, first: str | None, *, report_folder: Path) -> None:
+def _check_nothing_refused_later(config: RunConfig, first: str | None, *, report_folder: Path) -> None:
     """Refuse before hours of training what a stage, or the evaluation, would refuse after them."""
     if config.evaluation.enabled:
-        expect_split(config.evaluation.split)
-        expect_writable(report_folder)
+        check_split(config.evaluation.split)
+        check_writable(report_folder)
     has_operator = config.stage("operator").epochs > 0
     if has_operator:
-        expect_no_inverse_losses(config)
+        check_no_inverse_losses(config)
     if has_operator or first == "joint":
         with warnings.catch_warnings():  # told when the operator is made
             warnings.simplefilter("ignore", ConfigWarning)
             operator_size(config.operator)
     for name in filter(None, (first, "operator" if has_operator else None)):
-        expect_optimizer(config.stage(name).optimizer, stage=name)
+        check_optimizer(config.stage(name).optimizer, stage=name)
 
 
 def _has_given_encoder(config: RunConfig) -> bool:
@@ -150,7 +150,7 @@ def _has_given_encoder(config: RunConfig) -> bool:
     return is_wanted and config.autoencoder_path.absolute() != own.absolute()
 
 
-def _expect_no_given_encoder(config: RunConfig) -> None:
+def _check_no_given_encoder(config: RunConfig) -> None:
     if _has_given_encoder(config):
         raise ConfigError(
             "stage joint trains an autoencoder, but latents are to be those of another one",
@@ -180,11 +180,11 @@ def _evaluate(
     device = choose_device(config.training.device, note=note)
     simulator = load_simulator(config.checkpoint.dir / OPERATOR_FILE, device=str(device))
     if simulator.spec.is_encoder_known:  # else errors are of latents, and baselines predict fields
-        obtain_wanted(config, device=device, restart=restart, note=note)
+        train_configured_baselines(config, device=device, restart=restart, note=note)
     report = evaluate(
         config,
         simulator,
-        split=expect_split(config.evaluation.split),
+        split=check_split(config.evaluation.split),
         baselines=find_baselines(config, simulator, note=note),
         phases=phases,
         note=note,

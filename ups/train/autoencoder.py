@@ -41,7 +41,7 @@ def make_autoencoder_stage(
         train, val = (open_all(config, split) for split in ("train", "val"))
     with startup_phase("statistics"):
         spec = make_spec(config, train)
-    start.expect_data(spec.to_json())
+    start.check_data(spec.to_json())
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
         model = Autoencoder(spec).to(device)

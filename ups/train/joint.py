@@ -65,11 +65,11 @@ def make_joint_stage(
         ConfigError: Kinds "no_inverse_losses", "no_latents", those of the stores, or of sizes.
         ups_store.StoreError: If the data can't be read.
     """
-    expect_joint(config)
+    check_joint(config)
     with startup_phase("data_opening"):
         windows = open_field_windows(config)
         validation = open_validation(config)
-    start.expect_data(data_hashes(windows))
+    start.check_data(data_hashes(windows))
     with startup_phase("statistics"):
         fields = {task: StoreFields(some.store, limit=config.data.limit) for task, some in windows.items()}
         spec = make_autoencoder_spec(config, fields)
@@ -208,7 +208,7 @@ class JointStage(Stage):
         }
 
 
-def expect_joint(config: RunConfig) -> None:
+def check_joint(config: RunConfig) -> None:
     """Refuse a configuration with which stage joint would leave nothing of use.
 
     Raises:

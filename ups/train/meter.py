@@ -84,7 +84,7 @@ def diverged(loss_name: str, step: int) -> DivergedError:
     return error
 
 
-class Stopwatch:
+class StepClock:
     """Seconds in total and waiting for data, and samples: since the last look and since the beginning."""
 
     def __init__(self) -> None:

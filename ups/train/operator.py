@@ -33,7 +33,7 @@ from ups.train.validation import RolloutValidation, mean_over_tasks, open_latent
 from ups.trained.autoencoder import Autoencoder, load_autoencoder
 from ups.trained.checkpoint import hash_tensors
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
-from ups.trained.specs import OPERATOR, OPERATOR_FILE, expect_task
+from ups.trained.specs import OPERATOR, OPERATOR_FILE, check_task
 
 STAGE = "operator"
 
@@ -64,7 +64,7 @@ def open_windows(
             seed=config.seed,
             device=str(device),
             note=start.note,
-            expect_data=start.expect_data,
+            check_data=start.check_data,
         )
     windows = open_field_windows(config)
     preload_windows(config, windows, device=device, note=start.note)
@@ -121,7 +121,7 @@ def make_operator_stage(
         CheckpointError: If there is no autoencoder, or it is damaged.
         ups_store.StoreError: If the data can't be read.
     """
-    expect_no_inverse_losses(config)
+    check_no_inverse_losses(config)
     path = config.autoencoder_path
     autoencoder, digest = None, None
     if config.operator.state == "latent":
@@ -293,7 +293,7 @@ class OperatorStage(Stage):
         return truth.unflatten(0, (len(states), -1)), given_BLD
 
 
-def expect_no_inverse_losses(config: RunConfig) -> None:
+def check_no_inverse_losses(config: RunConfig) -> None:
     """Refuse what would train nothing; a run that has a stage `joint` means that one.
 
     Raises:
@@ -315,7 +315,7 @@ def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Au
             error.hint = "train it with `--stage autoencoder`, or operator.state=fields does without"
         raise
     for task in config.data.task:
-        expect_task(autoencoder.spec, task, path)
+        check_task(autoencoder.spec, task, path)
     found = autoencoder.spec.num_tokens, autoencoder.spec.latent_dim
     wanted = config.latent.tokens, config.latent.dim
     if found != wanted:

@@ -84,7 +84,7 @@ def _simulated(
         )
     ranges = windows.parameter_ranges()
     if autoencoder is not None:
-        _expect_shape(windows, autoencoder)
+        _check_shape(windows, autoencoder)
         ranges = {name: ends for name, ends in ranges.items() if name in autoencoder.spec.parameters}
     task = SimulatedTask(
         grid=known.grid,
@@ -101,7 +101,7 @@ def _simulated(
     return dataclasses.replace(task, statistics=measured)
 
 
-def _expect_shape(windows: TaskWindows, autoencoder: Autoencoder) -> None:
+def _check_shape(windows: TaskWindows, autoencoder: Autoencoder) -> None:
     """A store of an unknown encoder needn't have the shape of this one's latents."""
     if windows.state != LATENT:  # fields, which are encoded in every step
         return

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from ups.config import RunConfig
 from ups.errors import ConfigError
-from ups.optim import expect_optimizer
+from ups.optim import check_optimizer
 from ups.output import Note
 from ups.train.distributed import joined_ranks
 from ups.train.interrupt import before_steps
@@ -61,7 +61,7 @@ def run_stage(
     if settings.epochs == 0:
         hint = f"say stages.{name}.epochs=..."
         raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
-    expect_optimizer(settings.optimizer, stage=name)
+    check_optimizer(settings.optimizer, stage=name)
     if config.logging.wandb.enabled:
         import_wandb()  # a mistake is told before minutes of opening data
     clock = StartupClock(began=began, before=startup)
@@ -104,8 +104,8 @@ def _continuing(path: Path, config: RunConfig, stage: str, *, note: Note) -> Sta
     if not path.exists():
         return StageStart(note)
     state = SavedState.read(path)
-    state.expect_config(config, stage=stage)
-    return StageStart(note, state.expect_data)
+    state.check_config(config, stage=stage)
+    return StageStart(note, state.check_data)
 
 
 # Which kinds of optimiser and schedule read a setting.

@@ -29,12 +29,12 @@ class StageStart:
 
     Attributes:
         note: Told what people should know, such as that a store is built meanwhile; also from a thread.
-        expect_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
+        check_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
             replaced; raises CheckpointError if the run was begun on other data.
     """
 
     note: Note = nobody
-    expect_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
+    check_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
 
 
 QUIET_START = StageStart()
@@ -126,7 +126,7 @@ def make_stage(
 
     Raises:
         ConfigError: Kind "unknown_stage".
-        CheckpointError: As `start.expect_data`.
+        CheckpointError: As `start.check_data`.
     """
     if name not in STAGES:
         expected = f"one of {', '.join((*STAGES, ALL))}"

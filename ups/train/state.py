@@ -97,8 +97,8 @@ def load_state(
     with hinting_at_restart():
         tensors, document = load_checkpoint(path, kind=TRAINING)
     saved = SavedState(path, document)
-    saved.expect_config(config, stage=stage)
-    saved.expect_data(data_identity)
+    saved.check_config(config, stage=stage)
+    saved.check_data(data_identity)
     with hinting_at_restart():
         fill_weights(model, _below(tensors, "model."), path=path)
         if averaged is not None:
@@ -117,7 +117,7 @@ def load_state(
     return dict(document["position"])
 
 
-def expect_shared(path: Path, *, step: int, ranks: Ranks) -> None:
+def check_shared(path: Path, *, step: int, ranks: Ranks) -> None:
     """Fail unless all ranks found the same state; a collective.
 
     Raises:
@@ -171,7 +171,7 @@ _FREE_KEYS = (
     "training.preload",
     "training.use_parallel_encoding",
     "training.latent_cache_dir",
-    "training.latent_cache_dtype",  # its latents are other data, which `expect_data` compares
+    "training.latent_cache_dtype",  # its latents are other data, which `check_data` compares
     "latent.pin_memory",
 )
 
@@ -218,32 +218,32 @@ class SavedState:
         with hinting_at_restart():
             return cls(path, read_document(path, kind=TRAINING))
 
-    def expect_config(self, config: RunConfig, *, stage: str) -> None:
+    def check_config(self, config: RunConfig, *, stage: str) -> None:
         """Fail unless a stage can continue from the state and would compute the same.
 
         Raises:
             CheckpointError: Kind "too_old", with what the state lacks; "other_config", with the keys that
                 differ.
         """
-        self._expect_complete()
+        self._check_complete()
         differing = differing_keys(self.document["config"], config, stage=stage)
-        _expect_same(self.path, "configuration", differing)
+        _check_same(self.path, "configuration", differing)
 
-    def expect_data(self, data_identity: Mapping[str, Any]) -> None:
+    def check_data(self, data_identity: Mapping[str, Any]) -> None:
         """Fail unless these are the data that the state was trained on.
 
         Raises:
             CheckpointError: Kind "other_data", with what differs.
         """
         was, now = json.loads(json.dumps([self.document["data_identity"], dict(data_identity)]))
-        _expect_same(self.path, "data", _differing(flat_keys(was), flat_keys(now)))
+        _check_same(self.path, "data", _differing(flat_keys(was), flat_keys(now)))
 
     @property
     def is_first_epoch_over(self) -> bool:
         """Whether the weights before the first step were measured already."""
         return self.document.get("position", {}).get("start_score") is not None
 
-    def _expect_complete(self) -> None:
+    def _check_complete(self) -> None:
         position = self.document.get("position", {})
         missing = sorted((_PARTS - self.document.keys()) | (POSITION - position.keys()))
         if missing:
@@ -285,7 +285,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _expect_same(path: Path, what: str, differing: list[str]) -> None:
+def _check_same(path: Path, what: str, differing: list[str]) -> None:
     if differing:
         shown = "; ".join(differing[:_MOST_SHOWN])
         more = f" and {len(differing) - _MOST_SHOWN} more" if len(differing) > _MOST_SHOWN else ""

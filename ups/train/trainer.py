@@ -20,10 +20,10 @@ from ups.train.distributed import ALONE, Agreement, ParallelLosses, Ranks
 from ups.train.feed import BatchFeed, WaitEndedError
 from ups.train.interrupt import CONTINUES, StopRequest, stop_on_signals
 from ups.train.log import RunLog
-from ups.train.meter import LossMeter, StartupClock, Stopwatch, diverged
+from ups.train.meter import LossMeter, StartupClock, StepClock, diverged
 from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Stage, forward_of
-from ups.train.state import SavedState, expect_shared, load_state, save_state, state_path
+from ups.train.state import SavedState, check_shared, load_state, save_state, state_path
 
 
 class Trainer:
@@ -69,7 +69,7 @@ class Trainer:
         self.averaged = AveragedWeights(stage.model, decay=decay) if decay else None
         uses_fp16 = config.training.amp and config.training.amp_dtype == "float16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=uses_fp16)
-        self.meter, self.stopwatch, self.gpu = LossMeter(ranks), Stopwatch(), GpuWatch(device)
+        self.meter, self.stopwatch, self.gpu = LossMeter(ranks), StepClock(), GpuWatch(device)
         self.startup, self.startup_metrics = startup or StartupClock(), dict[str, float]()
         self.step = 0
         self.wandb_id: str | None = None
@@ -95,7 +95,7 @@ class Trainer:
             torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank
         if is_continuing:
             self._restore()
-        expect_shared(self.state_path, step=self.step, ranks=ranks)
+        check_shared(self.state_path, step=self.step, ranks=ranks)
 
     @property
     def epoch(self) -> int:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ups.errors import ShapeError
 from ups.grid import FIELDS, latent_of
 from ups.trained.checkpoint import hash_tensors, read_document
-from ups.trained.specs import AUTOENCODER, AutoencoderSpec, expect_task, parse_spec
+from ups.trained.specs import AUTOENCODER, AutoencoderSpec, check_task, parse_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ class LatentEncoder:
             ConfigError: The checkpoint isn't of the task.
         """
         spec = parse_spec(read_document(path, kind=AUTOENCODER), path)
-        named = expect_task(spec, task, path)
+        named = check_task(spec, task, path)
         return cls(Path(path), spec, task=named, device=device, dtype=dtype, latent_dtype=latent_dtype)
 
     def identity(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class LatentEncoder:
         for array, num_channels in self.grid.channels:
             spec: Any = specs.pop(array, None)
             leading = 2 if array == FIELDS else 1
-            self._expect_on_grid(array, spec, leading=leading, num_channels=num_channels)
+            self._check_on_grid(array, spec, leading=leading, num_channels=num_channels)
             name = latent_of(array)
             specs[name] = dataclasses.replace(
                 spec,
@@ -140,7 +140,7 @@ class LatentEncoder:
             )
         return specs
 
-    def _expect_on_grid(self, array: str, spec: Any, *, leading: int, num_channels: int) -> None:
+    def _check_on_grid(self, array: str, spec: Any, *, leading: int, num_channels: int) -> None:
         trained = f"{array!r} of {self.task}, as the encoder was trained on"
         if spec is None:
             raise ShapeError(f"no {trained}", path=self.path)

@@ -32,8 +32,8 @@ from ups.trained.specs import (
     OPERATOR,
     SimulatedTask,
     SimulatorSpec,
-    expect_known_encoder,
-    expect_simulated_task,
+    check_known_encoder,
+    check_simulated_task,
     parse_simulator_spec,
     parse_spec,
 )
@@ -147,7 +147,7 @@ class Simulator(nn.Module):
         Raises:
             ConfigError: Kind "unknown_encoder", if the operator's states aren't those of the autoencoder.
         """
-        expect_known_encoder(self.spec)
+        check_known_encoder(self.spec)
         known = self.spec.tasks[task]
         normalizer = self.normalizer_of(task, FIELDS)
         if self.autoencoder is None:
@@ -188,8 +188,8 @@ class Simulator(nn.Module):
                 "unknown_encoder" of an operator whose states nothing can decode; kind "no_memory".
             ShapeError: If the fields aren't on the task's grid.
         """
-        expect_known_encoder(self.spec)
-        name = expect_simulated_task(self.spec, task)
+        check_known_encoder(self.spec)
+        name = check_simulated_task(self.spec, task)
         known = self.spec.tasks[name]
         values_BXC = frames_of(fields, known, device=self.device)
         is_count = isinstance(steps, (int, np.integer)) and not isinstance(steps, bool) and steps >= 1
@@ -197,7 +197,7 @@ class Simulator(nn.Module):
             expected = "1 of a steady task" if known.steady else "a whole number, at least 1"
             raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=steps)
         num, steps = len(values_BXC), int(steps)  # NumPy's overflow
-        expect_room(known, num=num, steps=steps, device=self.device)
+        check_room(known, num=num, steps=steps, device=self.device)
         order = self.spec.parameters
         parameters_BP = parse_parameters(parameters or {}, known, order=order, num=num, device=self.device)
         dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=self.device)
@@ -315,7 +315,7 @@ def parse_parameters(
     return table_BP
 
 
-def expect_room(task: SimulatedTask, *, num: int, steps: int, device: torch.device) -> None:
+def check_room(task: SimulatedTask, *, num: int, steps: int, device: torch.device) -> None:
     """Fail before a rollout that doesn't fit into the device's free memory; it is held twice at the end.
 
     Raises:

@@ -119,7 +119,7 @@ def parse_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Aut
         raise CheckpointError(problem, kind="no_spec", path=path, hint=hint) from error
 
 
-def expect_task(spec: AutoencoderSpec, task: str | None, path: object) -> str:
+def check_task(spec: AutoencoderSpec, task: str | None, path: object) -> str:
     """The task, or the only one if none is named.
 
     Raises:
@@ -262,7 +262,7 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
         raise CheckpointError(problem, kind="no_spec", path=path, hint="train the operator again") from error
 
 
-def expect_known_encoder(spec: SimulatorSpec) -> None:
+def check_known_encoder(spec: SimulatorSpec) -> None:
     """Refuse to turn fields into states, or states into fields, where nothing says what does.
 
     Raises:
@@ -276,7 +276,7 @@ def expect_known_encoder(spec: SimulatorSpec) -> None:
         )
 
 
-def expect_simulated_task(spec: SimulatorSpec, task: str | None) -> str:
+def check_simulated_task(spec: SimulatorSpec, task: str | None) -> str:
     """The task, or the only one if none is named.
 
     Raises:

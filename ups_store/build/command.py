@@ -18,7 +18,7 @@ import typer
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.events import watching
 from ups_store.build.progress import Stopwatch
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 from ups_store.console import Verbose, counted, is_verbose, log, print_json
 from ups_store.errors import ConfigError
 from ups_store.sources.reader_handle import stop_spare
@@ -167,12 +167,12 @@ def build(
     with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
         log(_first_line(settings))
     run = context.obj or Run(Stopwatch())
-    ranks = Ranks.from_environment()
+    ranks = Builders.from_environment()
     manifest = manifest and ranks.own_file(manifest)
     with run.clock.timed("imports"), importing():
         from ups_store.build import stores
         from ups_store.build.explain import explain_all
-        from ups_store.build.readers import who_reads
+        from ups_store.build.readers import describe_readers
 
         if settings.reading.num_workers == 0:
             import ups_store.sources.reader  # noqa: F401  # HDF5: only where it is read
@@ -195,7 +195,7 @@ def build(
             settings, watcher=watcher, overwrite=overwrite, rehash=rehash, clock=run.clock
         )
     if is_verbose():
-        log(f"sources were read {who_reads(report.readers.num_workers)} ({report.readers.why})")
+        log(f"sources were read {describe_readers(report.readers.num_workers)} ({report.readers.why})")
     if not ranks.is_builder:  # its stores are those of its machine's builder, who tells of all samples
         if is_verbose():
             _log_committed(report, ranks)
@@ -211,7 +211,7 @@ def build(
         tell(report)
 
 
-def _log_committed(report: BuildReport, ranks: Ranks) -> None:
+def _log_committed(report: BuildReport, ranks: Builders) -> None:
     """What this process did of stores that another one tells of."""
     for result in report.stores:
         done = counted(result.num_committed, "sample")
@@ -284,15 +284,15 @@ def repeat_lists(arguments: Sequence[str]) -> list[str]:
         if is_word and flag and repeated[-1] != flag:
             repeated.append(flag)
         if not is_word:
-            _expect_words(flag, repeated)
+            _check_words(flag, repeated)
             flag = argument.partition("=")[0]
             flag = flag if flag in _LISTS else ""
         repeated.append(argument)
-    _expect_words(flag, repeated)
+    _check_words(flag, repeated)
     return repeated
 
 
-def _expect_words(flag: str, repeated: Sequence[str]) -> None:
+def _check_words(flag: str, repeated: Sequence[str]) -> None:
     if flag and repeated[-1] == flag:
         raise ConfigError(flag, expected="at least one name", found="none")
 

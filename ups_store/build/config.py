@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from ups_store.build.config_file import (
-    expect_like,
+    check_like,
     first_problem,
     keys_without_effect,
     long_dtype,
@@ -22,7 +22,7 @@ from ups_store.build.config_file import (
     take_build_keys,
 )
 from ups_store.errors import ConfigError
-from ups_store.sources.declaration import Section, TaskDeclaration
+from ups_store.sources.declaration import DeclaredSection, TaskDeclaration
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
 
@@ -35,7 +35,7 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of f
 MAX_WORKERS = 256  # more than any file system serves better than a few
 
 
-class DataConfig(Section):
+class DataConfig(DeclaredSection):
     """Which samples of which files."""
 
     task: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
@@ -82,14 +82,14 @@ class DataConfig(Section):
         return SplitFractions(*self.split_fractions)
 
 
-class CacheConfig(Section):
+class CacheConfig(DeclaredSection):
     """Where stores go and what they hold."""
 
     dir: Path = Field(Path("cache"), description="folder of the stores")
     dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
 
 
-class EncodingConfig(Section):
+class EncodingConfig(DeclaredSection):
     """How a build encodes."""
 
     encoder: str = Field("ups", description="entry point or module:callable; none: store the fields")
@@ -108,7 +108,7 @@ class LatentConfig(EncodingConfig):
     tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
 
 
-class ReadingConfig(Section):
+class ReadingConfig(DeclaredSection):
     """How sources are read; what is read doesn't depend on it, so it isn't part of a store's identity."""
 
     num_workers: int | Literal["auto"] = Field(
@@ -147,7 +147,7 @@ class ReadingConfig(Section):
         raise ConfigError("reading.num_workers", expected=expected, found=repr(value))
 
 
-class BuildConfig(Section):
+class BuildConfig(DeclaredSection):
     """Everything that a build is told."""
 
     data: DataConfig
@@ -227,7 +227,7 @@ def _merged(path: Path | None, given: Mapping[str, Any], overrides: Sequence[str
     """Values of all sources."""
     file = OmegaConf.create({}) if path is None else read_yaml(path)
     said = parse_overrides(overrides)
-    expect_like(OmegaConf.to_container(file), OmegaConf.to_container(said))
+    check_like(OmegaConf.to_container(file), OmegaConf.to_container(said))
     merged = OmegaConf.merge(file, _nested(given), said)
     whole = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     assert isinstance(whole, dict)

@@ -75,7 +75,7 @@ def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
     return OmegaConf.merge(*parts, own)
 
 
-def expect_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
+def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
     """Refuse YAML that nests deeper than `MAX_DEPTH`, without recursion; errors of syntax are left to others.
 
     Raises:
@@ -104,7 +104,7 @@ def expect_shallow(text: str, *, subject: str, path: Path | None = None) -> None
 
 def _read_one(path: Path, *, hint: str) -> Any:
     text = _read_text(path, hint=hint)
-    expect_shallow(text, subject="configuration", path=path)
+    check_shallow(text, subject="configuration", path=path)
     try:
         loaded = OmegaConf.load(io.StringIO(text))
     except OSError as error:
@@ -153,7 +153,7 @@ def parse_overrides(overrides: Sequence[str]) -> Any:
         if key.count(".") + key.count("[") > MAX_DEPTH:
             expected = f"a key of at most {MAX_DEPTH} parts"
             raise ConfigError("override", kind="too_deep", expected=expected, found="more")
-        expect_shallow(value, subject=f"override {key}")
+        check_shallow(value, subject=f"override {key}")
     try:
         return OmegaConf.from_dotlist(list(overrides))
     except OmegaConfBaseException:
@@ -167,7 +167,7 @@ def parse_overrides(overrides: Sequence[str]) -> Any:
         ) from error
 
 
-def expect_like(file: object, given: object, key: str = "") -> None:
+def check_like(file: object, given: object, key: str = "") -> None:
     """Refuse an override that says a list where the file has keys, or the other way round.
 
     Raises:
@@ -176,7 +176,7 @@ def expect_like(file: object, given: object, key: str = "") -> None:
     if isinstance(file, dict) and isinstance(given, dict):
         for name, value in given.items():
             if name in file:
-                expect_like(file[name], value, f"{key}.{name}" if key else str(name))
+                check_like(file[name], value, f"{key}.{name}" if key else str(name))
     elif isinstance(file, dict) and isinstance(given, list):
         hint = f"say {key}.<name>=..."
         raise ConfigError(key, expected="keys and values", found="a list", hint=hint)

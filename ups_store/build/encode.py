@@ -104,7 +104,7 @@ def _callable(value: object, name: str) -> Callable[..., Any]:
     return value
 
 
-def expect_size(encoder: Encoder, *, dim: int | None, tokens: int | None, checkpoint: Path) -> None:
+def check_size(encoder: Encoder, *, dim: int | None, tokens: int | None, checkpoint: Path) -> None:
     """Fail if a configuration names another size than the encoder has.
 
     Raises:

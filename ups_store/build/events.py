@@ -51,7 +51,7 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         make_folder(path.parent, hint="check --log-json")
         try:
-            _expect_event_log(path)
+            _check_event_log(path)
             self._file = path.open(
                 "ab", buffering=0
             )  # a line that finds no room isn't written at the end again
@@ -73,7 +73,7 @@ class EventLog:
             DiskFullError: If the file system has no room for it.
         """
         line = json.dumps({"time_s": round(time.time(), 3), "event": event, **details}).encode() + b"\n"
-        with self._lock, files.disk_full_named(self._path, len(line)):
+        with self._lock, files.disk_full_as_error(self._path, len(line)):
             self._file.write(line)
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
@@ -143,7 +143,7 @@ class EventLog:
             self.tell("end", is_done=False)
 
 
-def _expect_event_log(path: Path) -> None:
+def _check_event_log(path: Path) -> None:
     if not path.is_file():  # a pipe or terminal takes anything; a folder is refused by `open`
         return
     with path.open("rb") as file:

@@ -11,9 +11,9 @@ from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Watcher
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 from ups_store.build.readers import Readers
-from ups_store.build.run import expect_kind
+from ups_store.build.run import check_kind
 from ups_store.build.stores import describe_plan, plan_all
 from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
@@ -79,7 +79,7 @@ def explain_all(
     Raises:
         SourceError: As `build_all` says.
     """
-    ranks = Ranks.from_environment()
+    ranks = Builders.from_environment()
     if not ranks.is_builder:
         return []
     with Readers(config.reading, note=watcher.note) as readers:
@@ -133,7 +133,7 @@ def _published(plan: StorePlan, wanted: Document) -> _Verdict:
         with open_store(plan.path) as store:
             differing = differences(store.identity, wanted)
             if differing:
-                expect_kind(plan, store)
+                check_kind(plan, store)
     except StoreNotFoundError:
         return "build", "there is none yet", {}
     except ConfigError as error:

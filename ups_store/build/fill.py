@@ -26,7 +26,7 @@ from ups_store.check.statistics import Statistics
 from ups_store.errors import BuildInterruptedError
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
-from ups_store.sources.pool import Batch, Skipped
+from ups_store.sources.pool import ReadBatch, Skipped
 from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well
@@ -147,7 +147,7 @@ class Filling:
     def _unread(self) -> Samples:
         return np.concatenate([np.zeros(0, np.int64), *(item.samples for item in self._skipped)])
 
-    def _commit_fields(self, batches: Iterable[Batch]) -> None:
+    def _commit_fields(self, batches: Iterable[ReadBatch]) -> None:
         """Commit what is read; reader processes read on meanwhile."""
         for batch in self._clock.timed_each("read", batches):
             with self._clock.timed("commit"):
@@ -161,7 +161,7 @@ class Filling:
         self.progress.append((time.perf_counter(), num))
         self._watcher.advance(num)
 
-    def _commit_latents(self, batches: Iterable[Batch], encoder: Encoder) -> None:
+    def _commit_latents(self, batches: Iterable[ReadBatch], encoder: Encoder) -> None:
         """Encode what is read, and commit it in another thread, while processes read on.
 
         A batch is begun before the one in front of it is waited for, so that the encoder never runs dry.

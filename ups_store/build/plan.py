@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DIGEST_CHARACTERS, DigestKind, Digests, FileSignature
-from ups_store.build.encode import Encoder, OverlappingEncoder, expect_size, load_encoder
-from ups_store.build.ranks import Ranks
+from ups_store.build.encode import Encoder, OverlappingEncoder, check_size, load_encoder
+from ups_store.build.ranks import Builders
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
@@ -193,7 +193,7 @@ def plan_store(
     )
 
 
-def partition_of(plan: StorePlan, ranks: Ranks) -> StorePlan:
+def partition_of(plan: StorePlan, ranks: Builders) -> StorePlan:
     """The plan of this machine's partition of the split; the plan itself where one machine builds all."""
     if not ranks.is_partitioned:
         return plan
@@ -227,7 +227,7 @@ def _encoder(config: BuildConfig, task: Task) -> Encoder | None:
         **({} if latent.pin_memory else {"pin_memory": False}),  # not every encoder has heard of it
         **({"compile": True} if latent.compile else {}),
     )
-    expect_size(encoder, dim=latent.dim, tokens=latent.tokens, checkpoint=latent.checkpoint)
+    check_size(encoder, dim=latent.dim, tokens=latent.tokens, checkpoint=latent.checkpoint)
     return encoder
 
 

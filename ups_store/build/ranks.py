@@ -19,7 +19,7 @@ from ups_store.system.paths import partition_path, partition_range
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Builders:
     """This process's place among those that build together.
 
     Attributes:
@@ -35,7 +35,7 @@ class Ranks:
     num_machines: int = 1
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Ranks:
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Builders:
         """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE); alone without it.
 
         Raises:
@@ -86,7 +86,7 @@ class Ranks:
         return missing[(missing >= own.start) & (missing < own.stop)]
 
 
-ALONE = Ranks()
+ALONE = Builders()
 
 
 def _number(variables: Mapping[str, str], name: str, default: int | None) -> int:

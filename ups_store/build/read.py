@@ -18,7 +18,7 @@ from ups_store.errors import SourceError
 from ups_store.format.metadata import MAX_ARRAYS
 from ups_store.read.recovery import building_path
 from ups_store.sources.contents import SourceInfo
-from ups_store.sources.pool import Batch, ReaderPool, Skipped
+from ups_store.sources.pool import ReadBatch, ReaderPool, Skipped
 from ups_store.sources.requests import MAX_SAMPLES, ReadRequest
 from ups_store.sources.slots import ALIGN
 
@@ -73,7 +73,7 @@ def read_batches(
     readers: Readers | None = None,
     skipped: list[Skipped] | None = None,
     for_s: float | None = None,
-) -> Generator[Batch]:
+) -> Generator[ReadBatch]:
     """Read missing samples with all their arrays, in the order of the store.
 
     Where the pool skips what can't be read, the samples of such a batch are asked for once more, one by one,
@@ -140,7 +140,7 @@ class _Courier:
                 self._on_the_way.append(request)
                 yield request
 
-    def take_back(self, item: Batch | Skipped) -> ReadRequest:
+    def take_back(self, item: ReadBatch | Skipped) -> ReadRequest:
         """The request that an item answers: pools keep the order."""
         self._first_s = self._first_s or time.monotonic()
         request = self._on_the_way.popleft()
@@ -178,7 +178,7 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
     for part, info, signature in zip(plan.parts, plan.infos, plan.signatures, strict=True):
         wanted = missing[(missing >= first) & (missing < first + len(part.indices))]
         if len(wanted):
-            _expect_finite_parameters(info, on_nan)
+            _check_finite_parameters(info, on_nan)
         dtypes = {name: str(plan.source_arrays[name].dtype) for name in info.arrays}
         in_part = wanted - first + part.indices.start
         units = (in_part, info.samples_per_chunk)
@@ -232,7 +232,7 @@ def _parameters(info: SourceInfo, num_samples: int) -> dict[str, npt.NDArray[Any
     return {name: np.full(num_samples, value) for name, value in info.parameters.items()}
 
 
-def _expect_finite_parameters(info: SourceInfo, on_nan: str) -> None:
+def _check_finite_parameters(info: SourceInfo, on_nan: str) -> None:
     for name, value in info.parameters.items():
         if on_nan == "fail" and not np.isfinite(value):
             raise SourceError(

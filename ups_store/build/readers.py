@@ -40,11 +40,11 @@ class Choice:
 
     def sentence(self) -> str:
         """What was chosen automatically, for people."""
-        who = who_reads(self.num_workers)
+        who = describe_readers(self.num_workers)
         return f"reading {who}, chosen automatically ({self.why}; reading.num_workers sets it)"
 
 
-def who_reads(num_workers: int) -> str:
+def describe_readers(num_workers: int) -> str:
     """Such as "with 2 reader processes", for people."""
     if not num_workers:
         return "in the build itself"

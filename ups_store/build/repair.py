@@ -23,7 +23,7 @@ from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.sources.pool import Batch
+from ups_store.sources.pool import ReadBatch
 from ups_store.system import files
 
 
@@ -89,7 +89,7 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
         _check_identity(plan, content, identity, path)
         plan = dataclasses.replace(plan, path=path)
 
-        def read(samples: npt.NDArray[np.int64]) -> Iterator[Batch]:
+        def read(samples: npt.NDArray[np.int64]) -> Iterator[ReadBatch]:
             return read_batches(plan, samples, on_nan=settings.data.on_nan, readers=readers)
 
         return _rebuild(plan, content, found, read, watcher)
@@ -144,7 +144,7 @@ def _rebuild(
     plan: StorePlan,
     content: Mapping[str, Any],
     found: Diagnosis,
-    read: Callable[[npt.NDArray[np.int64]], Iterator[Batch]],
+    read: Callable[[npt.NDArray[np.int64]], Iterator[ReadBatch]],
     watcher: Watcher,
 ) -> Repair:
     assert found.catalog is not None

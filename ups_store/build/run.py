@@ -20,7 +20,7 @@ from ups_store.build.digests import DigestCache, FileSignature
 from ups_store.build.fill import Filling
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Stopwatch, Watcher
-from ups_store.build.ranks import ALONE, Ranks
+from ups_store.build.ranks import ALONE, Builders
 from ups_store.build.readers import Readers
 from ups_store.build.result import BuildResult
 from ups_store.build.tuning import Tuner, Tuning
@@ -53,7 +53,7 @@ def build_store(
     watcher: Watcher,
     overwrite: bool = False,
     on_nan: str = "fail",
-    ranks: Ranks = ALONE,
+    ranks: Builders = ALONE,
 ) -> BuildResult:
     """Build one store, continue it, or find that it is valid.
 
@@ -119,7 +119,7 @@ def _fill(
     plan: StorePlan,
     missing: npt.NDArray[np.int64],
     watcher: Watcher,
-    ranks: Ranks,
+    ranks: Builders,
     tuner: Tuner | None,
 ) -> Tuning | None:
     """Commit all that is missing: this process's share, and then what the others haven't come to."""
@@ -148,13 +148,13 @@ def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) ->
     if store.config_hash == config_hash(expected):
         return store
     with store:
-        expect_kind(plan, store)
+        check_kind(plan, store)
         differing = describe_differences(differences(store.identity, expected))
     watcher.note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{differing}")
     return None
 
 
-def expect_kind(plan: StorePlan, store: ups_store.Store) -> None:
+def check_kind(plan: StorePlan, store: ups_store.Store) -> None:
     """Refuse to put latents in the place of fields, or the reverse: another folder is meant.
 
     Raises:
@@ -283,7 +283,7 @@ def join_builder(path: Path, content: Mapping[str, Any], config_hash: str) -> Co
 
 
 def help_builder(
-    committer: Committer, filling_of: Callable[[Committer], Filling], ranks: Ranks, watcher: Watcher
+    committer: Committer, filling_of: Callable[[Committer], Filling], ranks: Builders, watcher: Watcher
 ) -> int:
     """Make this process's share of the samples; returns how many it committed.
 

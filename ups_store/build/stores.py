@@ -16,7 +16,7 @@ from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import StorePlan, partition_of, plan_store
 from ups_store.build.progress import Stopwatch, Watcher
-from ups_store.build.ranks import ALONE, Ranks
+from ups_store.build.ranks import ALONE, Builders
 from ups_store.build.read import UnreadSamplesError
 from ups_store.build.readers import Choice, Readers
 from ups_store.build.result import BuildResult, Startup
@@ -81,13 +81,13 @@ def build_all(
     """
     clock = clock or Stopwatch()
     skipped: dict[str, str] = {}
-    ranks = Ranks.from_environment()
+    ranks = Builders.from_environment()
     with Readers(config.reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
         with clock.timed("plan"):
             plans = list(plan_all(config, skipped, watcher, readers=readers, ranks=ranks))
         if not overwrite:
-            _expect_room(plans)
+            _check_room(plans)
         digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
         results: list[BuildResult] = []
         unread = []
@@ -121,7 +121,7 @@ def _kept(result: BuildResult) -> Iterator[str]:
             yield f"{result.path}: array {name!r} holds {counts}"
 
 
-def _expect_room(plans: Sequence[StorePlan]) -> None:
+def _check_room(plans: Sequence[StorePlan]) -> None:
     """Refuse before the sources are digested what the disk has no room for; `create` reserves it for good."""
     new = [
         plan for plan in plans if not files.exists(plan.path) and not files.exists(building_path(plan.path))
@@ -129,7 +129,7 @@ def _expect_room(plans: Sequence[StorePlan]) -> None:
     needed = sum(plan.num_samples * plan.sample_nbytes for plan in new)
     for folder in {plan.path.parent for plan in new if os.path.isdir(plan.path.parent)}:
         if needed > files.free_bytes(folder):
-            with files.disk_full_named(folder / new[0].path.name, needed):
+            with files.disk_full_as_error(folder / new[0].path.name, needed):
                 raise OSError(errno.ENOSPC, "no room for all stores")
 
 
@@ -139,7 +139,7 @@ def plan_all(
     watcher: Watcher,
     *,
     readers: Readers | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Builders = ALONE,
 ) -> Iterator[StorePlan]:
     """Plan every store that has samples; the others go to `skipped` with the reason."""
     wanted = [(task, split) for task in config.data.task for split in config.data.split]

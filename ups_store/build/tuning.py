@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ups_store.build.fill import Filling
 from ups_store.build.progress import Stopwatch
 from ups_store.build.read import BATCH_BYTES, batch_size_of
-from ups_store.build.readers import MAX_AUTO, Readers, who_reads
+from ups_store.build.readers import MAX_AUTO, Readers, describe_readers
 from ups_store.sources.requests import MAX_SAMPLES
 from ups_store.system.memory import num_cores
 
@@ -66,8 +66,8 @@ class Tuning:
     def sentence(self) -> str:
         """What was chosen automatically, for people."""
         return (
-            f"reading {self.batch_size} samples at a time {who_reads(self.num_workers)}, chosen automatically"
-            f" ({self.why}; --batch-size and --num-workers set it)"
+            f"reading {self.batch_size} samples at a time {describe_readers(self.num_workers)}, chosen "
+            f"automatically ({self.why}; --batch-size and --num-workers set it)"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -353,11 +353,11 @@ def _number(text: str) -> int | float:
     return int(text) if abs(number) < 2**53 else number
 
 
-def _refuse_constant(text: str) -> None:
+def _raise_on_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_int=_number, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_int=_number, parse_constant=_raise_on_constant)
 
 
 def _same(found: Any, expected: Any) -> bool:

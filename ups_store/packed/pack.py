@@ -32,7 +32,7 @@ from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.write.create import create, identity_of
-from ups_store.write.target import check_not_source, check_target, new_file, publish_file, require_sound
+from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
 
@@ -88,7 +88,7 @@ def pack_store(
     check_target(path, force=force)
     metas = _metas(store)
     packing = Packing(codec, effort, store.fingerprint)
-    require_sound(store)
+    check_sound(store)
     with (
         new_file(path, force=force, needed_bytes=store.nbytes) as file,
         ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool,

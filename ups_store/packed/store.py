@@ -21,7 +21,7 @@ from ups_store.packed.catalog import PackedArray, PackedCatalog, read_index, rea
 from ups_store.read.gather import (
     Indices,
     Samples,
-    Window,
+    TimeWindow,
     batch_shape,
     check_effect,
     check_indices,
@@ -141,7 +141,7 @@ class PackedStore:
         return batch
 
     def _decode(
-        self, array: PackedArray, samples: Samples, window: Window | None, out: npt.NDArray[Any]
+        self, array: PackedArray, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
     ) -> None:
         if not array.meta.is_sharded and window is None:
             out[...] = self._whole(array)[samples]

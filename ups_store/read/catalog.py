@@ -68,7 +68,7 @@ def read_finished(fd: int, path: Path) -> Catalog:
     check_regular(fd, path)
     directory = read_directory(fd, path)
     root = read_root(fd, directory.root, path)
-    _refuse_packed(root, path)
+    _check_not_packed(root, path)
     metas = [(_read_array(fd, record, path), record.nbytes) for record in directory.arrays]
     layout = checked_layout(root, directory.root.nbytes, metas, path)
     check_directory(directory, layout, is_newer=root.version > FORMAT_VERSION, path=path)
@@ -80,7 +80,7 @@ def read_building(fd: int, path: Path) -> Catalog:
     check_regular(fd, path)
     root_record = _next_record(fd, 0, ROOT_NAME, path)
     root = read_root(fd, root_record, path)
-    _refuse_packed(root, path)
+    _check_not_packed(root, path)
     records, metas = [root_record], []
     arrays = root.identity.get("arrays")
     names = sorted(arrays) if isinstance(arrays, dict) else []
@@ -160,7 +160,7 @@ def _hash_of(root: RootMeta, path: Path) -> str:
         ) from error
 
 
-def _refuse_packed(root: RootMeta, path: Path) -> None:
+def _check_not_packed(root: RootMeta, path: Path) -> None:
     if root.packed is not None:
         raise FormatError(
             "it is packed for shipping, so it can't be mapped",

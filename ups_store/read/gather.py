@@ -38,7 +38,7 @@ def names_of(names: Sequence[str] | bytes) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """A window over time.
 
     Attributes:
@@ -53,7 +53,7 @@ class Window:
     length: int
     stride: int
 
-    def of(self, rows: slice) -> Window:
+    def of(self, rows: slice) -> TimeWindow:
         """The window for some of the samples."""
         return replace(self, start=self.start[rows])
 
@@ -71,7 +71,7 @@ def window_of(
     start: int | Sequence[int] | npt.NDArray[np.integer[Any]] | None,
     length: int | None,
     stride: int,
-) -> Window | None:
+) -> TimeWindow | None:
     """The window that `gather`'s arguments mean for one array; None for whole samples.
 
     Raises:
@@ -103,7 +103,7 @@ def window_of(
             found=f"{min(exact)}..{max(last, *exact)}",
         )
     starts = first if first.shape else np.full(num, first)
-    return Window(axis, starts, steps, int(stride) if steps > 1 else 1)
+    return TimeWindow(axis, starts, steps, int(stride) if steps > 1 else 1)
 
 
 def _extent(num_steps: int, first: int, length: int | None, stride: int) -> tuple[int, int]:
@@ -131,7 +131,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, _INTEGERS) and int(value) >= 1
 
 
-def batch_shape(meta: ArrayMeta, num: int, window: Window | None) -> tuple[int, ...]:
+def batch_shape(meta: ArrayMeta, num: int, window: TimeWindow | None) -> tuple[int, ...]:
     """Shape of a batch of `num` samples or windows."""
     shape = meta.sample_shape
     if window is None:
@@ -186,7 +186,7 @@ def window_pattern(meta: ArrayMeta, length: int, stride: int) -> Pattern:
     )
 
 
-def runs_of(array: ArrayLayout, samples: Samples, window: Window | None) -> Runs:
+def runs_of(array: ArrayLayout, samples: Samples, window: TimeWindow | None) -> Runs:
     """Where samples or windows lie, counted from the array's first byte, in the order of the batch."""
     firsts = samples * array.stride
     if window is None:

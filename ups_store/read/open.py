@@ -18,7 +18,7 @@ from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
 from ups_store.system import files
-from ups_store.system.memory_file import is_in_memory, keeping, refuse_name
+from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
 from ups_store.system.paths import find_partitions, path_of
 
 
@@ -50,7 +50,7 @@ def open_store(
         found = f"access={access!r}, verify={verify!r}"
         raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
     target = path_of(path)
-    refuse_name(path)
+    check_not_reserved(path)
     if is_in_memory(target):
         return _open_in_memory(keeping(target), partial, access, verify)
     if partial and target.name.endswith(BUILDING_SUFFIX):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ups_store.errors import ConfigError
 
-Items = npt.NDArray[np.int64]
+Samples = npt.NDArray[np.int64]
 
 Bits = npt.NDArray[np.uint64]
 
@@ -74,7 +74,7 @@ class Permutation:
         self.rows = max(1, -(-size // self.columns))
         self.keys = round_keys((SMALL_NUM_ROUNDS if size < SMALL_SIZE else NUM_ROUNDS) + 1, *key)
 
-    def __call__(self, positions: Items, tweak: Items | int = 0) -> Items:
+    def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
         """Where `positions` go.
 
         Args:
@@ -109,7 +109,7 @@ class BlockPermutation:
     Args:
         size: How many numbers are permuted.
         key: Integers >= 0.
-        block_size: Items that lie together in the store.
+        block_size: Samples that lie together in the store.
         blocks_per_window: Blocks whose items are mixed.
     """
 
@@ -121,9 +121,13 @@ class BlockPermutation:
         self.within = Permutation(self.window_size, *key, 1)
         self.within_last = Permutation(size % self.window_size, *key, 2)
         self.shift = int(round_keys(1, *key, 3)[0]) % size
-        self._known: tuple[int, int, Items] = (-1, 0, np.empty(0, np.int64))  # tweak, first, where blocks go
+        self._known: tuple[int, int, Samples] = (
+            -1,
+            0,
+            np.empty(0, np.int64),
+        )  # tweak, first, where blocks go
 
-    def __call__(self, positions: Items, tweak: Items | int = 0) -> Items:
+    def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
         """Where `positions` go; arguments as for `Permutation`."""
         tweaks = np.broadcast_to(np.asarray(tweak, np.int64), positions.shape)
         windows, offsets = _divided(positions, self.window_size)
@@ -141,10 +145,10 @@ class BlockPermutation:
         else:
             numbers[whole] = self._permute_blocks(numbers[whole], tweaks[whole])
         shifted = (numbers * self.block_size + offsets + self.shift).view(np.uint64)
-        items: Items = np.minimum(shifted, shifted - np.uint64(self.size)).view(np.int64)  # as in `_pass`
+        items: Samples = np.minimum(shifted, shifted - np.uint64(self.size)).view(np.int64)  # as in `_pass`
         return items
 
-    def _permute_blocks(self, numbers: Items, tweaks: Items) -> Items:
+    def _permute_blocks(self, numbers: Samples, tweaks: Samples) -> Samples:
         """Where blocks go; each is permuted once where many items lie in it, as in consecutive positions."""
         if not numbers.size:
             return numbers
@@ -156,17 +160,17 @@ class BlockPermutation:
             start, end = first, min(self.blocks.size, max(last + 1, first + BLOCKS_AHEAD))
             known = self.blocks(np.arange(start, end), tweak)
             self._known = tweak, start, known
-        permuted: Items = known[numbers - start]
+        permuted: Samples = known[numbers - start]
         return permuted
 
 
-def _divided(values: Items, divisor: int) -> tuple[Items, Items]:
+def _divided(values: Samples, divisor: int) -> tuple[Samples, Samples]:
     """Quotients and remainders of values >= 0, in two thirds of the time of `np.divmod`."""
     quotients = values // divisor
     return quotients, values - quotients * divisor
 
 
-def in_order(positions: Items, tweak: Items | int = 0) -> Items:
+def in_order(positions: Samples, tweak: Samples | int = 0) -> Samples:
     """The permutation that changes nothing."""
     return positions
 
@@ -189,7 +193,7 @@ class Step:
 
     number: int
     source: int
-    items: Items
+    items: Samples
     mask: npt.NDArray[np.bool_] | None
 
 
@@ -210,12 +214,12 @@ class DataOrder:
         weights: Shares of the steps, one per source; by default every item is taken once.
         rank: This process, 0 <= rank < `world_size`.
         world_size: Number of processes that share a batch.
-        block_size: Items of a block, with shuffle="block".
+        block_size: Samples of a block, with shuffle="block".
         blocks_per_window: Blocks that are mixed, with shuffle="block".
 
     Attributes:
         epoch: Number of the current epoch.
-        consumed: Items of the current epoch, over all ranks, that the training loop has been given.
+        consumed: Samples of the current epoch, over all ranks, that the training loop has been given.
         num_steps: Steps of an epoch, equal on all ranks.
 
     Raises:
@@ -310,7 +314,7 @@ class DataOrder:
             for row, (number, source) in enumerate(zip(numbers.tolist(), sources.tolist(), strict=True)):
                 yield Step(number, source, items[row], None if self.drop_last else mask[row])
 
-    def _schedule(self, epoch: int, chunk: int) -> Iterator[tuple[Items, Items, Items]]:
+    def _schedule(self, epoch: int, chunk: int) -> Iterator[tuple[Samples, Samples, Samples]]:
         """Chunks of steps: their numbers, their sources, and how many batches each source gave before."""
         draw = Permutation(self.num_steps, self.seed, epoch, 0) if self.shuffle else in_order
         taken = np.zeros(len(self.sizes), np.int64)
@@ -325,7 +329,7 @@ class DataOrder:
                 taken[source] += num
             yield numbers, sources, batches
 
-    def _sequence(self, source: int, epoch: int) -> Callable[[Items, Items | int], Items]:
+    def _sequence(self, source: int, epoch: int) -> Callable[[Samples, Samples | int], Samples]:
         key = (self.seed, epoch, 1, source)
         size = self.sizes[source]
         if self.shuffle == "block":
@@ -334,7 +338,7 @@ class DataOrder:
         return Permutation(size, *key) if self.shuffle else in_order
 
 
-def _by_source(sources: Items) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
+def _by_source(sources: Samples) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
     """Every source of these steps, and which of them are its."""
     if len(sources) and (sources == sources[0]).all():
         yield int(sources[0]), slice(None)
@@ -343,14 +347,14 @@ def _by_source(sources: Items) -> Iterator[tuple[int, slice | npt.NDArray[np.boo
         yield source, sources == source
 
 
-def _steps_by_source(pass_steps: Items, weights: Sequence[float] | None) -> Items:
+def _steps_by_source(pass_steps: Samples, weights: Sequence[float] | None) -> Samples:
     """Steps of an epoch by source: one pass over each, or as many steps in the shares of `weights`."""
     if weights is None:
         return pass_steps
     shares = np.asarray(weights, np.float64)
     fits = shares.shape == pass_steps.shape and bool(np.all(np.isfinite(shares) & (shares > 0)))
     _check("weights", fits, f"{len(pass_steps)} positive numbers", list(weights))
-    steps: Items = np.rint(pass_steps.sum() * shares / shares.sum()).astype(np.int64)
+    steps: Samples = np.rint(pass_steps.sum() * shares / shares.sum()).astype(np.int64)
     return steps.clip(min=1)
 
 

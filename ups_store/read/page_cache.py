@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ups_store.errors import MemoryLimitError
-from ups_store.read.preload import Budget, Job, locked_bytes, ram_budget
+from ups_store.read.preload import Budget, PreloadJob, locked_bytes, ram_budget
 from ups_store.read.store_file import cut
 from ups_store.system import files, mappings
 from ups_store.system.mappings import page_aligned
@@ -91,7 +91,7 @@ def _scratch(thread: threading.local) -> memoryview:
     return memory
 
 
-def budget(job: Job) -> Budget:
+def budget(job: PreloadJob) -> Budget:
     """The file's length, or nothing if all of it is there already.
 
     Resident pages count as available memory as long as nobody locks them. So what another process has locked
@@ -103,7 +103,7 @@ def budget(job: Job) -> Budget:
     return ram_budget(0 if stays else nbytes, is_new=False)
 
 
-def load(job: Job) -> None:
+def load(job: PreloadJob) -> None:
     """Read the file, and enter its pages in this process's page table."""
     file, nbytes = job.file, job.file.nbytes
     mapped = [file.mapping()] if file.access == "map" else []
@@ -124,7 +124,7 @@ def load(job: Job) -> None:
         file.keep(locked)
 
 
-def populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: Job) -> None:
+def populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: PreloadJob) -> None:
     """Enter pages of a mapping in the page table, by touching one byte of each where the kernel can't.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Request`: what `Store.preload` was asked for, and `Job`: the same, with the file it is about.
+"""`Request`: what `Store.preload` was asked for, and `PreloadJob`: the same, with the file it is about.
 
 Which mode: the one that was asked for, or for "auto" the fastest of those that are allowed and fit.
 
@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Job:
+class PreloadJob:
     """A request and what it is about.
 
     Attributes:
@@ -144,9 +144,9 @@ def preload(file: StoreFile, catalog: Catalog, request: Request) -> PreloadRepor
     if file.is_copy and request.mode in _IN_RAM and not request.lock:
         return PreloadReport("copy", "the store gathers from a copy in RAM already", file.nbytes, 0.0)
     fd = _open_again(file, catalog)
-    files.expect_whole(fd)  # threads that share a descriptor confuse the kernel's own guess
+    files.advise_sequential(fd)  # threads that share a descriptor confuse the kernel's own guess
     try:
-        job = Job(file, catalog, fd, request)
+        job = PreloadJob(file, catalog, fd, request)
         report = _choose(job) if request.mode == "auto" else _load(job, request.mode)
     finally:
         files.close(fd)
@@ -161,7 +161,7 @@ def candidates(request: Request) -> Sequence[Outcome]:
     return [*on_device, *shared, "page-cache"]
 
 
-def _choose(job: Job) -> PreloadReport:
+def _choose(job: PreloadJob) -> PreloadReport:
     refusals: list[str] = []
     for mode in candidates(job.request):
         try:
@@ -175,11 +175,11 @@ def _choose(job: Job) -> PreloadReport:
     return PreloadReport("mapped", "; ".join(refusals), 0, 0.0)
 
 
-def _load(job: Job, mode: Any) -> PreloadReport:
+def _load(job: PreloadJob, mode: Any) -> PreloadReport:
     started = time.perf_counter()
     module = import_module(_MODULES[mode])
     budget = module.budget(job)
-    budget.require(mode, margin=job.request.margin, path=job.file.path)
+    budget.check(mode, margin=job.request.margin, path=job.file.path)
     on_device = module.load(job)
     nbytes = job.file.nbytes if on_device is None else on_device.nbytes
     return PreloadReport(mode, f"{mode}: {budget}", nbytes, time.perf_counter() - started, on_device)
@@ -219,7 +219,7 @@ class Budget:
     def __str__(self) -> str:
         return f"{self.needed_bytes:,} bytes needed, {self.available_bytes:,} bytes of {self.place} available"
 
-    def require(self, mode: str, *, margin: float, path: Path) -> None:
+    def check(self, mode: str, *, margin: float, path: Path) -> None:
         """Refuse what doesn't fit, a share of `margin` being left to others.
 
         Raises:

@@ -9,22 +9,22 @@ from contextlib import closing, contextmanager
 
 from ups_store.errors import MemoryLimitError
 from ups_store.read.page_cache import STEP_BYTES, lock, populate, read_steps
-from ups_store.read.preload import Budget, Job, ram_budget
+from ups_store.read.preload import Budget, PreloadJob, ram_budget
 from ups_store.system import files, mappings
 
 
-def budget(job: Job) -> Budget:
+def budget(job: PreloadJob) -> Budget:
     """The file's length: its pages in the page cache are given back when memory is short."""
     return ram_budget(job.file.nbytes, is_new=True)
 
 
-def load(job: Job) -> None:
+def load(job: PreloadJob) -> None:
     """Copy the file, and have the store gather from the copy."""
-    with refusal_named(job):
+    with refusal_as_error(job):
         _load_shared(job) if job.request.shared else _load_private(job)
 
 
-def fill(memory: mmap.mmap, job: Job) -> None:
+def fill(memory: mmap.mmap, job: PreloadJob) -> None:
     """Copy the file into memory of the same length."""
     path, nbytes, num_threads = job.file.path, job.file.nbytes, job.num_threads
     target = memoryview(memory)
@@ -34,7 +34,7 @@ def fill(memory: mmap.mmap, job: Job) -> None:
 
 
 @contextmanager
-def refusal_named(job: Job) -> Iterator[None]:
+def refusal_as_error(job: PreloadJob) -> Iterator[None]:
     """Turn the system's "no memory" into `MemoryLimitError`: no budget knows of `ulimit -d`, for one."""
     try:
         yield
@@ -53,7 +53,7 @@ def refusal_named(job: Job) -> Iterator[None]:
         ) from error
 
 
-def _load_private(job: Job) -> None:
+def _load_private(job: PreloadJob) -> None:
     memory = mappings.new_memory(job.file.nbytes, kind=mmap.mmap)
     if job.request.lock:
         lock(memory, path=job.file.path)
@@ -61,7 +61,7 @@ def _load_private(job: Job) -> None:
     job.file.use_copy(memory)
 
 
-def _load_shared(job: Job) -> None:
+def _load_shared(job: PreloadJob) -> None:
     """A file in RAM, sealed: others map it too, and it goes with the last process that does."""
     file, nbytes = job.file, job.file.nbytes
     fd = files.create_anonymous("ups_store")

@@ -21,7 +21,7 @@ from ups_store.read.gather import (
     TIME_DIM,
     Pattern,
     Samples,
-    Window,
+    TimeWindow,
     batch_shape,
     check_output,
     runs_of,
@@ -115,7 +115,7 @@ class SampledArray:
     def gather(
         self,
         samples: Samples,
-        window: Window | None,
+        window: TimeWindow | None,
         out: npt.NDArray[Any] | None,
         *,
         num_threads: int | None = None,
@@ -124,7 +124,7 @@ class SampledArray:
 
         Args:
             samples: Sample numbers, all valid, shape (B,), int64.
-            window: Window over time, or None.
+            window: TimeWindow over time, or None.
             out: Output, shape (B, ...); converted to if it has another dtype.
             num_threads: Threads that copy a part of the batch each, or reads under way at once.
         Returns:
@@ -152,13 +152,13 @@ class SampledArray:
             self._copy_in_threads(samples, window, out, num_threads)
         return out
 
-    def _copy(self, samples: Samples, window: Window | None, out: npt.NDArray[Any]) -> None:
+    def _copy(self, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]) -> None:
         if out.flags.c_contiguous:
             copy_runs(self._memory, self._dtype, runs_of(self.layout, samples, window), out)
         else:
             self._copy_in_blocks(samples, window, out)
 
-    def _copy_in_blocks(self, samples: Samples, window: Window | None, out: npt.NDArray[Any]) -> None:
+    def _copy_in_blocks(self, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]) -> None:
         num_rows = max(1, BLOCK_BYTES // (out.nbytes // len(out)))
         for first in range(0, len(out), num_rows):
             rows = slice(first, first + num_rows)
@@ -168,7 +168,7 @@ class SampledArray:
             cast_into(block, out[rows])
 
     def _copy_in_threads(
-        self, samples: Samples, window: Window | None, out: npt.NDArray[Any], num_threads: int
+        self, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any], num_threads: int
     ) -> None:
         def copy(rows: slice) -> None:
             part = None if window is None else window.of(rows)

@@ -23,7 +23,7 @@ from ups_store.errors import MemoryLimitError, StoreClosedError, TruncatedError
 from ups_store.format.checksum import Bytes
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.read.gather import Samples, Window, runs_of
+from ups_store.read.gather import Samples, TimeWindow, runs_of
 from ups_store.system import files, mappings
 from ups_store.system.mappings import page_aligned
 from ups_store.system.parallel import for_each
@@ -201,7 +201,7 @@ def read_samples(
     fd: int,
     array: ArrayLayout,
     samples: Samples,
-    window: Window | None,
+    window: TimeWindow | None,
     out: npt.NDArray[Any],
     *,
     path: Path,
@@ -213,7 +213,7 @@ def read_samples(
         fd: The file.
         array: The array's layout.
         samples: Sample numbers, all valid, shape (B,), int64.
-        window: Window over time, or None.
+        window: TimeWindow over time, or None.
         out: Output, shape (B, ...); converted to if it has another dtype.
         path: For messages.
         num_threads: Reads that are under way at once.

@@ -24,13 +24,13 @@ def read_coordinates(
     for axis, part in contents.coordinates.items():
         name = contents.dataset_path(part, sample=sample)
         dataset = checked_dataset(file, name, axes=part.axes, kinds="fiu", sample=sample)
-        _expect_lengths(dataset, name, part, lengths)
+        _check_lengths(dataset, name, part, lengths)
         with translated("can't read", path=file.filename, dataset=name, sample=sample):
             coordinates[axis] = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
     return coordinates
 
 
-def _expect_lengths(dataset: h5py.Dataset, name: str, part: Part, lengths: Mapping[str, int]) -> None:
+def _check_lengths(dataset: h5py.Dataset, name: str, part: Part, lengths: Mapping[str, int]) -> None:
     for axis, length in zip(part.axes, dataset.shape, strict=True):
         # PDEBench's t-coordinate has one entry more than there are frames; the last one is unused.
         if length != lengths[axis] and not (axis == "t" and length == lengths[axis] + 1):
@@ -74,12 +74,12 @@ def stored_coordinates(
                     dataset=contents.coordinates[axis].dataset,
                     sample=int(other[0]),
                 )
-        _expect_finite(file, contents.coordinates[axis].dataset, row)
+        _check_finite(file, contents.coordinates[axis].dataset, row)
         constants[axis] = row[: lengths[axis] : selection.step(axis)].copy()
     return constants
 
 
-def _expect_finite(file: h5py.File, name: str, row: np.ndarray) -> None:
+def _check_finite(file: h5py.File, name: str, row: np.ndarray) -> None:
     bad = np.flatnonzero(~np.isfinite(row))
     if bad.size:
         raise source_error(

@@ -32,7 +32,7 @@ _OWN_NAMES = frozenset(("fields", "x", "y", "z", "t"))
 Name = Annotated[str, Field(min_length=1)]
 
 
-class Section(BaseModel):
+class DeclaredSection(BaseModel):
     """Keys and values; an unknown key is an error, and nothing changes afterwards."""
 
     # deferred: only what is used builds its schema; all of them take 15 ms of every start
@@ -44,7 +44,7 @@ def _wrong(expected: object, found: object, hint: str | None = None) -> ConfigEr
     return ConfigError("", expected=expected, found=found, hint=hint)
 
 
-class DatasetDeclaration(Section):
+class DatasetDeclaration(DeclaredSection):
     """One dataset that becomes an array, or a part of one."""
 
     dataset: Name = Field(description="HDF5 path, in the group of a sample where there are groups; from / on")
@@ -111,7 +111,7 @@ class ArrayDeclaration(DatasetDeclaration):
         return self
 
 
-class CoordinateDeclaration(Section):
+class CoordinateDeclaration(DeclaredSection):
     """Where an axis has its coordinate from: a dataset, or a constant step."""
 
     dataset: Name | None = Field(None, description="HDF5 path of the values")
@@ -127,7 +127,7 @@ class CoordinateDeclaration(Section):
         return self
 
 
-class ParameterDeclaration(Section):
+class ParameterDeclaration(DeclaredSection):
     """Where a number per sample has its value from."""
 
     dataset: Name | None = Field(None, description="HDF5 path: a value per sample, or one for all")
@@ -159,7 +159,7 @@ def _num_groups(pattern: str) -> int | None:
         return None
 
 
-class LayoutDeclaration(Section):
+class LayoutDeclaration(DeclaredSection):
     """Where files of one kind keep what."""
 
     groups: Name | None = Field(None, description="glob pattern of HDF5 groups, one per sample")
@@ -218,7 +218,7 @@ class LayoutDeclaration(Section):
         return tuple(name for each in names for name in each) if all(names) else ()
 
 
-class TaskDeclaration(Section):
+class TaskDeclaration(DeclaredSection):
     """A task of a user's own."""
 
     files: dict[Literal["all", "train", "val", "test"], tuple[Name, ...]] = Field(

@@ -89,7 +89,7 @@ def describe(
         ConfigError: Kind "bad_reduction" if the selection leaves one point of many.
     """
     path = Path(file.filename)
-    _expect_some_left(path, lengths, selection)
+    _check_some_left(path, lengths, selection)
     info = SourceInfo(
         path=path,
         layout=layout.name,
@@ -108,13 +108,13 @@ def describe(
         boundary=dict(layout.boundary(file, task)),
         attrs=layout.attributes(file),
     )
-    _expect_distinct_names(info)
+    _check_distinct_names(info)
     if task is not None:
-        _expect_task(info, task, ndim=contents.ndim, num_times=lengths["t"])
+        _check_task(info, task, ndim=contents.ndim, num_times=lengths["t"])
     return info
 
 
-def _expect_some_left(path: Path, lengths: Mapping[str, int], selection: Selection) -> None:
+def _check_some_left(path: Path, lengths: Mapping[str, int], selection: Selection) -> None:
     """Refuse a reduction that leaves one point, or one time step, of many."""
     for axis, length in lengths.items():
         if 1 < length <= selection.step(axis):
@@ -150,7 +150,7 @@ def _array_info(
     )
 
 
-def _expect_distinct_names(info: SourceInfo) -> None:
+def _check_distinct_names(info: SourceInfo) -> None:
     kinds = {"array": info.arrays, "coordinate": info.constants, "parameter": info.parameters}
     for (kind, names), (other, others) in itertools.combinations(kinds.items(), 2):
         for name in sorted(set(names) & set(others)):
@@ -162,7 +162,7 @@ def _expect_distinct_names(info: SourceInfo) -> None:
             )
 
 
-def _expect_task(info: SourceInfo, task: Task, *, ndim: int, num_times: int) -> None:
+def _check_task(info: SourceInfo, task: Task, *, ndim: int, num_times: int) -> None:
     """Raise unless a file can be of the task."""
     facts: list[tuple[str, bool, object, object]] = [
         ("number of spatial axes", ndim == task.ndim, task.ndim, ndim),

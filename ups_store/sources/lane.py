@@ -52,7 +52,7 @@ class Patience:
 
 
 @dataclass(eq=False)
-class Job:
+class ReadJob:
     """A request on its way.
 
     Attributes:
@@ -101,7 +101,7 @@ class Lane:
 
     def __init__(self, *, num_slots: int, slot_nbytes: int, patience: Patience, note: Note) -> None:
         self.reader: ReaderHandle | None = None
-        self.queue: deque[Job] = deque()
+        self.queue: deque[ReadJob] = deque()
         self.num_taken = 0
         self._num_slots = num_slots
         self._slot_nbytes = slot_nbytes
@@ -114,13 +114,13 @@ class Lane:
         """Whether another job would have a slot."""
         return self.num_taken < self._num_slots
 
-    def add(self, job: Job) -> None:
+    def add(self, job: ReadJob) -> None:
         """Queue a job."""
         job.lane, job.next_s = self, time.monotonic()
         self.queue.append(job)
         self.num_taken += 1
 
-    def release(self, job: Job) -> None:
+    def release(self, job: ReadJob) -> None:
         """The caller has done with a job: its slot is free."""
         self.num_taken -= 1
         if job.reader is not None:
@@ -134,7 +134,7 @@ class Lane:
             if job.reader is None and not self._send(job):
                 return
 
-    def _send(self, job: Job) -> bool:
+    def _send(self, job: ReadJob) -> bool:
         assert self.reader is not None
         slot = self.reader.free_slots[-1]
         is_sent = self.reader.send(job.request, request_id=job.id, slot=slot)

@@ -101,7 +101,7 @@ class IncompressibleFlow(Layout):
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
         """Channels Vx, Vy, particles. The file holds no coordinates of space."""
-        _expect_all_frames_written(file)
+        _check_all_frames_written(file)
         parts = (Part("velocity", "stxyc"), Part("particles", "stxyc"))
         return Contents(
             ndim=2,
@@ -114,7 +114,7 @@ class IncompressibleFlow(Layout):
         )
 
 
-def _expect_all_frames_written(file: h5py.File) -> None:
+def _check_all_frames_written(file: h5py.File) -> None:
     # The generator allocates every frame and counts up what it wrote; the rest reads as zeros.
     velocity = get_dataset(file, "velocity")
     last = file.attrs.get("latestIndex")

@@ -20,21 +20,21 @@ import numpy.typing as npt
 
 from ups_store.errors import SourceError
 from ups_store.sources.contents import SourceInfo
-from ups_store.sources.lane import Job, Lane, Note, Patience, replace_late, stop_lanes
+from ups_store.sources.lane import Lane, Note, Patience, ReadJob, replace_late, stop_lanes
 from ups_store.sources.reader_handle import stacks_of
 from ups_store.sources.requests import DescribeRequest, ReadRequest
-from ups_store.sources.slots import Status
+from ups_store.sources.slots import Activity
 from ups_store.sources.source_files import USUAL_SLOTS
 
 if TYPE_CHECKING:
     from ups_store.sources.reader import Reader, Request
 
-__all__ = ["Batch", "Patience", "PoolStatus", "ReaderPool", "ReaderStatus", "Skipped"]
+__all__ = ["Patience", "PoolStatus", "ReadBatch", "ReaderPool", "ReaderStatus", "Skipped"]
 
 _TURN_S = 0.5  # the longest wait: what a reader says about itself may bring a deadline forward
 
 
-class Batch(NamedTuple):
+class ReadBatch(NamedTuple):
     """Samples that were read.
 
     Attributes:
@@ -125,9 +125,9 @@ class ReaderPool:
         self._patience = patience or Patience()
         self._note: Note = note
         self._on_error = on_error
-        self._here: tuple[Reader, Job] | None = None
+        self._here: tuple[Reader, ReadJob] | None = None
         self._ids = itertools.count()
-        self._jobs: deque[Job] = deque()  # those that the caller hasn't done with, in order
+        self._jobs: deque[ReadJob] = deque()  # those that the caller hasn't done with, in order
         self._nbytes = 0
         self.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
 
@@ -154,7 +154,7 @@ class ReaderPool:
             note=self._note,
         )
 
-    def read(self, requests: Iterable[ReadRequest]) -> Iterator[Batch | Skipped]:
+    def read(self, requests: Iterable[ReadRequest]) -> Iterator[ReadBatch | Skipped]:
         """Read batches of samples.
 
         Args:
@@ -172,7 +172,7 @@ class ReaderPool:
         for job in self._run(requests):
             assert isinstance(job.request, ReadRequest)
             if job.error is None:
-                yield Batch(job.request.samples, job.arrays, job.value)
+                yield ReadBatch(job.request.samples, job.arrays, job.value)
             elif self._on_error == "skip" and isinstance(job.error, SourceError):
                 yield Skipped(job.request.samples, job.error)
             else:
@@ -234,7 +234,7 @@ class ReaderPool:
 
     def _run(
         self, requests: Iterable[Request], *, on_turn: Callable[[int], None] = lambda request_id: None
-    ) -> Iterator[Job]:
+    ) -> Iterator[ReadJob]:
         """Settled jobs in the order of the requests; `on_turn` is called while the next one is awaited."""
         if not self._lanes:
             yield from self._run_here(requests)
@@ -253,12 +253,12 @@ class ReaderPool:
 
     def _run_here(
         self, requests: Iterable[Request], progress: Callable[[int], None] = lambda num: None
-    ) -> Iterator[Job]:
+    ) -> Iterator[ReadJob]:
         from ups_store.sources.reader import Reader  # HDF5: only where it is read
 
         num_done = 0
 
-        def told(status: Status) -> None:
+        def told(status: Activity) -> None:
             nonlocal num_done
             if status.num_done > num_done:
                 progress(status.num_done - num_done)
@@ -267,7 +267,7 @@ class ReaderPool:
         reader = Reader(told=told)
         try:
             for request in requests:
-                job = Job(next(self._ids), request)
+                job = ReadJob(next(self._ids), request)
                 self._here = reader, job
                 try:
                     job.value = reader.run(request, request_id=job.id, place=job.place)
@@ -286,7 +286,7 @@ class ReaderPool:
             request = next(unseen, None)
             if request is None:
                 break
-            self._jobs.append(Job(next(self._ids), request))
+            self._jobs.append(ReadJob(next(self._ids), request))
             lane.add(self._jobs[-1])
         return bool(self._jobs)
 
@@ -313,7 +313,7 @@ class ReaderPool:
             _release(self._jobs.popleft())
 
 
-def _release(job: Job) -> None:
+def _release(job: ReadJob) -> None:
     assert job.lane is not None
     job.lane.release(job)
 
@@ -334,7 +334,7 @@ def _status(lane: Lane) -> ReaderStatus | None:
     )
 
 
-def _status_here(reader: Reader, job: Job) -> ReaderStatus:
+def _status_here(reader: Reader, job: ReadJob) -> ReaderStatus:
     status = reader.status
     return ReaderStatus(
         os.getpid(), status.doing, status.since_s, job.request, 1, status.num_done, status.dataset

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from ups_store.sources.contents import Selection
-from ups_store.sources.slots import SlotMemory, Status
+from ups_store.sources.slots import Activity, SlotMemory
 from ups_store.sources.source import Source, open_source
 from ups_store.sources.source_files import FileState, changed, file_state
 from ups_store.sources.tasks import Task
@@ -65,9 +65,9 @@ class Reader:
     """
 
     def __init__(
-        self, memory: SlotMemory | None = None, *, told: Callable[[Status], None] = lambda status: None
+        self, memory: SlotMemory | None = None, *, told: Callable[[Activity], None] = lambda status: None
     ) -> None:
-        self.status = Status(-1, 0.0, 0.0, "starting")
+        self.status = Activity(-1, 0.0, 0.0, "starting")
         self._is_expendable = memory is not None  # a process of its own, with a supervisor
         self._told = memory.write_status if memory else told
         self._sources: OrderedDict[_SourceKey, tuple[Source, FileState]] = OrderedDict()
@@ -77,7 +77,7 @@ class Reader:
         """Run a request whose arrays go where `place` says."""
         self._place = place
         now = time.monotonic()
-        self._tell(Status(request_id, now, now, "beginning"))
+        self._tell(Activity(request_id, now, now, "beginning"))
         try:
             return request.run(self)
         finally:
@@ -145,6 +145,6 @@ class Reader:
             source.close()
         self._sources.clear()
 
-    def _tell(self, status: Status) -> None:
+    def _tell(self, status: Activity) -> None:
         self.status = status
         self._told(status)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ups_store.errors import StoreError
 from ups_store.sources.requests import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
-from ups_store.sources.slots import SlotMemory, Status
+from ups_store.sources.slots import Activity, SlotMemory
 from ups_store.sources.source_files import USUAL_SLOT_NBYTES, USUAL_SLOTS
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class ReaderHandle:
         return self._process.pid
 
     @property
-    def status(self) -> Status:
+    def status(self) -> Activity:
         """What the reader does, by its own account."""
         return self.memory.read_status()
 

@@ -39,7 +39,7 @@ def read_samples(
     first: int,
     selection: Selection,
     place: Place | None = None,
-    got_on: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
 
@@ -52,16 +52,16 @@ def read_samples(
         first: Number of the first sample in the dataset.
         selection: Strides in space and time.
         place: Where the dataset lies in its file; None where HDF5 is needed to read it.
-        got_on: Called after every part of it.
+        progress: Called after every part of it.
     """
     if place and place.fits(out, axes=axes, to_axes=to_axes, selection=selection):
-        place.read_into(out, first=first * place.sample_nbytes(axes), got_on=got_on)
+        place.read_into(out, first=first * place.sample_nbytes(axes), progress=progress)
         return
     for region in _regions(dataset, axes, first, len(out), selection.reduce_time):
         block = _read_region(dataset, axes, region, selection)
         target = out[region.rows, region.frames] if "t" in to_axes else out[region.rows]
         np.copyto(target, _in_order(block, axes, to_axes), casting="unsafe")
-        got_on()
+        progress()
 
 
 def chunk_length(dataset: h5py.Dataset, axes: str, axis: str) -> int:
@@ -172,13 +172,13 @@ class Place:
         # Else the same values go to several places along an axis that the dataset lacks.
         return out.nbytes <= (len(out) if "s" in axes else 1) * self.sample_nbytes(axes)
 
-    def read_into(self, out: np.ndarray, *, first: int, got_on: Callable[[], None]) -> None:
+    def read_into(self, out: np.ndarray, *, first: int, progress: Callable[[], None]) -> None:
         """Read bytes of the dataset.
 
         Args:
             out: Where they go, C-contiguous.
             first: The first one, counted from the dataset's.
-            got_on: Called after every few MiB.
+            progress: Called after every few MiB.
 
         Raises:
             OSError: As the file system says, or if the file ends before.
@@ -187,17 +187,17 @@ class Place:
         for done in range(0, len(view), _MAPPED_AT_ONCE):
             part, start = view[done : done + _MAPPED_AT_ONCE], self.offset + first + done
             if self.is_mapped and _copy_cached(self.fd, start, part):
-                got_on()
+                progress()
             else:
-                _read(self.fd, start, part, got_on)
+                _read(self.fd, start, part, progress)
 
 
-def _read(fd: int, first: int, out: memoryview, got_on: Callable[[], None]) -> None:
+def _read(fd: int, first: int, out: memoryview, progress: Callable[[], None]) -> None:
     for done in range(0, len(out), _READ_AT_ONCE):
         piece = out[done : done + _READ_AT_ONCE]
         if files.read_into(fd, first + done, piece) < len(piece):
             raise OSError("the file ends before its data does")
-        got_on()
+        progress()
 
 
 def _copy_cached(fd: int, first: int, out: memoryview) -> bool:

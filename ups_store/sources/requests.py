@@ -113,7 +113,7 @@ class ReadRequest:
                 for name, array in source.info.arrays.items()
             }
             with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are counted, not warned about
-                source.read_into(arrays, self.indices.tolist(), told=reader.reading)
+                source.read_into(arrays, self.indices.tolist(), note=reader.reading)
             if not (self.with_ranges or self.check_finite):
                 return {}
             reader.doing("checking")

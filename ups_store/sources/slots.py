@@ -28,7 +28,7 @@ _STATUS = struct.Struct("<q2d24s160sq")  # id of the request, progressed_s, sinc
 
 
 @dataclass(frozen=True)
-class Status:
+class Activity:
     """What a reader does; written by the reader alone, and there even if it is stopped.
 
     Attributes:
@@ -108,19 +108,19 @@ class SlotMemory:
                 kind="no_memory",
                 hint="lower --num-workers; 0 reads without",
             ) from error
-        memory.write_status(Status(-1, 0.0, 0.0, "starting"))
+        memory.write_status(Activity(-1, 0.0, 0.0, "starting"))
         return memory, fd
 
-    def read_status(self) -> Status:
+    def read_status(self) -> Activity:
         """The status as it is now."""
         record = self._map[: _STATUS.size]
         # The reader may be writing it: two equal looks are one whole record.
         while (again := self._map[: _STATUS.size]) != record:
             record = again
         request_id, progressed_s, since_s, doing, dataset, num_done = _STATUS.unpack(record)
-        return Status(request_id, progressed_s, since_s, _text(doing), num_done, _text(dataset))
+        return Activity(request_id, progressed_s, since_s, _text(doing), num_done, _text(dataset))
 
-    def write_status(self, status: Status) -> None:
+    def write_status(self, status: Activity) -> None:
         """Change the status; `doing` is cut to 24 bytes, `dataset` to its last 160."""
         self._map[: _STATUS.size] = _STATUS.pack(
             status.request_id,

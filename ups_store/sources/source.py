@@ -132,7 +132,7 @@ class Source:
         out: Mapping[str, np.ndarray],
         indices: Sequence[int],
         *,
-        told: Callable[[str], None] = lambda dataset: None,
+        note: Callable[[str], None] = lambda dataset: None,
     ) -> None:
         """Read samples, cast to the dtypes of where they go.
 
@@ -142,7 +142,7 @@ class Source:
         Args:
             out: For every array of `info.arrays` a C-contiguous ndarray (len(indices), *shape).
             indices: Sample numbers, in any order.
-            told: Called with the HDF5 path of each dataset before it is read, and after every few MiB of it.
+            note: Called with the HDF5 path of each dataset before it is read, and after every few MiB of it.
 
         Raises:
             SourceError: Kind "no_such_sample", "read_failed" (with the first sample concerned), or, with a
@@ -151,10 +151,10 @@ class Source:
         """
         if not self._file:
             raise StoreClosedError("the source was closed", path=self.info.path)
-        self._expect_in_range(indices)
+        self._check_in_range(indices)
         for row, run in _runs(indices, longest=1 if self._contents.groups else len(indices)):
             rows = {name: array[row : row + len(run)] for name, array in out.items()}
-            self._read_run(run, rows, told)
+            self._read_run(run, rows, note)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -170,7 +170,7 @@ class Source:
     ) -> None:
         self.close()
 
-    def _expect_in_range(self, indices: Sequence[int]) -> None:
+    def _check_in_range(self, indices: Sequence[int]) -> None:
         lowest, highest = min(indices, default=0), max(indices, default=-1)
         if lowest < 0 or highest >= self.info.num_samples:
             raise source_error(
@@ -181,22 +181,22 @@ class Source:
                 expected=f"0..{self.info.num_samples - 1}",
             )
 
-    def _read_run(self, run: range, out: Mapping[str, np.ndarray], told: Callable[[str], None]) -> None:
+    def _read_run(self, run: range, out: Mapping[str, np.ndarray], note: Callable[[str], None]) -> None:
         """Read samples that lie in the same datasets, array by array."""
         if self._contents.groups:
-            told(self._contents.groups[run.start])
-            self._expect_grid_of_first(run.start)
+            note(self._contents.groups[run.start])
+            self._check_grid_of_first(run.start)
         for name, array in self._contents.arrays.items():
-            self._read_array(array, run, out[name], told)
+            self._read_array(array, run, out[name], note)
 
     def _read_array(
-        self, array: StoredArray, run: range, out: np.ndarray, told: Callable[[str], None]
+        self, array: StoredArray, run: range, out: np.ndarray, note: Callable[[str], None]
     ) -> None:
         """Read the datasets of an array beside each other along the channel axis of `out`."""
         channel = 0
         for part in array.parts:
             name = self._contents.dataset_path(part, sample=run.start)
-            told(name)
+            note(name)
             if isinstance(part, NumberPart):
                 out[...] = part.read(self._file, name, sample=run.start)
                 continue
@@ -216,7 +216,7 @@ class Source:
                     first=run.start if "s" in part.axes else 0,
                     selection=self._selection,
                     place=self._place(name, dataset),
-                    got_on=functools.partial(told, name),
+                    progress=functools.partial(note, name),
                 )
             channel = end
 
@@ -254,7 +254,7 @@ class Source:
             self._datasets[name] = get_dataset(self._file, name)
         return self._datasets[name]
 
-    def _expect_grid_of_first(self, sample: int) -> None:
+    def _check_grid_of_first(self, sample: int) -> None:
         if self._first_grid is None:
             self._first_grid = read_coordinates(self._file, self._contents, self._lengths)
         grid = read_coordinates(self._file, self._contents, self._lengths, sample=sample)

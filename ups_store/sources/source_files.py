@@ -106,7 +106,7 @@ def find_sources(
     if not found:
         raise _no_source(root, task, split, candidates)
     for source in found:
-        _expect_regular(source.path)
+        _check_regular(source.path)
     return found
 
 
@@ -152,7 +152,7 @@ def _may_be_source(path: Path) -> bool:
     return os.path.lexists(path) and not path.is_dir()
 
 
-def _expect_regular(path: Path) -> None:
+def _check_regular(path: Path) -> None:
     """Refuse what opening may wait for: pipes, sockets and devices; and links to what isn't there."""
     if not path.is_file():
         raise SourceError(

@@ -128,8 +128,8 @@ def _fields(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Field]:
         components = ["".join(axes) for axes in itertools.product(spatial, repeat=order)]
         for name in names(group, "field_names") if group is not None else ():
             part = _part(file, f"t{order}_fields/{name}", order, spatial)
-            _expect_components(file, part, components)
-            _expect_trajectories(file, part)
+            _check_components(file, part, components)
+            _check_trajectories(file, part)
             yield _Field(name, part, tuple(f"{name}_{c}" if c else name for c in components))
 
 
@@ -142,7 +142,7 @@ def _part(file: h5py.File, name: str, order: int, spatial: Mapping[str, str]) ->
     return Part(name, axes + ("", "c", "c" if is_flat else "cd")[order])
 
 
-def _expect_components(file: h5py.File, part: Part, components: list[str]) -> None:
+def _check_components(file: h5py.File, part: Part, components: list[str]) -> None:
     dataset = get_dataset(file, part.dataset)
     found = math.prod(n for axis, n in zip(part.axes, dataset.shape, strict=False) if axis in "cd")
     if dataset.ndim == len(part.axes) and found != len(components):
@@ -156,7 +156,7 @@ def _expect_components(file: h5py.File, part: Part, components: list[str]) -> No
         )
 
 
-def _expect_trajectories(file: h5py.File, part: Part) -> None:
+def _check_trajectories(file: h5py.File, part: Part) -> None:
     said = file.attrs.get("n_trajectories")
     found = get_dataset(file, part.dataset).shape[:1]
     if said is not None and part.axes.startswith("s") and found != (said,):
@@ -213,7 +213,7 @@ def _differs_between_samples(file: h5py.File, part: Part) -> bool:
     return bool((rows != rows[:1]).any())
 
 
-def expect_group(file: h5py.File, name: str) -> h5py.Group:
+def check_group(file: h5py.File, name: str) -> h5py.Group:
     """A group of the file.
 
     Raises:
@@ -231,7 +231,7 @@ def spatial_axes(file: h5py.File) -> dict[str, str]:
     Raises:
         SourceError: Kind "missing_dataset" or "wrong_rank".
     """
-    found = names(expect_group(file, "dimensions"), "spatial_dims")
+    found = names(check_group(file, "dimensions"), "spatial_dims")
     if not 1 <= len(found) <= 3:
         raise source_error(
             "number of spatial dimensions",

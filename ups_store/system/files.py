@@ -283,7 +283,7 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def disk_full_named(path: Path, needed_bytes: int) -> Iterator[None]:
+def disk_full_as_error(path: Path, needed_bytes: int) -> Iterator[None]:
     """Turn the file system's "no room" into `DiskFullError` with needed and free bytes."""
     try:
         yield
@@ -321,7 +321,7 @@ def build_id() -> bytes:
     return os.urandom(16)
 
 
-def expect_whole(fd: int) -> None:
+def advise_sequential(fd: int) -> None:
     """Say that all of the open file will be read, more or less in order: the kernel reads further ahead."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -369,7 +369,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _write_new(temporary: Path, path: Path, data: bytes) -> None:
-    with disk_full_named(path, len(data)):
+    with disk_full_as_error(path, len(data)):
         fd = create_new(temporary)
         try:
             write_at(fd, 0, data)

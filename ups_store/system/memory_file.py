@@ -65,7 +65,7 @@ def create_in_memory(nbytes: int) -> MemoryPath:
     return path
 
 
-def refuse_name(path: str | os.PathLike[str]) -> None:
+def check_not_reserved(path: str | os.PathLike[str]) -> None:
     """Fail if somebody looks for a store by ":memory:", which makes a new one each time."""
     if os.fspath(path) == IN_MEMORY:
         hint = "use the path of its writer: `open(writer.path)`"

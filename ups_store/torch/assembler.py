@@ -22,10 +22,10 @@ from ups_store.torch.memory import Allocate
 
 _THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
-Job = tuple[int, Step]
+EpochStep = tuple[int, Step]
 
 
-def jobs_of(order: DataOrder, *, goes_on: bool) -> Iterator[Job]:
+def jobs_of(order: DataOrder, *, goes_on: bool) -> Iterator[EpochStep]:
     """The steps that have not been consumed, with their epoch; if it goes on, those of later epochs, too."""
     epoch, steps = order.epoch, order.steps()
     while True:
@@ -60,7 +60,7 @@ class Assembler:
     def __init__(self, dataset: StoreDataset, *, allocate: Allocate, feed: DeviceFeed | None) -> None:
         self._dataset, self._allocate, self._feed = dataset, allocate, feed
 
-    def __call__(self, job: Job) -> Made:
+    def __call__(self, job: EpochStep) -> Made:
         """The batch of a step."""
         epoch, step = job
         began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt

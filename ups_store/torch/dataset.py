@@ -14,12 +14,12 @@ from torch.utils.data import Dataset, get_worker_info
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.read.gather import names_of
 from ups_store.read.open import open_any
-from ups_store.read.order import Items
+from ups_store.read.order import Samples
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.store import Store
 from ups_store.torch.batch import SENT_BYTES, Batch, Sample, one_or_all
 from ups_store.torch.memory import Allocate, BufferPool, new_tensor, shared_copy
-from ups_store.torch.source import Selection, StoreSource
+from ups_store.torch.source import SourceSelection, StoreSource
 from ups_store.torch.windows import Window
 
 StoreLike = Store | PartitionedStore | str | os.PathLike[str]
@@ -76,14 +76,14 @@ class StoreDataset(Dataset[Sample]):
             hint = "give `window=Window(...)` too; `names` says which arrays whole samples have"
             raise SpecError("`state` without `window`", kind="state", found=repr(state), hint=hint)
         _check_dtype(dtype, views=views)
-        self._selection = Selection(None if names is None else names_of(names), state, window, dtype)
+        self._selection = SourceSelection(None if names is None else names_of(names), state, window, dtype)
         self._views = views
         self.epoch = 0
         self._open([store for each in given for store in _opened(each)])
 
     def _open(self, stores: Iterable[Store]) -> None:
         self.sources = tuple(StoreSource(store, self._selection) for store in stores)
-        self._ends: Items = np.cumsum([len(source) for source in self.sources])
+        self._ends: Samples = np.cumsum([len(source) for source in self.sources])
         self._first = [0, *self._ends[:-1].tolist()]
         self._pool = BufferPool(limit=2 * max(len(source.fields) for source in self.sources))
 
@@ -99,7 +99,7 @@ class StoreDataset(Dataset[Sample]):
         """Draw the windows of another epoch; call it before workers start. Our loaders need no call."""
         self.epoch = epoch
 
-    def locate(self, indices: Sequence[int] | Items) -> tuple[Items, Items, Items]:
+    def locate(self, indices: Sequence[int] | Samples) -> tuple[Samples, Samples, Samples]:
         """Number of the store, sample in it, and first time step of items; int64, shape (B,) each."""
         items = self._check(indices)
         numbers = np.searchsorted(self._ends, items, side="right")
@@ -124,7 +124,7 @@ class StoreDataset(Dataset[Sample]):
         sample = Sample(source.view(local, epoch=self.epoch))
         return Sample({**sample, "index": torch.tensor(index), "task": source.task})
 
-    def __getitems__(self, indices: Sequence[int] | Items) -> Batch:
+    def __getitems__(self, indices: Sequence[int] | Samples) -> Batch:
         """A whole batch, in memory that nothing else refers to.
 
         In a `DataLoader`'s workers large tensors are in shared memory; small ones are sent as they are.
@@ -136,7 +136,7 @@ class StoreDataset(Dataset[Sample]):
         batch = self._fetch(self._check(indices), self._pool.empty)
         return batch if get_worker_info() is None else batch.apply(_as_sent)
 
-    def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> Batch:
+    def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
         """A batch of one source.
 
         Args:
@@ -151,7 +151,7 @@ class StoreDataset(Dataset[Sample]):
         values["task"] = source.task
         return Batch(values)
 
-    def _fetch(self, items: Items, allocate: Allocate) -> Batch:
+    def _fetch(self, items: Samples, allocate: Allocate) -> Batch:
         numbers = np.searchsorted(self._ends, items, side="right")
         present = np.unique(numbers).tolist()
         if len(present) == 1:
@@ -165,7 +165,7 @@ class StoreDataset(Dataset[Sample]):
         ]
         return _interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate)
 
-    def _check(self, indices: Sequence[int] | Items) -> Items:
+    def _check(self, indices: Sequence[int] | Samples) -> Samples:
         raw = np.asarray(indices)
         if raw.ndim != 1 or not raw.size or raw.dtype.kind not in "iu":
             raise SampleIndexError("index", expected="integers", found=f"{raw.dtype} of shape {raw.shape}")

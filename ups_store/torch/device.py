@@ -18,14 +18,14 @@ from torch import Tensor
 from ups_store.errors import DeviceError, MemoryLimitError
 from ups_store.format.layout import ArrayLayout
 from ups_store.read.page_cache import STEP_BYTES, read_steps
-from ups_store.read.preload import Budget, Job, ram_budget
+from ups_store.read.preload import Budget, PreloadJob, ram_budget
 from ups_store.torch.batch import Batch
 from ups_store.torch.device_store import DeviceRows, DeviceStore
 
 _DEFAULT = "cuda"
 
 
-def find_device(job: Job) -> torch.device:
+def find_device(job: PreloadJob) -> torch.device:
     """The device that was asked for, with its index.
 
     Raises:
@@ -46,7 +46,7 @@ def find_device(job: Job) -> torch.device:
     return torch.device("cuda", index)
 
 
-def budget(job: Job) -> Budget:
+def budget(job: PreloadJob) -> Budget:
     """Bytes of the samples' slots, and what the device has left.
 
     Raises:
@@ -61,14 +61,14 @@ def budget(job: Job) -> Budget:
     return Budget(needed, free + unused, f"{device} memory")
 
 
-def load(job: Job) -> DeviceStore:
+def load(job: PreloadJob) -> DeviceStore:
     """Move the samples to the device; slots lie there as they lie in the file."""
     device, samples = find_device(job), _samples(job)
     arrays = job.catalog.layout.per_sample
     staging = Staging(job, device, max((_nbytes(array, job) for array in arrays), default=0))
     there = {}
     for array in arrays:
-        with _out_of_memory_named(job, device):
+        with _out_of_memory_as_error(job, device):
             memory = torch.empty(_nbytes(array, job), dtype=torch.uint8, device=device)
         staging.fill(memory, array.slot(samples.start)[0])
         there[array.meta.name] = DeviceRows(array, samples.start, memory)
@@ -76,15 +76,15 @@ def load(job: Job) -> DeviceStore:
     return DeviceStore(there, device, samples=samples, path=job.file.path)
 
 
-def _samples(job: Job) -> range:
+def _samples(job: PreloadJob) -> range:
     return range(job.catalog.layout.num_samples) if job.request.samples is None else job.request.samples
 
 
-def _nbytes(array: ArrayLayout, job: Job) -> int:
+def _nbytes(array: ArrayLayout, job: PreloadJob) -> int:
     return array.stride * len(_samples(job)) if array.entry else 0
 
 
-def _no_device(job: Job, name: str, found: str) -> DeviceError:
+def _no_device(job: PreloadJob, name: str, found: str) -> DeviceError:
     return DeviceError(
         "no such device to preload to",
         kind="no_device",
@@ -96,7 +96,7 @@ def _no_device(job: Job, name: str, found: str) -> DeviceError:
 
 
 @contextmanager
-def _out_of_memory_named(job: Job, device: torch.device) -> Iterator[None]:
+def _out_of_memory_as_error(job: PreloadJob, device: torch.device) -> Iterator[None]:
     """Turn torch's error into ours: the budget can't know how the device's memory is fragmented."""
     try:
         yield
@@ -125,7 +125,7 @@ class Staging:
         nbytes: Length of the largest part.
     """
 
-    def __init__(self, job: Job, device: torch.device, nbytes: int) -> None:
+    def __init__(self, job: PreloadJob, device: torch.device, nbytes: int) -> None:
         self._job = job
         self._device = device
         size = min(nbytes, STEP_BYTES)

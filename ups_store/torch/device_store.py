@@ -21,7 +21,7 @@ from ups_store.format.metadata import dtype_of
 from ups_store.read.gather import (
     TIME_DIM,
     Indices,
-    Window,
+    TimeWindow,
     batch_shape,
     check_indices,
     names_of,
@@ -147,7 +147,7 @@ class DeviceRows:
         """The array's dtype."""
         return torch_dtype(dtype_of(self.layout.meta.dtype))
 
-    def gather(self, samples: npt.NDArray[np.int64], window: Window | None) -> Tensor:
+    def gather(self, samples: npt.NDArray[np.int64], window: TimeWindow | None) -> Tensor:
         """Copy samples, or one window of each; the plain twin is `gather_array`.
 
         Args:

@@ -20,7 +20,7 @@ import torch
 from ups_store.errors import ConfigError
 from ups_store.read.order import DataOrder, Shuffle
 from ups_store.torch.ahead import Ahead
-from ups_store.torch.assembler import Assembler, EpochReport, Job, Made, jobs_of
+from ups_store.torch.assembler import Assembler, EpochReport, EpochStep, Made, jobs_of
 from ups_store.torch.batch import Batch
 from ups_store.torch.dataset import StoreDataset
 from ups_store.torch.device import DeviceFeed
@@ -73,7 +73,7 @@ class Loader:
         num_tensors = max(len(source.fields) for source in dataset.sources)
         pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
         self._allocate = self._feed.allocate if self._feed else pool.empty
-        self._made: Ahead[Job, Made] | None = None
+        self._made: Ahead[EpochStep, Made] | None = None
         self._made_of: tuple[Any, ...] = ()  # what all its batches depend on
         self._made_next: tuple[int, int] | None = None  # epoch and position that it waits to go on from
         self._is_abandoned = False
@@ -142,7 +142,7 @@ class Loader:
             self._made.close()
             self._made = self._made_next = None
 
-    def _take_up(self) -> Ahead[Job, Made]:
+    def _take_up(self) -> Ahead[EpochStep, Made]:
         """What gives the batches from here on: the one that there is, if it goes on from here."""
         wanted = (os.getpid(), self.dataset, self.order.seed, self.order.shuffle)
         goes_on = self._made_next == (self.order.epoch, self.order.consumed) and self._made_of == wanted

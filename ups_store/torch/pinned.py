@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import DeviceError
-from ups_store.read.preload import Budget, Job, ram_budget
-from ups_store.read.preload_copy import fill, refusal_named
+from ups_store.read.preload import Budget, PreloadJob, ram_budget
+from ups_store.read.preload_copy import fill, refusal_as_error
 from ups_store.system import mappings
 from ups_store.torch.device import find_device
 from ups_store.torch.device_store import DeviceRows, DeviceStore
@@ -90,7 +90,7 @@ def device_view(memory: PageLocked, device: torch.device, *, path: object) -> Te
     return tensor
 
 
-def budget(job: Job) -> Budget:
+def budget(job: PreloadJob) -> Budget:
     """The file's length in RAM.
 
     Raises:
@@ -102,10 +102,10 @@ def budget(job: Job) -> Budget:
     return ram_budget(job.file.nbytes, is_new=True)
 
 
-def load(job: Job) -> DeviceStore:
+def load(job: PreloadJob) -> DeviceStore:
     """Copy the store to page-locked memory; the store gathers from there too."""
     device, path = find_device(job), job.file.path
-    with refusal_named(job):
+    with refusal_as_error(job):
         memory = mappings.new_memory(job.file.nbytes, shared=True, kind=PageLocked)
     fill(memory, job)
     memory.register(device, path=path)

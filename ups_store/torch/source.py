@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
 from ups_store.read.gather import TIME_DIM
-from ups_store.read.order import Items
+from ups_store.read.order import Samples
 from ups_store.read.store import Store
 from ups_store.torch.memory import Allocate, as_array, as_tensor, torch_dtype, writable
-from ups_store.torch.windows import NUM_STEPS, TIMES, Trajectories, Window, require_time_axis
+from ups_store.torch.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
 
 SCRATCH_BYTES = 1 << 20  # of rows before conversion: stays in the second-level cache
 
@@ -44,7 +44,7 @@ class Rows:
         self.dtype = torch_dtype(np.dtype(spec.dtype))
         self.shape: tuple[int, ...] = tuple(spec.shape[1:]) if length is None else (length, *spec.shape[2:])
 
-    def gather(self, samples: Items, starts: Items | None, out: Tensor) -> None:
+    def gather(self, samples: Samples, starts: Samples | None, out: Tensor) -> None:
         """Copy samples, or windows from time steps `starts` on.
 
         Args:
@@ -64,7 +64,7 @@ class Rows:
             self._copy(samples[part], None if starts is None else starts[part], copied)
             rows[part].copy_(copied)  # several times faster than NumPy's conversion of float16
 
-    def _copy(self, samples: Items, starts: Items | None, out: Tensor) -> None:
+    def _copy(self, samples: Samples, starts: Samples | None, out: Tensor) -> None:
         window: dict[str, Any] = {}
         if self._length is not None:
             window = {"start": starts, "length": self._length, "stride": self._stride}
@@ -77,7 +77,7 @@ TAKEN_WINDOW_KEYS = TAKEN_KEYS | {"z0", "z1", "params", "t", "dt"}
 
 
 @dataclass(frozen=True)
-class Selection:
+class SourceSelection:
     """What a dataset takes from each of its stores; see `StoreDataset`."""
 
     names: tuple[str, ...] | None
@@ -118,7 +118,7 @@ class StoreSource:
         fields: What makes a batch.
     """
 
-    def __init__(self, store: Store, selection: Selection) -> None:
+    def __init__(self, store: Store, selection: SourceSelection) -> None:
         if not store.committed.all():
             raise NotCommittedError(
                 "the store is incomplete",
@@ -149,13 +149,13 @@ class StoreSource:
         """Bytes of one sample in a batch, times not counted."""
         return sum(math.prod(field.shape) * field.dtype.itemsize for field in self.fields)
 
-    def locate(self, items: Items, *, epoch: int) -> tuple[Items, Items]:
+    def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
         """Sample and first time step of items, each int64, shape (B,)."""
         if self._trajectories is None:
             return items, np.zeros_like(items)
         return self._trajectories.index.locate(items, epoch=epoch)
 
-    def fetch(self, items: Items, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
+    def fetch(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy items, all valid, into tensors (B, ...) that `allocate` provides; by key."""
         samples, starts = items, None
         values: dict[str, Any] = {}
@@ -183,7 +183,7 @@ class StoreSource:
             _put(values, field, view.view(field.shape).to(field.dtype))
         return values
 
-    def _conditions(self, samples: Items, starts: Items) -> dict[str, Any]:
+    def _conditions(self, samples: Samples, starts: Samples) -> dict[str, Any]:
         """What only windows have: times, and room for parameters."""
         if self._trajectories is None:
             return {}
@@ -207,7 +207,7 @@ class StoreSource:
             if name in static and name != NUM_STEPS:
                 yield self._field(name, name)
             elif name not in (state, NUM_STEPS, TIMES):
-                require_time_axis(self.store, name)
+                check_time_axis(self.store, name)
                 yield self._field(name, name, steps=range(0, window.span + 1, stride))
 
     def _field(self, key: str, name: str, *, steps: range | None = None) -> Field:

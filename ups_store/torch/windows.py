@@ -14,13 +14,13 @@ import torch
 
 from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.read.gather import TIME_DIM
-from ups_store.read.order import Items, below, mix, round_keys
+from ups_store.read.order import Samples, below, mix, round_keys
 from ups_store.read.store import Store
 
 
 @dataclass(frozen=True)
 class Window:
-    """Items are spans of trajectories: a state and the ones that follow.
+    """Samples are spans of trajectories: a state and the ones that follow.
 
     Attributes:
         horizon: H, number of states that follow the first.
@@ -57,19 +57,19 @@ class WindowIndex:
         num_steps: Valid time steps of every trajectory, int64, shape (N,).
     """
 
-    def __init__(self, window: Window, num_steps: Items) -> None:
+    def __init__(self, window: Window, num_steps: Samples) -> None:
         self.window = window
         num_windows = (num_steps - window.span).clip(min=0)
         self.samples = np.flatnonzero(num_windows)  # trajectories shorter than a window have none
-        self.num_windows: Items = num_windows[self.samples]
+        self.num_windows: Samples = num_windows[self.samples]
         draws = window.samples_per_trajectory
         per_sample = self.num_windows if draws is None else np.full_like(self.samples, draws)
-        self.ends: Items = np.cumsum(per_sample)
+        self.ends: Samples = np.cumsum(per_sample)
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def locate(self, items: Items, *, epoch: int) -> tuple[Items, Items]:
+    def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
         """Sample and first time step of items, each int64, shape (B,)."""
         rows = np.searchsorted(self.ends, items, side="right")
         draws, num_windows = self.window.samples_per_trajectory, self.num_windows[rows]
@@ -105,7 +105,7 @@ class Trajectories:
         self.index = self._make_index()
         self._times = self._make_times()
 
-    def moments(self, samples: Items, starts: Items) -> dict[str, torch.Tensor]:
+    def moments(self, samples: Samples, starts: Samples) -> dict[str, torch.Tensor]:
         """Time `t` of the first states, (B,), and `dt` from each state to the next, (B, H); float32."""
         steps = starts[:, None] + np.arange(self._window.horizon + 1) * self._window.time_stride
         times = self._times[samples[:, None], steps] if self._times.ndim == 2 else self._times[steps]
@@ -122,7 +122,7 @@ class Trajectories:
                 array=name,
                 expected="`state`, one of " + ", ".join(arrays) if name else " or ".join(STATE_NAMES),
             )
-        require_time_axis(self._store, name)
+        check_time_axis(self._store, name)
         return name
 
     def _make_index(self) -> WindowIndex:
@@ -165,7 +165,7 @@ class Trajectories:
         return self._store[name]
 
 
-def require_time_axis(store: Store, name: str) -> None:
+def check_time_axis(store: Store, name: str) -> None:
     """Fail unless an array's second axis is the time: its windows lie together then."""
     dims = store.dims[name]
     if dims[1:2] != (TIME_DIM,):

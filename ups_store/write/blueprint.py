@@ -63,7 +63,7 @@ def blueprint_of(
     """
     given = {"arrays": arrays, "constants": constants, "identity": identity, "attrs": attrs}
     for argument, mapping in given.items():
-        _expect_type(mapping, Mapping, "a mapping by name", argument=argument)
+        _check_type(mapping, Mapping, "a mapping by name", argument=argument)
     metas = [_array_meta(name, spec) for name, spec in arrays.items()]
     payloads: dict[str, bytes] = {}
     for name, value in constants.items():
@@ -88,13 +88,13 @@ def blueprint_of(
     return Blueprint(root, documents, payloads, layout)
 
 
-def _expect_type(value: object, wanted: type, expected: str, *, argument: str) -> None:
+def _check_type(value: object, wanted: type, expected: str, *, argument: str) -> None:
     if not isinstance(value, wanted):
         raise SpecError(f"argument {argument}", kind="argument", expected=expected, found=repr(value))
 
 
 def _array_meta(name: str, spec: ArraySpec) -> ArrayMeta:
-    _expect_type(spec, ArraySpec, "ups_store.ArraySpec(shape, dtype)", argument=f"arrays[{name!r}]")
+    _check_type(spec, ArraySpec, "ups_store.ArraySpec(shape, dtype)", argument=f"arrays[{name!r}]")
     shape = _shape(name, spec.shape)
     defaults = (SAMPLE_DIM, *(f"{name}_dim_{i}" for i in range(1, len(shape))))
     dims = tuple(spec.dims) if spec.dims is not None else defaults

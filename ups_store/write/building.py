@@ -138,7 +138,7 @@ class BuildingFile:
 
 
 @contextlib.contextmanager
-def failures_named(
+def failures_as_errors(
     path: Path, layout: Layout, what: str, *, passing: tuple[type[OSError], ...] = ()
 ) -> Iterator[None]:
     """Turn what the file system reports into `DiskFullError` or `CommitError`.
@@ -150,7 +150,7 @@ def failures_named(
         passing: What is left as it is.
     """
     try:
-        with files.disk_full_named(path, layout.building_nbytes):
+        with files.disk_full_as_error(path, layout.building_nbytes):
             yield
     except passing:
         raise

@@ -21,7 +21,7 @@ from ups_store.read.recovery import read_commits, read_committed
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
-from ups_store.write.building import BuildingFile, Samples, failures_named, runs
+from ups_store.write.building import BuildingFile, Samples, failures_as_errors, runs
 from ups_store.write.encode import CrcTable, Piece
 
 NUM_THREADS = 2  # one encodes while another writes, and the kernel writes to a file for one at a time
@@ -59,7 +59,7 @@ def commit_pieces(
             _write_piece(building, piece)
             crcs[part] = piece.crcs
 
-    with failures_named(building.building_path, building.layout, what):
+    with failures_as_errors(building.building_path, building.layout, what):
         for_each(write, pieces, num_threads=NUM_THREADS if len(pieces) >= _MANY_PIECES else 1)  # 1
         if not building.is_lazy:
             files.sync_data(building.fd)  # 2: the bytes are durable before a record says so
@@ -112,7 +112,7 @@ def finish(building: BuildingFile) -> None:
         CorruptChunkError: If the bytes of a small array or constant changed since they were written.
         CommitError: If a write or sync failed; as for `commit_pieces`.
     """
-    with failures_named(building.building_path, building.layout, "the store was not finished"):
+    with failures_as_errors(building.building_path, building.layout, "the store was not finished"):
         _complete(building)
     publish(building)
 
@@ -149,7 +149,7 @@ def publish(building: BuildingFile) -> None:
 
     One in memory has its name, and from now on nobody can change it (spec 6.12).
     """
-    with failures_named(building.building_path, building.layout, "the finished store was not published"):
+    with failures_as_errors(building.building_path, building.layout, "the finished store was not published"):
         if is_in_memory(building.path):
             files.seal(building.fd)
             return

@@ -18,7 +18,7 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.read.open import open_store
 from ups_store.read.store import Store
 from ups_store.write.create import create, identity_of
-from ups_store.write.target import check_not_source, check_target, require_sound
+from ups_store.write.target import check_not_source, check_sound, check_target
 from ups_store.write.writer import StoreWriter
 
 COPY_BYTES = 32 << 20
@@ -87,7 +87,7 @@ def concat_stores(
     parts = [Part(store, 0, len(store)) for store in stores]
     if verify:
         for store in stores:
-            require_sound(store)
+            check_sound(store)
     return _write(parts, Path(target), kind="concat", force=force, progress=progress)
 
 
@@ -132,7 +132,7 @@ def split_store(
         check_not_source(name, [store.path])
         check_target(name, force=force)
     if verify:
-        require_sound(store)
+        check_sound(store)
     for name in names:
         if name not in done:
             _write([parts[name]], name, kind="split", force=force, progress=progress)

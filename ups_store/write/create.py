@@ -29,13 +29,19 @@ from ups_store.format.layout import Layout
 from ups_store.format.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
-from ups_store.system.memory_file import IN_MEMORY, create_in_memory, is_in_memory, keeping, refuse_name
+from ups_store.system.memory_file import (
+    IN_MEMORY,
+    check_not_reserved,
+    create_in_memory,
+    is_in_memory,
+    keeping,
+)
 from ups_store.system.paths import path_of
 from ups_store.write.blueprint import Blueprint, blueprint_of
 from ups_store.write.building import (
     LOCK_TIMEOUT_S,
     BuildingFile,
-    failures_named,
+    failures_as_errors,
     take_builder_lock,
     write_owner,
 )
@@ -105,7 +111,7 @@ def create(
     _check_replaceable(target, force=restart)
     for _ in range(_MAX_ROUNDS):
         try:
-            with failures_named(target, blueprint.layout, "the store was not begun", passing=_OVERTAKEN):
+            with failures_as_errors(target, blueprint.layout, "the store was not begun", passing=_OVERTAKEN):
                 return _with_owner(_create_or_resume(target, blueprint, is_lazy, restart))
         except (*_OVERTAKEN, StoreReplacedError):
             continue
@@ -123,7 +129,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         IdentityMismatchError: If it is made from something else.
     """
     store_path = keeping(path_of(path))
-    refuse_name(path)
+    check_not_reserved(path)
     target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
     try:

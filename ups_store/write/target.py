@@ -53,7 +53,7 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
     fd = files.create_new(temporary)
     try:
         locks.try_lock(fd, BUILDER_LOCK)
-        with _disk_full_named(target, needed_bytes):
+        with _disk_full_as_error(target, needed_bytes):
             yield NewFile(temporary, fd)
             files.sync(fd)
         publish_file(temporary, target, force)
@@ -94,7 +94,7 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
     temporary = target.with_name(f".{target.name}.exporting.{files.build_id()[:8].hex()}")
     os.mkdir(temporary)
     try:
-        with _disk_full_named(target, needed_bytes):
+        with _disk_full_as_error(target, needed_bytes):
             yield temporary
             _sync_tree(temporary)
         _publish_folder(temporary, target)
@@ -104,11 +104,11 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
 
 
 @contextlib.contextmanager
-def _disk_full_named(target: Path, needed_bytes: int) -> Iterator[None]:
-    """As `files.disk_full_named`, where nothing stays: free bytes are those of before the block."""
+def _disk_full_as_error(target: Path, needed_bytes: int) -> Iterator[None]:
+    """As `files.disk_full_as_error`, where nothing stays: free bytes are those of before the block."""
     free = files.free_bytes(target.parent)
     try:
-        with files.disk_full_named(target, needed_bytes), _room_asked_for(target):
+        with files.disk_full_as_error(target, needed_bytes), _room_asked_for(target):
             yield
     except DiskFullError as error:
         error.free_bytes, error.found = free, f"{free:,} free when it began"
@@ -193,7 +193,7 @@ def _exists(target: Path) -> SpecError:
     return SpecError("it exists", kind="exists", path=target, hint="replace it with --force (force=True)")
 
 
-def require_sound(store: Store, *, progress: Callable[[int], None] | None = None) -> None:
+def check_sound(store: Store, *, progress: Callable[[int], None] | None = None) -> None:
     """Check every byte of a finished store; see `Store.verify`.
 
     Raises:

@@ -10,7 +10,7 @@ from build_helpers import BURGERS, Recorder, build, settings, write_burgers
 
 from ups_store.build import fill, tuning
 from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 from ups_store.build.tuning import Trial, rate_of
 from ups_store.errors import ConfigError
 
@@ -143,7 +143,7 @@ def test_build_beside_other_processes_is_not_tuned(source: Path, tmp_path: Path,
             digests=DigestCache(config.cache.dir),
             readers=readers,
             watcher=Recorder(),
-            ranks=Ranks(0, 2),
+            ranks=Builders(0, 2),
         )
     assert result.tuning is not None
     assert "other processes of this machine" in result.tuning["why"]

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from ups_store import ConfigError
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def ranks(*values: object) -> Ranks:
-    return Ranks.from_environment(dict(zip(NAMES, map(str, values), strict=True)))
+def ranks(*values: object) -> Builders:
+    return Builders.from_environment(dict(zip(NAMES, map(str, values), strict=True)))
 
 
 def test_ranks_without_variables_are_one_process_alone() -> None:
-    alone = Ranks.from_environment({})
-    assert alone == Ranks()
+    alone = Builders.from_environment({})
+    assert alone == Builders()
     assert alone.is_builder
     assert alone.path(Path("a.zarr.zip")) == Path("a.zarr.zip")
     assert alone.samples(7) == range(7)

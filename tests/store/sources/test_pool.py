@@ -40,12 +40,12 @@ from ups_store import ReadTimeoutError, SourceError, StoreError
 from ups_store.format.metadata import dtype_of
 from ups_store.sources import reader_handle
 from ups_store.sources.contents import EVERYTHING, Selection
-from ups_store.sources.lane import Job, Lane
-from ups_store.sources.pool import Batch, Patience, ReaderPool, Skipped
+from ups_store.sources.lane import Lane, ReadJob
+from ups_store.sources.pool import Patience, ReadBatch, ReaderPool, Skipped
 from ups_store.sources.reader_handle import ReaderHandle
 from ups_store.sources.reader_process import MAX_MESSAGE_BYTES, serve
 from ups_store.sources.requests import MAX_SAMPLES, DescribeRequest, ReadRequest
-from ups_store.sources.slots import SlotMemory, Status, batch_nbytes
+from ups_store.sources.slots import Activity, SlotMemory, batch_nbytes
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
 
@@ -157,7 +157,7 @@ def test_slow_caller_bounds_the_requests_that_are_taken_and_keeps_its_arrays() -
     with ReaderPool(2, slot_nbytes=SLOT, num_slots=2) as pool:
         for number, item in enumerate(pool.read(requests())):
             time.sleep(0.05)  # the readers go on meanwhile, into other slots
-            assert isinstance(item, Batch)
+            assert isinstance(item, ReadBatch)
             assert item.arrays["fields"].tolist() == item.samples.tolist() == [number + 1]
             assert taken <= number + 4
 
@@ -358,8 +358,8 @@ def test_time_of_a_slow_caller_is_not_counted_against_readers() -> None:
 def test_reader_that_has_answered_just_now_is_not_late(doing: str, is_late: bool) -> None:
     now = time.monotonic()
     lane = Lane(num_slots=1, slot_nbytes=4096, patience=Patience(timeout_s=5), note=lambda message: None)
-    lane.add(Job(7, fake(FakeRead, 0)))
-    status = Status(7, progressed_s=now - 10, since_s=now, doing=doing)
+    lane.add(ReadJob(7, fake(FakeRead, 0)))
+    status = Activity(7, progressed_s=now - 10, since_s=now, doing=doing)
     lane.reader = SimpleNamespace(  # type: ignore[assignment]
         status=status, started_s=now - 20, process_state=lambda: "running"
     )

@@ -135,7 +135,7 @@ def test_straight_reading_says_after_each_piece_that_it_gets_on(
         file["data"] = VALUES
     with open_source(path) as source:
         out = {"fields": np.empty((7, 6, 10, 1), np.float32)}
-        source.read_into(out, range(7), told=told.append)
+        source.read_into(out, range(7), note=told.append)
     np.testing.assert_array_equal(out["fields"][..., 0], VALUES)
     assert told == ["data"] * (1 + math.ceil(VALUES.nbytes / 100))
 

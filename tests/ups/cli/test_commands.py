@@ -58,7 +58,7 @@ def test_bugs_pass() -> None:
 def test_warnings_of_a_configuration_are_told(tmp_path: Path) -> None:
     path, told = tmp_path / "run.yaml", list[str]()
     path.write_text("training: {log_per_task_metrics: true}\ndata: {task: [burgers1d], root: .}\n")
-    config = resolve_config(path, ["seed=3"], tell=told.append)
+    config = resolve_config(path, ["seed=3"], note=told.append)
     assert config.seed == 3
     assert len(told) == 1
     assert told[0].startswith("warning: ")

@@ -194,8 +194,8 @@ def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
     monkeypatch.setattr("ups.eval.evaluate.read_stage_logs", lambda config, note: [log])
     there, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
     moved.write_bytes(there.read_bytes())  # another run may have written its log there since
-    config, simulator = open_run(there, config_path=None, overrides=(), tell=pytest.fail)
-    others = open_others([there, moved], config, simulator, tell=pytest.fail)
+    config, simulator = open_run(there, config_path=None, overrides=(), note=pytest.fail)
+    others = open_others([there, moved], config, simulator, note=pytest.fail)
     assert [list(other.logs) for other in others] == [[log], []]
 
 

@@ -19,7 +19,7 @@ from ups.data.trajectories import open_trajectories
 from ups.errors import ConfigError
 from ups.eval import metrics
 from ups.eval.baseline_model import Baseline, Kind, save_baseline
-from ups.eval.comparison import OtherOperator, expect_comparable
+from ups.eval.comparison import OtherOperator, check_comparable
 from ups.eval.evaluate import evaluate
 from ups.eval.report_page import to_html, write_report
 from ups.eval.train_baseline import Budget, baseline_path, find_baselines, make_spec, train_baseline
@@ -262,7 +262,7 @@ def test_operator_that_predicts_something_else_is_refused_beside_another(
     autoencoder = make_autoencoder(theirs) if kind == "unknown_encoder" else None
     other = make_simulator(theirs, autoencoder, **options)
     with pytest.raises(ConfigError) as caught:
-        expect_comparable(OtherOperator(other, Path("other.safetensors")), config, make_simulator(config))
+        check_comparable(OtherOperator(other, Path("other.safetensors")), config, make_simulator(config))
     assert (caught.value.kind, caught.value.path) == (kind, "other.safetensors")
 
 

@@ -19,7 +19,7 @@ from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_model import BASELINE, Baseline, load_baseline, network_size, save_baseline
-from ups.eval.evaluate import expect_kinds
+from ups.eval.evaluate import check_kinds
 from ups.eval.forecasters import Persistence, Start
 from ups.eval.rollout import roll_out
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
@@ -238,7 +238,7 @@ def test_baselines_of_a_package_that_is_missing_are_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "neuralop", None)  # also where it is installed
     with pytest.raises(ConfigError, match=re.escape("pip install 'ups-store[neuraloperator]'")):
-        expect_kinds(["fno", "fno_neuraloperator"])
+        check_kinds(["fno", "fno_neuraloperator"])
     with pytest.raises(ConfigError) as refused:
         train(root, "fno_neuraloperator")
     assert refused.value.kind == "no_neuraloperator"

@@ -21,7 +21,7 @@ from ups.config import RunConfig
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.feed import BatchFeed
 from ups.train.log import RunLog
-from ups.train.meter import StartupClock, Stopwatch, measuring, process_began, startup_phase
+from ups.train.meter import StartupClock, StepClock, measuring, process_began, startup_phase
 from ups.train.run import run_stage, unused_in_one_stage, unused_settings
 from ups.train.sinks import GpuWatch
 from ups.train.trainer import Trainer
@@ -225,7 +225,7 @@ def test_start_is_logged_once_with_the_first_step(tmp_path: Path) -> None:
 def test_stopwatch_leaves_out_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Clock()
     monkeypatch.setattr("ups.train.meter.time", time)
-    watch = Stopwatch()
+    watch = StepClock()
     with watch.waiting():
         time.sleep(0.1)
     time.sleep(0.1)

@@ -25,7 +25,7 @@ _END_S = 30.0  # for the batch that is being read or encoded
 _NOTE_S = 5.0  # between two lines about one store
 
 
-class Job(Protocol):
+class StoreJob(Protocol):
     """What is made for one task.
 
     Attributes:
@@ -71,7 +71,7 @@ class BackgroundBuild:
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
+        jobs: Mapping[str, StoreJob],
         stretches: Mapping[str, Sequence[Items]],
         *,
         reading: ReadingConfig,
@@ -166,7 +166,7 @@ class _Work:
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
+        jobs: Mapping[str, StoreJob],
         stretches: Mapping[str, Sequence[Items]],
         turns: Sequence[tuple[str, int]],
         reading: ReadingConfig,
@@ -212,7 +212,7 @@ class Progress:
         state: Told of every commit; and what ends the thread at the next batch.
     """
 
-    def __init__(self, job: Job, note: Note, state: _State) -> None:
+    def __init__(self, job: StoreJob, note: Note, state: _State) -> None:
         self._job, self._state, self._note = job, state, note
         self._noted_s = time.monotonic()
 

@@ -20,9 +20,9 @@ from ups.data.on_demand.store_jobs import (
     WantedStore,
     begin_in_memory,
     begin_store,
+    configured_stores,
     latent_build,
     open_valid,
-    wanted_stores,
 )
 from ups.data.stores import Store, encoder_of, latent_folder, open_latents, place_of, store_path
 from ups.data.windows import TaskWindows, WindowBatches
@@ -30,7 +30,7 @@ from ups.errors import ConfigError
 from ups.output import Note
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, parse_spec
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 from ups_store.errors import SourceError, StoreError
 from ups_store.system.files import make_folder
 
@@ -48,7 +48,7 @@ def open_training_windows(
     seed: int,
     device: str,
     note: Note,
-    expect_data: Callable[[Mapping[str, Any]], None] | None = None,
+    check_data: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> WindowBatches | LiveWindows:
     """Open the latents of all tasks as batches of windows, as `training.cache_mode` says.
 
@@ -61,7 +61,7 @@ def open_training_windows(
         seed: Seed of the order.
         device: Where latents are made, and used.
         note: Told what is done; also from a thread in the background.
-        expect_data: Given the hashes of the stores by task before any is begun or replaced; raises if it was
+        check_data: Given the hashes of the stores by task before any is begun or replaced; raises if it was
             to be another one.
     Raises:
         ConfigError: As `open_latents`, `TaskWindows`; kind "empty_split".
@@ -87,7 +87,7 @@ def open_training_windows(
     if mode == "auto":
         make_folder(build.cache.dir, hint="check training.latent_cache_dir")
     try:
-        wanted = wanted_stores(build, split, note=note, saves_digests=mode == "auto")
+        wanted = configured_stores(build, split, note=note, saves_digests=mode == "auto")
         is_part = mode == "auto" and build.data.limit is not None and _are_whole(build, split, note)
     except SourceError as error:
         if mode != "auto" or not _all_there(config, split):
@@ -96,8 +96,8 @@ def open_training_windows(
         is_part = True
     if is_part:
         return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
-    if expect_data is not None:
-        expect_data({some.task: some.config_hash for some in wanted})
+    if check_data is not None:
+        check_data({some.task: some.config_hash for some in wanted})
     passes = _passes(mode, {some.task: some for some in wanted}, settings, build, note)
     return LiveWindows(passes, seed=seed, parameters=settings.parameters)
 
@@ -112,7 +112,7 @@ def _passes(
     if mode == "none":
         return UnkeptPasses(wanted, settings, reading=build.reading, note=note)
     # Every machine makes whole stores: training takes windows from all of a split.
-    ranks = dataclasses.replace(Ranks.from_environment(), num_machines=1)
+    ranks = dataclasses.replace(Builders.from_environment(), num_machines=1)
 
     def begin(some: WantedStore) -> StoreJob | Store:
         return begin_in_memory(some, ranks=ranks) if mode == "memory" else _reuse_or_begin(some, ranks, note)
@@ -127,7 +127,7 @@ def _passes(
     return passes
 
 
-def _reuse_or_begin(wanted: WantedStore, ranks: Ranks, note: Note) -> StoreJob | Store:
+def _reuse_or_begin(wanted: WantedStore, ranks: Builders, note: Note) -> StoreJob | Store:
     title = wanted.plan.title
     valid = open_valid(wanted, note=note)
     if valid is not None:
@@ -191,7 +191,7 @@ def _is_of_unknown_encoder(path: Path) -> bool:
 def _are_whole(build: BuildConfig, split: str, note: Note) -> bool:
     """Whether the finished stores hold the whole split, of which `data.limit` wants the first samples."""
     data = build.data.model_copy(update={"limit": None})
-    wanted = wanted_stores(build.model_copy(update={"data": data}), split, note=note)
+    wanted = configured_stores(build.model_copy(update={"data": data}), split, note=note)
     return all(_hash_of(some.path) == some.config_hash for some in wanted)
 
 

@@ -15,7 +15,7 @@ from ups.data.on_demand.unkept import FirstWindows, UnkeptJob, ranges_by_file
 from ups.data.stores import Store
 from ups.data.windows import Preload, TaskWindows, WindowBatches, count_batches, seed_of
 from ups.output import Note
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 
 _ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `live_windows`
 _UNKEPT_NBYTES = 64 << 20  # of latents that may come before they are needed where nothing keeps them
@@ -84,7 +84,7 @@ class StorePasses:
         opened: Mapping[str, StoreJob | Store],
         settings: WindowSettings,
         *,
-        ranks: Ranks,
+        ranks: Builders,
         reading: ReadingConfig,
         note: Note,
     ) -> None:

@@ -27,7 +27,7 @@ from ups_store.build.digests import DigestCache
 from ups_store.build.fill import Filling
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Stopwatch
-from ups_store.build.ranks import Ranks
+from ups_store.build.ranks import Builders
 from ups_store.build.readers import Readers
 from ups_store.build.run import check_sources, join_builder, open_writer, wait_for_store
 from ups_store.console import format_nbytes
@@ -132,7 +132,7 @@ class StoreJob:
         self._committer.close()
 
 
-def begin_store(wanted: WantedStore, *, ranks: Ranks, note: Note) -> StoreJob | Store:
+def begin_store(wanted: WantedStore, *, ranks: Builders, note: Note) -> StoreJob | Store:
     """Create the store's file, continue it, or join whoever builds it.
 
     Returns:
@@ -157,7 +157,7 @@ def begin_store(wanted: WantedStore, *, ranks: Ranks, note: Note) -> StoreJob | 
         return open_store(wanted.path)
 
 
-def begin_in_memory(wanted: WantedStore, *, ranks: Ranks) -> StoreJob:
+def begin_in_memory(wanted: WantedStore, *, ranks: Builders) -> StoreJob:
     """Create the store in memory, one for all ranks of a machine; nothing is written to a disk.
 
     Raises:
@@ -303,7 +303,7 @@ def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> B
     return config.build.model_copy(update={"cache": cache, "latent": latent, "reading": reading})
 
 
-def wanted_stores(
+def configured_stores(
     build: BuildConfig, split: str, *, note: Note, saves_digests: bool = True
 ) -> list[WantedStore]:
     """Plan the store of every task; reads sources whose digests aren't known yet.
@@ -321,7 +321,7 @@ def wanted_stores(
     with hints_in_keys(), Readers(build.reading, note=note) as readers:
         plans = [plan_split(build, task, split, readers=readers) for task in build.data.task]
         for plan in plans:
-            _expect_one_length(plan)
+            _check_one_length(plan)
             if plan.source_nbytes > _LARGE_NBYTES and build.data.source_digest == "full":
                 note(f"{plan.title}: looking at {format_nbytes(plan.source_nbytes)} of sources")
         digests = DigestCache(build.cache.dir, readers=readers, save=saves_digests)
@@ -356,7 +356,7 @@ def _wanted(plan: StorePlan, build: BuildConfig, digests: DigestCache) -> Wanted
     return WantedStore(small, document, build.data.on_nan)
 
 
-def _expect_one_length(plan: StorePlan) -> None:
+def _check_one_length(plan: StorePlan) -> None:
     """Which windows there are has to be known before the samples are."""
     if NUM_STEPS in plan.arrays:
         raise ConfigError(

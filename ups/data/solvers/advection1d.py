@@ -20,9 +20,9 @@ from ups.data.solvers.problem import (
     Array,
     Trajectories,
     cell_centres,
+    check_at_least,
+    check_positive,
     random_sines,
-    require_at_least,
-    require_positive,
 )
 
 # PDEBench's initial states: two sines with wave numbers up to 8.
@@ -66,9 +66,9 @@ class Advection1D:
     batch_size: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        require_positive(beta=self.beta, end_time=self.end_time)
-        require_at_least(2 * _MAX_WAVE_NUMBER + 1, points=self.points)
-        require_at_least(2, frames=self.frames)
+        check_positive(beta=self.beta, end_time=self.end_time)
+        check_at_least(2 * _MAX_WAVE_NUMBER + 1, points=self.points)
+        check_at_least(2, frames=self.frames)
 
     @property
     def file_name(self) -> str:

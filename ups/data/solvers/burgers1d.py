@@ -24,9 +24,9 @@ from ups.data.solvers.problem import (
     Array,
     Trajectories,
     cell_centres,
+    check_at_least,
+    check_positive,
     random_sines,
-    require_at_least,
-    require_positive,
 )
 from ups_store.errors import ConfigError
 
@@ -144,9 +144,9 @@ class Burgers1D:
     batch_size: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        require_positive(nu=self.nu, end_time=self.end_time)
-        require_at_least(2 * _MAX_WAVE_NUMBER + 1, points=self.points)
-        require_at_least(2, frames=self.frames)
+        check_positive(nu=self.nu, end_time=self.end_time)
+        check_at_least(2 * _MAX_WAVE_NUMBER + 1, points=self.points)
+        check_at_least(2, frames=self.frames)
         if self._num_modes > _MAX_MODES:
             enough = 1.1 * self.nu * self._num_modes / _MAX_MODES  # a tenth more, as it is rounded
             raise ConfigError(

@@ -23,9 +23,9 @@ from ups.data.solvers.problem import (
     Array,
     Trajectories,
     cell_centres,
+    check_at_least,
+    check_positive,
     random_two_phase,
-    require_at_least,
-    require_positive,
 )
 
 _LOW, _HIGH = 0.1, 1.0  # the two permeabilities of PDEBench
@@ -104,8 +104,8 @@ class Darcy2D:
     batch_size: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        require_positive(beta=self.beta)
-        require_at_least(2, points=self.points)
+        check_positive(beta=self.beta)
+        check_at_least(2, points=self.points)
 
     @property
     def file_name(self) -> str:

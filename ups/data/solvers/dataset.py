@@ -12,7 +12,7 @@ from ups.data.solvers.advection1d import Advection1D
 from ups.data.solvers.burgers1d import Burgers1D
 from ups.data.solvers.darcy2d import Darcy2D
 from ups.data.solvers.files import appears_whole
-from ups.data.solvers.problem import Problem, Trajectories, require_at_least
+from ups.data.solvers.problem import Problem, Trajectories, check_at_least
 from ups.data.solvers.reaction_diffusion2d import ReactionDiffusion2D
 from ups_store.errors import ConfigError
 
@@ -58,8 +58,8 @@ def make_dataset(
         OSError: The folder or file can't be written.
     """
     problem = make_problem(task_name, **settings)
-    require_at_least(1, num_samples=num_samples)
-    require_at_least(0, seed=seed)
+    check_at_least(1, num_samples=num_samples)
+    check_at_least(0, seed=seed)
     path = Path(out_dir) / problem.file_name
     if path.exists() and not overwrite:
         raise ConfigError(

@@ -106,7 +106,7 @@ def write_diffreact2d(
     with h5py.File(path, "w") as file:
         for batch in batches:
             for data_TYXC in batch.fields:
-                _expect_room(path, data_TYXC.size * _FLOAT32.itemsize)
+                _check_room(path, data_TYXC.size * _FLOAT32.itemsize)
                 group = file.create_group(f"{index:04d}")
                 arrays = {"data": data_TYXC, "grid/x": batch.x, "grid/y": batch.y, "grid/t": batch.t}
                 for name, values in arrays.items():
@@ -116,7 +116,7 @@ def write_diffreact2d(
                 index += 1
 
 
-def _expect_room(path: Path, nbytes: int) -> None:
+def _check_room(path: Path, nbytes: int) -> None:
     """Fail before libhdf5 does: closing a file of groups on a full disk ends the process with a SIGSEGV."""
     if shutil.disk_usage(path.parent).free < nbytes + _METADATA_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))

@@ -75,7 +75,7 @@ def cell_centres(num_points: int, *, start: float = 0.0, end: float = 1.0) -> Ar
     return start + (end - start) * (np.arange(num_points) + 0.5) / num_points
 
 
-def require_positive(**settings: float) -> None:
+def check_positive(**settings: float) -> None:
     """Raise `ConfigError` for the first setting that isn't a finite number above zero."""
     for name, value in settings.items():
         if not (math.isfinite(value) and value > 0):
@@ -84,7 +84,7 @@ def require_positive(**settings: float) -> None:
             )
 
 
-def require_at_least(least: int, **settings: int) -> None:
+def check_at_least(least: int, **settings: int) -> None:
     """Raise `ConfigError` for the first setting that is below `least`."""
     for name, value in settings.items():
         if value < least:

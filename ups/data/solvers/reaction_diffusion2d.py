@@ -25,9 +25,9 @@ from ups.data.solvers.problem import (
     Array,
     Trajectories,
     cell_centres,
+    check_at_least,
+    check_positive,
     random_noise,
-    require_at_least,
-    require_positive,
 )
 
 # From (u, v), each (N, Y, X), to their rates.
@@ -130,8 +130,8 @@ class ReactionDiffusion2D:
     batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        require_positive(du=self.du, dv=self.dv, k=self.k, end_time=self.end_time)
-        require_at_least(2, points=self.points, frames=self.frames)
+        check_positive(du=self.du, dv=self.dv, k=self.k, end_time=self.end_time)
+        check_at_least(2, points=self.points, frames=self.frames)
 
     @property
     def file_name(self) -> str:
