@@ -1,5 +1,5 @@
 """`python -m ups_store VERB`; `python -m ups_store.build` builds."""
 
-from ups_store.cli.app import main
+from ups_store.cli import main
 
 main()

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from ups_store.cli import app
+from ups_store import cli
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
     """Run it with the arguments as text; returns the exit code."""
     monkeypatch.setattr(sys, "argv", ["ups-store", *map(str, args)])
     with pytest.raises(SystemExit) as ended:
-        app.main()
+        cli.main()
     return int(ended.value.code or 0)

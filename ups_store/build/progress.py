@@ -1,11 +1,4 @@
-"""How fast each stage of a build is, as everything else sees it.
-
-Seconds by stage.
-
-The watcher protocol: who is told how a build goes.
-
-What a build tells of the samples that it skipped: a few lines for each reason, however many they are.
-"""
+"""How a build goes: rates and seconds of its stages, the protocol of watchers, notes on skipped samples."""
 
 from __future__ import annotations
 
@@ -13,9 +6,10 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ups_store.sources.pool import ReaderPool, Skipped
+if TYPE_CHECKING:
+    from ups_store.sources.pool import ReaderPool, Skipped
 
 
 class StageRates:

@@ -1,1 +1,13 @@
-"""The verbs of `python -m ups_store VERB`: each parses and calls one function of the package."""
+"""The command `ups-store VERB`, also `python -m ups_store VERB`: each verb parses and calls one function."""
+
+from __future__ import annotations
+
+from ups_store.system.interrupt import importing
+
+
+def main() -> None:
+    """Run the verb that the command line names, and end the process with its exit code."""
+    with importing():
+        from ups_store.cli.app import app
+        from ups_store.console import run
+    run(lambda: app(prog_name="ups-store", standalone_mode=False))

@@ -1,7 +1,4 @@
-"""The application of `python -m ups_store VERB`: options before the verb, and the verbs of all modules.
-
-Entry point of `python -m ups_store VERB` and `ups-store VERB`.
-"""
+"""The application of `python -m ups_store VERB`: options before the verb, and the verbs of all modules."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import typer
 import ups_store
 from ups_store.cli import check, convert, info, show
 from ups_store.console import Verbose
-from ups_store.system.interrupt import importing
 
 app = typer.Typer(
     add_completion=False,
@@ -77,12 +73,3 @@ app.command()(convert.pack)
 app.command()(convert.unpack)
 
 app.command()(check.doctor)
-
-
-def main() -> None:
-    """Run the verb that the command line names, and end the process with its exit code."""
-    with importing():
-        from ups_store.console import run
-
-        pass
-    run(lambda: app(prog_name="ups-store", standalone_mode=False))

@@ -249,7 +249,7 @@ def test_store_larger_than_the_memory_is_refused(
 
 
 def test_auto_takes_the_page_cache(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="ups_store.preload"):
+    with caplog.at_level(logging.INFO, logger="ups_store.read.preload"):
         report = store.preload()
     assert (report.mode, report.nbytes) == ("page-cache", store.nbytes)
     assert report.seconds > 0

@@ -370,7 +370,7 @@ def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_range_of_many_blocks_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    monkeypatch.setattr("ups_store.sources.parameters._BLOCK_BYTES", 64)
+    monkeypatch.setattr("ups_store.format.value_range._BLOCK_BYTES", 64)
     values = np.random.default_rng(0).normal(size=(50, 7)).astype(dtype)
     found = ValueRange.of(values)
     assert (found.minimum, found.maximum, found.is_finite) == (values.min(), values.max(), True)

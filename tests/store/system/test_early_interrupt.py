@@ -66,7 +66,7 @@ def test_ctrl_c_while_the_build_imports_what_it_takes_is_one_line_and_5(
 
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
-    "module", ["typer", "numpy", "ups_store.cli", "ups_store.format.identity", "ups_store.cli.check"]
+    "module", ["typer", "numpy", "ups_store.cli.app", "ups_store.format.identity", "ups_store.cli.check"]
 )
 def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> None:
     done = press(module, "ups_store", "--help")
@@ -80,7 +80,7 @@ def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5() -> None:
 
 
 def test_little_is_imported_before_the_handler_is_there() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import ups_store.cli.app, ups_store.build.__main__\n"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import ups_store.cli, ups_store.build.__main__\n"
     code += "print(sorted({'typing', 'typer', 'numpy', 'pathlib', 'logging'} & set(sys.modules)))"
     root = Path(ups_store.__file__).parents[1]
     command = [sys.executable, "-I", "-S", "-c", code, str(root)]
