@@ -1,8 +1,7 @@
-"""Choosing the device.
+"""The device that a run computes on: choosing it, the memory that is free there, compiling for it.
 
-Compilation whose failure is told, also where several threads share a model.
-
-Memory that is free on a device; the one module of `ups` beside `ups.data` that asks `ups_store`.
+A compilation that fails says why, also where several threads share a model. This is the one module of `ups`
+beside `ups.data` that asks `ups_store`, for the free memory of a container.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""Inverse losses (UPT, Alkin et al. 2024): encoder, operator and decoder are trained together.
+"""Losses: of reconstructed frames, of rollouts, and inverse losses, which tie encoder, operator and decoder.
 
-With z = E(x_t), z' = A(z) and x' = D(z') the loss is |x' - x_{t+1}|^2 + |D(z) - x_t|^2 + |E(x') - z'|^2:
-besides the prediction, the decoder undoes the encoder and the encoder undoes the decoder, so that an operator
-can stay in the latent space for many steps. Gradients reach E, A and D.
+Inverse losses (UPT, Alkin et al. 2024): with z = E(x_t), z' = A(z) and x' = D(z') the loss is |x' -
+x_{t+1}|^2 + |D(z) - x_t|^2 + |E(x') - z'|^2: besides the prediction, the decoder undoes the encoder and the
+encoder undoes the decoder, so that an operator can stay in the latent space for many steps. Gradients reach
+E, A and D.
 
-Letters: B batch, K steps, X the axes of the grid, C channels, L tokens, D channels of a token, P points,
-Q parameters.
-
-How well frames are reconstructed. Letters: B batch, X the axes of the grid, P points, C channels.
-
-How far predicted states are from the true ones, in normalised states: means over samples.
-
-Letters: B batch, K steps, L tokens, D channels of a token, G the axes of the token grid.
+Letters: B batch, K steps, X the axes of the grid, C channels, L tokens, D channels of a token, G the axes of
+the token grid, P points, Q parameters.
 """
 
 from __future__ import annotations
@@ -23,6 +18,9 @@ from torch import Tensor
 
 from ups.grid import FIELDS
 from ups.trained.simulator import Simulator
+
+# Share of a channel's variance that is added to a frame's power, so that faint frames don't dominate.
+_FAINT = 0.01
 
 
 def inverse_losses(
@@ -104,10 +102,6 @@ def _error_at(
         power_BC=truth_BAC.square().mean(1),
         std_C=autoencoder.normalizer_of(task, array).std,
     )
-
-
-# Share of a channel's variance that is added to a frame's power, so that faint frames don't dominate.
-_FAINT = 0.01
 
 
 def relative_square_error(

@@ -1,9 +1,4 @@
-"""Copies of a model's weights that can take their place, and their exponential moving average.
-
-Optimisers by name: AdamW, Adam, SGD.
-
-Learning rate over optimiser steps: constant, cosine, step, or lower when validation stops improving.
-"""
+"""Optimisers and learning rates by name, and averages of a model's weights that can take their place."""
 
 from __future__ import annotations
 
@@ -18,6 +13,8 @@ from torch import Tensor, nn
 
 from ups.config import OptimizerConfig, SchedulerConfig
 from ups.errors import CheckpointError, ConfigError
+
+_THERE = ("adamw", "adam", "sgd")
 
 
 class WeightsCopy:
@@ -106,9 +103,6 @@ class AveragedWeights(WeightsCopy):
         self.num_updates = num_updates
         for name, average in self.averages.items():
             average.copy_(averages[name])
-
-
-_THERE = ("adamw", "adam", "sgd")
 
 
 def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:

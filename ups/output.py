@@ -1,7 +1,4 @@
-"""Files that a command leaves: whether they can be, told before the work; and written whole or not at all.
-
-What people are told while something works, a sentence at a time.
-"""
+"""What a command leaves and says: files, written whole or not at all, and sentences while it works."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from ups.errors import OutputError
+
+Note = Callable[[str], None]  # takes one sentence, without a line break at its end
 
 
 def check_writable(folder: Path) -> None:
@@ -75,9 +74,6 @@ def with_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): with_nulls(item) for key, item in value.items()}
     return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-Note = Callable[[str], None]  # takes one sentence, without a line break at its end
 
 
 def nobody(text: str) -> None:

@@ -1,9 +1,7 @@
-"""What the commands share: results to stdout, all else to stderr, exit codes, progress.
+"""What the commands share: results to stdout, all else to stderr, exit codes, progress, common options.
 
-Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 timed out, 5 interrupted,
-6 disk full, 7 identity mismatch, 8 locked by another build; the errors know theirs.
-
-Options that several verbs have.
+Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 timed out, 5 interrupted, 6
+disk full, 7 identity mismatch, 8 locked by another build; the errors know theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
 from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
-
 _HINTS = {  # what to do about errors of the system
     errno.EMFILE: "; raise the limit with `ulimit -n`",
     errno.ENFILE: "; the system has no more: end other processes",

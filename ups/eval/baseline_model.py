@@ -1,13 +1,9 @@
 """`Baseline`: a trained network with what it needs to predict, and the file that holds it.
 
-Letters: B trajectories, K steps, X the axes of the grid, C channels, P parameters.
-
-The FNO of the package neuraloperator as one more baseline, to check our own against; optional.
-
-Its layers, ratios of widths and initialisation are the package's defaults (Kossaifi et al. 2024,
-arXiv:2412.10354). What goes in, what comes out and the training are those of our own,
-`ups.eval.baselines.FourierNeuralOperator`. Letters: B batch, C channels of the field, W width, G the axes of
-the grid.
+Beside our FNO and U-Net it may be the FNO of the package neuraloperator, to check ours against: its layers,
+ratios of widths and initialisation are the package's defaults (Kossaifi et al. 2024, arXiv:2412.10354),
+inputs, outputs and training are those of `ups.eval.baselines.FourierNeuralOperator`. Letters: B trajectories,
+K steps, X and G the axes of the grid, C channels, P parameters, W width.
 """
 
 from __future__ import annotations
@@ -34,6 +30,14 @@ from ups.eval.baselines import (
 from ups.eval.forecasters import Start, shown_size
 from ups.grid import FIELDS, GridSpec
 from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
+
+BASELINE = "baseline"  # kind of checkpoint
+Kind = Literal["fno", "unet", "fno_neuraloperator"]
+LABELS: Mapping[Kind, str] = {"fno": "FNO", "unet": "U-Net", "fno_neuraloperator": "FNO of neuraloperator"}
+DEFAULT_KINDS: tuple[Kind, ...] = ("fno", "unet")  # those that need no other package
+_DT_TOLERANCE = 1e-3
+_MODES = {1: 16, 2: 12}  # of both FNOs, along each axis
+_LEVELS = 4  # of the U-Net
 
 
 class NeuraloperatorFNO(nn.Module):
@@ -120,25 +124,11 @@ def check_neuraloperator() -> None:
         ) from error
 
 
-BASELINE = "baseline"  # kind of checkpoint
-
-Kind = Literal["fno", "unet", "fno_neuraloperator"]
-
-LABELS: Mapping[Kind, str] = {"fno": "FNO", "unet": "U-Net", "fno_neuraloperator": "FNO of neuraloperator"}
-
-DEFAULT_KINDS: tuple[Kind, ...] = ("fno", "unet")  # those that need no other package
-
 _NETWORKS: Mapping[Kind, Callable[..., nn.Module]] = {
     "fno": FourierNeuralOperator,
     "unet": UNet,
     "fno_neuraloperator": NeuraloperatorFNO,
 }
-
-_DT_TOLERANCE = 1e-3
-
-_MODES = {1: 16, 2: 12}  # of both FNOs, along each axis
-
-_LEVELS = 4  # of the U-Net
 
 
 @dataclass(frozen=True)

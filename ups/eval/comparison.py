@@ -1,12 +1,8 @@
-"""An operator and everything that it is compared with in the table of a task, on the same trajectories.
+"""The table of a task: operators, and everything that they are compared with, on the same trajectories.
 
-The numbers of one row: every metric with its interval, over the whole rollout and by time step.
-
-Letters: B trajectories, T time steps, K wave numbers, C channels, R resamples.
-
-Rows of trained operators: the run's own, and others, such as the ablation that advances the fields.
-
-Equal budgets: what an operator's training took, for the baselines that are to be compared with it.
+A row has every metric with its interval, over the whole rollout and by time step. Rows are the run's
+operator, others such as the ablation that advances the fields, and baselines, with what each took to train,
+so that budgets can be equal. Letters: B trajectories, T time steps, K wave numbers, C channels, R resamples.
 """
 
 from __future__ import annotations
@@ -43,6 +39,19 @@ from ups.eval.training_logs import StageLog
 from ups.eval.trajectory_errors import Interval, Resamples, TrajectoryErrors
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
+
+# PDEBench's own evaluation takes batches of 50.
+COMPAT_BATCH_SIZE = 50
+# What has a meaning where tokens are in the place of points.
+LATENT_METRICS = ("nrmse", "vrmse", "relative_l2", "correlation", "correlation_time")
+Values = npt.NDArray[np.float64]
+_ORDER = (
+    *("nrmse", "vrmse", "relative_l2", "correlation_time", "drift"),
+    *("rmse", "crmse", "max_error", "brmse", "frmse_low", "frmse_mid", "frmse_high"),
+)
+_Steps = list[tuple[float, Values]]  # of each time step: the statistic, and its values in every resample (R,)
+_LABELS = {"latent": "latent operator", "fields": "operator on fields"}
+_ENCODERS = ("autoencoder", "joint")  # stages that leave an autoencoder, of which the last one's is used
 
 
 @dataclass(frozen=True)
@@ -156,14 +165,6 @@ def _check_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:
         )
 
 
-# PDEBench's own evaluation takes batches of 50.
-COMPAT_BATCH_SIZE = 50
-# What has a meaning where tokens are in the place of points.
-LATENT_METRICS = ("nrmse", "vrmse", "relative_l2", "correlation", "correlation_time")
-
-Values = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class Scores:
     """Errors of one model or baseline.
@@ -220,14 +221,6 @@ def score(errors: TrajectoryErrors, *, t: Tensor, seed: int = 0) -> Scores:
     )
 
 
-_ORDER = (
-    *("nrmse", "vrmse", "relative_l2", "correlation_time", "drift"),
-    *("rmse", "crmse", "max_error", "brmse", "frmse_low", "frmse_mid", "frmse_high"),
-)
-
-_Steps = list[tuple[float, Values]]  # of each time step: the statistic, and its values in every resample (R,)
-
-
 def _of_roots(errors: TrajectoryErrors, resamples: Resamples) -> dict[str, _Steps]:
     """The metrics whose mean over trajectories stands inside a square root."""
     num_wave_numbers = errors.shells.shape[2]
@@ -250,9 +243,6 @@ def _of_roots(errors: TrajectoryErrors, resamples: Resamples) -> dict[str, _Step
 def _overall(steps: _Steps, resamples: Resamples) -> Interval:
     values, resampled = zip(*steps, strict=True)
     return resamples.interval(float(np.mean(values)), np.mean(resampled, axis=0))
-
-
-_LABELS = {"latent": "latent operator", "fields": "operator on fields"}
 
 
 @dataclass(frozen=True)
@@ -348,9 +338,6 @@ def _check_same_frames(task: str, theirs: SimulatorSpec, own: SimulatorSpec, pat
             expected=own.time_stride,
             found=theirs.time_stride,
         )
-
-
-_ENCODERS = ("autoencoder", "joint")  # stages that leave an autoencoder, of which the last one's is used
 
 
 def equal_budgets(

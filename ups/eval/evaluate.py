@@ -44,6 +44,8 @@ from ups.trained.specs import OPERATOR, OPERATOR_FILE
 
 Split = Literal["train", "val", "test"]
 
+_TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
+
 
 def evaluate(
     config: RunConfig,
@@ -185,9 +187,6 @@ def _seconds(
         if model.effort is not None:
             trained[f"{model.name} {model.spec.task}"] = model.effort.seconds
     return {**phases, **trained, "evaluation": evaluation_s}
-
-
-_TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
 
 
 def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note) -> RunConfig:

@@ -1,6 +1,6 @@
 """Pictures of an evaluation, as PNG bytes; matplotlib without its global state.
 
-The pictures of a task: an example, errors against time, bands of wave numbers, spectra; and of the run.
+Of a task: an example, errors against time, bands of wave numbers, spectra; of the run: its losses.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ _DPI = 110
 _FIELD_COLOURS, _ERROR_COLOURS = "RdBu_r", "magma"
 
 _STYLE: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "axes.grid": False}
-
 _MAX_FRAMES = 4
 
 Values = npt.NDArray[np.floating[Any]]
+
+_BANDS = {
+    "frmse_low": "wave numbers 0 to 3",
+    "frmse_mid": "4 to 11",
+    "frmse_high": "12 and above",
+}
 
 
 def fields_figure(
@@ -219,13 +224,6 @@ def _png(draw: Any, *, size: tuple[float, float]) -> bytes:
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=_DPI)
     return image.getvalue()
-
-
-_BANDS = {
-    "frmse_low": "wave numbers 0 to 3",
-    "frmse_mid": "4 to 11",
-    "frmse_high": "12 and above",
-}
 
 
 def task_figures(

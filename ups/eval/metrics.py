@@ -1,12 +1,9 @@
 """Errors of predicted fields, per time step and channel: PDEBench's metrics and others in common use.
 
-PDEBench's are implemented from their definitions (Takamoto et al. 2022, arXiv:2210.07182, appendix B). All
+PDEBench's are implemented from their definitions (Takamoto et al. 2022, arXiv:2210.07182, appendix B), with
+the energy of fields by wave number in radial shells: of all wave vectors, or of those that PDEBench sums. All
 computation is in float64. Letters: B samples, T time steps, X the axes of the grid, N their points, C
-channels, K wave numbers.
-
-Energy of fields by wave number, in radial shells: of all wave vectors, or of those that PDEBench sums.
-
-Letters: B samples, T time steps, X the axes of the grid, C channels, K shells.
+channels, K wave numbers or shells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A report of an evaluation: rows of errors beside their baselines, as JSON values and as CSV.
-
-A report as a table on the terminal.
-"""
+"""A report of an evaluation: rows of errors beside their baselines, as JSON, as CSV, and in a terminal."""
 
 from __future__ import annotations
 
@@ -19,6 +16,9 @@ from ups.eval.comparison import Scores
 from ups.eval.training_logs import StageLog
 from ups.eval.trajectory_errors import Interval
 from ups.output import with_nulls
+
+# What fits beside the labels into 80 columns; the report has the others.
+_COLUMNS = {"nrmse": "nRMSE", "vrmse": "VRMSE", "correlation_time": "corr. > 0.8 until"}
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,6 @@ def _lines(row: Row) -> Iterator[tuple[str, int | str, Interval]]:
 
 def _columns(steps: Sequence[Interval]) -> dict[str, list[float]]:
     return {part: [getattr(step, part) for step in steps] for part in ("mean", "low", "high")}
-
-
-# What fits beside the labels into 80 columns; the report has the others.
-_COLUMNS = {"nrmse": "nRMSE", "vrmse": "VRMSE", "correlation_time": "corr. > 0.8 until"}
 
 
 def show_evaluation(report: Report, console: Console) -> None:

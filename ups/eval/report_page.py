@@ -1,6 +1,6 @@
-"""The HTML page of a report: it holds its pictures, loads nothing, runs no script, and so opens from disk.
+"""The files of a report: JSON, CSV, and one HTML page.
 
-The files of a report: JSON, CSV and one HTML page.
+The page holds its pictures, loads nothing, runs no script, and so opens from disk.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ _HEADLINE = {
 }
 
 _MORE_IS_BETTER = frozenset({"correlation_time"})
-
 _NO_CONTEST = frozenset({"drift"})  # what doesn't move doesn't drift
 
 _TRAJECTORIES = {

@@ -1,9 +1,7 @@
-"""Training a baseline on the fields that the operator's run trains on, within a budget.
+"""Training baselines on the fields that the operator's run trains on: within a budget; and where they lie.
 
 The budget is wall time or windows seen. The first 70 % of it go to single steps, the rest to rollouts of
 three, as one-step training alone drifts. Letters: B windows, K steps, X the axes of the grid, C channels.
-
-Where the baselines of a run lie, and which of them belong beside a simulator.
 """
 
 from __future__ import annotations
@@ -46,14 +44,12 @@ from ups.output import Note, check_writable, nobody
 from ups.trained.simulator import Simulator
 
 _SINGLE_STEPS = 0.7  # share of the budget
-
 _ROLLOUT_STEPS = 3
 # Of 5e-4 to 1e-2 the best on the validation split of the demo, 60 s each (docs/evaluation.md).
 _PEAK_LR: Mapping[Kind, float] = {"fno": 1e-3, "unet": 1e-3, "fno_neuraloperator": 1e-3}
-
 _GRAD_CLIP = 1.0
-
 _CURVE_EVERY = 20  # optimiser steps
+_FOLDER = "baselines"  # in the folder of the checkpoints
 
 
 @dataclass(frozen=True)
@@ -226,9 +222,6 @@ def _finite(loss: Tensor, step: int, label: str) -> float:
         error.step, error.loss_name = step, "relative"
         raise error
     return value
-
-
-_FOLDER = "baselines"  # in the folder of the checkpoints
 
 
 def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> list[Baseline]:

@@ -1,12 +1,9 @@
 """What the metrics need of every trajectory, so that a split goes through in batches and can be resampled.
 
-`metrics` has the definitions; here is what is left of them before the mean over trajectories. Letters: B
-trajectories, T time steps, X the axes of the grid, K wave numbers, C channels.
-
-Confidence intervals over trajectories, by the bootstrap.
-
-Trajectories are drawn with replacement and their time steps stay together; ends are percentiles of the
-resampled statistic (Efron 1979). Letters: B trajectories, F numbers of each, R resamples.
+`metrics` has the definitions; here is what is left of them before the mean over trajectories, and confidence
+intervals by the bootstrap: trajectories are drawn with replacement, their time steps stay together, ends are
+percentiles of the resampled statistic (Efron 1979). Letters: B trajectories, T time steps, X the axes of the
+grid, K wave numbers, C channels, F numbers of a trajectory, R resamples.
 """
 
 from __future__ import annotations
@@ -26,6 +23,10 @@ from ups.eval import metrics
 from ups.eval.metrics import compat_shell_energy, shell_energy
 
 Errors = metrics.Errors
+
+NUM_RESAMPLES = 2000
+CONFIDENCE = 0.95
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -151,13 +152,6 @@ def join(parts: Sequence[TrajectoryErrors]) -> TrajectoryErrors:
     """Errors of all trajectories from those of batches."""
     names = parts[0]._present()
     return TrajectoryErrors(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
-
-
-NUM_RESAMPLES = 2000
-
-CONFIDENCE = 0.95
-
-Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,14 @@
-"""Convolutions and residual blocks on grids of one to three axes, each periodic or not.
+"""Layers: convolutions and residual blocks on grids, conditioning, patches, walls, pooling, levels.
 
-Letters: B batch, W channels (width), G the axes of the grid, E condition.
+Grids have one to three axes, each periodic or not. Patching loses nothing: the points of a patch become the
+channels of a token, and a linear layer over them is a patch embedding. Attention pooling makes a token of
+each group of neighbouring patches; within groups it keeps the order of the tokens in space and, along
+periodic axes, commutes with shifts by whole groups. Token grids of U-shaped models are halved by axis, so one
+model serves one and two axes; an axis that is too short stays.
 
-What a state is conditioned on: the task, which array it is, parameters of the equation, boundary types.
-
-Letters: B batch, P parameters, E condition, A axes, K boundary types.
-
-Fields as tokens and back without loss: the points of a patch become the channels of a token.
-
-A linear layer over such tokens is a patch embedding. Letters: B batch, X the axes of the grid, C channels,
-L tokens, D channels of a token.
-
-Features that say how far a place is from the ends of its non-periodic axes; periodic axes have none.
-
-Attention pooling of patches into tokens: every group of neighbouring patches becomes one token.
-
-Pooling within groups keeps the order of the tokens in space and, along periodic axes, commutes with shifts by
-whole groups. Letters: B batch, W width, L tokens, M patches of a group, H heads, K channels of a head.
-
-Coarser and finer token grids, for U-shaped models.
-
-Each axis is halved by itself, so one model serves token grids of one and of two axes; an axis that is too
-short stays. Letters: B batch, W width, A axes.
+Letters: B batch, W channels (width), X and G the axes of a grid, A axes, C channels of the field, L tokens, D
+channels of a token, E condition, P parameters, K boundary types or channels of a head, M patches of a group,
+H heads.
 """
 
 from __future__ import annotations
@@ -36,8 +23,22 @@ from torch import Tensor, nn
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
 _EPS = 1e-6
+
+# PDEBench's smallest parameters are viscosities of 1e-8.
+_SMALLEST = 1e-8
+_LOG_RANGE = 8.0
+_FEATURES = 3
+# Boundary types as stores name them: PDEBench's, then The Well's, whose two ends of an axis may differ. A
+# checkpoint's weights are in this order. Names that aren't here share the last place.
+BOUNDARY_TYPES = (
+    *(PERIODIC, "neumann", "dirichlet", "dirichlet_cauchy", "outflow"),
+    *("wall", "open", "wall_open", "open_wall"),
+    UNKNOWN_BOUNDARY,
+)
+_DECAY_LENGTHS = (1.0, 4.0)  # in tokens or patches: the layer at the boundary, and its surroundings
+_OWN_PATCH_BIAS = 2.0
+MIN_TOKENS = 8  # along an axis that is still halved
 
 
 def rms_norm(x_BWG: Tensor) -> Tensor:
@@ -104,21 +105,6 @@ class ResidualBlock(nn.Module):
         scale, shift = self.modulation(condition_BE).unflatten(1, (2, -1, *places)).unbind(1)
         inner = rms_norm(x_BWG) * (1 + scale) + shift
         return x_BWG + self.out(nn.functional.gelu(self.conv(inner)))
-
-
-# PDEBench's smallest parameters are viscosities of 1e-8.
-_SMALLEST = 1e-8
-
-_LOG_RANGE = 8.0
-
-_FEATURES = 3
-# Boundary types as stores name them: PDEBench's, then The Well's, whose two ends of an axis may differ. A
-# checkpoint's weights are in this order. Names that aren't here share the last place.
-BOUNDARY_TYPES = (
-    *(PERIODIC, "neumann", "dirichlet", "dirichlet_cauchy", "outflow"),
-    *("wall", "open", "wall_open", "open_wall"),
-    UNKNOWN_BOUNDARY,
-)
 
 
 def boundary_flags(boundary: Sequence[str]) -> list[float]:
@@ -198,9 +184,6 @@ def unpatchify(tokens_BLD: Tensor, *, points: tuple[int, ...], patch_size: int) 
     return cells.permute(order).reshape(len(tokens_BLD), *points, -1)
 
 
-_DECAY_LENGTHS = (1.0, 4.0)  # in tokens or patches: the layer at the boundary, and its surroundings
-
-
 def num_boundary_features(periodic: tuple[bool, ...]) -> int:
     """F, the number of features of one place."""
     return 2 * len(_DECAY_LENGTHS) * sum(not wraps for wraps in periodic)
@@ -224,9 +207,6 @@ def boundary_features(position_PN: Tensor, *, cells: tuple[int, ...], periodic: 
             for distance in (below, cells[axis] - below):
                 features += [torch.exp(-distance / length).unsqueeze(-1) for length in _DECAY_LENGTHS]
     return torch.cat(features, dim=-1)
-
-
-_OWN_PATCH_BIAS = 2.0
 
 
 class GroupPooling(nn.Module):
@@ -273,9 +253,6 @@ class GroupPooling(nn.Module):
         group_axes = [3 + 2 * axis for axis in range(ndim)]
         ordered = split.permute(0, *token_axes, *group_axes, 1)
         return ordered.flatten(1, ndim).flatten(2, 1 + ndim)
-
-
-MIN_TOKENS = 8  # along an axis that is still halved
 
 
 def halved_axes(grid: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,9 +1,8 @@
 """Stage `all`: autoencoder (or joint), stores of latents, operator, baselines, evaluation, in one command.
 
 Whatever is finished and still valid is kept: a stage's training state says with which configuration and on
-which data it was trained, a store's identity what it was made from.
-
-Building the stores that a stage needs: `python -m ups_store.build`, as one would type it.
+which data it was trained, a store's identity what it was made from. Stores are built by the same command that
+you would type.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from ups.trained.specs import AUTOENCODER_FILE, OPERATOR_FILE
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
 _WITHOUT_STORES = ("memory", "none")
+BUILD = ("-m", "ups_store.build")
 
 
 def run_all(
@@ -190,9 +190,6 @@ def _evaluate(
         note=note,
     )
     return {kind: str(path) for kind, path in write_report(folder, report).items()}
-
-
-BUILD = ("-m", "ups_store.build")
 
 
 def build_latents(

@@ -1,11 +1,8 @@
-"""Data-parallel training: every rank computes its rows of a batch, DDP averages the gradients.
+"""Data-parallel training: `Ranks`, the processes that train one model together, and their part of a batch.
 
-Every rank makes the whole batch of a number and takes its rows; so the batch, and every random choice that
-was made with it, doesn't depend on the number of ranks.
-
-`Ranks`: processes that train one model together, and what they tell each other.
-
-`torchrun` starts them and tells each its place. Messages go through the CPU (gloo), so no GPU waits for one.
+`torchrun` starts them and gives each its place; their messages go through the CPU (gloo), so no GPU waits for
+one. Every rank makes the whole batch of a number and takes its rows, so the batch, and every random choice
+that was made with it, doesn't depend on the number of ranks; DDP averages the gradients.
 """
 
 from __future__ import annotations
@@ -30,6 +27,9 @@ from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, Ups
 from ups.output import Note
 from ups.train.interrupt import CONTINUES
 from ups.train.stage import Losses, Stage
+
+# Kinds of errors that all ranks raise at the same point.
+_RAISED_TOGETHER = (InterruptedTrainingError.kind, DivergedError.kind)
 
 
 class ParallelLosses:
@@ -195,9 +195,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-# Kinds of errors that all ranks raise at the same point.
-_RAISED_TOGETHER = (InterruptedTrainingError.kind, DivergedError.kind)
 
 
 class Agreement:

@@ -1,11 +1,8 @@
 """Stage `joint`: encoder, operator and decoder together on a field store, with inverse losses.
 
-It leaves a new autoencoder and an operator that goes with it; stores of latents are then of another encoder,
-and the next build makes them anew. Letters: B batch, L tokens, D channels of a token.
-
-A simulator whose encoder and decoder are trained with its operator: made anew, scaled by training frames.
-
-Letters: B batch, X the axes of the grid, C channels, L tokens, D channels of a token.
+Encoder and decoder are made from scratch and scaled by training frames. The stage leaves a new autoencoder
+and an operator that goes with it; stores of latents are then of another encoder, and the next build makes
+them again. Letters: B batch, X the axes of the grid, C channels, L tokens, D channels of a token.
 """
 
 from __future__ import annotations
@@ -47,6 +44,7 @@ from ups.trained.specs import (
 
 # What the stage reports on; stage operator replaces the copy of it that others use.
 JOINT_FILE = "joint.safetensors"
+_FRAMES_OF_SCALE = 256  # of a task, that the scale of its latents is measured on
 
 
 @dataclass(frozen=True)
@@ -233,9 +231,6 @@ def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]
     for name, values in statistics.items():
         buffer = normalizer.get_buffer(name)
         buffer.copy_(torch.tensor(values))
-
-
-_FRAMES_OF_SCALE = 256  # of a task, that the scale of its latents is measured on
 
 
 def make_joint_simulator(

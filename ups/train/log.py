@@ -1,7 +1,4 @@
-"""The log of a run: records go to sinks, progress and notes to the terminal.
-
-What a stage reports, as people read it.
-"""
+"""The log of a run: records go to sinks; progress, notes and the table of a stage go to the terminal."""
 
 from __future__ import annotations
 
@@ -21,6 +18,21 @@ from ups.train.sinks import Sink
 
 # What a line on the terminal shows of a record.
 _SHOWN_DIGITS = 4
+
+# Values by task: key of the report, heading, format.
+_COLUMNS = (
+    ("compression", "compression", "{:.3g}x"),
+    ("rollout_steps", "steps", "{}"),
+    ("nrmse", "nRMSE of rollouts", "{:.3%}"),
+    ("persistence_nrmse", "persistence", "{:.3%}"),
+    ("floor_nrmse", "autoencoder floor, nRMSE", "{:.3%}"),
+)
+_ROUNDED = "floor_nrmse_"  # then the dtype of latents in a store, as in "floor_nrmse_float16_latents"
+_NOT_TRAINED = (
+    "no validation was better than before the first step; the checkpoint holds the untrained weights: "
+    "lower training.lr, or train for longer"
+)
+_FILES = ("checkpoint", "autoencoder", "figure")
 
 
 class RunLog:
@@ -95,25 +107,6 @@ class RunLog:
         has_failed = error is not None and not isinstance(error, InterruptedTrainingError)
         for sink in self.sinks:
             sink.close(has_failed=has_failed)
-
-
-# Values by task: key of the report, heading, format.
-_COLUMNS = (
-    ("compression", "compression", "{:.3g}x"),
-    ("rollout_steps", "steps", "{}"),
-    ("nrmse", "nRMSE of rollouts", "{:.3%}"),
-    ("persistence_nrmse", "persistence", "{:.3%}"),
-    ("floor_nrmse", "autoencoder floor, nRMSE", "{:.3%}"),
-)
-
-_ROUNDED = "floor_nrmse_"  # then the dtype of latents in a store, as in "floor_nrmse_float16_latents"
-
-_NOT_TRAINED = (
-    "no validation was better than before the first step; the checkpoint holds the untrained weights: "
-    "lower training.lr, or train for longer"
-)
-
-_FILES = ("checkpoint", "autoencoder", "figure")
 
 
 def show_report(report: Mapping[str, Any], console: Console) -> None:

@@ -1,6 +1,7 @@
-"""Losses of the steps since the last look, summed on the device: no step waits for a number.
+"""What a run measures of itself: losses, time spent waiting, and the phases until the first step.
 
-What the time until the first step goes to: seconds by phase, as `startup/<phase>_sec`.
+Losses are summed on the device, so that no step waits for a number; phases are logged as
+`startup/<phase>_sec`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from ups.train.distributed import ALONE, Ranks
 
 # Step of a loss that was always finite.
 _NEVER = 2**62
+_SECONDS_END = "_sec"
+_SECONDS = "startup/{}" + _SECONDS_END
+TOTAL = "startup/total_startup_time_min"
 
 
 class LossMeter:
@@ -128,13 +132,6 @@ class StepClock:
     def data_wait_share(self) -> float:
         """Share of all time between looks that was spent waiting for data."""
         return self._waited_before / max(self._seconds_before, 1e-9)
-
-
-_SECONDS_END = "_sec"
-
-_SECONDS = "startup/{}" + _SECONDS_END
-
-TOTAL = "startup/total_startup_time_min"
 
 
 class StartupClock:

@@ -1,8 +1,7 @@
 """Stage `operator`: advances states, latents of a frozen autoencoder or the fields themselves.
 
-Letters: B batch, K steps, L tokens, D channels of a token, P parameters.
-
-What an operator is trained on: windows of the stores of its states, and what others ask of them.
+It is trained on windows of the stores of its states. Letters: B batch, K steps, L tokens, D channels of a
+token, P parameters.
 """
 
 from __future__ import annotations

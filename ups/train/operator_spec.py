@@ -1,6 +1,6 @@
-"""The specification of a simulator that is to be trained, from the stores of its states.
+"""The specification of an operator that is to be trained: tasks, from the stores of their states, and size.
 
-The operator's architecture: a size by name, and what `operator.pdet` changes about it.
+A size has a name, and `operator.pdet` changes single numbers of it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_gri
 from ups.models.latent_operator import MAX_AXES, SIZES, OperatorSize
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import SimulatedTask, SimulatorSpec, TaskSpec
+
+_FIELDS = {
+    "hidden_dim": "width",
+    "depths": "depths",
+    "num_heads": "num_heads",
+    "window_size": "window",
+    "mlp_ratio": "mlp_ratio",
+    "drop_path": "drop_path",
+    "dropout": "dropout",
+}
 
 
 def make_spec(
@@ -145,17 +155,6 @@ def _of_fields(windows: TaskWindows) -> TaskSpec:
 def window_parameters(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted."""
     return tuple(sorted({name for some in windows.values() for name in some.parameters}))
-
-
-_FIELDS = {
-    "hidden_dim": "width",
-    "depths": "depths",
-    "num_heads": "num_heads",
-    "window_size": "window",
-    "mlp_ratio": "mlp_ratio",
-    "drop_path": "drop_path",
-    "dropout": "dropout",
-}
 
 
 def operator_size(config: OperatorConfig) -> OperatorSize:

@@ -1,7 +1,4 @@
-"""Running a stage: ranks, device, stage, trainer, report.
-
-Settings that someone has changed and that change nothing, because of other settings.
-"""
+"""Running a stage: ranks, device, stage, trainer, report; and warnings of settings that change nothing."""
 
 from __future__ import annotations
 
@@ -25,6 +22,36 @@ from ups.train.sinks import import_wandb
 from ups.train.stage import StageStart, make_stage
 from ups.train.state import SavedState, state_path
 from ups.train.trainer import Trainer
+
+# Which kinds of optimiser and schedule read a setting.
+_READ_BY_OPTIMIZER = {
+    "betas": ("adamw", "adam"),
+    "eps": ("adamw", "adam"),
+    "momentum": ("sgd",),
+    "muon_momentum": ("muon_hybrid",),
+    "muon_ns_steps": ("muon_hybrid",),
+    "muon_backend": ("muon_hybrid",),
+}
+_READ_BY_SCHEDULER = {
+    "t_max": ("cosine",),
+    "eta_min": ("cosine",),
+    "step_size": ("step",),
+    "gamma": ("step",),
+    "factor": ("plateau",),
+    "patience": ("plateau",),
+    "min_lr": ("plateau",),
+}
+# Settings of `training` that another one switches on.
+_SWITCHED_BY = {
+    "amp_dtype": "amp",
+    "compile_mode": "compile",
+    "inverse_loss_frequency": "use_inverse_losses",
+}
+# How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
+_READ_BY_OPERATOR = {
+    "operator": ("noise", "curriculum"),
+    "training": ("lambda_relative", "lambda_spectral"),
+}
 
 
 def run_stage(
@@ -106,38 +133,6 @@ def _continuing(path: Path, config: RunConfig, stage: str, *, note: Note) -> Sta
     state = SavedState.read(path)
     state.check_config(config, stage=stage)
     return StageStart(note, state.check_data)
-
-
-# Which kinds of optimiser and schedule read a setting.
-_READ_BY_OPTIMIZER = {
-    "betas": ("adamw", "adam"),
-    "eps": ("adamw", "adam"),
-    "momentum": ("sgd",),
-    "muon_momentum": ("muon_hybrid",),
-    "muon_ns_steps": ("muon_hybrid",),
-    "muon_backend": ("muon_hybrid",),
-}
-
-_READ_BY_SCHEDULER = {
-    "t_max": ("cosine",),
-    "eta_min": ("cosine",),
-    "step_size": ("step",),
-    "gamma": ("step",),
-    "factor": ("plateau",),
-    "patience": ("plateau",),
-    "min_lr": ("plateau",),
-}
-# Settings of `training` that another one switches on.
-_SWITCHED_BY = {
-    "amp_dtype": "amp",
-    "compile_mode": "compile",
-    "inverse_loss_frequency": "use_inverse_losses",
-}
-# How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
-_READ_BY_OPERATOR = {
-    "operator": ("noise", "curriculum"),
-    "training": ("lambda_relative", "lambda_spectral"),
-}
 
 
 def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Where the records of a run go: a file of JSON lines, and Weights & Biases where it is switched on.
 
-How busy a GPU is, as NVIDIA's driver says, looked at by a thread once a second.
+The load of a GPU comes from NVIDIA's driver, which a thread asks once a second.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from ups.config.run import WandbConfig
 from ups.errors import ConfigError
 
 Record = Mapping[str, Any]
+
+_NO_METRICS = ("event", "stage", "time", "step", "config")
+_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver
+_SECONDS_BETWEEN_LOOKS = 1.0  # NVML's own period is between 1/6 s and 1 s
 
 
 class Sink(Protocol):
@@ -121,9 +125,6 @@ class WandbSink:
         self._run.finish(exit_code=int(has_failed))
 
 
-_NO_METRICS = ("event", "stage", "time", "step", "config")
-
-
 def _numbers(values: Record, prefix: str = "") -> dict[str, float]:
     """Numbers at any depth, names joined by slashes."""
     found: dict[str, float] = {}
@@ -171,11 +172,6 @@ def open_sinks(config: RunConfig, stage: str, *, run_id: str | None) -> list[Sin
         )
     sinks.append(JsonLines(config.training.log_path or folder / f"{stage}.jsonl"))
     return sinks
-
-
-_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver
-
-_SECONDS_BETWEEN_LOOKS = 1.0  # NVML's own period is between 1/6 s and 1 s
 
 
 class _Utilization(ctypes.Structure):

@@ -1,7 +1,4 @@
-"""What the trainer asks of a stage: `Stage`; and the stages by name.
-
-How a model is called in training: compiled where the configuration says so.
-"""
+"""`Stage`: what the trainer asks of one, the stages by name, and how a model is called in training."""
 
 from __future__ import annotations
 
@@ -21,6 +18,14 @@ from ups.errors import ConfigError
 from ups.output import Note, nobody
 
 Losses = dict[str, Tensor]
+
+# Module and function that makes the stage from (config, device, start). Later stages are added here.
+STAGES = {
+    "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
+    "joint": ("ups.train.joint", "make_joint_stage"),
+    "operator": ("ups.train.operator", "make_operator_stage"),
+}
+ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.train.all_stages`
 
 
 @dataclass(frozen=True)
@@ -107,16 +112,6 @@ class Stage(ABC):
 
         Called on every rank when training ends, however it ends, and perhaps twice.
         """
-
-
-# Module and function that makes the stage from (config, device, start). Later stages are added here.
-STAGES = {
-    "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
-    "joint": ("ups.train.joint", "make_joint_stage"),
-    "operator": ("ups.train.operator", "make_operator_stage"),
-}
-
-ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.train.all_stages`
 
 
 def make_stage(

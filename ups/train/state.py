@@ -1,9 +1,7 @@
 """State of a training run in one file, for an exact resume: weights, averages, optimiser, RNG, position.
 
 Tensors are named `model.<name>`, `ema.<name>`, `optimizer.<number>.<name>` and `rng.<device>`, the last with
-a row for every rank.
-
-`SavedState`: what a saved training state was made with, and whether it is of this run.
+a row for every rank. `SavedState` also says what the state was made with, and whether it is of this run.
 """
 
 from __future__ import annotations
@@ -23,6 +21,24 @@ from ups.errors import CheckpointError, ConfigError
 from ups.optim import AveragedWeights
 from ups.train.distributed import ALONE, Ranks
 from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
+
+TRAINING = "training"  # kind of checkpoint
+_MOST_SHOWN = 8  # differing keys in one message
+# What a state holds, and what its position says; one that lacks any of it is of an earlier version.
+_PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates"})
+POSITION = frozenset(
+    {
+        "step",
+        "wandb_id",
+        "learning_rate",
+        "stage",
+        "best",
+        "best_step",
+        "start_score",
+        "best_epoch_score",
+        "bad_epochs",
+    }
+)
 
 
 def save_state(
@@ -131,27 +147,6 @@ def check_shared(path: Path, *, step: int, ranks: Ranks) -> None:
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
-
-TRAINING = "training"  # kind of checkpoint
-
-_MOST_SHOWN = 8  # differing keys in one message
-
-# What a state holds, and what its position says; one that lacks any of it is of an earlier version.
-_PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates"})
-
-POSITION = frozenset(
-    {
-        "step",
-        "wandb_id",
-        "learning_rate",
-        "stage",
-        "best",
-        "best_step",
-        "start_score",
-        "best_epoch_score",
-        "bad_epochs",
-    }
-)
 
 # Keys that don't change what a step computes, so they may differ between a run and its continuation.
 _FREE_KEYS = (

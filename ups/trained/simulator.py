@@ -1,11 +1,7 @@
 """`Simulator`: from fields to a rollout of fields, and the file that holds everything it needs.
 
-Letters: B batch, X the axes of the grid, C channels, L tokens of a state, D channels of a token, K steps,
-P parameters.
-
-What callers of a rollout give, checked and as tensors.
-
-Letters: B batch, X the axes of the grid, C channels, P parameters, K steps.
+What callers give is checked and becomes tensors here. Letters: B batch, X the axes of the grid, C channels, L
+tokens of a state, D channels of a token, K steps, P parameters.
 """
 
 from __future__ import annotations
@@ -37,6 +33,9 @@ from ups.trained.specs import (
     parse_simulator_spec,
     parse_spec,
 )
+
+_FLOAT32_BYTES = 4
+Numbers = Tensor | npt.NDArray[Any] | float
 
 
 class Simulator(nn.Module):
@@ -255,11 +254,6 @@ def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simu
     simulator = Simulator(spec, autoencoder).to(device)
     fill_weights(simulator, tensors, path=path)
     return simulator.eval()
-
-
-_FLOAT32_BYTES = 4
-
-Numbers = Tensor | npt.NDArray[Any] | float
 
 
 def frames_of(fields: Tensor | npt.NDArray[Any], task: SimulatedTask, *, device: torch.device) -> Tensor:

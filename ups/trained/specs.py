@@ -1,7 +1,4 @@
-"""What an autoencoder is made of and for which tasks: everything about it but the weights. No torch here.
-
-What a simulator is made of and for which tasks: everything about it but the weights. No torch here.
-"""
+"""What autoencoders and simulators are made of, for which tasks: all but the weights. No torch here."""
 
 from __future__ import annotations
 
@@ -14,8 +11,10 @@ from ups.errors import CheckpointError, ConfigError
 from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid
 
 AUTOENCODER = "autoencoder"  # kind of checkpoint
-
 AUTOENCODER_FILE = "autoencoder.safetensors"
+OPERATOR = "operator"  # kind of checkpoint
+OPERATOR_FILE = "operator.safetensors"
+States = Literal["latent", "fields"]
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,6 @@ def check_task(spec: AutoencoderSpec, task: str | None, path: object) -> str:
             found=task or "none named",
         )
     return task
-
-
-OPERATOR = "operator"  # kind of checkpoint
-
-OPERATOR_FILE = "operator.safetensors"
-
-States = Literal["latent", "fields"]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """`export_store`: a finished store as a Zarr folder, safetensors, HDF5, or a folder of `.pt` files.
 
-Arrays a block of samples at a time, so that memory stays bounded whatever N is.
-
-What travels with the arrays into every format: what they were made from, and their attributes.
+Arrays are written a block of samples at a time, so that memory stays bounded whatever N is. What they were
+made from and their attributes travel with them into every format.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ FORMATS = {
     "hdf5": "ups_store.convert.hdf5_file",
     "pt": "ups_store.torch.pt_folder",
 }
+
+BLOCK_BYTES = 16 << 20
 
 
 def export_store(
@@ -73,9 +74,6 @@ def export_store(
         check_sound(store)
     writer.write(store, path, force=force, progress=progress or (lambda nbytes: None))
     return path
-
-
-BLOCK_BYTES = 16 << 20
 
 
 def samples_per_block(view: npt.NDArray[Any], nbytes: int = BLOCK_BYTES) -> int:

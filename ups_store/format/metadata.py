@@ -1,8 +1,7 @@
-"""`zarr.json` documents as typed values, and the bytes that they are written as; pure (spec 4).
+"""`zarr.json` documents as typed values: the bytes that they are written as, and reading them; pure (spec 4).
 
-The JSON text is a function of the values (RFC 8785), so `verify` can regenerate every byte of it.
-
-Reading `zarr.json`: bytes in, the typed values of `metadata` out, anything else refused; pure (spec 4).
+The JSON text is a function of the values (RFC 8785), so `verify` can regenerate every byte of it. What
+reading doesn't know it refuses.
 """
 
 from __future__ import annotations
@@ -23,22 +22,16 @@ from ups_store.errors import FormatError, SpecError
 from ups_store.format.canonical import canonical_json
 
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
-
 LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 5.1)
-
 MAX_JSON_BYTES = 16 << 20
-
 MAX_ARRAYS = 4096
-
 MAX_RANK = 32
-
 MAX_ELEMENTS = 1 << 60  # not reached, axes of length 0 counted as 1: NumPy addresses bytes below 2^63
-
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-
 DTYPE_NAMES = ("bool", *_INTEGERS, "float16", "float32", "float64", "bfloat16")
+_HINT = "open it with a general Zarr reader, or rebuild it"
+_VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
 @functools.cache
@@ -205,11 +198,6 @@ def check_name(name: str) -> str:
         expected="1 to 128 of letters, digits, '_', '.', '-', not starting with '.', '-' or '__'",
         found=repr(name),
     )
-
-
-_HINT = "open it with a general Zarr reader, or rebuild it"
-
-_VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
 def parse_json(raw: bytes, *, path: object, entry: str) -> dict[str, Any]:

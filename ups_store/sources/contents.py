@@ -1,6 +1,4 @@
-"""What is known about a source file before any of its samples is read.
-
-Where one file keeps what: datasets and their axes, in words that need no HDF5.
+"""What a source file holds before any sample is read: datasets, axes, grid; in words that need no HDF5.
 
 Axes are letters in the order in which the file stores them, since PDEBench's families disagree about it and
 square grids hide it.

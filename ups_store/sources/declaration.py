@@ -1,7 +1,7 @@
-"""What a configuration says about files of a user's own: their names, and where they keep what.
+"""What a configuration says about files of your own: their names, and where they keep what.
 
-Only a schema: `ingest.declared` reads such files, `build.config` makes tasks of it. The only module below the
-build that imports pydantic, and nothing imports it where no layout is declared.
+This is only a schema: `sources.declared` reads such files, `build.config` makes tasks of it. It is the only
+module below the build that imports pydantic, and nothing imports it where no layout is declared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The layout that a configuration declares for a user's own files (docs/layouts.md).
+"""The layout that a configuration declares for your own files (docs/layouts.md).
 
-Looking up in a file what a configuration declares, with errors that name the key that asks for it.
+What is missing in a file is an error that names the key that asks for it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         LayoutDeclaration,
         ParameterDeclaration,
     )
+
+_SEARCHED = 1000  # datasets among which the nearest name is looked for
 
 
 class Declared(Layout):
@@ -133,9 +135,6 @@ def _from_name(file: h5py.File, pattern: str, *, key: str) -> float:
             expected=f"a number that matches {pattern!r}",
             found=name,
         ) from None
-
-
-_SEARCHED = 1000  # datasets among which the nearest name is looked for
 
 
 def sample_groups(file: h5py.File, pattern: str, *, key: str) -> tuple[str, ...]:

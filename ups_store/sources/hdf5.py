@@ -1,6 +1,6 @@
 """HDF5 files, opened and read so that every failure is a `SourceError` that says where and what to do.
 
-A dataset of a source, once it was seen to have the rank and the kind of numbers that are expected.
+A dataset is handed out once it has been seen to have the expected rank and kind of numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ups_store.errors import SourceError, StoreError
 from ups_store.sources.contents import AXIS_NAMES
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
 _TREE_LINES = 12
 
 

@@ -1,11 +1,8 @@
 """The place of one reader in a pool: its requests in order, and the reader process, which may be replaced.
 
-What a reader that was late or died had not done, its successor does; only the request that it was working
-on is counted as failed.
-
-What is said about a reader that took too long or died: where, what it did, how long, and what may help.
-
-The stack, and whatever else the reader wrote to stderr, goes with the error as a note (PEP 678).
+What a late or dead reader had not done, its successor does; only the request that it was working on counts as
+failed. Its error says where the reader was, what it did, for how long, and what may help; the stack and
+whatever else the reader wrote to stderr go with it as a note (PEP 678).
 """
 
 from __future__ import annotations
@@ -28,6 +25,12 @@ if TYPE_CHECKING:
     from ups_store.sources.reader import Request
 
 Note = Callable[[str], None]
+
+_FRAME = re.compile(r'File "(?:.*/)?(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_HINTS = {
+    "starting": "check the load of the machine, and the file system of its Python packages",
+    "opening": "check the disk or network mount, or raise --open-timeout",
+}
 
 
 @dataclass(frozen=True)
@@ -275,14 +278,6 @@ def stop_lanes(lanes: Sequence[Lane]) -> None:
         readers[reader].note_left_behind(reader)
     for lane in readers.values():
         lane.forget_reader()
-
-
-_FRAME = re.compile(r'File "(?:.*/)?(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-
-_HINTS = {
-    "starting": "check the load of the machine, and the file system of its Python packages",
-    "opening": "check the disk or network mount, or raise --open-timeout",
-}
 
 
 def timed_out(

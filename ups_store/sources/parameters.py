@@ -1,7 +1,4 @@
-"""Numbers that characterise a simulation: attributes and single values of an HDF5 file.
-
-The range of an array's values, and how many of them aren't finite: two passes over what is in cache.
-"""
+"""Numbers that characterise a simulation: attributes and single values of an HDF5 file."""
 
 from __future__ import annotations
 

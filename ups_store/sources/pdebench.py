@@ -1,7 +1,7 @@
-"""The layouts of PDEBench's files, published and generated. Axis orders and exceptions are those measured
-on files of each family; a version is raised when the same file would give other arrays.
+"""The layouts of PDEBench's files, published, generated and converted.
 
-The layout of users' own files.
+Axis orders and exceptions are those measured on files of each family; a version is raised when the same file
+would give other arrays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading samples out of one dataset: in bounded hyperslabs, reduced and with their axes put in order.
 
-The fast path: samples that lie in a file as they will in the store go to their place in one copy.
+Samples that lie in a file as they will in the store go to their place in one copy.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from ups_store.sources.contents import Selection
 from ups_store.sources.source_files import BLOCK_BYTES
 from ups_store.system import files, mappings
 from ups_store.system.runs import Runs, copy_runs
+
+_READ_AT_ONCE = 8 << 20  # after each the reader says that it gets on
+_MAPPED_AT_ONCE = 64 << 20  # counts as the reader's memory meanwhile
+_MAPPED_FROM = 4 << 20  # less is never copied past the caches
 
 
 @dataclass(frozen=True)
@@ -124,13 +128,6 @@ def _in_order(block: np.ndarray, axes: str, to_axes: str) -> np.ndarray:
     order = [axes.index(axis) for axis in to_axes if axis in axes]
     ordered: np.ndarray = block.transpose(order)
     return ordered[tuple(slice(None) if axis in axes else None for axis in to_axes)]
-
-
-_READ_AT_ONCE = 8 << 20  # after each the reader says that it gets on
-
-_MAPPED_AT_ONCE = 64 << 20  # counts as the reader's memory meanwhile
-
-_MAPPED_FROM = 4 << 20  # less is never copied past the caches
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""What a reader can be asked for: what a file holds, samples of it, its digest.
+"""What a reader can be asked for (a file's structure, samples of it, its digest), and how it answers.
 
-A request is pickled, sent to a reader process and run there. Anything with the attributes of `reader.Request`
-will do, so long as the process can import its class.
-
-And how a reader process and its supervisor answer each other. Nothing here imports HDF5, which the supervisor
-doesn't need.
+A request is pickled, sent to a reader process and run there; anything with the attributes of `reader.Request`
+will do, so long as the process can import its class. Nothing here imports HDF5, which a supervisor doesn't
+need.
 """
 
 from __future__ import annotations
@@ -32,6 +30,9 @@ if TYPE_CHECKING:
 
 
 MAX_SAMPLES = 8192  # of one request: two numbers each, in a message of at most `MAX_MESSAGE_BYTES`
+MAX_MESSAGE_BYTES = 200_000  # what a Unix socket takes at once by default
+STACK_SIGNAL = signal.SIGUSR1  # makes a reader write its stacks to stderr, also from inside a C call
+DigestKind = Literal["full", "sampled"]
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,6 @@ def _others(num_bad: int, num_read: int) -> str:
     )
 
 
-MAX_MESSAGE_BYTES = 200_000  # what a Unix socket takes at once by default
-
-STACK_SIGNAL = signal.SIGUSR1  # makes a reader write its stacks to stderr, also from inside a C call
-
-
 @dataclass(frozen=True)
 class Done:
     """A request succeeded."""
@@ -171,9 +167,6 @@ class Failed:
     request_id: int
     error: StoreError
     is_transient: bool
-
-
-DigestKind = Literal["full", "sampled"]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,7 @@
-"""Which files make a split.
+"""Which files make a split, which of their samples, and whether a file is still what it was.
 
-The splits, and which samples of a file are of which (for the files of a split see `source_files`).
-
-Names in the order that people expect: numbers by their value.
-
-Whether a source is still the file that it was when the build began.
-
-How much memory reading takes: what a reader, and whoever counts on it, has to agree on.
+Names are sorted as people expect, numbers by their value. Also here is how much memory reading takes, on
+which a reader and those that count on it have to agree.
 """
 
 from __future__ import annotations
@@ -24,10 +19,17 @@ from ups_store.errors import ConfigError, SourceError
 from ups_store.sources.tasks import Task
 
 _SUFFIXES = (".h5", ".hdf5")
-
 _MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
-
 _SHOWN_NAMES = 8
+SPLITS = ("train", "val", "test")
+# What files, folders and configurations may call them.
+SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+FileState: TypeAlias = tuple[int, ...]
+# Of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB. Below 32 MiB the C library
+# gives every hyperslab the memory of the one before (`reader_handle`), which costs no page faults.
+BLOCK_BYTES = 24 << 20
+USUAL_SLOTS = 2  # of a reader: it fills one while the caller works with the other
+USUAL_SLOT_NBYTES = 33 << 20  # a batch of 32 MiB, and what lies between its arrays
 
 
 @dataclass(frozen=True)
@@ -262,11 +264,6 @@ def _expected_names(task: Task, split: str) -> list[str]:
     return [*names, "or PDEBench's names for the task"] if task.file_patterns else names
 
 
-SPLITS = ("train", "val", "test")
-# What files, folders and configurations may call them.
-SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-
-
 @dataclass(frozen=True)
 class SplitFractions:
     """How the samples of each file are shared out where PDEBench's rule decides.
@@ -338,9 +335,6 @@ def natural_key(name: str) -> list[str | float]:
     return [float(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
 
 
-FileState: TypeAlias = tuple[int, ...]
-
-
 def file_state(path: Path) -> FileState:
     """What differs once a file was replaced, written or deleted."""
     try:
@@ -358,12 +352,3 @@ def changed(path: Path) -> SourceError:
         path=path,
         hint="wait until nobody writes to it and run again; --overwrite if samples were committed",
     )
-
-
-# Of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB. Below 32 MiB the C library
-# gives every hyperslab the memory of the one before (`reader_handle`), which costs no page faults.
-BLOCK_BYTES = 24 << 20
-
-USUAL_SLOTS = 2  # of a reader: it fills one while the caller works with the other
-
-USUAL_SLOT_NBYTES = 33 << 20  # a batch of 32 MiB, and what lies between its arrays

@@ -1,10 +1,9 @@
 """The tasks that can be built: families of PDEBench's files, sets of The Well, and what the files don't say.
 
 PDEBench's files hold no boundary types and no channel names, and their names are spelled in several ways;
-both are written down here. Boundary types are those of PDEBench's generators; where a generator was not run
-by us and its files can't confirm it, the entry says so.
-
-The sets of The Well, by number of spatial dimensions; their files say everything else.
+both are written down here. Boundary types are those of PDEBench's generators; where we didn't run a generator
+and its files can't confirm it, the entry says so. Files of The Well say everything but their number of
+spatial dimensions.
 """
 
 from __future__ import annotations
@@ -53,14 +52,16 @@ WELL_SETS = {
 
 
 _SUFFIX = r"\.(h5|hdf5)"
-
 _NUMBER = r"\d+\.?\d*(e[+-]?\d+)?"  # 0.01, 1.0, 1.e-8 (1D CFD), 1e-08 (2D and 3D CFD)
-
 _VISCOSITY = rf"Eta{_NUMBER}_Zeta{_NUMBER}"
-
 _COMPRESSIBLE = (  # M first as published, M last as PDEBench's merging script writes it; 2D has a resolution
     rf"_CFD_([A-Za-z]+_)?(M{_NUMBER}_{_VISCOSITY}|{_VISCOSITY}_M{_NUMBER})_(periodic|trans)(_\d+)?(_Train)?"
 )
+
+_SHOCK_TUBES = (r"Sod\d+",)
+_FLOWS_2D = (r"2D_shock", rf"KH_M{_NUMBER}_dk{_NUMBER}_Re{_NUMBER}", r"OTVortex")
+_FLOWS_3D = (r"BlastWave", rf"Turb_M{_NUMBER}")
+_REACTION_TESTS = (rf"ReacDiff_react_Nu{_NUMBER}_Rho{_NUMBER}",)
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,6 @@ def _any_fullmatch(patterns: tuple[str, ...], file_name: str) -> bool:
 def _all_axes(boundary: str, axes: str) -> dict[str, str]:
     return dict.fromkeys(axes, boundary)
 
-
-_SHOCK_TUBES = (r"Sod\d+",)
-
-_FLOWS_2D = (r"2D_shock", rf"KH_M{_NUMBER}_dk{_NUMBER}_Re{_NUMBER}", r"OTVortex")
-
-_FLOWS_3D = (r"BlastWave", rf"Turb_M{_NUMBER}")
-
-_REACTION_TESTS = (rf"ReacDiff_react_Nu{_NUMBER}_Rho{_NUMBER}",)
 
 _TASKS = (
     Task(

@@ -4,11 +4,7 @@ Every dataset says in attributes along which axes it varies, and is stored witho
 vary in time are channels of "fields", scalars first, then vectors, then tensors, each in the order of the
 file and named as The Well's own reader names them: `density`, `velocity_x`, `D_xy`. What doesn't vary in time
 is an array of its own name, repeated for every sample: files of one set may differ in it, and it takes no
-more room than one more time step.
-
-The attributes by which a file of The Well describes itself.
-
-Boundary conditions of The Well: a group for each, with its type, and a mask of where it holds.
+more room than one more time step. A boundary condition is a group with its type and a mask of where it holds.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from ups_store.sources.parameters import NumberPart, missing
 from ups_store.sources.tasks import Task
 
 _ORDERS = range(3)  # scalars, vectors, tensors
+_UNSAID = "open"  # as The Well's own reader takes faces of which a file says nothing
 
 
 @dataclass(frozen=True)
@@ -289,9 +286,6 @@ def leading_axes(owner: h5py.Dataset | h5py.Group) -> str:
         for axis, attribute in (("s", "sample_varying"), ("t", "time_varying"))
         if flags(owner, attribute)[0]
     )
-
-
-_UNSAID = "open"  # as The Well's own reader takes faces of which a file says nothing
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,8 @@
 """The only calls of the package that change or read files; tests replace them to make files fail.
 
-Locks are in `ups_store.system.locks`, mapped files and memory in `ups_store.system.mappings`.
-
-Offsets and lengths are bytes. Short reads and writes are continued here; `EINTR` is retried by Python itself.
-
-Small files beside the stores, such as a picture or a manifest, that are replaced in one step.
-
-Where a build writes besides the stores: folders, and small text files that are replaced atomically.
+Locks are in `ups_store.system.locks`, mapped files and memory in `ups_store.system.mappings`. Offsets and
+lengths are bytes. Short reads and writes are continued here; Python itself retries on `EINTR`. Small files
+beside the stores, such as a manifest, are replaced in one step.
 """
 
 from __future__ import annotations
@@ -23,15 +19,10 @@ from pathlib import Path
 from ups_store.errors import ConfigError, DiskFullError, StoreNotFoundError
 
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 _WRITE_ONLY = 2  # SYNC_FILE_RANGE_WRITE: begin, wait for nothing
-
 _PIECE_BYTES = 64 << 20  # of memory at a time: a signal makes the kernel begin a piece again
-
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 8)  # linux/fs.h; Python lacks it with older C libraries
-
 _PROBE_BYTES = 4 << 20  # what lies in the page cache lies there in larger pieces
-
 _STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
 
 # statfs(2) and linux/magic.h. FUSE and 9p may be local, but nobody can tell from here.

@@ -1,9 +1,8 @@
-"""The path that a caller gave, as an absolute one that the system can take.
+"""Paths that callers gave, as absolute ones that the system can take; and partitions of a split (spec 2.4).
 
-Partitions of a split, one file a machine: their names, their samples, and how they are found (spec 2.4).
-
-Machines share no locks, so each writes `NAME-00003-of-00016.zarr.zip`; the pattern `NAME-*-of-00016.zarr.zip`
-opens them together. `ups-store concat` makes one file of them.
+A split that several machines make has a file for each: they share no locks, so each writes its own
+`NAME-00003-of-00016.zarr.zip`. The pattern `NAME-*-of-00016.zarr.zip` opens them together; `ups-store concat`
+makes one file of them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from pathlib import Path
 from ups_store.errors import SpecError, StoreNotFoundError
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux file systems
-
 _MAX_PATH_BYTES = 4095  # PATH_MAX without the NUL behind it
+PARTITION_KEY = "partition"  # in the identity's content: [number, how many]
+_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.zarr\.zip")
 
 
 def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
@@ -58,11 +58,6 @@ def _check_length(path: Path, suffix_nbytes: int) -> None:
                 found=found,
                 hint="choose a shorter one",
             )
-
-
-PARTITION_KEY = "partition"  # in the identity's content: [number, how many]
-
-_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.zarr\.zip")
 
 
 def partition_path(path: Path, number: int, count: int) -> Path:

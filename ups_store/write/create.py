@@ -1,6 +1,6 @@
 """`create` and `join`: from arguments to a building file that is ours to write.
 
-A new building file: complete before anybody can see it (spec 6.1, 6.2, 6.6, 6.12).
+A new building file is complete before anybody can see it (spec 6.1, 6.2, 6.6, 6.12).
 """
 
 from __future__ import annotations
@@ -48,11 +48,8 @@ from ups_store.write.building import (
 from ups_store.write.writer import Committer, StoreWriter
 
 _TAKEN = "move it away, or choose another name"
-
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
-
 _SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)
-
 _OVERTAKEN = (FileExistsError, FileNotFoundError)
 
 

@@ -1,6 +1,6 @@
 """What a conversion writes appears at once and whole: a temporary name beside the target, then a rename.
 
-Nothing is copied from a damaged store: the copy's own checksums would hide the damage.
+Damaged stores are refused: a copy's own checksums would hide the damage.
 """
 
 from __future__ import annotations
