@@ -106,7 +106,7 @@ class AveragedWeights(WeightsCopy):
 
 
 def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:
-    """Refuse an optimiser that isn't there yet; needs no parameters, so it can be told before the work.
+    """Refuse an optimiser that isn't there yet; needs no parameters, so it is refused before the work.
 
     Args:
         config: Kind and settings.

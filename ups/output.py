@@ -76,17 +76,17 @@ def with_nulls(value: Any) -> Any:
     return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def nobody(text: str) -> None:
-    """Tells nobody."""
+def discard(text: str) -> None:
+    """A `Note` that drops what is said."""
 
 
 def each_once(note: Note) -> Note:
     """Tells every sentence the first time it is said; for those that several parts of a run find alike."""
-    told: set[str] = set()
+    said: set[str] = set()
 
-    def tell(text: str) -> None:
-        if text not in told:
-            told.add(text)
+    def once(text: str) -> None:
+        if text not in said:
+            said.add(text)
             note(text)
 
-    return tell
+    return once

@@ -59,8 +59,8 @@ class FourierNeuralOperator(nn.Module):
     Args:
         channels: C.
         num_parameters: Numbers that are given to every point beside the field.
-        periodic: Whether each axis is; along the others every point is told its coordinate, and the lifted
-            field is continued by zeros, an eighth of its length.
+        periodic: Whether each axis is; along the others every point has its coordinate as input, and the
+            lifted field is continued by zeros, an eighth of its length.
         width: W.
         modes: Fourier modes along each axis.
         depth: Layers.
@@ -140,7 +140,7 @@ class UNet(nn.Module):
     Args:
         channels: C.
         num_parameters: Numbers that are given to every point beside the field.
-        periodic: Whether each axis is; along the others every point is told its coordinate.
+        periodic: Whether each axis is; along the others every point has its coordinate as an input.
         width: W of the finest level.
         levels: Resolutions; the grid is a multiple of 2^(levels - 1) along every axis.
         predicts_change: Whether the output is added to the field.

@@ -281,7 +281,7 @@ def forecasters_of(others: Sequence[OtherOperator], own: Simulator) -> list[Oper
 
 
 def operator_note(simulator: Simulator, logs: Sequence[StageLog]) -> str:
-    """Sizes, and what the training took, as far as logs tell."""
+    """Sizes, and what the training took, as far as logs say."""
     parts = [f"operator {shown_size(simulator.operator)}, {_architecture(simulator.spec)}"]
     if simulator.autoencoder is not None:
         parts.append(f"autoencoder {shown_size(simulator.autoencoder)}")

@@ -261,7 +261,7 @@ def _logs_of(path: Path, note: Note) -> list[StageLog]:
     try:
         config = config_of(path, (), note=lambda text: note(f"{path}: {text}"))
     except ConfigError as error:  # of an earlier version; it says no more than where its logs are
-        note(f"warning: what its training took isn't told: {error}")
+        note(f"warning: what its training took isn't known: {error}")
         return []
     own = config.checkpoint.dir / OPERATOR_FILE
     return read_stage_logs(config, note=note) if path.resolve() == own.resolve() else []
@@ -326,7 +326,7 @@ def publish(report: Report, folder: Path, *, as_json: bool, note: Note) -> None:
     Args:
         report: What was found.
         folder: Where `report.json`, `report.csv` and `report.html` go.
-        as_json: Whether stdout is for a program: then `note` is told where the files lie.
+        as_json: Whether stdout is for a program: then `note` says where the files lie.
         note: Told what is no result.
 
     Raises:

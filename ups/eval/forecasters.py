@@ -27,7 +27,7 @@ _FRAMES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Start:
-    """What a forecaster is told; the frames to be predicted are not part of it.
+    """What a forecaster is given; the frames to be predicted are not part of it.
 
     Attributes:
         task: Name of the task.

@@ -88,7 +88,7 @@ def predict_store(request: PredictionRequest, *, note: Note) -> dict[str, Any]:
     dt = None if task.steady else request.dt or task.dt
     note(f"{name}: {len(given.values)} samples of {given.origin}, {request.steps} steps")
     identity = {"checkpoint": hash_tensors(request.checkpoint), "dt": dt}
-    # Mistakes are told before a file is begun.
+    # Mistakes are found before a file is begun.
     largest = min(request.batch_size, len(given.values))
     check_room(task, num=largest, steps=request.steps, device=simulator.device)
     tried = request.steps if task.steady else min(request.steps, 1)

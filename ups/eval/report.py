@@ -87,7 +87,7 @@ class Report:
         tasks: One report a task.
         split: "train", "val" or "test".
         seconds: Wall time by phase.
-        stages: What the training logs tell.
+        stages: What the training logs say.
         data_wait_share: Share of the training's time that it waited for data, 0 to 1.
         config: The resolved configuration.
         figures: PNG files of the run by caption, such as training curves.

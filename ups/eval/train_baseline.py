@@ -40,7 +40,7 @@ from ups.eval.baseline_model import (
 )
 from ups.losses import relative_square_error
 from ups.optim import AveragedWeights
-from ups.output import Note, check_writable, nobody
+from ups.output import Note, check_writable, discard
 from ups.trained.simulator import Simulator
 
 _SINGLE_STEPS = 0.7  # share of the budget
@@ -107,7 +107,7 @@ def train_baseline(
     augmented: bool = True,
     ema_decay: float | None = None,
     device: torch.device | str = "cpu",
-    note: Note = nobody,
+    note: Note = discard,
 ) -> Baseline:
     """Train a baseline one step ahead.
 
@@ -154,7 +154,7 @@ def make_spec(kind: Kind, fields: Fields, *, dt: float | None, stride: int) -> B
     }
     columns = fields.parameters(np.arange(len(fields.num_steps)))
     table = np.stack([columns[name] for name in info.parameters], 1) if info.parameters else np.zeros((1, 0))
-    # A parameter that doesn't vary tells nothing.
+    # A parameter that doesn't vary says nothing.
     spread = np.where(np.ptp(table, axis=0) > 0, table.std(0), 1.0)
     statistics["parameters"] = {"mean": table.mean(0).tolist(), "std": spread.tolist()}
     return BaselineSpec(
@@ -249,7 +249,7 @@ def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> li
 def train_configured_baselines(config: RunConfig, *, device: torch.device, restart: bool, note: Note) -> None:
     """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
 
-    One that there can't be, such as for three axes, or that diverges, is told and left out: the operator has
+    One that there can't be, such as for three axes, or that diverges, is named and left out: the operator has
     been trained by now, and is reported on without it.
     """
     wanted = Budget.of(seconds=config.evaluation.baseline_seconds, samples=config.evaluation.baseline_samples)
@@ -285,7 +285,7 @@ def obtain_baseline(
         task: Name of the task.
         budget: How much it may be trained.
         device: Where.
-        restart: Train anew although there is a file.
+        restart: Train again although there is a file.
         note: Told what is being done.
 
     Raises:
@@ -325,7 +325,7 @@ def _mismatch(model: Baseline, config: RunConfig, simulator: Simulator) -> str |
         return f"it is for another grid, {spec.grid.name}"
     is_steady = simulator.spec.tasks[spec.task].steady
     if is_steady and spec.size.get("predicts_change", True):
-        return "it predicts a change of its input, which is no solution; train it anew"
+        return "it predicts a change of its input, which is no solution; train it again"
     if spec.stride != simulator.spec.time_stride and not is_steady:
         return f"it takes another time stride, {spec.stride}"
     return None

@@ -1,4 +1,4 @@
-"""What the logs of a run tell: seconds of each stage and what they went to, curves, samples seen."""
+"""What the logs of a run hold: seconds of each stage and what they went to, curves, samples seen."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def data_wait_share(logs: Sequence[StageLog]) -> float | None:
 
 
 def _last_training(path: Path, stage: str, note: Note) -> list[dict[str, Any]]:
-    """Records of a stage since it was last begun anew; a line that was cut off is left out."""
+    """Records of a stage since it last began from scratch; a line that was cut off is left out."""
     records: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
@@ -146,7 +146,7 @@ def _runs(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
 
 
 def _is_of_training(record: Mapping[str, Any]) -> bool:
-    """Whether a record tells of an optimiser step: a finished stage that is run again makes none."""
+    """Whether a record is of an optimiser step: a finished stage that is run again makes none."""
     return record.get("event") in ("step", "epoch") or _STARTUP in record
 
 

@@ -28,7 +28,7 @@ from ups.eval.evaluate import check_split, evaluate
 from ups.eval.report_page import write_report
 from ups.eval.train_baseline import find_baselines, train_configured_baselines
 from ups.optim import check_optimizer
-from ups.output import Note, check_writable, each_once, nobody
+from ups.output import Note, check_writable, discard, each_once
 from ups.train.distributed import joined_ranks
 from ups.train.interrupt import CONTINUES
 from ups.train.joint import check_joint
@@ -60,7 +60,7 @@ def run_all(
         config_path: The file that it was read from, for the build of stores.
         overrides: `key=value` on top of that.
         note: Told what people should know; what several stages find alike, once.
-        restart: Train every stage anew.
+        restart: Train every stage from scratch.
         began: When the process was started, seconds since 1970.
 
     Returns:
@@ -69,7 +69,7 @@ def run_all(
 
     Raises:
         ConfigError: If field stores and latent stores would lie in the same place, and those of the stages;
-            before anything is built or trained, as far as the configuration alone tells.
+            before anything is built or trained, as far as the configuration alone shows.
         OutputError: If the report could not be written.
         UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
     """
@@ -136,7 +136,7 @@ def _check_nothing_refused_later(config: RunConfig, first: str | None, *, report
     if has_operator:
         check_no_inverse_losses(config)
     if has_operator or first == "joint":
-        with warnings.catch_warnings():  # told when the operator is made
+        with warnings.catch_warnings():  # said when the operator is made
             warnings.simplefilter("ignore", ConfigWarning)
             operator_size(config.operator)
     for name in filter(None, (first, "operator" if has_operator else None)):
@@ -169,7 +169,7 @@ def _train_unless_valid(
     except CheckpointError as error:
         if error.kind not in ("other_config", "other_data", "too_old"):
             raise
-        note(f"stage {name} is trained anew: {error.problem}")
+        note(f"stage {name} is trained again: {error.problem}")
     return run_stage(name, config, note=note, restart=True, **options)
 
 
@@ -221,7 +221,7 @@ def build_latents(
     flags += ["--cache-dir", str(latent_folder(config)), "--cache-dtype", config.training.latent_cache_dtype]
     flags += ["--manifest", str(manifest)] if is_first else []
     began = time.perf_counter()
-    _run([*_command(config_path, overrides), *flags], note=note if is_first else nobody)
+    _run([*_command(config_path, overrides), *flags], note=note if is_first else discard)
     metrics = {"startup/cache_sec": time.perf_counter() - began}
     if is_first:
         stores = json.loads(own_manifest(manifest).read_text(encoding="utf-8"))["stores"]
@@ -235,7 +235,7 @@ def build_fields(
     """Build stores of the fields themselves; see `build_latents`. Returns `startup/field_cache_sec`."""
     began = time.perf_counter()
     command = _command(config_path, [*overrides, "latent.encoder=none"])
-    _run(command, note=note if is_first else nobody)
+    _run(command, note=note if is_first else discard)
     return {"startup/field_cache_sec": time.perf_counter() - began}
 
 

@@ -119,7 +119,7 @@ def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: Ru
     """Keep a checkpoint of an earlier run that is better than what replaces it as `<name>.previous<suffix>`.
 
     Only like is compared with like: the same metrics of the same tasks, on the same data, validated alike.
-    What was set aside before stays, if it is better still. That it can't be kept ends no run: it is told.
+    What was set aside before stays, if it is better still. That it can't be kept ends no run: a note says so.
 
     Args:
         path: What will be replaced, by another file under its name; need not be there.

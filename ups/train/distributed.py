@@ -37,7 +37,7 @@ class ParallelLosses:
 
     DDP wraps the losses, not the model: so it sees one forward pass for every backward pass, however often
     and by whichever methods the losses call the model. It finds the parameters that a batch doesn't need
-    (another task's), so that nobody waits for their gradients.
+    (another task's), so that no rank waits for their gradients.
 
     Args:
         stage: What is trained.
@@ -103,7 +103,7 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among those that train together, and what they tell each other.
+    """This process's place among those that train together, and what they send each other.
 
     Every method but `rows_of` and `device` is a collective: all ranks call it at the same point.
 
@@ -165,7 +165,7 @@ class Ranks:
         return json.loads(text.numpy().tobytes())
 
     def first_does(self, work: Callable[[], Any]) -> Any:
-        """What the first rank gets by doing something, JSON values, told to all; the others wait.
+        """What the first rank gets by doing something, JSON values, sent to all; the others wait.
 
         If it fails, the first rank raises and the others end with it.
         """
@@ -226,7 +226,7 @@ class Agreement:
         return int(largest)
 
     def end(self) -> None:
-        """Wait for the last call's answer, which nobody needs."""
+        """Wait for the last call's answer, which isn't needed."""
         if self._pending is not None:
             self._pending[1].wait()
             self._pending = None
@@ -279,7 +279,7 @@ def joined_ranks(
             raise
         hint = f"its own message says why; {CONTINUES}"
         raise UpsError(f"rank {ranks.rank} lost another rank", kind="rank_lost", hint=hint) from error
-    # After any other error the group stays: whoever waits for this rank learns of it when its process ends.
+    # After other errors the group stays: a rank that waits for this one learns of it when this process ends.
 
 
 def _leave(ranks: Ranks) -> None:

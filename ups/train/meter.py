@@ -81,7 +81,7 @@ def diverged(loss_name: str, step: int) -> DivergedError:
     """The error for a loss that isn't finite."""
     error = DivergedError(
         f"step {step}: loss {loss_name!r} is not finite",
-        hint="lower training.lr or set training.grad_clip, and begin anew with --restart; "
+        hint="lower training.lr or set training.grad_clip, and begin again with --restart; "
         "what was exported before is kept",
     )
     error.step, error.loss_name = step, loss_name
@@ -196,6 +196,6 @@ def measuring(clock: StartupClock) -> Iterator[None]:
 
 
 def startup_phase(name: str) -> AbstractContextManager[None]:
-    """Inside, the time belongs to a phase of the start, such as "data_opening"; nobody has to measure."""
+    """Inside, the time belongs to a phase of the start, such as "data_opening"."""
     clock = _clock.get()
     return clock.phase(name) if clock is not None else nullcontext()

@@ -93,7 +93,7 @@ def open_field_windows(config: RunConfig) -> dict[str, TaskWindows]:
 def preload_windows(
     config: RunConfig, windows: Mapping[str, TaskWindows], *, device: torch.device, note: Note
 ) -> None:
-    """Bring the stores into memory as `training.preload` says, and tell where each lies then."""
+    """Bring the stores into memory as `training.preload` says, and say where each lies then."""
     for some in windows.values():
         note(f"{some.store.path}: {some.preload(config.training.preload, device=str(device))}")
 

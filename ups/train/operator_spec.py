@@ -50,7 +50,7 @@ def make_spec(
         statistics: Of the operator's states, by task, as `measure_state_statistics` gives them.
         autoencoder: Encoder and decoder where states are latents.
         autoencoder_sha256: Of its weights; None while they are trained, too.
-        is_encoder_known: Whether it made the latents, as `operator_states.are_of_known_encoder` tells.
+        is_encoder_known: Whether it made the latents, as `operator_states.are_of_known_encoder` says.
 
     Raises:
         ConfigError: If the sizes don't fit the grids, or a grid has more axes than the operator.

@@ -69,7 +69,7 @@ def run_stage(
         name: Name of the stage.
         config: Configuration of the run.
         note: Told what people should know.
-        restart: Begin anew although there is a state to continue from.
+        restart: Begin from scratch although there is a state to continue from.
         began: When the process was started, for the time that imports took; seconds since 1970.
         startup: Metrics of what happened before, such as a build of stores, for the log.
 
@@ -90,7 +90,7 @@ def run_stage(
         raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
     check_optimizer(settings.optimizer, stage=name)
     if config.logging.wandb.enabled:
-        import_wandb()  # a mistake is told before minutes of opening data
+        import_wandb()  # a mistake is found before minutes of opening data
     clock = StartupClock(began=began, before=startup)
     training = config.training
     with (

@@ -217,7 +217,7 @@ class GpuWatch:
         while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
             status = self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(utilization))
             if status != 0:
-                return  # not told for this GPU, such as a part of one (MIG)
+                return  # not known of this GPU, such as a part of one (MIG)
             self._seen.append(int(utilization.gpu))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ups.config import RunConfig, TrainingConfig
 from ups.device import compiled_or_eager
 from ups.errors import ConfigError
-from ups.output import Note, nobody
+from ups.output import Note, discard
 
 Losses = dict[str, Tensor]
 
@@ -38,7 +38,7 @@ class StageStart:
             replaced; raises CheckpointError if the run was begun on other data.
     """
 
-    note: Note = nobody
+    note: Note = discard
     check_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
 
 

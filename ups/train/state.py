@@ -262,7 +262,7 @@ def hinting_at_restart() -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        error.hint = "begin anew with --restart; what was exported before is kept"
+        error.hint = "begin again with --restart; what was exported before is kept"
         raise
 
 

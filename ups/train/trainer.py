@@ -36,7 +36,7 @@ class Trainer:
         stage: What to train; on every rank the same, with the same weights.
         config: Configuration of the run.
         device: Where.
-        restart: Begin anew although there is a state to continue from.
+        restart: Begin from scratch although there is a state to continue from.
         ranks: Who trains together.
         startup: Clock of the phases before the first step.
     """
@@ -246,7 +246,7 @@ class Trainer:
         return losses
 
     def _started(self, *, seconds: float) -> None:
-        """The first step is over: tell what the time until then went to."""
+        """The first step is over: log what the time until then went to."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.startup.take({"startup/first_step_sec": seconds})

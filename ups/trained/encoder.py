@@ -212,8 +212,8 @@ class LatentEncoder:
         from ups.device import FirstCallAlone, compiled_or_refused, with_own_code
 
         encode = with_own_code(self.load_model().encode)
-        # Code for any shape would serve a known one, too, depending on what was encoded before; and nobody is
-        # told of what can't be compiled as a whole.
+        # Code for any shape would serve a known one, too, depending on what was encoded before; and no error
+        # names what can't be compiled as a whole.
         hint = "say latent.compile=false"
         self._compiled = FirstCallAlone(compiled_or_refused(encode, hint=hint, dynamic=False, fullgraph=True))
 

@@ -207,7 +207,7 @@ def _batches(
     for i in missing:
         raw = good[i].path.read_bytes()
         if blake3(raw).digest() != good[i].digest:
-            hint = "import the folder again when nobody writes to it"
+            hint = "import the folder again when no program writes to it"
             raise SourceError("the file changed during the import", path=good[i].path, hint=hint)
         indices.append(i)
         samples.append(read(raw, path=good[i].path))

@@ -1,4 +1,4 @@
-"""`ArraySpec`: what an array of a store holds, as callers say it and as stores tell it."""
+"""`ArraySpec`: what an array of a store holds, as callers and stores describe it."""
 
 from __future__ import annotations
 

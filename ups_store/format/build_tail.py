@@ -111,7 +111,7 @@ class Owner:
 
     @classmethod
     def parse(cls, raw: bytes) -> Owner | None:
-        """Read an owner field; None where nobody wrote one."""
+        """Read an owner field; None where none was written."""
         if len(raw) < _OWNER.size:
             return None
         pid, nbytes = _OWNER.unpack_from(raw)

@@ -1,4 +1,4 @@
-"""Canonical JSON: one text per value, whoever writes it (RFC 8785; spec 4.1, 8.2)."""
+"""Canonical JSON: one text per value, whatever program writes it (RFC 8785; spec 4.1, 8.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_EXACT_INTEGER = 2**53 - 1  # beyond it two JSON readers may see different n
 
 
 def canonical_json(document: Any, *, what: str) -> bytes:
-    """RFC 8785 text of a document: one text per value, whoever writes it.
+    """RFC 8785 text of a document: one text per value, whatever program writes it.
 
     Args:
         document: Dicts with string keys, lists, tuples, strings, numbers, booleans, None, NumPy scalars.

@@ -81,7 +81,7 @@ class SourceInfo:
             (PDEBench's attribute `M`), in lower case.
         channels: Names along the channel axis of "fields".
         boundary: Boundary type by spatial axis, from the task and the file's name; empty without a task.
-        attrs: What else the store's root group should tell, as JSON values.
+        attrs: What else the store's root group should say, as JSON values.
         samples_per_chunk: How many samples the file's chunks span: read together, each chunk is decoded once.
     """
 

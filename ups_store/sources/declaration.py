@@ -40,7 +40,7 @@ class DeclaredSection(BaseModel):
 
 
 def _wrong(expected: object, found: object, hint: str | None = None) -> ConfigError:
-    """An error of the value that is being validated; whoever catches it knows its key."""
+    """An error of the value that is being validated; the code that catches it knows the key."""
     return ConfigError("", expected=expected, found=found, hint=hint)
 
 

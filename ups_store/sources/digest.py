@@ -25,7 +25,7 @@ _BLOCK_BYTES = 64 << 10
 
 
 def full_digest(path: Path, progress: Progress) -> str:
-    """Of all bytes; `progress` is told numbers of bytes as they are read."""
+    """Of all bytes; `progress` gets numbers of bytes as they are read."""
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
     buffer = page_aligned(_READ_BYTES).data
     with _opened(path) as file:

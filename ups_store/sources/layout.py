@@ -55,5 +55,5 @@ class Layout(ABC):
         return {}
 
     def attributes(self, file: h5py.File) -> dict[str, Any]:
-        """What else a store's root group should tell, as JSON values."""
+        """What else a store's root group should say, as JSON values."""
         return {}

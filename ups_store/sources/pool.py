@@ -216,7 +216,7 @@ class ReaderPool:
         )
 
     def stacks(self) -> dict[int, str]:
-        """The Python stacks of the readers by process id, "" for one that can't tell; takes at most 1 s."""
+        """The Python stacks of the readers by process id, "" for one that doesn't answer within 1 s."""
         readers = [reader for lane in self._lanes if (reader := lane.reader)]
         return {reader.pid: stack for reader, stack in zip(readers, stacks_of(readers), strict=True)}
 

@@ -48,7 +48,7 @@ class Request(Protocol):
         A small result may be returned (pickled).
 
         Raises:
-            SourceError: Passed on to whoever asked.
+            SourceError: Passed on to the process that asked.
         """
         ...
 
@@ -88,12 +88,12 @@ class Reader:
         self._tell(replace(self.status, since_s=time.monotonic(), doing=what, dataset=""))
 
     def reading(self, dataset: str) -> None:
-        """Say that a dataset is read from now on, or still is and gets on: the deadline starts anew."""
+        """Say that a dataset is read from now on, or still is and gets on: the deadline starts again."""
         now = time.monotonic()
         self._tell(replace(self.status, progressed_s=now, since_s=now, doing="reading", dataset=dataset))
 
     def progressed(self, num: int = 0) -> None:
-        """Say that a long request gets on, by `num` of its own units: its deadline starts anew."""
+        """Say that a long request gets on, by `num` of its own units: its deadline starts again."""
         status = self.status
         self._tell(replace(status, progressed_s=time.monotonic(), num_done=status.num_done + num))
 

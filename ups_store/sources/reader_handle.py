@@ -197,13 +197,13 @@ def _beyond_streams(fd: int) -> int:
 
 
 def start_spare() -> None:
-    """Start a reader with the usual slots that nobody has asked for yet; it ends with this process."""
-    with contextlib.suppress(StoreError, OSError):  # whoever needs one fails in its turn
+    """Start a reader with the usual slots that no pool has asked for yet; it ends with this process."""
+    with contextlib.suppress(StoreError, OSError):  # a pool that needs one says why
         _spare.append(ReaderHandle(num_slots=USUAL_SLOTS, slot_nbytes=USUAL_SLOT_NBYTES))
 
 
 def stop_spare() -> None:
-    """End the spare reader, where nobody will need one."""
+    """End the spare reader, where none will be needed."""
     stop_readers(_spare)
     _spare.clear()
 
@@ -226,7 +226,7 @@ def _environment() -> dict[str, str]:
 
 
 def stacks_of(readers: Sequence[ReaderHandle]) -> list[str]:
-    """The Python stacks of readers, innermost frame first; "" for one that can't tell within 1 s."""
+    """The Python stacks of readers, innermost frame first; "" for one that doesn't answer within 1 s."""
     able = [reader for reader in readers if _can_tell(reader)]
     starts = {reader: reader.log_size() for reader in able}
     for reader in able:

@@ -46,7 +46,7 @@ def _answer(reader: Reader, request: Request, request_id: int, filler: SlotFille
         return Failed(request_id, error, is_transient(error))
     except MemoryError:
         return Failed(request_id, _out_of_memory(request), is_transient=False)
-    except Exception as error:  # a defect of ours: told by whoever asked, as there is nobody to tell here
+    except Exception as error:  # a defect of ours: reported by the process that asked
         return Failed(request_id, _unexpected(request, error), is_transient(error))
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     supervisor, channel_fd, memory_fd, num_slots, slot_nbytes = map(int, sys.argv[1:])
     _end_with(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what ends it is told by its log, not by a file "core"
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its log says what ended it, not by a file "core"
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
 

@@ -186,7 +186,7 @@ class DigestRequest:
     first_sample = None
 
     def run(self, reader: Reader) -> str:
-        """The digest, blake3 in hexadecimal digits; tells bytes as they are read."""
+        """The digest, blake3 in hexadecimal digits; reports bytes as they are read."""
         from ups_store.sources import digest  # HDF5: only where it is read
 
         pass  # HDF5: only where it is read

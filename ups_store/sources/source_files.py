@@ -350,5 +350,5 @@ def changed(path: Path) -> SourceError:
         "source changed during the build",
         kind="source_changed",
         path=path,
-        hint="wait until nobody writes to it and run again; --overwrite if samples were committed",
+        hint="wait until no program writes to it and run again; --overwrite if samples were committed",
     )

@@ -131,7 +131,7 @@ def _fields(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Field]:
 
 
 def _part(file: h5py.File, name: str, order: int, spatial: Mapping[str, str]) -> Part:
-    """The dataset with the axes that its attributes tell of; a tensor may be stored as D x D or as D^2."""
+    """The dataset with the axes that its attributes name; a tensor may be stored as D x D or as D^2."""
     dataset = get_dataset(file, name)
     varies = flags(dataset, "dim_varying", count=len(spatial))
     axes = leading_axes(dataset) + "".join(itertools.compress(spatial.values(), varies))

@@ -25,7 +25,7 @@ _NO_WAIT = getattr(os, "RWF_NOWAIT", 8)  # linux/fs.h; Python lacks it with olde
 _PROBE_BYTES = 4 << 20  # what lies in the page cache lies there in larger pieces
 _STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
 
-# statfs(2) and linux/magic.h. FUSE and 9p may be local, but nobody can tell from here.
+# statfs(2) and linux/magic.h. FUSE and 9p may be local, but that can't be seen from here.
 NETWORK_FILE_SYSTEMS = {
     0x6969: "nfs",
     0x517B: "smb",
@@ -78,7 +78,7 @@ def create_anonymous(name: str) -> int:
 
 
 def descriptor_path(fd: int) -> Path:
-    """Path under which processes of this user can open the file anew, as long as `fd` is open (proc(5))."""
+    """Path under which processes of this user can open the file again, as long as `fd` is open (proc(5))."""
     return Path(f"/proc/{os.getpid()}/fd/{fd}")
 
 
@@ -125,8 +125,8 @@ def read_into(fd: int, offset: int, target: memoryview) -> int:
 def in_page_cache(fd: int, offset: int, nbytes: int) -> bool:
     """Whether a part of a file seems to lie in the page cache; the system begins to read where it doesn't.
 
-    Looks at a byte of every 4 MiB that may not wait (RWF_NOWAIT): mincore tells only those who could write
-    the file. False on file systems that can't tell, such as NFS, and where the file ends before.
+    Looks at a byte of every 4 MiB that may not wait (RWF_NOWAIT): mincore answers only processes that could
+    write the file. False on file systems that don't know, such as NFS, and where the file ends before.
     """
     byte = bytearray(1)
     try:
@@ -302,7 +302,7 @@ def system_text(path: Path) -> str | None:
 
 
 def boot_id() -> bytes:
-    """16 bytes that change with every boot of the machine; zeros where the system doesn't tell."""
+    """16 bytes that change with every boot of the machine; zeros where the system doesn't say."""
     text = system_text(Path("/proc/sys/kernel/random/boot_id"))
     return bytes(16) if text is None else bytes.fromhex(text.strip().replace("-", ""))
 

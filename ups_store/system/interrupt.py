@@ -30,7 +30,7 @@ _REPLACED = {signal.SIGINT: (signal.default_int_handler,), signal.SIGTERM: (sign
 def importing() -> Iterator[None]:
     """End the process at Ctrl-C and SIGTERM for the duration of a block that only imports.
 
-    Where one of them is ignored or handled by somebody else, that stays so.
+    Where one of them is ignored or handled by other code, that stays so.
     """
     with contextlib.ExitStack() as stack:
         for signum, handlers in _REPLACED.items():

@@ -21,7 +21,7 @@ def try_lock(fd: int, offset: int, length: int = 1, *, exclusive: bool = True) -
     kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, length, 0))
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else holds it
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another process holds it
         return False
     return True
 

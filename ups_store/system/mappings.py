@@ -24,7 +24,7 @@ _Mapping = TypeVar("_Mapping", bound=mmap.mmap)
 
 
 def map_private(fd: int, nbytes: int) -> mmap.mmap:
-    """Map a file copy-on-write: whoever changes the memory never reaches the file (spec 7.4)."""
+    """Map a file copy-on-write: changes of the memory never reach the file (spec 7.4)."""
     flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
     return mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -37,7 +37,7 @@ def mapped_file_nbytes(mapping: mmap.mmap) -> int:
 def resident_nbytes(mapping: mmap.mmap, nbytes: int) -> int:
     """Bytes of a mapped file that lie in the page cache, in whole pages (mincore).
 
-    The kernel tells only those who could write the file; to others every page looks resident.
+    The kernel answers only processes that could write the file; to others every page looks resident.
     """
     pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
     _memory_call("mincore", mapping, 0, nbytes, ctypes.c_void_p(pages.ctypes.data))
@@ -117,7 +117,7 @@ def _prefer_huge_pages(mapping: mmap.mmap) -> None:
 
 
 def page_aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Uninitialised memory that begins with a page, to read files into; owned by whoever holds it.
+    """Uninitialised memory that begins with a page, to read files into; owned by its holder.
 
     malloc's large blocks begin 16 bytes into one, and where a copy's target lies 16 bytes further in its page
     than the source, `rep movsb` crawls on some processors: an AMD EPYC (Zen 3) then reads 2.4 instead of 12

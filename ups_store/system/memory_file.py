@@ -14,7 +14,7 @@ from ups_store.system.memory import available_bytes
 
 IN_MEMORY = ":memory:"
 
-_DESCRIPTOR = re.compile(r"/proc/\d+/fd/\d+")  # proc(5): opening it is opening the file behind it anew
+_DESCRIPTOR = re.compile(r"/proc/\d+/fd/\d+")  # proc(5): opening it opens the file behind it again
 
 
 class MemoryFile:
@@ -66,7 +66,7 @@ def create_in_memory(nbytes: int) -> MemoryPath:
 
 
 def check_not_reserved(path: str | os.PathLike[str]) -> None:
-    """Fail if somebody looks for a store by ":memory:", which makes a new one each time."""
+    """Refuse to look for a store by ":memory:", which makes a new one each time."""
     if os.fspath(path) == IN_MEMORY:
         hint = "use the path of its writer: `open(writer.path)`"
         raise StoreNotFoundError("a store in memory has no name of its own", path=path, hint=hint)

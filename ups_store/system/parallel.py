@@ -64,7 +64,7 @@ class _Share(Generic[Item]):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Work on the items, unless another thread has begun or nobody should."""
+        """Work on the items, unless another thread has begun or none should."""
         if not self._is_taken_by_me():
             return
         try:
@@ -75,12 +75,12 @@ class _Share(Generic[Item]):
             self._ended.set()
 
     def end(self) -> None:
-        """Have nobody begin any more, and wait for another thread that has."""
+        """Have no thread begin any more, and wait for another thread that has."""
         if not self._is_taken_by_me():
             self._wait()
 
     def _is_taken_by_me(self) -> bool:
-        # One operation: an interrupt right after a lock was acquired would leave nobody knowing who has it.
+        # One operation: an interrupt right after a lock was acquired would leave it unknown who has it.
         me = threading.get_ident()
         return self._taken.setdefault("by", me) == me
 

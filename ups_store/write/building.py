@@ -44,7 +44,7 @@ Samples = npt.NDArray[np.int64]
 
 @dataclass(eq=False)
 class BuildingFile:
-    """An open building file; whoever holds it with the builder lock is the builder.
+    """An open building file; the process that holds it with the builder lock is the builder.
 
     Attributes:
         path: Where the store will be published.
@@ -188,7 +188,7 @@ def take_builder_lock(fd: int, path: Path) -> None:
 
 
 def read_owner(fd: int, path: Path) -> Owner | None:
-    """Who noted that they build the file; None where it can't be told."""
+    """Who noted that they build the file; None where that isn't known."""
     try:
         layout = read_building(fd, path).layout
     except FormatError:

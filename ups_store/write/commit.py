@@ -147,7 +147,7 @@ def _check_complete(building: BuildingFile, committed: npt.NDArray[np.bool_]) ->
 def publish(building: BuildingFile) -> None:
     """Give a finished file its own name and make that durable (spec 6.8, steps 7 and 8).
 
-    One in memory has its name, and from now on nobody can change it (spec 6.12).
+    One in memory has its name, and from now on it can't be changed (spec 6.12).
     """
     with failures_as_errors(building.building_path, building.layout, "the finished store was not published"):
         if is_in_memory(building.path):
@@ -177,7 +177,7 @@ def _finish_entry(building: BuildingFile, array: ArrayLayout, crcs: CrcTable | N
                 path=building.building_path,
                 array=array.meta.name,
                 byte_range=(entry.data_offset, entry.end),
-                hint=f"the disk or another program damaged them: begin anew with {HOW_TO_REPLACE}",
+                hint=f"the disk or another program damaged them: begin again with {HOW_TO_REPLACE}",
             )
     files.write_at(fd, entry.end - len(trailer), trailer)
     crc = crc32(trailer, crc)

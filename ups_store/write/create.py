@@ -318,7 +318,7 @@ def create_building_in_memory(
         StoreError: If the system has no files in memory.
     """
     path, header = create_in_memory(layout.building_nbytes), _new_header(layout, is_lazy=is_lazy)
-    # Opened anew: closing it releases the locks, while the path stays.
+    # Opened again: closing it releases the locks, while the path stays.
     fd = files.open_existing(path, writable=True)
     building = BuildingFile(path, fd, layout, header, tuple(map(crc32, documents)), is_lazy)
     try:

@@ -33,7 +33,7 @@ class Piece:
     Attributes:
         samples: Sample numbers, sorted and distinct, shape (M,).
         slots: Per array in file order, the slots (large) or bytes (small) of the samples, shape (M, stride),
-            uint8; private, so nobody changes them after the checksums were taken.
+            uint8; private, so that nothing changes them after the checksums were taken.
         crcs: CRC-32 of each row of `slots`, shape (M, num_arrays).
     """
 
@@ -128,7 +128,7 @@ class Scratches:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[Scratch]:
-        """One that nobody else uses in the block."""
+        """One that is used by no other thread in the block."""
         try:
             scratch = self._free.pop()
         except IndexError:

@@ -23,11 +23,11 @@ _PROBE_BYTES = 1 << 20
 
 @dataclass
 class NewFile:
-    """A file that nobody sees yet.
+    """A file that is not visible yet.
 
     Attributes:
         path: Its temporary name.
-        fd: Open for writing; closed by whoever made it.
+        fd: Open for writing; closed by its maker.
     """
 
     path: Path
@@ -69,7 +69,7 @@ def publish_file(temporary: Path, target: Path, force: bool) -> None:
         files.rename(temporary, target)
         return
     try:
-        files.link(temporary, target)  # unlike a rename it fails if somebody was faster
+        files.link(temporary, target)  # unlike a rename it fails if another process was faster
     except FileExistsError as error:
         raise _exists(target) from error
 

@@ -68,7 +68,7 @@ def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def trained_anew(notes: list[str]) -> list[str]:
-    return [note.split()[1] for note in notes if "is trained anew" in note]
+    return [note.split()[1] for note in notes if "is trained again" in note]
 
 
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:

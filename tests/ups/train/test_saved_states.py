@@ -101,7 +101,7 @@ def test_state_of_an_earlier_version_is_refused_before_anything_is_opened(folder
     with pytest.raises(CheckpointError) as caught:
         train(config)
     assert (caught.value.kind, caught.value.path) == ("too_old", str(path))
-    says = "was written by an earlier version: found no best_step, start_score; begin anew with --restart"
+    says = "was written by an earlier version: found no best_step, start_score; begin again with --restart"
     assert says in str(caught.value)
 
 
@@ -114,8 +114,8 @@ def test_all_stages_train_anew_what_an_earlier_version_left(folder: Path) -> Non
     forget(state_path(config, "operator"), "best_step")
     report = run_all(config, config_path=None, overrides=[], note=notes.append)
     assert report["stages"]["operator"]["resumed_at"] == 0
-    (anew,) = (note for note in notes if "trained anew" in note)
-    assert anew == "stage operator is trained anew: the training state was written by an earlier version"
+    (anew,) = (note for note in notes if "trained again" in note)
+    assert anew == "stage operator is trained again: the training state was written by an earlier version"
 
 
 def test_notes_of_a_stage_go_where_those_of_the_run_go(folder: Path) -> None:

@@ -179,7 +179,7 @@ def test_state_that_lacks_weights_is_refused_with_a_way_on(tmp_path: Path, prefi
     tensors, document = load_checkpoint(path, kind="training")
     del tensors[f"{prefix}0.weight"]
     save_checkpoint(path, tensors, kind="training", document=document)
-    with pytest.raises(CheckpointError, match=r"0\.weight.*; begin anew with --restart") as caught:
+    with pytest.raises(CheckpointError, match=r"0\.weight.*; begin again with --restart") as caught:
         Trainer(Regression(), config, device=CPU)
     assert (caught.value.kind, caught.value.path) == ("other_weights", str(path))
 
