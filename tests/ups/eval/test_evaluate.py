@@ -209,7 +209,7 @@ def test_baseline_of_a_steady_task_that_predicts_a_change_is_left_out(root: Path
         save_baseline(path, model, settings={})
         notes: list[str] = []
         assert len(find_baselines(config, make_simulator(config), note=notes.append)) == num
-        assert ["train it anew" in note for note in notes] == [True] * (1 - num)
+        assert ["train it again" in note for note in notes] == [True] * (1 - num)
 
 
 # --- other operators ------------------------------------------------------------------------------------
