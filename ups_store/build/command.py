@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Given the configuration's file and the overrides; returns who is told of the report, or None.
 Begin = Callable[[Path | None, Sequence[str]], "Callable[[BuildReport], None] | None"]
 
+
 class OnNan(StrEnum):
     """What to do with NaN and Inf in the sources."""
 
@@ -133,7 +134,7 @@ def build(
 ) -> None:
     """Build a store per task and split; continue unfinished ones, keep valid ones, replace stale ones."""
     flags = {
-        "data.task": tasks and words_of(tasks),
+        "data.tasks": tasks and words_of(tasks),
         "data.split": split and words_of(split),
         "data.root": root and str(root),
         "cache.dir": cache_dir and str(cache_dir),
@@ -226,7 +227,7 @@ def _warn(sentence: str) -> None:
 def _first_line(settings: BuildConfig) -> str:
     """What is about to be done, told before anything can hang."""
     data = settings.data
-    what = f"{', '.join(data.task)} ({', '.join(data.split)})"
+    what = f"{', '.join(data.tasks)} ({', '.join(data.split)})"
     return f"building {what}: sources in {data.root}, stores in {settings.cache.dir}"
 
 

@@ -55,7 +55,8 @@ _SYNTAX_HINT = "check the indentation, brackets and quotes"
 def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
     """A file's values over those of the files that it includes, as an OmegaConf dictionary.
 
-    `include:` names one file or a list of them, relative to the file that it stands in; later ones win.
+    `include:` names one file or a list of them, relative to the file that it stands in, or shipped ones;
+    later ones win.
 
     Raises:
         ConfigError: If a file can't be read, isn't YAML or has no keys, is too long or nested too deep, or if
@@ -69,14 +70,16 @@ def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
     own = _read_one(path, hint=f"check `include` in {including[-1].name}" if including else None)
     included = own.pop("include", None) or []
     names = [included] if isinstance(included, str) else list(included)
-    parts = [read_yaml(path.parent / str(name), including=(*including, real)) for name in names]
+    found = [find_config(Path(str(name)), folder=path.parent) for name in names]
+    parts = [read_yaml(file, including=(*including, real)) for file in found]
     return OmegaConf.merge(*parts, _present(own, path=path))
 
 
 def _present(values: Any, *, path: Path | None = None) -> Any:
     """A source's values under the present names of their keys."""
     try:
-        return OmegaConf.create(with_present_names(OmegaConf.to_container(values)))
+        given = OmegaConf.to_container(values)
+        return OmegaConf.create(with_present_names(given) if isinstance(given, dict) else given)
     except ValueError as error:
         raise ConfigError(str(error), path=path) from error
 
@@ -301,7 +304,7 @@ KEYS_OF_OTHERS: dict[str, tuple[str, ...]] = {
         *("batch_size", "lr", "accum_steps", "grad_clip", "ema_decay", "amp", "amp_dtype", "compile"),
         *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
         *("augment", "query_sampling", "max_val_frames", "cache_mode", "prefetch_factor", "preload"),
-        *("time_stride", "rollout_horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
+        *("stride", "horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
         *("allow_unknown_encoder", "inverse_loss_frequency"),
     ),
     "checkpoint": ("dir", "interval", "keep_training_state"),

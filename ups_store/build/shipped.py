@@ -16,15 +16,15 @@ GROUP = "ups_store.configs"
 _EARLIER_FOLDER = "configs/"  # of the repository, as in `--config configs/demo.yaml`
 
 
-def find_config(path: Path) -> Path:
-    """The file of a path, or the shipped configuration of that name; the path itself if there is neither.
+def find_config(name: Path, *, folder: Path = Path()) -> Path:
+    """The file of a name, or the shipped configuration; the file that is missing if there is neither.
 
     Args:
-        path: Such as `run.yaml`, `demo`, `demo.yaml` or `pdebench/burgers1d`.
+        name: Such as `run.yaml`, `demo`, `demo.yaml` or `pdebench/burgers1d`.
+        folder: What the path of a file is relative to.
     """
-    if path.is_file():
-        return path
-    return shipped_configs().get(_name_of(path), path)
+    own = folder / name
+    return own if own.is_file() else shipped_configs().get(_name_of(name), own)
 
 
 def near_config(path: Path) -> str | None:
