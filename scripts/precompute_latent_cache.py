@@ -81,4 +81,4 @@ def _values(config: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.argv.insert(1, "latent={}")  # a section, in which everything has its default; what is said merges in
-    main(begin)
+    main(begin=begin)

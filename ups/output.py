@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ups.errors import OutputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Note = Callable[[str], None]  # takes one sentence, without a line break at its end
 
@@ -90,3 +94,11 @@ def each_once(note: Note) -> Note:
             note(text)
 
     return once
+
+
+@cache
+def terminal() -> Console:
+    """The console on stderr where training shows its progress; `quiet` silences it."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`python -m ups_store VERB`; `python -m ups_store.build` builds."""
+"""`python -m ups_store VERB`, as `ups-store VERB`."""
 
 from ups_store.cli import main
 

@@ -1,7 +1,7 @@
 """What the commands share: results to stdout, all else to stderr, exit codes, progress, common options.
 
-Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 timed out, 5 interrupted, 6
-disk full, 7 identity mismatch, 8 locked by another build; the errors know theirs.
+Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 timed out, 5 interrupted,
+6 disk full, 7 identity mismatch, 8 locked by another build; the errors know theirs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
 from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
 _HINTS = {  # what to do about errors of the system
     errno.EMFILE: "; raise the limit with `ulimit -n`",
     errno.ENFILE: "; the system has no more: end other processes",
@@ -38,7 +39,21 @@ _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 # Paths and attributes may hold anything, so nothing is taken for markup.
 console = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
+NumThreads = Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")]
+
 _verbosity = 0
+
+
+def set_quiet(is_wanted: bool) -> bool:
+    """Leave out what is neither a result nor a warning nor an error, from now on; False changes nothing."""
+    console.quiet = console.quiet or is_wanted
+    return is_wanted
+
+
+def is_quiet() -> bool:
+    """Whether -q was given."""
+    return console.quiet
 
 
 def set_verbosity(count: int) -> int:
@@ -51,12 +66,6 @@ def set_verbosity(count: int) -> int:
 def is_verbose(level: int = 1) -> bool:
     """Whether -v was given so many times."""
     return _verbosity >= level
-
-
-Verbose = Annotated[
-    int,
-    typer.Option("--verbose", "-v", count=True, callback=set_verbosity, help="tell more; -vv: tracebacks"),
-]
 
 
 def results() -> Console:
@@ -86,7 +95,11 @@ def _to_json(value: Any) -> Any:
 def log(message: str, *, style: str = "", label: str = "") -> None:
     """Write a line to stderr, such as a warning: `log("...", label="warning", style="yellow")`."""
     prefix = Text(f"{label}: ", style=f"bold {style}".strip()) if label else Text()
-    console.print(prefix + Text(message), soft_wrap=True)
+    was_quiet, console.quiet = console.quiet, console.quiet and not label
+    try:
+        console.print(prefix + Text(message), soft_wrap=True)
+    finally:
+        console.quiet = was_quiet
 
 
 def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
@@ -97,7 +110,7 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
         verbosity: How many -v were given, where `main` doesn't set that.
     """
     global _verbosity
-    _verbosity = verbosity
+    _verbosity, console.quiet = verbosity, False
     _open_standard_streams()
     try:
         with _terminable(), _interruptible_anywhere():
@@ -267,7 +280,7 @@ def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterat
     Yields:
         A function that takes how many bytes were done since the last call.
     """
-    if quiet or not console.is_terminal:
+    if quiet or is_quiet() or not console.is_terminal:
         yield lambda nbytes: None
         return
     from rich.progress import (  # 20 ms that other verbs don't need
@@ -286,6 +299,28 @@ def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterat
         yield lambda nbytes: progress.advance(task, nbytes)
 
 
+@contextlib.contextmanager
+def count_bar(description: str, *, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with a count and the time left on stderr while the block runs, on a terminal.
+
+    Args:
+        description: What is being done.
+        total: How many there are, where that is known before.
+    Yields:
+        A function that takes how many are done, and how many there are.
+    """
+    if is_quiet() or not console.is_terminal:
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    name = TextColumn("{task.description}", markup=False)
+    with Progress(name, *columns, console=console, transient=True) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
 def format_nbytes(nbytes: int) -> str:
     """Bytes for people: "823.3 kB", decimal units."""
     size, unit = float(nbytes), "B"
@@ -302,8 +337,3 @@ def format_age(seconds: float) -> str:
             num = int(seconds // length)
             return f"{num} {unit}{'s' if num > 1 else ''} ago"
     return "just now" if seconds < 10 else f"{int(seconds)} seconds ago"
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
-
-NumThreads = Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")]

@@ -117,7 +117,7 @@ class _Latents:
         cache.mkdir()
         return load_config(
             flags={
-                "data.task": TASK,
+                "data.tasks": TASK,
                 "data.split": "train",
                 "data.split_fractions": [1, 0, 0],
                 "data.root": str(root),

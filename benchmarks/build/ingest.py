@@ -187,7 +187,7 @@ class WholeBuild:
         self.root.mkdir()
         self.source = self.root / SOURCE
         make_source(self.source, 4 * SCALE.write_mib * MIB)
-        flags = {"data.task": TASK, "data.split_fractions": [1, 0, 0], "data.split": "train"}
+        flags = {"data.tasks": TASK, "data.split_fractions": [1, 0, 0], "data.split": "train"}
         flags["data.source_digest"] = source_digest
         self.cache = self.folder.path / "cache"
         folders = {"data.root": str(self.root), "cache.dir": str(self.cache)}

@@ -72,7 +72,7 @@ def settings(folder: Path, /, *, num_workers: int | str = 0, **keys: Any) -> Bui
     Read in the test's own process, as starting a reader takes longer than most tests.
     """
     flags: dict[str, Any] = {
-        "data.task": "burgers1d",
+        "data.tasks": "burgers1d",
         "reading.num_workers": num_workers,
         "data.root": str(folder / "source"),
         "cache.dir": str(folder / "cache"),
@@ -89,7 +89,7 @@ def build(config: BuildConfig, watcher: Recorder | None = None, **options: Any) 
 
 def plan(config: BuildConfig) -> StorePlan:
     """The plan of the first task and split."""
-    return plan_store(config, config.data.task[0], config.data.split[0])
+    return plan_store(config, config.data.tasks[0], config.data.split[0])
 
 
 def hash_of(config: BuildConfig, *, rehash: bool = False) -> str:

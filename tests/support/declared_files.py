@@ -19,7 +19,7 @@ N = 4
 
 def declared_task(layout: dict[str, Any], **keys: Any) -> Task:
     """The task "flow" of such a layout."""
-    flags = {"data.task": "flow", "tasks": {"flow": {"layout": layout, **keys}}}
+    flags = {"data.tasks": "flow", "tasks": {"flow": {"layout": layout, **keys}}}
     return load_config(flags=flags).get_task("flow")
 
 

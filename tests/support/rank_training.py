@@ -25,7 +25,7 @@ from ups.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 OPERATOR = [
-    "data.task=[burgers1d,advection1d]",
+    "data.tasks=[burgers1d,advection1d]",
     "operator.pdet.hidden_dim=16",
     "operator.pdet.depths=[1,1]",
     "operator.pdet.num_heads=2",
@@ -33,7 +33,7 @@ OPERATOR = [
     "operator.val_trajectories=1",
     "training.cache_mode=store",
     "training.batch_size=5",
-    "training.rollout_horizon=2",
+    "training.horizon=2",
     "training.accum_steps=2",
     "training.lambda_relative=1",
     "training.lr=0.05",
@@ -107,7 +107,7 @@ class Waves(Stage):
 
 
 def make_config(folder: Path, *overrides: str) -> RunConfig:
-    common = ["data.task=burgers1d", f"checkpoint.dir={folder}", "stages.autoencoder.epochs=2"]
+    common = ["data.tasks=burgers1d", f"checkpoint.dir={folder}", "stages.autoencoder.epochs=2"]
     settings = [
         "training.lr=0.02",
         "training.accum_steps=2",

@@ -31,13 +31,13 @@ def make_data(folder: Path) -> Path:
 def configure(root: Path, *tasks: str, **options: Any) -> RunConfig:
     overrides = [f"{name}={value}" for name, value in options.items()]
     named = ",".join(tasks or ("burgers1d",))
-    own = [f"data.task=[{named}]", f"data.root={root}", f"cache.dir={root / 'cache'}"]
+    own = [f"data.tasks=[{named}]", f"data.root={root}", f"cache.dir={root / 'cache'}"]
     own += [f"checkpoint.dir={root / 'checkpoints'}", "reading.num_workers=0"]
     return load_config(overrides=[*own, *overrides])
 
 
 def make_autoencoder(config: RunConfig) -> Autoencoder:
-    train = {task: open_fields(config.build, task, "train") for task in config.data.task}
+    train = {task: open_fields(config.build, task, "train") for task in config.data.tasks}
     spec = AutoencoderSpec(
         tasks={
             task: TaskSpec(fields.info.grid, fields.info.channels, fields.info.steady, _statistics(fields))
@@ -61,7 +61,7 @@ def make_simulator(
     is_encoder_known: bool = True,
 ) -> Simulator:
     """On patches of the fields, or on the latents of an autoencoder, or of nobody knows what."""
-    train = {task: open_fields(config.build, task, "train") for task in config.data.task}
+    train = {task: open_fields(config.build, task, "train") for task in config.data.tasks}
     tasks = {task: _task(config, fields, autoencoder, stride) for task, fields in train.items()}
     ndim = max(fields.info.grid.ndim for fields in train.values())
     spec = SimulatorSpec(

@@ -1,1 +1,20 @@
-"""The commands of `ups`."""
+"""The command `ups VERB`, also `python -m ups VERB`: each verb parses and calls one function."""
+
+from __future__ import annotations
+
+from ups_store.system.interrupt import importing
+
+
+def main(verb: str | None = None) -> None:
+    """Run the verb that the command line names, and end the process with its exit code.
+
+    Args:
+        verb: Run this one, and take the command line for its arguments, as `scripts/<verb>.py` does.
+    """
+    with importing():
+        import sys
+
+        from ups.cli.app import run_verb
+        from ups_store.console import run
+    words = sys.argv[1:] if verb is None else [verb, *sys.argv[1:]]
+    run(lambda: run_verb(words))

@@ -1,11 +1,8 @@
 """Reading a configuration: YAML with `include:`, then dotted overrides; and writing it back.
 
-What pydantic found wrong, said about the configuration's keys.
-
-Keys of earlier configurations: what is taken out with a warning, and what is refused when switched on.
-
-A key that means nothing any more is dropped. A key whose feature isn't there yet may stand in a file as long
-as it is switched off; switched on it is an error, so that nobody believes to use what isn't used.
+What pydantic finds wrong is said about the configuration's keys. A key of earlier configurations that means
+nothing any more is dropped with a warning. A key whose feature isn't there yet may stand in a file as long as
+it is switched off; switched on it is an error, so that you don't believe to use what isn't used.
 """
 
 from __future__ import annotations
@@ -24,9 +21,64 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ups.config.run import RunConfig
-from ups.config.shared import SharedConfigError, check_like, expected_by, parse_overrides, read_yaml
+from ups.config.run import RunConfig, StageConfig, TrainingConfig
+from ups.config.shared import (
+    SharedConfigError,
+    check_like,
+    expected_by,
+    parse_overrides,
+    read_yaml,
+    with_present_names,
+)
 from ups.errors import ConfigError, ConfigWarning
+from ups.output import Note
+
+# Keys of `training` that each stage may have for itself, and where it has them.
+_OF_STAGES: dict[str, tuple[str, ...]] = {
+    key: (key,) for key in TrainingConfig.model_fields if key in StageConfig.model_fields
+}
+_OF_STAGES["lr"] = ("optimizer", "lr")
+
+_UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
+
+# Patterns of dotted keys, and why the key means nothing.
+MEANINGLESS = {
+    "training.dt": "the physical step is the difference of the stored times",
+    "training.num_gpus": "`torchrun --nproc-per-node N` starts a process a GPU",
+    "training.persistent_workers": "readers live as long as the build does",
+    "training.cache_dir": "training.latent_cache_dir says where latents are",
+    "training.checkpoint_interval": "checkpoint.interval says it, in optimiser steps",
+    "training.inverse_loss_warmup_epochs": "inverse losses have their weight from the start",
+    "training.inverse_loss_max_weight": "inverse losses have weight 1",
+    "training.lambda_inv_enc": "inverse losses have weight 1",
+    "training.lambda_inv_dec": "inverse losses have weight 1",
+    "training.log_per_task_metrics": "metrics are always logged per task",
+    "training.query_sampling.enabled": "query_sampling.num_queries switches it on",
+    "training.query_sampling.strategy": "points are drawn uniformly",
+    "data.patch_size": "encoder.patch_size says it",
+    "data.shard_limit": "data.limit says it",
+    "data.download": "data.files and data.root name the sources",
+    "data.task_sampling": "every task gives as many batches as it has data",
+    "benchmark": "cuDNN chooses its algorithms itself",
+    "deterministic": "runs on a CPU always repeat to the bit",
+}
+
+# Patterns of dotted keys whose feature isn't there yet, its name, and the values that leave it off.
+NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "training.use_fsdp2": ("sharded training (FSDP2)", (None, False)),
+    "training.cpu_offload_optimizer": ("optimiser states on the CPU", (None, False)),
+    "training.query_sampling.curriculum.enabled": ("a curriculum of queries", (None, False)),
+    "training.query_sampling.curriculum": ("a curriculum of queries", (None, False)),
+    "training.physics_priors.enabled": ("physics priors", (None, False)),
+    "training.physics_priors": ("physics priors", (None, False)),
+    "training.distill_*": ("distillation", ()),
+    "training.tau_distribution": ("distillation", ()),
+    "ttc.enabled": ("test-time conditioning", (None, False)),
+    "ttc": ("test-time conditioning", (None, False)),
+    "diffusion": ("the diffusion corrector", ()),
+}
+# Settings of features that have no switch of their own: their stage is the switch, and it isn't there yet.
+_SET_BY_STAGE = ("training.distill_*", "training.tau_distribution", "diffusion")
 
 
 def load_config(
@@ -34,27 +86,45 @@ def load_config(
     *,
     overrides: Sequence[str] = (),
     name: str | None = None,
+    note: Note | None = None,
 ) -> RunConfig:
     """Read a configuration; later sources win: included files, the file, dotted overrides.
 
     `include:` names one file or a list of them, relative to the file that it stands in. Values of overrides
-    are YAML: `training.lr=1e-4`, `data.task=[burgers1d,advection1d]`.
+    are YAML: `training.lr=1e-4`, `data.tasks=[burgers1d,advection1d]`. An override of a key of `training`
+    that stages can have, too, wins over what the file says of each stage; an override of the stage's own key
+    wins over both.
 
     Args:
-        source: YAML file, or the keys that one would hold, such as those in a checkpoint, or None.
+        source: YAML file or the name of a shipped one, or the keys that one would hold, such as those in a
+            checkpoint, or None.
         overrides: `key=value` with dotted keys.
         name: What errors call the source; by default its path.
+        note: Takes warnings as "warning: ..."; by default they are a `ConfigWarning` each.
 
     Raises:
         ConfigError: Names each wrong key, what was found, what is expected, and the nearest known key.
     """
+    if note is None:
+        return _load(source, overrides, name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConfigWarning)
+        config = _load(source, overrides, name)
+    for warning in caught:
+        note(f"warning: {warning.message}")
+    return config
+
+
+def _load(
+    source: str | os.PathLike[str] | Mapping[str, Any] | None, overrides: Sequence[str], name: str | None
+) -> RunConfig:
     path = None if source is None or isinstance(source, Mapping) else Path(source)
-    keys = dict(source) if isinstance(source, Mapping) else {}
     where = name or path
     try:
-        file = OmegaConf.create(keys) if path is None else read_yaml(path)
+        file = OmegaConf.create(_present(source)) if path is None else read_yaml(path)
         given = parse_overrides(overrides)
         check_like(OmegaConf.to_container(file), OmegaConf.to_container(given))
+        file = _without_overridden(file, given)
         values = OmegaConf.to_container(OmegaConf.merge(file, given), resolve=True, throw_on_missing=True)
     except SharedConfigError as error:
         raise as_own(error) from error
@@ -75,12 +145,42 @@ def load_config(
         raise all_problems(error, model=RunConfig, path=where, outside=outside) from error
 
 
+def _present(source: Any) -> dict[Any, Any]:
+    """The keys of a mapping under their present names."""
+    try:
+        return with_present_names(source or {})
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _without_overridden(file: Any, given: Any) -> Any:
+    """A file without the stages' values that an override of `training` is to win over; warns of each."""
+    values, overrides = OmegaConf.to_container(file), OmegaConf.to_container(given)
+    assert isinstance(values, dict)
+    said = _section(overrides, "training")
+    for stage in _section(values, "stages"):
+        for key, place in _OF_STAGES.items():
+            section, name = _section(values, "stages", stage, *place[:-1]), place[-1]
+            if key not in said or section.get(name) is None:
+                continue
+            if name in _section(overrides, "stages", stage, *place[:-1]):
+                continue  # the command line decides this one, too
+            old = f"stages.{stage}.{'.'.join(place)} = {section.pop(name)}"
+            text = f"training.{key} = {said[key]} takes the place of {old}"
+            warnings.warn(text, ConfigWarning, stacklevel=4)
+    return OmegaConf.create(values)
+
+
+def _section(values: Any, *names: Any) -> dict[Any, Any]:
+    """An inner mapping; an empty one where there is none."""
+    for name in names:
+        values = values.get(name) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
+
+
 def dump_config(config: RunConfig) -> str:
     """Write a configuration as YAML that `load_config` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-
-
-_UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
 
 
 def all_problems(
@@ -185,46 +285,6 @@ def as_own(error: Exception, *, key: str = "", path: Path | str | None = None) -
     facts = {name: getattr(error, name, None) for name in ("kind", "expected", "found", "hint")}
     where = getattr(error, "path", None) or path
     return ConfigError(getattr(error, "problem", str(error)) or key, path=where, **facts)
-
-
-# Patterns of dotted keys, and why the key means nothing.
-MEANINGLESS = {
-    "training.dt": "the physical step is the difference of the stored times",
-    "training.num_gpus": "`torchrun --nproc-per-node N` starts a process a GPU",
-    "training.persistent_workers": "readers live as long as the build does",
-    "training.cache_dir": "training.latent_cache_dir says where latents are",
-    "training.checkpoint_interval": "checkpoint.interval says it, in optimiser steps",
-    "training.inverse_loss_warmup_epochs": "inverse losses have their weight from the start",
-    "training.inverse_loss_max_weight": "inverse losses have weight 1",
-    "training.lambda_inv_enc": "inverse losses have weight 1",
-    "training.lambda_inv_dec": "inverse losses have weight 1",
-    "training.log_per_task_metrics": "metrics are always logged per task",
-    "training.query_sampling.enabled": "query_sampling.num_queries switches it on",
-    "training.query_sampling.strategy": "points are drawn uniformly",
-    "data.patch_size": "encoder.patch_size says it",
-    "data.shard_limit": "data.limit says it",
-    "data.download": "data.files and data.root name the sources",
-    "data.task_sampling": "every task gives as many batches as it has data",
-    "benchmark": "cuDNN chooses its algorithms itself",
-    "deterministic": "runs on a CPU always repeat to the bit",
-}
-
-# Patterns of dotted keys whose feature isn't there yet, its name, and the values that leave it off.
-NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "training.use_fsdp2": ("sharded training (FSDP2)", (None, False)),
-    "training.cpu_offload_optimizer": ("optimiser states on the CPU", (None, False)),
-    "training.query_sampling.curriculum.enabled": ("a curriculum of queries", (None, False)),
-    "training.query_sampling.curriculum": ("a curriculum of queries", (None, False)),
-    "training.physics_priors.enabled": ("physics priors", (None, False)),
-    "training.physics_priors": ("physics priors", (None, False)),
-    "training.distill_*": ("distillation", ()),
-    "training.tau_distribution": ("distillation", ()),
-    "ttc.enabled": ("test-time conditioning", (None, False)),
-    "ttc": ("test-time conditioning", (None, False)),
-    "diffusion": ("the diffusion corrector", ()),
-}
-# Settings of features that have no switch of their own: their stage is the switch, and it isn't there yet.
-_SET_BY_STAGE = ("training.distill_*", "training.tau_distribution", "diffusion")
 
 
 def take_out_old_names(values: dict[str, Any]) -> dict[str, Any]:

@@ -164,8 +164,8 @@ class TrainingConfig(Section):
     preload: Literal["auto", "off", "page-cache", "copy", "pinned", "device"] = Field(
         "auto", description="how a store is brought into memory before training"
     )
-    time_stride: Count = Field(1, description="stored time steps from one step of the operator to the next")
-    rollout_horizon: Count = Field(1, description="operator steps that a loss goes through")
+    stride: Count = Field(1, description="stored time steps from one step of the operator to the next")
+    horizon: Count = Field(1, description="operator steps that a loss goes through")
     lambda_spectral: NotNegative = Field(0.0, description="weight of the spectral loss of the operator")
     lambda_relative: NotNegative = Field(0.0, description="weight of the relative loss")
     use_inverse_losses: bool = Field(False, description="encoder and decoder as inverses, in stage joint")
@@ -251,7 +251,7 @@ class OperatorConfig(Section):
         0.0, description="standard deviation of noise on the first state, in normalised units"
     )
     curriculum: Fraction = Field(
-        0.0, description="share of the training in which rollouts grow from 1 step to rollout_horizon"
+        0.0, description="share of the training in which rollouts grow from 1 step to horizon"
     )
     val_trajectories: Count = Field(32, description="trajectories per task that validation rolls out")
 

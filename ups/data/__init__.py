@@ -7,7 +7,7 @@ Each of these uses what stands behind it:
 - stages `operator` and `joint`: `window_batches` (batches of windows), `task_windows` (windows of a store),
   `state_stores` (which store), `state_statistics`; `on_demand` has the same while latents are being encoded.
 - validation and evaluation: `trajectories`, `latent_trajectories`; baselines are trained on `field_windows`.
-- `scripts/predict.py`: `given_states`, `prediction_store`.
+- `ups predict`: `given_states`, `prediction_store`.
 - for several of them: `batching`, `augment`, `augment_windows`, `store_places`, `split_plan`.
 - for the rest of `ups`, which doesn't import `ups_store`: `config`, `errors`, `build_files`.
 - `solvers` make data sets in the layout of PDEBench.

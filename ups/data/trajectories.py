@@ -194,7 +194,7 @@ def _checked_horizon(horizon: int | None, longest: int, fields: Fields, stride: 
             f" of {name}",
             kind="horizon",
             path=fields.origin,
-            expected=expected if longest >= 1 else "a smaller training.time_stride",
+            expected=expected if longest >= 1 else "a smaller training.stride",
             found=f"{int(fields.num_steps.min())} stored time steps, every {stride}. taken",
         )
     return wanted

@@ -208,7 +208,7 @@ class TaskWindows:
         index = WindowIndex(Window(horizon=self.horizon, time_stride=self._stride), self.num_steps)
         if not len(index) and not self.is_steady:
             raise ConfigError(
-                f"training.rollout_horizon = {self.horizon} with training.time_stride = {self._stride}",
+                f"training.horizon = {self.horizon} with training.stride = {self._stride}",
                 kind="horizon",
                 path=self.store.path,
                 expected=f"trajectories of at least {index.window.span + 1} time steps",
@@ -243,7 +243,7 @@ class TaskWindows:
                 path=self.store.path,
                 expected=f"{self._num_times} evenly spaced times",
                 found=f"{times.shape[-1]}, steps of {steps.min():.4g} to {steps.max():.4g}",
-                hint="training.rollout_horizon=1 takes steps of any length",
+                hint="training.horizon=1 takes steps of any length",
             )
         return times
 

@@ -9,7 +9,7 @@ K steps, X and G the axes of the grid, C channels, P parameters, W width.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -122,6 +122,21 @@ def check_neuraloperator() -> None:
             kind="no_neuraloperator",
             hint="pip install 'ups-store[neuraloperator]'",
         ) from error
+
+
+def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
+    """Kinds of baselines; those that need no other package by default.
+
+    Raises:
+        ConfigError: For another name; kind "no_neuraloperator", if its package isn't installed.
+    """
+    known: dict[str, Kind] = {kind: kind for kind in LABELS}
+    if unknown := [kind for kind in kinds or () if kind not in known]:
+        raise ConfigError("--kind", expected=" or ".join(known), found=repr(unknown[0]))
+    wanted = [known[kind] for kind in kinds or DEFAULT_KINDS]
+    if "fno_neuraloperator" in wanted:
+        check_neuraloperator()
+    return wanted
 
 
 _NETWORKS: Mapping[Kind, Callable[..., nn.Module]] = {

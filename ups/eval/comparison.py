@@ -317,7 +317,7 @@ def check_comparable(other: OtherOperator, config: RunConfig, own: Simulator) ->
     if not (own.spec.is_encoder_known and theirs.is_encoder_known):
         problem = "operators are compared as fields, and nothing decodes latents of an unknown encoder"
         raise ConfigError(problem, kind="unknown_encoder", path=path)
-    for task in config.data.task:
+    for task in config.data.tasks:
         if task not in theirs.tasks:
             problem, known = "the operator wasn't trained for this task", " or ".join(sorted(theirs.tasks))
             raise ConfigError(problem, kind="other_task", path=path, expected=known, found=task)

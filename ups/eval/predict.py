@@ -1,8 +1,8 @@
-"""Predictions as a store: what `scripts/predict.py` does."""
+"""Predictions as a store: what `ups predict` does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import ups
 from ups.data.prediction_files import GivenStates, PredictionStore, Where, read_given, save_preview_of
 from ups.device import choose_device
 from ups.errors import ConfigError
-from ups.eval.evaluate import config_of
 from ups.eval.figures import fields_figure
+from ups.eval.runs import config_of
 from ups.grid import FIELDS, domain_lengths
 from ups.output import Note, check_writable, write_atomically
 from ups.trained.checkpoint import hash_tensors
@@ -61,8 +61,18 @@ class PredictionRequest:
     replace: bool = False
 
 
-def predict_store(request: PredictionRequest, *, note: Note) -> dict[str, Any]:
+def predict_store(
+    request: PredictionRequest,
+    *,
+    note: Note,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
     """Predict what follows the states of a source, into a store.
+
+    Args:
+        request: What, with what, and where to.
+        note: Takes warnings, and what is begun.
+        progress: Called after every batch with the number of samples that are done, and of all.
 
     Returns:
         Where the store and the figure are, as JSON values.
@@ -108,6 +118,7 @@ def predict_store(request: PredictionRequest, *, note: Note) -> dict[str, Any]:
         for first in range(0, len(missing), request.batch_size):
             samples = missing[first : first + request.batch_size]
             store.commit(samples, _predict(simulator, name, given, samples, request))
+            progress(len(given.values) - len(missing) + first + len(samples), len(given.values))
         path = store.finish()
     figure = _draw(simulator, name, given, request) if request.figure else None
     return {"store": str(path), "figure": figure}

@@ -253,7 +253,7 @@ def train_configured_baselines(config: RunConfig, *, device: torch.device, resta
     been trained by now, and is reported on without it.
     """
     wanted = Budget.of(seconds=config.evaluation.baseline_seconds, samples=config.evaluation.baseline_samples)
-    for task, budget, kind in itertools.product(config.data.task, wanted, DEFAULT_KINDS):
+    for task, budget, kind in itertools.product(config.data.tasks, wanted, DEFAULT_KINDS):
         try:
             obtain_baseline(config, kind, task, budget=budget, device=device, restart=restart, note=note)
         except (ConfigError, DivergedError) as error:
@@ -296,7 +296,7 @@ def obtain_baseline(
     """
     path, training = baseline_path(config, kind, task, budget.limit), config.training
     operator = config.stage("operator")
-    stride = training.time_stride
+    stride = training.stride
     trajectories = open_trajectories(config.build, task, "train", source=training.field_source, stride=stride)
     spec = make_spec(kind, trajectories.fields, dt=trajectories.dt, stride=stride)
     options: dict[str, Any] = {
@@ -319,7 +319,7 @@ def obtain_baseline(
 def _mismatch(model: Baseline, config: RunConfig, simulator: Simulator) -> str | None:
     """Why a baseline doesn't belong into the table, or None."""
     spec = model.spec
-    if spec.task not in config.data.task or spec.task not in simulator.spec.tasks:
+    if spec.task not in config.data.tasks or spec.task not in simulator.spec.tasks:
         return f"it is of another task, {spec.task}"
     if spec.grid != simulator.spec.tasks[spec.task].grid:
         return f"it is for another grid, {spec.grid.name}"

@@ -176,7 +176,7 @@ def _train_unless_valid(
 def _evaluate(
     config: RunConfig, *, phases: dict[str, float], folder: Path, restart: bool, note: Note
 ) -> dict[str, str]:
-    """Train the baselines that are wanted, and write the report of `scripts/evaluate.py` to a folder."""
+    """Train the baselines that are wanted, and write the report of `ups evaluate` to a folder."""
     device = choose_device(config.training.device, note=note)
     simulator = load_simulator(config.checkpoint.dir / OPERATOR_FILE, device=str(device))
     if simulator.spec.is_encoder_known:  # else errors are of latents, and baselines predict fields

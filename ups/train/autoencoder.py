@@ -199,5 +199,5 @@ def open_all(config: RunConfig, split: str) -> dict[str, Fields]:
     """Open the fields of every task of a split."""
     return {
         task: open_fields(config.build, task, split, source=config.training.field_source)
-        for task in config.data.task
+        for task in config.data.tasks
     }

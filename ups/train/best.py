@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
+from ups.config.shared import with_present_names
 from ups.errors import CheckpointError, OutputError
 from ups.optim import WeightsCopy
 from ups.output import Note, write_atomically
@@ -22,7 +23,7 @@ from ups.trained.checkpoint import read_document
 # What a validation error depends on besides the weights: errors are compared where these agree.
 _VALIDATED_ON = (
     "data.",
-    "training.time_stride",
+    "training.stride",
     "training.max_val_frames",
     "operator.val_trajectories",
 )
@@ -171,4 +172,8 @@ def _score_of(path: Path, *, kind: str, like: Mapping[str, float], config: RunCo
 
 
 def _validated_on(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flat_keys(config).items() if key.startswith(_VALIDATED_ON)}
+    return {
+        key: value
+        for key, value in flat_keys(with_present_names(config)).items()
+        if key.startswith(_VALIDATED_ON)
+    }

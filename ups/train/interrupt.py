@@ -11,7 +11,7 @@ from types import FrameType
 
 from ups.errors import InterruptedTrainingError
 
-CONTINUES = "the same command continues"  # a hint; not with --restart, as scripts/train.py then says
+CONTINUES = "the same command continues"  # a hint; not with --restart, as `ups train` then says
 
 
 class StopRequest:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ups.errors import InterruptedTrainingError
-from ups.output import with_nulls
+from ups.output import terminal, with_nulls
 from ups.train.sinks import Sink
 
 # What a line on the terminal shows of a record.
@@ -52,7 +52,7 @@ class RunLog:
         self, *, stage: str, total_steps: int, is_quiet: bool = False, console: Console | None = None
     ) -> None:
         self.sinks: list[Sink] = []
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = console or terminal()
         self._stage, self._is_quiet = stage, is_quiet
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         rates = TextColumn("{task.fields[rates]}")

@@ -59,7 +59,7 @@ def open_windows(
             "train",
             autoencoder_path=autoencoder_path,
             batch_size=batch_size,
-            horizon=config.training.rollout_horizon,
+            horizon=config.training.horizon,
             seed=config.seed,
             device=str(device),
             note=start.note,
@@ -82,11 +82,11 @@ def open_field_windows(config: RunConfig) -> dict[str, TaskWindows]:
     return {
         task: TaskWindows(
             open_field_states(config, task, "train"),
-            horizon=training.rollout_horizon,
-            time_stride=training.time_stride,
+            horizon=training.horizon,
+            time_stride=training.stride,
             limit=config.data.limit,
         )
-        for task in config.data.task
+        for task in config.data.tasks
     }
 
 
@@ -193,8 +193,8 @@ class OperatorStage(Stage):
         return batch
 
     def horizon_at(self, number: int) -> int:
-        """Steps of a batch's rollouts: from 1 to `training.rollout_horizon` while the curriculum lasts."""
-        longest, share = self._config.training.rollout_horizon, self._config.operator.curriculum
+        """Steps of a batch's rollouts: from 1 to `training.horizon` while the curriculum lasts."""
+        longest, share = self._config.training.horizon, self._config.operator.curriculum
         progress = number / max(1.0, share * self._num_batches)
         return longest if share == 0 else min(longest, 1 + int(longest * progress))
 
@@ -313,7 +313,7 @@ def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Au
         if error.kind == "missing":
             error.hint = "train it with `--stage autoencoder`, or operator.state=fields does without"
         raise
-    for task in config.data.task:
+    for task in config.data.tasks:
         check_task(autoencoder.spec, task, path)
     found = autoencoder.spec.num_tokens, autoencoder.spec.latent_dim
     wanted = config.latent.tokens, config.latent.dim

@@ -153,8 +153,8 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
         for section, names in _READ_BY_OPERATOR.items():
             for name in _changed(getattr(config, section), names):
                 yield f"{section}.{name} has no effect in stage joint: stage operator reads it"
-    if stage == "operator" and config.operator.curriculum and config.training.rollout_horizon == 1:
-        yield "operator.curriculum has no effect: training.rollout_horizon is 1"
+    if stage == "operator" and config.operator.curriculum and config.training.horizon == 1:
+        yield "operator.curriculum has no effect: training.horizon is 1"
 
 
 def unused_in_one_stage(config: RunConfig) -> Iterator[str]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig
+from ups.config.shared import with_present_names
 from ups.errors import CheckpointError, ConfigError
 from ups.optim import AveragedWeights
 from ups.train.distributed import ALONE, Ranks
@@ -180,8 +181,8 @@ _FREE_KEYS_OF_STAGE = {
         "latent.compute_dtype",
         "latent.micro_batch",
         "latent.compile",
-        "training.time_stride",
-        "training.rollout_horizon",
+        "training.stride",
+        "training.horizon",
         "training.lambda_",
         "training.use_inverse_losses",
         "training.inverse_loss_frequency",
@@ -268,7 +269,7 @@ def hinting_at_restart() -> Iterator[None]:
 
 def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -> list[str]:
     """Keys that change what a stage computes and differ from a saved configuration, with both values."""
-    before, now = flat_keys(saved), flat_keys(config.model_dump(mode="json"))
+    before, now = flat_keys(with_present_names(saved)), flat_keys(config.model_dump(mode="json"))
     return _differing(*({k: v for k, v in keys.items() if _matters(k, stage)} for keys in (before, now)))
 
 

@@ -89,9 +89,9 @@ def open_validation(config: RunConfig) -> RolloutValidation:
             task,
             "val",
             source=config.training.field_source,
-            stride=config.training.time_stride,
+            stride=config.training.stride,
         )
-        for task in config.data.task
+        for task in config.data.tasks
     }
     return RolloutValidation(trajectories, num=config.operator.val_trajectories)
 
@@ -103,9 +103,9 @@ def open_latent_validation(config: RunConfig) -> RolloutValidation:
         ConfigError: As `open_latent_trajectories`, such as for a split without a store.
         ups_store.StoreError: If a store can't be read.
     """
-    stride = config.training.time_stride
+    stride = config.training.stride
     trajectories = {
         task: open_latent_trajectories(config, task, "val", stride=stride, horizon=None)
-        for task in config.data.task
+        for task in config.data.tasks
     }
     return RolloutValidation(trajectories, num=config.operator.val_trajectories)

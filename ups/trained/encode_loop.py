@@ -258,7 +258,7 @@ def make_encoder(
             checkpoint, task=task, device=device, dtype=compute_dtype, latent_dtype=latent_dtype
         )
     except CheckpointError as error:
-        error.hint = error.hint or "run scripts/train.py --stage autoencoder, or check --checkpoint"
+        error.hint = error.hint or "run `ups train --stage autoencoder`, or check --checkpoint"
         raise
     return BatchEncoder(encoder, micro_batch=micro_batch, pin_memory=pin_memory, compile=compile, note=note)
 

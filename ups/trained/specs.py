@@ -264,7 +264,7 @@ def check_known_encoder(spec: SimulatorSpec) -> None:
         raise ConfigError(
             "the operator was trained on latents of an unknown encoder, which nothing can decode",
             kind="unknown_encoder",
-            hint="compare its latents with scripts/evaluate.py, or train on latents of your autoencoder",
+            hint="compare its latents with `ups evaluate`, or train on latents of your autoencoder",
         )
 
 

@@ -1,4 +1,4 @@
-"""Entry point of `python -m ups_store.build`."""
+"""Entry point of `ups-store build` and `python -m ups_store.build`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ if TYPE_CHECKING:
     from ups_store.build.command import Begin
 
 
-def main(begin: Begin | None = None) -> None:
+def main(
+    arguments: list[str] | None = None,
+    *,
+    name: str = "python -m ups_store.build",
+    begin: Begin | None = None,
+) -> None:
     """Build what the command line says, and end the process with its exit code.
 
     Args:
+        arguments: By default those of the process.
+        name: Of the command, in its help.
         begin: Called before the work, for whoever wants to hear of what was built; see `command.Begin`.
     """
     started_s = time.perf_counter()
+    words = sys.argv[1:] if arguments is None else arguments
     with importing():
-        if "--help" not in sys.argv:
+        if not {"-h", "--help"} & {*words}:
             from ups_store.sources.reader_handle import start_spare
 
             start_spare()  # it gets ready while this process imports what parsing a command line takes
@@ -29,7 +37,7 @@ def main(begin: Begin | None = None) -> None:
         from ups_store.console import run
     clock = Stopwatch(started_s=started_s)
     clock.add("imports", time.perf_counter() - started_s)
-    run(lambda: command(clock=clock, begin=begin))
+    run(lambda: command(words, name=name, clock=clock, begin=begin))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
-"""`python -m ups_store.build`: HDF5 in, one mapped store per task and split out.
-
-What the words of the command line mean before a parser or a configuration sees them.
-"""
+"""The verb `build`, also `python -m ups_store.build`: HDF5 in, one mapped store per task and split out."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +15,8 @@ from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.events import watching
 from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import Builders
-from ups_store.console import Verbose, counted, is_verbose, log, print_json
+from ups_store.command_line import Verb, make_single
+from ups_store.console import counted, is_verbose, log, print_json
 from ups_store.errors import ConfigError
 from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 
 # Given the configuration's file and the overrides; returns who is told of the report, or None.
 Begin = Callable[[Path | None, Sequence[str]], "Callable[[BuildReport], None] | None"]
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 class OnNan(StrEnum):
@@ -69,17 +64,16 @@ class Run:
     begin: Begin | None = None
 
 
-@app.command()
 def build(
     context: typer.Context,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="dotted overrides, such as data.reduce_space=4", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="dotted overrides, such as data.reduce_space=4", metavar="KEY=VALUE"),
     ] = None,
     *,
     config: Annotated[Path | None, typer.Option(help="YAML file; flags and overrides win over it")] = None,
     tasks: Annotated[list[str] | None, typer.Option(help="burgers1d advection1d ...")] = None,
-    splits: Annotated[list[str] | None, typer.Option(help="train val test")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="train val test")] = None,
     root: Annotated[
         Path | None, typer.Option(help="folder of the HDF5 files [default: $PDEBENCH_ROOT]")
     ] = None,
@@ -95,7 +89,7 @@ def build(
         Path | None, typer.Option(help="autoencoder.safetensors: store latents instead of fields")
     ] = None,
     latent_dim: Annotated[int | None, typer.Option(help="channels of a latent token, to be sure")] = None,
-    latent_len: Annotated[int | None, typer.Option(help="latent tokens of a frame, to be sure")] = None,
+    latent_tokens: Annotated[int | None, typer.Option(help="latent tokens of a frame, to be sure")] = None,
     device: Annotated[str | None, typer.Option(help="encode on cpu, cuda or cuda:N [default: auto]")] = None,
     batch_size: Annotated[
         str | None,
@@ -137,12 +131,11 @@ def build(
             "--dry-run", "--explain", help="say which stores would be built or reused and why; write nothing"
         ),
     ] = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Build a store per task and split; continue unfinished ones, keep valid ones, replace stale ones."""
     flags = {
-        "data.task": tasks and words_of(tasks),
-        "data.split": splits and words_of(splits),
+        "data.tasks": tasks and words_of(tasks),
+        "data.split": split and words_of(split),
         "data.root": root and str(root),
         "cache.dir": cache_dir and str(cache_dir),
         "cache.dtype": cache_dtype,
@@ -152,7 +145,7 @@ def build(
         "data.source_digest": source_digest and source_digest.value,
         "latent.checkpoint": checkpoint and str(checkpoint),
         "latent.dim": latent_dim,
-        "latent.tokens": latent_len,
+        "latent.tokens": latent_tokens,
         "latent.device": device,
         "training.pin_memory": pin_memory,
         "reading.batch_size": count_of(batch_size),
@@ -234,23 +227,39 @@ def _warn(sentence: str) -> None:
 def _first_line(settings: BuildConfig) -> str:
     """What is about to be done, told before anything can hang."""
     data = settings.data
-    what = f"{', '.join(data.task)} ({', '.join(data.split)})"
+    what = f"{', '.join(data.tasks)} ({', '.join(data.split)})"
     return f"building {what}: sources in {data.root}, stores in {settings.cache.dir}"
 
 
-def main(*, clock: Stopwatch | None = None, begin: Begin | None = None) -> None:
-    """Parse the command line and build; exits by itself on success and wrong usage.
+_LISTS = ("--tasks", "--split")  # take several words: --tasks burgers1d advection1d
+
+
+class BuildVerb(Verb):
+    """A verb whose `--tasks` and `--split` take several words."""
+
+    def _present(self, arguments: Sequence[str]) -> list[str]:
+        return repeat_lists(super()._present(arguments))
+
+
+app = make_single(build, cls=BuildVerb)
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    name: str = "python -m ups_store.build",
+    clock: Stopwatch | None = None,
+    begin: Begin | None = None,
+) -> None:
+    """Parse a command line and build; exits by itself on success and wrong usage.
 
     Args:
+        arguments: By default those of the process.
+        name: Of the command, in its help.
         clock: Has counted imports since the process began.
         begin: Called before the work; see `Begin`.
     """
-    command = typer.main.get_command(app)
-    run = Run(clock or Stopwatch(), begin)
-    command(repeat_lists(sys.argv[1:]), prog_name="python -m ups_store.build", obj=run)
-
-
-_LISTS = ("--tasks", "--splits")  # take several words: --tasks burgers1d advection1d
+    app(arguments, prog_name=name, obj=Run(clock or Stopwatch(), begin))
 
 
 def num_workers_of(text: str | None, parallel: bool | None) -> int | str | None:
@@ -272,7 +281,7 @@ def count_of(text: str | None) -> int | str | None:
 
 
 def repeat_lists(arguments: Sequence[str]) -> list[str]:
-    """Repeat --tasks and --splits before each of their words: `--tasks a b` as `--tasks a --tasks b`.
+    """Repeat --tasks and --split before each of their words: `--tasks a b` as `--tasks a --tasks b`.
 
     Raises:
         ConfigError: If one has no word.

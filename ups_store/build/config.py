@@ -38,7 +38,7 @@ MAX_WORKERS = 256  # more than any file system serves better than a few
 class DataConfig(DeclaredSection):
     """Which samples of which files."""
 
-    task: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
+    tasks: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
     root: Path = Field(description="folder with the HDF5 files; by default the variable PDEBENCH_ROOT")
     split: tuple[str, ...] = Field(SPLITS, min_length=1, description="train, val, test")
     files: tuple[str, ...] | None = Field(
@@ -51,12 +51,12 @@ class DataConfig(DeclaredSection):
     on_nan: Literal["fail", "keep"] = Field("fail", description="what to do with NaN and Inf")
     source_digest: Literal["full", "sampled"] = Field("full", description="how sources are identified")
 
-    @field_validator("task", "split", "files", mode="before")
+    @field_validator("tasks", "split", "files", mode="before")
     @classmethod
     def _one_or_more(cls, value: object) -> object:
         return value.split(",") if isinstance(value, str) else value
 
-    @field_validator("task")
+    @field_validator("tasks")
     @classmethod
     def _known_tasks(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         declared = (info.context or {}).get("tasks", ())  # they stand in another section
@@ -167,7 +167,7 @@ class BuildConfig(DeclaredSection):
         return value
 
     def get_task(self, name: str) -> Task:
-        """The task of a name in `data.task`, one that this configuration declares or one that is known."""
+        """The task of a name in `data.tasks`, one that this configuration declares or one that is known."""
         if name not in self.tasks:
             return get_task(name)
         declared = self.tasks[name]

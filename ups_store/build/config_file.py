@@ -26,7 +26,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from ups_store.build.shipped import find_config, near_config
 from ups_store.errors import ConfigError
+from ups_store.old_names import with_present_names
 
 MAX_DEPTH = 32  # lists and mappings within each other; parsers recurse, some on the C stack
 
@@ -53,26 +55,33 @@ _SYNTAX_HINT = "check the indentation, brackets and quotes"
 def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
     """A file's values over those of the files that it includes, as an OmegaConf dictionary.
 
-    `include:` names one file or a list of them, relative to the file that it stands in; later ones win.
+    `include:` names one file or a list of them, relative to the file that it stands in, or shipped ones;
+    later ones win.
 
     Raises:
         ConfigError: If a file can't be read, isn't YAML or has no keys, is too long or nested too deep, or if
             files include each other.
     """
+    path = find_config(path)
     real = path.resolve()
     if real in including:
         chain = " -> ".join(file.name for file in (*including, real))
         raise ConfigError("files include each other in a circle", path=path, found=chain)
-    own = _read_one(
-        path,
-        hint=f"check `include` in {including[-1].name}"
-        if including
-        else "check the name of the configuration",
-    )
+    own = _read_one(path, hint=f"check `include` in {including[-1].name}" if including else None)
     included = own.pop("include", None) or []
     names = [included] if isinstance(included, str) else list(included)
-    parts = [read_yaml(path.parent / str(name), including=(*including, real)) for name in names]
-    return OmegaConf.merge(*parts, own)
+    found = [find_config(Path(str(name)), folder=path.parent) for name in names]
+    parts = [read_yaml(file, including=(*including, real)) for file in found]
+    return OmegaConf.merge(*parts, _present(own, path=path))
+
+
+def _present(values: Any, *, path: Path | None = None) -> Any:
+    """A source's values under the present names of their keys."""
+    try:
+        given = OmegaConf.to_container(values)
+        return OmegaConf.create(with_present_names(given) if isinstance(given, dict) else given)
+    except ValueError as error:
+        raise ConfigError(str(error), path=path) from error
 
 
 def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
@@ -102,7 +111,8 @@ def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
         return
 
 
-def _read_one(path: Path, *, hint: str) -> Any:
+def _read_one(path: Path, *, hint: str | None) -> Any:
+    hint = hint or _hint_of_name(path)
     text = _read_text(path, hint=hint)
     check_shallow(text, subject="configuration", path=path)
     try:
@@ -114,6 +124,11 @@ def _read_one(path: Path, *, hint: str) -> Any:
     if not OmegaConf.is_dict(loaded):
         raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
     return loaded
+
+
+def _hint_of_name(path: Path) -> str:
+    near = None if path.exists() else near_config(path)
+    return f"did you mean {near}?" if near else "check the name; `ups configs` lists those that are shipped"
 
 
 def _read_text(path: Path, *, hint: str) -> str:
@@ -155,8 +170,8 @@ def parse_overrides(overrides: Sequence[str]) -> Any:
             raise ConfigError("override", kind="too_deep", expected=expected, found="more")
         check_shallow(value, subject=f"override {key}")
     try:
-        return OmegaConf.from_dotlist(list(overrides))
-    except OmegaConfBaseException:
+        return _present(OmegaConf.from_dotlist(list(overrides)))
+    except (OmegaConfBaseException, ConfigError):
         raise
     except Exception as error:  # the YAML parser's own tree of errors
         raise ConfigError(
@@ -289,7 +304,7 @@ KEYS_OF_OTHERS: dict[str, tuple[str, ...]] = {
         *("batch_size", "lr", "accum_steps", "grad_clip", "ema_decay", "amp", "amp_dtype", "compile"),
         *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
         *("augment", "query_sampling", "max_val_frames", "cache_mode", "prefetch_factor", "preload"),
-        *("time_stride", "rollout_horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
+        *("stride", "horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
         *("allow_unknown_encoder", "inverse_loss_frequency"),
     ),
     "checkpoint": ("dir", "interval", "keep_training_state"),

@@ -83,7 +83,7 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
     reading = settings.reading.model_copy(update={"on_error": "fail"})  # a repaired store has all samples
     with Readers(reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
-        plan = plan_store(settings, settings.data.task[0], settings.data.split[0], readers=readers)
+        plan = plan_store(settings, settings.data.tasks[0], settings.data.split[0], readers=readers)
         watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
         content = plan.identity(DigestCache(plan.path.parent, readers=readers), watcher.advance)
         _check_identity(plan, content, identity, path)
@@ -112,7 +112,7 @@ def flags_of(content: Any) -> dict[str, str]:
     """What names a store's own task and split, by its identity's content; empty unless it holds fields."""
     if not isinstance(content, dict) or content.get("kind") != "fields":
         return {}
-    return {"data.task": content["task"], "data.split": content["split"]}
+    return {"data.tasks": content["task"], "data.split": content["split"]}
 
 
 def _check_identity(

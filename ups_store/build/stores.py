@@ -142,7 +142,7 @@ def plan_all(
     ranks: Builders = ALONE,
 ) -> Iterator[StorePlan]:
     """Plan every store that has samples; the others go to `skipped` with the reason."""
-    wanted = [(task, split) for task in config.data.task for split in config.data.split]
+    wanted = [(task, split) for task in config.data.tasks for split in config.data.split]
     for task, split in wanted:
         try:
             plan = plan_store(config, task, split, readers=readers)

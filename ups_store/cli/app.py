@@ -1,21 +1,49 @@
-"""The application of `python -m ups_store VERB`: options before the verb, and the verbs of all modules."""
+"""The application of `ups-store VERB`: options before the verb, and the verbs of all modules."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import ups_store
 from ups_store.cli import check, convert, info, show
-from ups_store.console import Verbose
+from ups_store.command_line import Verbs, make_app
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,  # a quarter of the time that --help takes
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+
+def build() -> None:
+    """Build stores from HDF5: one per task and split."""
+
+
+class _StoreVerbs(Verbs):
+    """Imports `build`, which takes longer than all others together, where it is what was asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name == "build":
+            from ups_store.build.command import app as building
+
+            command = typer.main.get_command(building)
+        return name, command, rest
+
+
+app = make_app(
+    {
+        "build": build,
+        "info": info.info,
+        "verify": check.verify,
+        "preview": show.preview,
+        "diff": show.diff,
+        "gc": check.gc,
+        "export": convert.export,
+        "import-pt": convert.import_pt,
+        "concat": convert.concat,
+        "split": convert.split,
+        "pack": convert.pack,
+        "unpack": convert.unpack,
+        "doctor": check.doctor,
+    },
+    cls=_StoreVerbs,
 )
 
 
@@ -38,38 +66,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     *,
-    verbose: Verbose = 0,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="print versions and exit"),
     ] = False,
 ) -> None:
-    """Stores: one dataset split in one mapped, checked, resumable Zarr file.
-
-    Build them with `python -m ups_store.build`.
-    """
-
-
-app.command()(info.info)
-
-app.command()(check.verify)
-
-app.command()(show.preview)
-
-app.command()(show.diff)
-
-app.command()(check.gc)
-
-app.command()(convert.export)
-
-app.command("import-pt")(convert.import_pt)
-
-app.command()(convert.concat)
-
-app.command()(convert.split)
-
-app.command()(convert.pack)
-
-app.command()(convert.unpack)
-
-app.command()(check.doctor)
+    """Stores: one dataset split in one mapped, checked, resumable Zarr file."""

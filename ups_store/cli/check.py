@@ -17,7 +17,6 @@ import typer
 from ups_store.console import (
     AsJson,
     NumThreads,
-    Verbose,
     console,
     counted,
     format_age,
@@ -51,7 +50,6 @@ def verify(
         Path | None,
         typer.Option("--repair", help="rebuild what is damaged; KEY=VALUE overrides may follow the store"),
     ] = None,
-    verbose: Verbose = 0,
 ) -> int:
     """Check every byte; exit code 1 for damage.
 
@@ -166,7 +164,6 @@ def doctor(
         Path | None, typer.Option("--salvage", help="copy what verifies into a new store", metavar="OUT")
     ] = None,
     as_json: AsJson = False,
-    verbose: Verbose = 0,
 ) -> int:
     """Say what is the matter with a file and what can be saved; exit code 0 only for a sound one.
 
@@ -220,7 +217,6 @@ def gc(
         bool, typer.Option("--unfinished", help="with --delete: unfinished stores too, with their samples")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file and line")] = False,
-    verbose: Verbose = 0,
 ) -> None:
     """List what dead builders left in a folder; remove it on request. Files of living ones are left alone."""
     from ups_store.check.garbage import find_garbage, remove_garbage

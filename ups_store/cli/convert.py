@@ -13,7 +13,6 @@ import typer
 from ups_store.console import (
     AsJson,
     NumThreads,
-    Verbose,
     counted,
     format_nbytes,
     interruptible,
@@ -40,7 +39,6 @@ def export(
     to: Annotated[Literal["zarr", "safetensors", "hdf5", "pt"], typer.Option("--to", help="format")],
     force: Force = False,
     no_verify: NoVerify = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Write a store in another format: a Zarr or .pt folder, a safetensors or HDF5 file."""
     from ups_store.convert import export_store
@@ -72,7 +70,6 @@ def import_pt(
     ] = "fail",
     force: Force = False,
     as_json: AsJson = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Make a store of a folder of sample_*.pt files with {latent, params, bc}.
 
@@ -106,7 +103,6 @@ def concat(
     *,
     force: Force = False,
     no_verify: NoVerify = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Make one store of the samples of several, in their order. Run it again to continue."""
     from ups_store.write.concat import concat_stores
@@ -133,7 +129,6 @@ def split(
     ] = None,
     force: Force = False,
     no_verify: NoVerify = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Make stores of consecutive samples of one. Run it again to continue."""
     from ups_store.write.concat import split_store
@@ -175,7 +170,6 @@ def pack(
     force: Force = False,
     num_threads: NumThreads = None,
     as_json: AsJson = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Compress a store for shipping; `unpack` gives the same file back, byte for byte."""
     from ups_store.packed.pack import pack_store
@@ -200,7 +194,6 @@ def unpack(
     out: Out,
     *,
     force: Force = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Make the mapped store that was packed, byte for byte. Run it again to continue."""
     from ups_store.packed.pack import unpack_store

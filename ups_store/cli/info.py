@@ -22,7 +22,6 @@ import ups_store
 from ups_store.check.info import ArrayInfo, BuildInfo, PackedInfo, StoreInfo
 from ups_store.check.statistics import ArrayStatistics
 from ups_store.console import (
-    Verbose,
     counted,
     format_age,
     format_nbytes,
@@ -45,7 +44,6 @@ def info(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="read all float arrays: range, mean, NaN")] = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Say what stores hold; warn if they share samples.
 

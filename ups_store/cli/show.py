@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.console import AsJson, Verbose, counted, print_json
+from ups_store.console import AsJson, counted, print_json
 from ups_store.errors import StoreNotFoundError
 from ups_store.format.identity import differences
 from ups_store.read.open import open_store
@@ -27,7 +27,6 @@ def diff(
     b: Annotated[Path, typer.Argument(help="another one")],
     *,
     as_json: AsJson = False,
-    verbose: Verbose = 0,
 ) -> int:
     """Compare what two stores were made from.
 
@@ -70,7 +69,6 @@ def preview(
     sample: Annotated[int | None, typer.Option(min=0, help="[default: the first one]")] = None,
     array: Annotated[str | None, typer.Option(help="[default: fields, else the largest]")] = None,
     out: Annotated[Path | None, typer.Option(help="FILE.png [default: named after the store]")] = None,
-    verbose: Verbose = 0,
 ) -> None:
     """Draw one sample as a PNG.
 

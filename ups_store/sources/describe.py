@@ -183,5 +183,5 @@ def _check_task(info: SourceInfo, task: Task, *, ndim: int, num_times: int) -> N
                 path=info.path,
                 expected=expected,
                 found=found,
-                hint="use data.files to choose the files, or another data.task",
+                hint="use data.files to choose the files, or other data.tasks",
             )

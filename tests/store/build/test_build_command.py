@@ -253,7 +253,7 @@ def test_overwrite_and_rehash_reach_the_build(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "error: missing key: expected data.task"),
+        ("", "error: missing key: expected data.tasks"),
         ("--tasks", "error: --tasks: expected at least one name"),
         ("--tasks burger", "did you mean 'burgers1d'?"),
         ("--tasks burgers1d --splits dev", "error: unknown split"),

@@ -82,7 +82,7 @@ def test_flag_that_is_none_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_tasks_are_one_or_several_each_once(given: Any, tasks: tuple[str, ...]) -> None:
-    assert load(task=given).data.task == tasks
+    assert load(task=given).data.tasks == tasks
 
 
 def test_split_names_mean_the_same_in_all_spellings() -> None:
@@ -126,7 +126,7 @@ def test_flag_is_taken_as_it_is_written(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_configuration_of_every_task_loads(name: str) -> None:
     config = load_config(CONFIGS / f"{name}.yaml")
-    assert config.data.task == (name,)
+    assert config.data.tasks == (name,)
 
 
 # --- what is refused ----------------------------------------------------------------------------------
@@ -136,11 +136,11 @@ def test_configuration_of_every_task_loads(name: str) -> None:
     ("override", "hint"),
     [
         ("data.reduce_spce=2", "did you mean data.reduce_space?"),
-        ("data.taks=burgers1d", "did you mean data.task?"),
+        ("data.taks=burgers1d", "did you mean data.tasks?"),
         ("cache.dirr=x", "did you mean cache.dir?"),
         ("cach.dir=x", "did you mean cache.dir?"),
-        ("zzz=1", "known keys: data.task, data.root, data.split, data.files, "),
-        ("=1", "known keys: data.task"),
+        ("zzz=1", "known keys: data.tasks, data.root, data.split, data.files, "),
+        ("=1", "known keys: data.tasks"),
     ],
 )
 def test_unknown_key_names_the_nearest_known_one(override: str, hint: str) -> None:
@@ -165,14 +165,14 @@ def test_value_of_a_flag_or_override_is_not_blamed_on_the_file(tmp_path: Path) -
     yaml = "data: {task: burgers1d, limit: 0}\n"
     assert error_of(yaml=yaml, folder=tmp_path).path == str(tmp_path / "build.yaml")
     assert error_of(yaml=yaml, folder=tmp_path, limit=-1).path is None
-    assert error_of("data.task=nonsense", yaml=yaml.replace("0", "1"), folder=tmp_path).path is None
+    assert error_of("data.tasks=nonsense", yaml=yaml.replace("0", "1"), folder=tmp_path).path is None
     error = error_of(yaml="data: {task: nonsense}\n", folder=tmp_path)
     assert (error.kind, error.path) == ("unknown_task", str(tmp_path / "build.yaml"))
 
 
 def test_missing_task_says_how_to_give_it() -> None:
     error = error_of(task=None)
-    assert (error.kind, error.expected) == ("missing_key", "data.task")
+    assert (error.kind, error.expected) == ("missing_key", "data.tasks")
 
 
 @pytest.mark.parametrize("name", ["burger1d", "", "train"])
@@ -198,7 +198,7 @@ def test_unknown_split_is_refused(name: str) -> None:
         ("data.split_fractions=[0.5,0.5]", "one more value", "[0.5, 0.5]"),
         ("data.split_fractions=[0.5,0.5,0,0]", "at most 3 values", "[0.5, 0.5, 0, 0]"),
         ("data.split=[]", "1 or more values", "[]"),
-        ("data.task=[]", "1 or more values", "[]"),
+        ("data.tasks=[]", "1 or more values", "[]"),
         ("data.files=[]", "1 or more values", "[]"),
         ("data.files=[1]", "a valid string", "1"),
         ("data.on_nan=ignore", "'fail' or 'keep'", "'ignore'"),
@@ -253,7 +253,7 @@ def test_reference_to_nothing_is_refused(override: str) -> None:
         ("data:\n", "expected keys and values, found None"),
         ("data: {task: burgers1d, root: '???'}\n", "mandatory"),
         ("data: {task: burgers1d, 1: 2}\n", "expected a name, found 1"),
-        ("", "missing key: expected data.task"),
+        ("", "missing key: expected data.tasks"),
     ],
 )
 def test_file_that_is_no_configuration_is_refused_by_name(

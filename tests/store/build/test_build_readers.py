@@ -53,14 +53,14 @@ def test_how_sources_are_read_is_not_part_of_the_identity(source: Path, tmp_path
 @pytest.mark.parametrize("value", ["many", "-1", "257", "1.5", "true"])
 def test_number_of_readers_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"reading\.num_workers: expected auto, or a whole number 0\.\.256"):
-        load_config(flags={"data.task": "burgers1d"}, overrides=[f"reading.num_workers={value}"])
+        load_config(flags={"data.tasks": "burgers1d"}, overrides=[f"reading.num_workers={value}"])
 
 
 @pytest.mark.parametrize("key", ["timeout_s", "open_timeout_s", "stall_warning_s"])
 @pytest.mark.parametrize("value", ["0", "-1", ".nan", ".inf"])
 def test_time_that_is_no_deadline_is_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"reading\.{key}"):
-        load_config(flags={"data.task": "burgers1d"}, overrides=[f"reading.{key}={value}"])
+        load_config(flags={"data.tasks": "burgers1d"}, overrides=[f"reading.{key}={value}"])
 
 
 # --- how many -----------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_bar_of_a_build_of_latents_shows_the_rate_of_encoding_too(source: Path, 
         advance = staticmethod(bar.advance)  # type: ignore[assignment]
         stage = staticmethod(bar.stage)  # type: ignore[assignment]
 
-    flags = {"data.task": "burgers1d", "data.split": "train", "data.root": str(source.parent)}
+    flags = {"data.tasks": "burgers1d", "data.split": "train", "data.root": str(source.parent)}
     flags |= {"cache.dir": str(tmp_path / "cache"), "latent.encoder": f"{__name__}:Halves"}
     watcher = Looking()
     build(load_config(flags={**flags, "latent.checkpoint": str(source)}), watcher)

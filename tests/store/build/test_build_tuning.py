@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> Path:
 
 def tuned(folder: Path, **reading: Any) -> BuildConfig:
     flags = {
-        "data.task": "burgers1d",
+        "data.tasks": "burgers1d",
         "data.split": "train",
         "data.root": str(folder / "source"),
         "cache.dir": str(folder / "tuned"),
@@ -163,7 +163,7 @@ def test_build_that_is_told_a_batch_size_is_not_tuned(source: Path, tmp_path: Pa
 @pytest.mark.parametrize("value", ["many", "0", "-1", "1.5", "true"])
 def test_batch_size_that_is_none_is_refused(value: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="auto, or a whole number >= 1"):
-        load_config(flags={"data.task": "burgers1d"}, overrides=[f"reading.batch_size={value}"])
+        load_config(flags={"data.tasks": "burgers1d"}, overrides=[f"reading.batch_size={value}"])
 
 
 def test_rate_counts_from_the_first_commit() -> None:

@@ -19,7 +19,7 @@ DATA = {"data": {"task": "burgers1d"}}
 
 
 def configure(*overrides: str, **flags: Any) -> BuildConfig:
-    return load_config(flags={"data.task": "burgers1d", **flags}, overrides=overrides)
+    return load_config(flags={"data.tasks": "burgers1d", **flags}, overrides=overrides)
 
 
 def test_build_without_latent_section_is_of_fields() -> None:
@@ -81,7 +81,7 @@ def test_unknown_sections_are_left_for_the_build_to_refuse() -> None:
 
 def told(*overrides: str) -> list[str]:
     notes: list[str] = []
-    load_config(flags={"data.task": "burgers1d"}, overrides=overrides, note=notes.append)
+    load_config(flags={"data.tasks": "burgers1d"}, overrides=overrides, note=notes.append)
     return notes
 
 

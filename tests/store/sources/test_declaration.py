@@ -68,8 +68,8 @@ def test_task_without_a_layout_knows_its_axes_only(tmp_path: Path) -> None:
 
 
 def test_known_tasks_stay_known(tmp_path: Path) -> None:
-    config = load(tmp_path, {"ndim": 1}, "data.task=[flow,burgers1d,active_matter]")
-    assert config.data.task == ("flow", "burgers1d", "active_matter")
+    config = load(tmp_path, {"ndim": 1}, "data.tasks=[flow,burgers1d,active_matter]")
+    assert config.data.tasks == ("flow", "burgers1d", "active_matter")
     assert config.get_task("burgers1d") is get_task("burgers1d")
     assert config.get_task("active_matter").ndim == 2
 
@@ -139,7 +139,7 @@ def test_unknown_key_names_the_nearest_known_one(
 
 
 def test_unknown_task_suggests_a_declared_one(tmp_path: Path) -> None:
-    error = error_of(tmp_path, {"ndim": 1}, "data.task=flaw")
+    error = error_of(tmp_path, {"ndim": 1}, "data.tasks=flaw")
     assert (error.kind, error.hint) == ("unknown_task", "did you mean 'flow'?")
     assert "flow" in str(error.expected)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import typer
-
 from ups.cli.commands import resolve_config, telling_errors
+
 from ups.errors import CheckpointError, ConfigError, InterruptedTrainingError
 from ups_store.errors import (
     CorruptChunkError,

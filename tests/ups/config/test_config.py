@@ -12,7 +12,7 @@ from ups.errors import ConfigError, ConfigWarning
 from ups_store.build.config import load_config as load_build_config
 
 OLD = Path(__file__).parents[1] / "configs"
-TASK = "data.task=burgers1d"
+TASK = "data.tasks=burgers1d"
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +38,9 @@ def load_old(name: str, *overrides: str) -> RunConfig:
 
 
 def test_override_is_parsed_by_yaml_rules() -> None:
-    overrides = ["data.task=[burgers1d,darcy2d]", "training.lr=1e-4", "training.grad_clip=null", "seed=7"]
+    overrides = ["data.tasks=[burgers1d,darcy2d]", "training.lr=1e-4", "training.grad_clip=null", "seed=7"]
     config = load_config(overrides=overrides)
-    assert config.data.task == ("burgers1d", "darcy2d")
+    assert config.data.tasks == ("burgers1d", "darcy2d")
     assert config.training.lr == 1e-4
     assert config.training.grad_clip is None
     assert config.seed == 7
@@ -79,9 +79,9 @@ def test_stage_takes_what_it_leaves_open_from_training() -> None:
 
 
 def test_task_that_the_configuration_declares_is_known() -> None:
-    declared = ["data.task=flow2d", "tasks.flow2d.boundary.x=periodic", "tasks.flow2d.ndim=2"]
+    declared = ["data.tasks=flow2d", "tasks.flow2d.boundary.x=periodic", "tasks.flow2d.ndim=2"]
     assert load_config(overrides=declared).build.tasks.keys() == {"flow2d"}
-    assert error_of("data.task=flow2d").kind == "unknown_task"
+    assert error_of("data.tasks=flow2d").kind == "unknown_task"
 
 
 # --- mistakes ------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_task_that_the_configuration_declares_is_known() -> None:
         ("trainig.batch_size=1", "training"),
         ("batch_size=4", "training.batch_size"),
         ("stages.operator.epocs=1", "stages.<name>.epochs"),
-        ("data.taks=burgers1d", "data.task"),
+        ("data.taks=burgers1d", "data.tasks"),
         ("latent.tokns=1", "latent.tokens"),
     ],
 )
@@ -145,7 +145,7 @@ def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path: Path)
 def test_misspelled_key_explains_the_missing_one() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=["data.taks=burgers1d"])
-    assert str(caught.value) == "unknown key: found 'data.taks'; did you mean data.task?"
+    assert str(caught.value) == "unknown key: found 'data.taks'; did you mean data.tasks?"
 
 
 def test_list_in_the_place_of_keys_is_refused() -> None:
@@ -258,7 +258,7 @@ def test_old_file_parses_once_what_is_missing_is_off() -> None:
 
 def test_old_file_with_two_tasks_parses() -> None:
     config = load_old("old_two_tasks.yaml")
-    assert config.data.task == ("advection1d", "darcy2d")
+    assert config.data.tasks == ("advection1d", "darcy2d")
     assert config.training.amp_dtype == "bfloat16"
     assert config.training.query_sampling.num_queries == 2048
     assert config.stages["operator"].optimizer.name == "muon_hybrid"

@@ -38,7 +38,7 @@ def test_meaningless_keys_are_those_that_a_training_warns_of() -> None:
 def test_keys_of_features_to_come_are_passed_over() -> None:
     notes: list[str] = []
     keys = [key.replace("*", "x") for key in NOT_YET if key.startswith("training.") and key.count(".") == 1]
-    overrides = ["data.task=burgers1d", *(f"{key}=null" for key in keys)]
+    overrides = ["data.tasks=burgers1d", *(f"{key}=null" for key in keys)]
     load_build_config(overrides=overrides, note=notes.append)
     assert len(keys) > 3
     assert notes == []
@@ -55,5 +55,5 @@ def test_earlier_configurations_are_told_their_meaningless_keys_alone(name: str)
 
 def test_training_takes_short_names_of_dtypes() -> None:
     keys = ["training.amp_dtype=half", "training.latent_cache_dtype=bf16"]
-    training = load_config(overrides=["data.task=burgers1d", *keys]).training
+    training = load_config(overrides=["data.tasks=burgers1d", *keys]).training
     assert (training.amp_dtype, training.latent_cache_dtype) == ("float16", "bfloat16")

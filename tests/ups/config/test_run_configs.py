@@ -44,7 +44,7 @@ def test_all_that_are_wanted_are_there() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_run_and_build_read_the_same_configuration(path: Path) -> None:
     config, build = load(path), load_build_config(path)
-    assert build.data.task == config.data.task
+    assert build.data.tasks == config.data.tasks
     assert build.cache.dir == config.training.latent_cache_dir
     assert build.latent is not None
     assert build.latent.checkpoint == config.checkpoint.dir / "autoencoder.safetensors"
@@ -58,7 +58,7 @@ def test_operator_advances_the_tokens_of_every_task(path: Path) -> None:
         operator = LatentOperator(
             config.latent.dim, num_tasks=1, num_parameters=1, size=operator_size(config.operator)
         )
-        for task in config.data.task:
+        for task in config.data.tasks:
             points, is_periodic = GRIDS[task]
             reduced = tuple(num // config.data.reduce_space for num in points)
             grid = GridSpec(reduced, (is_periodic,) * len(points), (("fields", 1),))

@@ -43,7 +43,7 @@ from ups_store.build.plan import plan_store
 from ups_store.errors import DiskFullError, IdentityMismatchError, SourceError
 from ups_store.read.recovery import building_path
 
-TWO_TASKS = "data.task=[burgers1d,advection1d]"
+TWO_TASKS = "data.tasks=[burgers1d,advection1d]"
 
 
 @pytest.fixture
@@ -563,7 +563,7 @@ def test_first_note_comes_first(folder: Path) -> None:
 
 def test_horizon_that_is_too_long_leaves_nothing_behind(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        open_windows(folder, "training.time_stride=3")
+        open_windows(folder, "training.stride=3")
     assert caught.value.kind == "horizon"
     live(folder).close()  # nobody holds the store's locks
 

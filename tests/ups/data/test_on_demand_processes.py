@@ -20,7 +20,7 @@ from ups_store.read.recovery import building_path
 pytestmark = pytest.mark.multi_process
 
 NEVER = -1
-TWO_TASKS = "data.task=[burgers1d,advection1d]"
+TWO_TASKS = "data.tasks=[burgers1d,advection1d]"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def store_bytes(folder: Path, task: str = "burgers1d") -> bytes:
 
 
 def bytes_of_a_build(folder: Path, *tasks: str) -> list[bytes]:
-    build(folder, f"training.latent_cache_dir={folder / 'built'}", f"data.task=[{','.join(tasks)}]")
+    build(folder, f"training.latent_cache_dir={folder / 'built'}", f"data.tasks=[{','.join(tasks)}]")
     return [(folder / "built" / f"{task}_train.zarr.zip").read_bytes() for task in tasks]
 
 

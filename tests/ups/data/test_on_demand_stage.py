@@ -16,7 +16,7 @@ from ups.trained.checkpoint import load_checkpoint
 
 TASKS = ("burgers1d", "darcy2d")
 SETTINGS = (
-    "data.task=[burgers1d,darcy2d]",
+    "data.tasks=[burgers1d,darcy2d]",
     "stages.operator.epochs=2",
     "stages.operator.steps_per_epoch=null",
 )

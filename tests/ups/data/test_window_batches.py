@@ -142,7 +142,7 @@ def test_horizon_longer_than_the_trajectories_is_refused_with_both_numbers(trans
     with pytest.raises(ConfigError, match="at least 11 time steps, found at most 9") as caught:
         open_windows(transient, horizon=5, time_stride=2)
     assert caught.value.kind == "horizon"
-    assert "training.rollout_horizon = 5 with training.time_stride = 2" in str(caught.value)
+    assert "training.horizon = 5 with training.stride = 2" in str(caught.value)
 
 
 def test_limit_takes_the_first_samples(transient: Path) -> None:

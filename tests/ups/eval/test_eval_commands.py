@@ -132,7 +132,7 @@ def test_a_missing_operator_says_how_to_get_one_and_which_flag_is_left(folder: P
 
 
 def test_evaluate_refuses_no_steps_of_a_steady_task_too(folder: Path, tmp_path: Path) -> None:
-    given = ("--checkpoint", folder / "latent.safetensors", "data.task=[darcy2d]", "--out", tmp_path)
+    given = ("--checkpoint", folder / "latent.safetensors", "data.tasks=[darcy2d]", "--out", tmp_path)
     refused = run("evaluate", *given, "--steps", 0)
     assert refused.exit_code == 2
     assert "expected 1 step, found" in " ".join(refused.stderr.split())
@@ -172,7 +172,7 @@ def test_evaluate_of_a_damaged_checkpoint_says_so(folder: Path, tmp_path: Path) 
 
 def test_evaluate_takes_other_operators_of_the_same_tasks(folder: Path, tmp_path: Path) -> None:
     fields, latent = folder / "checkpoints" / "operator.safetensors", folder / "latent.safetensors"
-    given = ("--checkpoint", latent, "--out", tmp_path / "report", "data.task=[burgers1d]")
+    given = ("--checkpoint", latent, "--out", tmp_path / "report", "data.tasks=[burgers1d]")
     done = run("evaluate", *given, "--also", fields)
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "report" / "report.json").read_text())["rows"]
@@ -295,7 +295,7 @@ def test_compare_has_both_baselines_at_both_budgets(folder: Path, tmp_path: Path
 
 def test_compare_refuses_another_operator_before_it_trains_baselines(folder: Path, tmp_path: Path) -> None:
     budgets = ("--budget-seconds", 0.2, "--budget-samples", 32)
-    given = ("--config", folder / "run.yaml", "data.task=[burgers1d,darcy2d]", f"checkpoint.dir={tmp_path}")
+    given = ("--config", folder / "run.yaml", "data.tasks=[burgers1d,darcy2d]", f"checkpoint.dir={tmp_path}")
     fields = folder / "checkpoints" / "operator.safetensors"
     own = ("--checkpoint", folder / "latent.safetensors", "--also", fields)
     done = run("compare", *given, *own, *budgets, "--out", tmp_path / "report")

@@ -46,7 +46,7 @@ def one_run(start: float, first: int = 0) -> list[dict[str, Any]]:
 
 def configure(folder: Path, **training: Any) -> RunConfig:
     overrides = [f"training.{name}={value}" for name, value in training.items()]
-    return load_config(overrides=["data.task=burgers1d", f"checkpoint.dir={folder}", *overrides])
+    return load_config(overrides=["data.tasks=burgers1d", f"checkpoint.dir={folder}", *overrides])
 
 
 def test_seconds_are_divided_into_startup_training_and_waiting(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def overrides_of(root: Path, folder: Path, *more: str) -> list[str]:
 
 
 def make_config(root: Path, folder: Path, *more: str, task: str = "advection1d") -> RunConfig:
-    return load_config(overrides=[f"data.task={task}", *overrides_of(root, folder, *more)])
+    return load_config(overrides=[f"data.tasks={task}", *overrides_of(root, folder, *more)])
 
 
 def test_training_lowers_the_error_and_reports_size_and_floor(root: Path, tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_command_shows_the_resolved_configuration() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["data.task=burgers1d", "training.lrr=1"], 2, "did you mean training.lr?"),
-        (["data.task=burgers1d", "--stage", "operatr"], 2, "no such stage"),
-        (["data.task=burgers1d", "data.root=nowhere"], 3, "nowhere: no such folder"),
+        (["data.tasks=burgers1d", "training.lrr=1"], 2, "did you mean training.lr?"),
+        (["data.tasks=burgers1d", "--stage", "operatr"], 2, "no such stage"),
+        (["data.tasks=burgers1d", "data.root=nowhere"], 3, "nowhere: no such folder"),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml: can't be read"),
     ],
 )
@@ -343,7 +343,7 @@ def test_command_ends_mistakes_with_a_sentence_and_its_code(
 @pytest.mark.timeout(400)
 @pytest.mark.multi_process
 def test_terminated_command_continues_where_it_was(root: Path, tmp_path: Path) -> None:
-    overrides = ["data.task=advection1d", *overrides_of(root, tmp_path), "training.log_every=1"]
+    overrides = ["data.tasks=advection1d", *overrides_of(root, tmp_path), "training.log_every=1"]
     command = [sys.executable, str(SCRIPT), "--json", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     log = tmp_path / "autoencoder.jsonl"

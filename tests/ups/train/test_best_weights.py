@@ -174,7 +174,7 @@ def test_better_checkpoint_of_an_earlier_run_is_set_aside(
     "other",
     [
         "data.limit=7",
-        "training.time_stride=2",
+        "training.stride=2",
         "training.max_val_frames=3",
         "operator.val_trajectories=1",
     ],

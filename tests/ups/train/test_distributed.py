@@ -92,7 +92,7 @@ def test_ranks_train_the_operator_as_one_process_does(tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     make_folder(alone)
-    build(alone, "data.task=[burgers1d,advection1d]")
+    build(alone, "data.tasks=[burgers1d,advection1d]")
     shutil.copytree(alone, tmp_path / "ranks")
     trainer = operator_trainer(alone)
     untrained = {f"model.{name}": tensor.clone() for name, tensor in trainer.stage.model.state_dict().items()}

@@ -30,7 +30,7 @@ from ups.trained.simulator import save_simulator
 
 CPU = torch.device("cpu")
 JOINT = ["training.use_inverse_losses=true", "stages.joint.epochs=2", "stages.joint.steps_per_epoch=10"]
-ONE = "data.task=[burgers1d]"
+ONE = "data.tasks=[burgers1d]"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def batch_of(stage: JointStage, task: str) -> object:
 
 
 def test_losses_agree_with_their_formulas(run: Path) -> None:
-    stage = make_stage(run, ONE, "training.rollout_horizon=2")
+    stage = make_stage(run, ONE, "training.horizon=2")
     model, autoencoder = stage.model, stage.autoencoder
     torch.nn.init.normal_(model.operator.out.weight, std=0.1)  # untrained it is the identity
     batch = stage.batch(0)

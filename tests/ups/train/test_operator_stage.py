@@ -48,7 +48,7 @@ def make_stage(folder: Path, *overrides: str) -> OperatorStage:
 
 
 def only(task: str) -> str:
-    return f"data.task=[{task}]"
+    return f"data.tasks=[{task}]"
 
 
 # --- stores --------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_split_without_samples_is_named(run: Path) -> None:
 
 def test_horizon_longer_than_the_trajectory_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match="at least 10 time steps, found at most 9") as caught:
-        make_stage(run, only("burgers1d"), "training.rollout_horizon=9")
+        make_stage(run, only("burgers1d"), "training.horizon=9")
     assert caught.value.kind == "horizon"
 
 
@@ -165,7 +165,7 @@ def test_inverse_losses_are_refused_as_encoder_and_decoder_are_frozen(run: Path)
 
 
 def test_specification_comes_from_stores_and_checkpoint(run: Path) -> None:
-    spec = make_stage(run, "training.time_stride=2").model.spec
+    spec = make_stage(run, "training.stride=2").model.spec
     assert set(spec.tasks) == set(TASKS)
     assert spec.parameters == ("beta", "nu")
     assert spec.autoencoder_sha256 == hash_tensors(AUTOENCODER)
@@ -203,13 +203,13 @@ def test_untrained_operator_on_fields_scores_as_persistence(run: Path) -> None:
 
 
 def test_batch_is_a_function_of_its_number_with_augmentation_and_noise(run: Path) -> None:
-    overrides = ["operator.noise=0.1", "training.rollout_horizon=2"]
+    overrides = ["operator.noise=0.1", "training.horizon=2"]
     stage, other = make_stage(run, *overrides), make_stage(run, *overrides)
     for number in (4, 0, 11):
         first, second = stage.batch(number), other.batch(number)
         assert first.task == second.task
         assert torch.equal(first.states, second.states)
-    plain = make_stage(run, "training.rollout_horizon=2", "training.augment=false")
+    plain = make_stage(run, "training.horizon=2", "training.augment=false")
     noisy = make_stage(run, *overrides, "training.augment=false")
     number = next(i for i in range(20) if plain.batch(i).task == "burgers1d")
     one, with_noise = plain.batch(number).states, noisy.batch(number).states
@@ -220,7 +220,7 @@ def test_batch_is_a_function_of_its_number_with_augmentation_and_noise(run: Path
 
 
 def test_curriculum_lengthens_rollouts_and_short_tasks_stay_as_they_are(run: Path) -> None:
-    stage = make_stage(run, "training.rollout_horizon=3", "operator.curriculum=0.5")
+    stage = make_stage(run, "training.horizon=3", "operator.curriculum=0.5")
     assert [stage.horizon_at(number) for number in (0, 6, 7, 14, 39)] == [1, 1, 2, 3, 3]
     lengths = {"burgers1d": set(), "advection1d": set(), "darcy2d": set()}
     for number in range(40):
@@ -228,11 +228,11 @@ def test_curriculum_lengthens_rollouts_and_short_tasks_stay_as_they_are(run: Pat
         lengths[batch.task].add(batch.states.shape[1])
     assert lengths["darcy2d"] == {2}
     assert lengths["burgers1d"] | lengths["advection1d"] == {2, 3, 4}
-    assert make_stage(run, "training.rollout_horizon=3").horizon_at(0) == 3
+    assert make_stage(run, "training.horizon=3").horizon_at(0) == 3
 
 
 def test_losses_are_those_of_normalised_rollouts(run: Path) -> None:
-    overrides = ["training.rollout_horizon=2", "training.lambda_relative=0.5", "training.lambda_spectral=0.1"]
+    overrides = ["training.horizon=2", "training.lambda_relative=0.5", "training.lambda_spectral=0.1"]
     stage = make_stage(run, *overrides)
     for number in range(12):
         batch = stage.batch(number)
@@ -247,7 +247,7 @@ def test_losses_are_those_of_normalised_rollouts(run: Path) -> None:
 
 def test_losses_of_a_batch_are_the_weighted_means_of_those_of_its_rows(run: Path) -> None:
     """As ranks share it; augmentation and noise are drawn before."""
-    overrides = ["training.rollout_horizon=2", "training.lambda_relative=1", "training.lambda_spectral=1"]
+    overrides = ["training.horizon=2", "training.lambda_relative=1", "training.lambda_spectral=1"]
     stage = make_stage(run, *overrides, "operator.noise=0.1")
     for number in range(4):
         batch = stage.batch(number)
@@ -297,7 +297,7 @@ def test_missing_latents_are_made_while_training(run: Path) -> None:
 
 
 def test_transient_and_steady_task_of_different_grids_train_together(run: Path) -> None:
-    overrides = ["data.task=[advection1d,darcy2d]", "training.rollout_horizon=2", "training.augment=false"]
+    overrides = ["data.tasks=[advection1d,darcy2d]", "training.horizon=2", "training.augment=false"]
     report = run_stage("operator", configure(run, *overrides), note=lambda text: None)
     assert set(report["nrmse"]) == {"advection1d", "darcy2d"}
     assert set(report["persistence_nrmse"]) == {"advection1d"}
@@ -341,7 +341,7 @@ def test_resumed_training_equals_an_undisturbed_one(run: Path) -> None:
     from ups.train.trainer import Trainer
 
     def train(folder: str, parts: tuple[int, ...]) -> dict[str, torch.Tensor]:
-        overrides = [only("burgers1d"), "operator.noise=0.05", "training.rollout_horizon=2"]
+        overrides = [only("burgers1d"), "operator.noise=0.05", "training.horizon=2"]
         config = configure(run, *overrides)
         config = config.model_copy(
             update={"checkpoint": config.checkpoint.model_copy(update={"dir": run / folder})}
@@ -363,7 +363,7 @@ def test_resumed_training_equals_an_undisturbed_one(run: Path) -> None:
 
 
 def size_of(*overrides: str) -> Any:
-    return operator_size(load_config(overrides=["data.task=burgers1d", *overrides]).operator)
+    return operator_size(load_config(overrides=["data.tasks=burgers1d", *overrides]).operator)
 
 
 def test_size_is_named_and_pdet_changes_parts_of_it() -> None:

@@ -365,7 +365,7 @@ def test_inverse_losses_without_joint_epochs_are_named(
     ],
 )
 def test_setting_of_the_operator_is_named_in_joint_training_alone(tmp_path: Path, override: str) -> None:
-    config = make_config(tmp_path, override, "training.rollout_horizon=2", "stages.joint.epochs=1")
+    config = make_config(tmp_path, override, "training.horizon=2", "stages.joint.epochs=1")
     (sentence,) = unused_settings(config, "joint")
     key = override.partition("=")[0]
     assert sentence == f"{key} has no effect in stage joint: stage operator reads it"
@@ -375,7 +375,7 @@ def test_setting_of_the_operator_is_named_in_joint_training_alone(tmp_path: Path
 
 def test_curriculum_of_one_step_is_named(tmp_path: Path) -> None:
     (sentence,) = unused_settings(make_config(tmp_path, "operator.curriculum=0.5"), "operator")
-    assert sentence == "operator.curriculum has no effect: training.rollout_horizon is 1"
+    assert sentence == "operator.curriculum has no effect: training.horizon is 1"
 
 
 def test_evaluation_after_a_single_stage_is_named(tmp_path: Path) -> None:

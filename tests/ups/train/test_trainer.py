@@ -67,7 +67,7 @@ class Regression(Stage):
 
 
 def make_config(folder: Path, *overrides: str) -> RunConfig:
-    common = ["data.task=burgers1d", f"checkpoint.dir={folder}", "stages.autoencoder.epochs=2"]
+    common = ["data.tasks=burgers1d", f"checkpoint.dir={folder}", "stages.autoencoder.epochs=2"]
     settings = ["stages.autoencoder.optimizer.lr=0.02", "training.log_every=3", "training.ema_decay=0.9"]
     settings += ["training.prefetch_factor=0"]  # a signal or a bad batch comes at its step, not ahead of it
     return load_config(overrides=[*common, *settings, *overrides])

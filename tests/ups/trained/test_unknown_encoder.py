@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
             forget_encoder(folder / "latents" / f"burgers1d_{split}.zarr.zip")
         (folder / "data").rename(folder / "gone")
         (folder / "cache").rename(folder / "stores")
-        config = configure(folder, "data.task=[burgers1d]", "training.allow_unknown_encoder=true")
+        config = configure(folder, "data.tasks=[burgers1d]", "training.allow_unknown_encoder=true")
         report.update(run_stage("operator", config, note=lambda text: None))
 
     return made_once(tmp_path_factory, make), report
@@ -89,7 +89,7 @@ def test_checkpoint_remembers_it_and_refuses_to_decode(folder: Path) -> None:
 
 def test_evaluation_without_the_flag_compares_latents(folder: Path) -> None:
     simulator = ups.load(folder / "checkpoints" / "operator.safetensors")
-    (task,) = evaluate(configure(folder, "data.task=[burgers1d]"), simulator).tasks
+    (task,) = evaluate(configure(folder, "data.tasks=[burgers1d]"), simulator).tasks
     assert task.space == "latent"
     assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
     assert "frmse_low" not in task.rows[0].scores.metrics
@@ -111,7 +111,11 @@ def test_prediction_is_refused_before_a_file_is_begun(folder: Path, tmp_path: Pa
 
 def test_validation_needs_the_latents_of_its_split(folder: Path, tmp_path: Path) -> None:
     (folder / "latents" / "burgers1d_val.zarr.zip").rename(tmp_path / "val.zarr.zip")
-    overrides = ("data.task=[burgers1d]", "training.allow_unknown_encoder=true", f"checkpoint.dir={tmp_path}")
+    overrides = (
+        "data.tasks=[burgers1d]",
+        "training.allow_unknown_encoder=true",
+        f"checkpoint.dir={tmp_path}",
+    )
     try:
         with pytest.raises(ConfigError, match="no latent store of burgers1d val") as caught:
             run_stage(

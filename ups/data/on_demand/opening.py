@@ -70,12 +70,12 @@ def open_training_windows(
         StoreError: If a store can't be read, or begun: no room, another identity.
     """
     mode = config.training.cache_mode
-    note(f"latents of {', '.join(config.data.task)} ({split}): {_plan_in_words(config, mode)}")
+    note(f"latents of {', '.join(config.data.tasks)} ({split}): {_plan_in_words(config, mode)}")
     training = config.training
     settings = WindowSettings(
         batch_size=batch_size,
         horizon=horizon,
-        time_stride=training.time_stride,
+        time_stride=training.stride,
         seed=seed,
         parameters=parse_spec(read_document(autoencoder_path, kind=AUTOENCODER), autoencoder_path).parameters,
         preload=training.preload,
@@ -144,7 +144,7 @@ def _finished(
 ) -> WindowBatches:
     """Windows of finished stores, whatever made them."""
     windows = {}
-    for task in config.data.task:
+    for task in config.data.tasks:
         try:
             store = open_latents(
                 config,
@@ -200,7 +200,7 @@ def _all_there(config: RunConfig, split: str) -> bool:
 
 
 def _paths(config: RunConfig, split: str) -> list[Path]:
-    return [store_path(latent_folder(config), task, split) for task in config.data.task]
+    return [store_path(latent_folder(config), task, split) for task in config.data.tasks]
 
 
 def _plan_in_words(config: RunConfig, mode: str) -> str:

@@ -319,7 +319,7 @@ def configured_stores(
         CheckpointError: As the encoder.
     """
     with hints_in_keys(), Readers(build.reading, note=note) as readers:
-        plans = [plan_split(build, task, split, readers=readers) for task in build.data.task]
+        plans = [plan_split(build, task, split, readers=readers) for task in build.data.tasks]
         for plan in plans:
             _check_one_length(plan)
             if plan.source_nbytes > _LARGE_NBYTES and build.data.source_digest == "full":

@@ -1,0 +1,90 @@
+"""What the verbs share: messages on stderr, options that several have, `name=number`, a report's output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ups.errors import ConfigError
+from ups_store.console import log, print_json, results
+
+if TYPE_CHECKING:
+    from ups.eval.report import Report
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="such as training.lr=1e-4; wins over the file")
+]
+Config = Annotated[Path | None, typer.Option(help="YAML file, or a name of `ups configs`")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="the operator [default: <checkpoint.dir>/operator.safetensors]")
+]
+Split = Annotated[str | None, typer.Option(help="train, val or test [default: evaluation.split]")]
+Also = Annotated[
+    list[Path] | None, typer.Option(help="another operator of the same tasks, as a row; may be repeated")
+]
+Kinds = Annotated[
+    list[str] | None, typer.Option("--kind", help="fno, unet or fno_neuraloperator [default: fno, unet]")
+]
+Restart = Annotated[bool, typer.Option("--restart", help="train again what is there already")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout")]
+
+
+def note(text: str) -> None:
+    """Show a message on one line of stderr; ranks but the first name themselves. -q leaves warnings."""
+    who = f"rank {rank()}: " if rank() else ""
+    warning = text.removeprefix("warning: ")
+    if warning == text:
+        log(f"{who}{text}")
+    else:
+        log(f"{who}{warning}", label="warning", style="yellow")
+
+
+def rank() -> int:
+    """As torchrun says; 0 without it."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
+    """Numbers by name from `name=number`.
+
+    Raises:
+        ConfigError: For anything else; names the flag.
+    """
+    found: dict[str, float] = {}
+    for one in given:
+        name, _, number = one.rpartition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ConfigError(flag, expected="name=number", found=repr(one))
+    return found
+
+
+def publish(report: Report, folder: Path, *, as_json: bool) -> None:
+    """Write a report; on stdout are its table and where its files lie, or all of it as JSON.
+
+    Args:
+        report: What was found.
+        folder: Where `report.json`, `report.csv` and `report.html` go.
+        as_json: Whether stdout is for a program: then stderr has where the files lie.
+
+    Raises:
+        OutputError: None of the files is changed then.
+    """
+    from ups.eval.report import show_evaluation
+    from ups.eval.report_page import write_report
+
+    paths = write_report(folder, report)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show_evaluation(report, results())
+    for path in paths.values():
+        (note if as_json else print)(str(path))

@@ -1,0 +1,53 @@
+"""The verb `configs`: the configurations that the package ships, and their text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ups.cli.common import AsJson
+from ups.errors import ConfigError
+from ups_store.build.shipped import near_config, shipped_configs
+from ups_store.command_line import Verb, Verbs
+from ups_store.console import print_json
+
+app = typer.Typer(cls=Verbs, invoke_without_command=True)
+
+
+@app.callback()
+def configs(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the shipped configurations; `ups train --config NAME` takes one."""
+    if context.invoked_subcommand:
+        return
+    found = {name: _first_sentence(file) for name, file in shipped_configs().items()}
+    if as_json:
+        print_json(found)
+        return
+    width = max(map(len, found))
+    for name, sentence in found.items():
+        print(f"{name:<{width}}  {sentence}")
+
+
+@app.command(cls=Verb)
+def show(name: Annotated[str, typer.Argument(help="such as demo, or pdebench/burgers1d")]) -> None:
+    """Print one, to copy and change: `ups configs show demo > mine.yaml`."""
+    file = shipped_configs().get(name.removesuffix(".yaml"))
+    if file is None:
+        near = near_config(Path(name))
+        hint = f"did you mean {near}?" if near else "`ups configs` lists them"
+        raise ConfigError(f"{name}: no such configuration is shipped", hint=hint)
+    print(file.read_text(encoding="utf-8"), end="")
+
+
+def _first_sentence(file: Path) -> str:
+    """Of the comment that a configuration starts with."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comment = [line.removeprefix("#").strip() for line in lines[: _num_comments(lines)]]
+    return re.split(r"[.;] ", " ".join(comment), maxsplit=1)[0].rstrip(".:")
+
+
+def _num_comments(lines: list[str]) -> int:
+    return next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))

@@ -1,0 +1,59 @@
+"""The verb `evaluate`: a trained operator beside its baselines, in a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ups.cli.common import (
+    Also,
+    AsJson,
+    Checkpoint,
+    Config,
+    Overrides,
+    Split,
+    note,
+    parse_numbers,
+    publish,
+)
+from ups.output import check_writable
+from ups_store.system.interrupt import importing
+
+
+def evaluate(
+    overrides: Overrides = None,
+    *,
+    config: Config = None,
+    checkpoint: Checkpoint = None,
+    split: Split = None,
+    horizon: Annotated[int | None, typer.Option(help="steps to predict [default: to the end]")] = None,
+    also: Also = None,
+    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("reports/evaluation"),
+    title: Annotated[str | None, typer.Option(help="heading of the report")] = None,
+    phase: Annotated[
+        list[str] | None, typer.Option(help="name=seconds of what happened before, for the report")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Roll out on a split; baselines in <checkpoint.dir>/baselines are evaluated, too.
+
+    With --checkpoint alone, the configuration is what the checkpoint was made with.
+    """
+    check_writable(out)
+    phases = parse_numbers("--phase", phase or ())
+    with importing():
+        from ups.eval.runs import evaluate_run
+    report = evaluate_run(
+        checkpoint,
+        config_path=config,
+        overrides=overrides or (),
+        split=split,
+        horizon=horizon,
+        also=also or (),
+        phases=phases,
+        title=title,
+        note=note,
+    )
+    publish(report, out, as_json=as_json)

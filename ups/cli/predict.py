@@ -1,0 +1,58 @@
+"""The verb `predict`: trajectories from the states in a store or an HDF5 file, into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ups.cli.common import AsJson, note, parse_numbers
+from ups_store.console import count_bar, print_json
+from ups_store.system.interrupt import importing
+
+
+def predict(
+    source: Annotated[
+        Path, typer.Argument(help="store (.zarr.zip) or HDF5 file with the states to start from")
+    ],
+    *,
+    checkpoint: Annotated[Path, typer.Option(help="operator.safetensors")],
+    out: Annotated[Path, typer.Option(help="store to write")],
+    horizon: Annotated[int, typer.Option(min=1, help="steps to predict; 1 of a steady task")] = 1,
+    task: Annotated[str | None, typer.Option(help="where the operator knows several")] = None,
+    start: Annotated[int, typer.Option(help="time step of the source that is given")] = 0,
+    dt: Annotated[float | None, typer.Option(help="time of a step [default: that of the training]")] = None,
+    parameter: Annotated[list[str] | None, typer.Option(help="name=value, instead of the source's")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="at most so many samples")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="samples that are predicted together")] = 32,
+    figure: Annotated[Path | None, typer.Option(help="PNG of the first sample")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="replace a store that is there")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start at one frame of every sample and predict what follows."""
+    parameters = parse_numbers("--parameter", parameter or ())
+    with importing():
+        from ups.eval.predict import PredictionRequest, predict_store
+    request = PredictionRequest(
+        source=source,
+        checkpoint=checkpoint,
+        out=out,
+        steps=horizon,
+        task=task,
+        start=start,
+        dt=dt,
+        parameters=parameters,
+        limit=limit,
+        batch_size=batch_size,
+        figure=figure,
+        device=device,
+        replace=force,
+    )
+    with count_bar("predicting") as progress:
+        written = predict_store(request, note=note, progress=progress)
+    if as_json:
+        print_json(written)
+    else:
+        print("\n".join(filter(None, written.values())))

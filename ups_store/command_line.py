@@ -1,0 +1,110 @@
+"""What all commands share as typer sees them: -h, -q and -v on every verb, "did you mean", earlier flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ups_store.console import set_quiet, set_verbosity
+from ups_store.old_names import FLAGS
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class _WithCommonOptions:
+    """Adds -q and -v, which may stand before and behind a verb, and translates flags of earlier versions."""
+
+    params: list[Any]
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.params = [*self.params, *_common_options()]
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, self._present(args))  # type: ignore[misc,no-any-return]
+        except Exception as error:  # by its attributes: some releases of typer bring a click of their own
+            if near := getattr(error, "possibilities", None):
+                error.message += f". Did you mean {' or '.join(sorted(near))}?"  # type: ignore[attr-defined]
+                error.possibilities = None  # type: ignore[attr-defined]
+            raise
+
+    def _present(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments with today's flags; a verb that has one of an earlier name keeps it."""
+        known = {flag for parameter in self.params for flag in parameter.opts}
+        present = []
+        for argument in arguments:
+            flag, equals, value = argument.partition("=")
+            renamed = FLAGS.get(flag) if flag not in known else None
+            present.append(f"{renamed}{equals}{value}" if renamed in known else argument)
+        return present
+
+
+class Verb(_WithCommonOptions, TyperCommand):
+    """A verb with the options that all have."""
+
+
+class Verbs(_WithCommonOptions, TyperGroup):
+    """The verbs of a command; the common options may stand before the verb, too."""
+
+
+def make_app(verbs: Mapping[str, Callable[..., Any]], *, cls: type[Verbs] = Verbs) -> typer.Typer:
+    """A command of several verbs, which offers completion for the user's shell.
+
+    Args:
+        verbs: Functions by the name of their verb, in the order of the help.
+        cls: A special kind of `Verbs`.
+    """
+    app = typer.Typer(
+        cls=cls,
+        no_args_is_help=True,
+        rich_markup_mode=None,  # a quarter of the time that --help takes
+        pretty_exceptions_enable=False,
+        context_settings=_HELP,
+    )
+    for name, function in verbs.items():
+        app.command(name, cls=Verb)(function)
+    return app
+
+
+def make_single(function: Callable[..., Any], *, cls: type[Verb] = Verb) -> typer.Typer:
+    """A command without verbs."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(cls=cls, context_settings=_HELP)(function)
+    return app
+
+
+@cache
+def _common_options() -> list[Any]:
+    """The options that every verb has; their callbacks are all that reads them."""
+    app = typer.Typer(add_completion=False)
+    app.command()(_common)
+    options = list(typer.main.get_command(app).params)
+    for option in options:
+        option.expose_value = False
+    return options
+
+
+def _common(
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", callback=set_quiet, help="results, warnings and errors only; no progress"
+        ),
+    ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            callback=set_verbosity,
+            show_default=False,
+            help="more; -vv: tracebacks",
+        ),
+    ] = 0,
+) -> None: ...
