@@ -236,7 +236,7 @@ class FirstSample:
         root.mkdir()
         make_source(root / SOURCE, SCALE.write_mib * MIB)
         self.cache = self.folder.path / "cache"
-        words = ["--tasks", TASK, "--splits", "train", "--limit", "1", "--num-workers", "1"]
+        words = ["--tasks", TASK, "--split", "train", "--limit", "1", "--num-workers", "1"]
         words += ["--source-digest", "sampled", "--root", str(root), "--cache-dir", str(self.cache)]
         self.command = [sys.executable, "-m", "ups_store.build", *words]
 

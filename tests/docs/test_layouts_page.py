@@ -20,14 +20,14 @@ from ups_store.sources.layouts import LAYOUTS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "layouts.md").read_text()
-EXAMPLES = sorted((REPOSITORY / "configs" / "own").glob("*.yaml"))
+EXAMPLES = sorted((REPOSITORY / "ups" / "configs" / "own").glob("*.yaml"))
 N = 10
 
 
 def configure(name: str, folder: Path) -> BuildConfig:
     """The example with its folders below `folder`."""
     flags = {"data.root": str(folder / "data"), "cache.dir": str(folder / "cache")}
-    return load_config(REPOSITORY / "configs" / "own" / f"{name}.yaml", flags=flags)
+    return load_config(REPOSITORY / "ups" / "configs" / "own" / f"{name}.yaml", flags=flags)
 
 
 def write_one_file(root: Path) -> None:
@@ -123,7 +123,7 @@ def test_example_of_the_well_builds_what_the_page_says(tmp_path: Path) -> None:
 def test_error_on_the_page_is_the_one_that_is_raised(tmp_path: Path) -> None:
     config = written("group_per_sample", tmp_path)
     misspelled = tmp_path / "build.yaml"
-    example = (REPOSITORY / "configs" / "own" / "group_per_sample.yaml").read_text()
+    example = (REPOSITORY / "ups" / "configs" / "own" / "group_per_sample.yaml").read_text()
     misspelled.write_text(example.replace("dataset: height", "dataset: hight"))
     flags = {"data.root": str(config.data.root), "cache.dir": str(config.cache.dir)}
     changed = load_config(misspelled, flags=flags)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -162,7 +162,8 @@ def _open_with_zarr(path: Path) -> None:
     with zarr.storage.ZipStore(path, mode="r") as archive:
         group = zarr.open_group(archive, mode="r")
         console.print(group.tree())
-        theirs = np.asarray(group["fields"])[-1]
+        fields: Any = group["fields"]
+        theirs = fields[-1]
     with ups_store.open(path) as store:
         same = np.array_equal(theirs, store["fields"][-1])
     console.print(f"last sample equal to ours: {same}")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ups.cli.common import note
 from ups.errors import InterruptedTrainingError, OutputError
 from ups_store.console import count_bar, format_nbytes
 from ups_store.errors import StoreError
@@ -56,7 +57,8 @@ def make_data(
                 **settings,
             )
     except KeyboardInterrupt:
-        raise InterruptedTrainingError("interrupted: nothing was written") from None
+        note("interrupted: nothing was written")
+        raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (OSError, RuntimeError) as error:
         raise (error if isinstance(error, StoreError) else _as_ours(error, out)) from None
     print(f"{path}  {format_nbytes(path.stat().st_size)}")

@@ -19,7 +19,7 @@ def predict(
     *,
     checkpoint: Annotated[Path, typer.Option(help="operator.safetensors")],
     out: Annotated[Path, typer.Option(help="store to write")],
-    horizon: Annotated[int, typer.Option(min=1, help="steps to predict; 1 of a steady task")] = 1,
+    horizon: Annotated[int, typer.Option(help="steps to predict; 1 of a steady task")] = 1,
     task: Annotated[str | None, typer.Option(help="where the operator knows several")] = None,
     start: Annotated[int, typer.Option(help="time step of the source that is given")] = 0,
     dt: Annotated[float | None, typer.Option(help="time of a step [default: that of the training]")] = None,

@@ -246,7 +246,7 @@ def _command(config_path: Path | None, overrides: Sequence[str]) -> list[str]:
 
 def _run(command: list[str], *, note: Note) -> None:
     """Run a command with its output on stderr; signals that ask this process to stop go to it."""
-    note(f"$ {shlex.join(['python', *command[1:]])}")
+    note(f"$ {shlex.join(['ups-store', 'build', *command[len(BUILD) + 1 :]])}")
     # In a session of its own a Ctrl-C on the terminal reaches it once, through us.
     process = subprocess.Popen(command, stdout=sys.stderr.fileno(), start_new_session=True)
 

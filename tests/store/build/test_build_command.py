@@ -154,11 +154,11 @@ def test_help_names_every_flag(invoke: Invoke) -> None:
     outcome = invoke("--help")
     assert (outcome.code, outcome.err) == (0, "")
     flags = (
-        "config tasks splits root cache-dir cache-dtype split-fractions limit on-nan source-digest rehash "
+        "config tasks split root cache-dir cache-dtype split-fractions limit on-nan source-digest rehash "
         "num-workers parallel batch-size pin-memory device timeout open-timeout retries on-error "
         "stall-warning log-json "
     )
-    for flag in f"{flags} overwrite manifest json dry-run verbose".split():
+    for flag in f"{flags} overwrite manifest json dry-run verbose quiet".split():
         assert f"--{flag}" in re.split(r"[\s,]+", outcome.out)
 
 
@@ -183,7 +183,7 @@ def test_module_that_is_only_imported_builds_nothing() -> None:
         ("--tasks a", "--tasks a"),
         ("--tasks a b c", "--tasks a --tasks b --tasks c"),
         ("--tasks=a b", "--tasks=a --tasks b"),
-        ("--tasks a b --root r --splits x y k=v", "--tasks a --tasks b --root r --splits x --splits y k=v"),
+        ("--tasks a b --root r --split x y k=v", "--tasks a --tasks b --root r --split x --split y k=v"),
         ("k=v --tasks a", "k=v --tasks a"),
         ("--root r word", "--root r word"),
         ("", ""),
@@ -193,7 +193,7 @@ def test_words_after_a_list_flag_belong_to_it(words: str, expected: str) -> None
     assert repeat_lists(words.split()) == expected.split()
 
 
-@pytest.mark.parametrize("words", ["--tasks", "--tasks --root r", "--root r --splits", "--splits k=v"])
+@pytest.mark.parametrize("words", ["--tasks", "--tasks --root r", "--root r --split", "--split k=v"])
 def test_list_flag_without_a_name_is_refused(words: str) -> None:
     with pytest.raises(ConfigError, match="expected at least one name"):
         repeat_lists(words.split())

@@ -10,7 +10,7 @@ from ups_store.errors import ConfigError
 from ups_store.sources.source_files import SplitFractions
 from ups_store.sources.tasks import TASKS
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "pdebench"
+CONFIGS = Path(__file__).resolve().parents[3] / "ups" / "configs" / "pdebench"
 
 
 @pytest.fixture(autouse=True)

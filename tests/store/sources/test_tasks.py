@@ -10,7 +10,7 @@ from ups_store.errors import ConfigError
 from ups_store.sources.source import Selection
 from ups_store.sources.tasks import TASKS, get_task, task_of_file
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "pdebench"
+CONFIGS = Path(__file__).resolve().parents[3] / "ups" / "configs" / "pdebench"
 
 # Names from PDEBench's catalogue, a few of each family, and those that its merging script gives.
 NAMES = {

@@ -17,7 +17,7 @@ from ups.nn.layers import Condition
 from ups.train.operator_spec import operator_size
 from ups_store.build.config import load_config as load_build_config
 
-CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).resolve().parents[3] / "ups" / "configs").glob("*.yaml"))
 # Points and periodicity of the files that PDEBench publishes.
 LINE, PLANE = (1024,), (128, 128)
 GRIDS = {

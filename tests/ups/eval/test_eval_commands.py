@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
+from command_line import Done, run_ups, run_ups_store
 from small_simulators import configure, make_autoencoder, make_data, make_simulator
-from typer.testing import CliRunner
 
 import ups
 import ups_store
@@ -23,7 +21,7 @@ from ups.data.statistics import Statistics, measure_statistics
 from ups.errors import ConfigError
 from ups.eval import predict as prediction
 from ups.eval.comparison import equal_budgets
-from ups.eval.evaluate import open_others, open_run
+from ups.eval.runs import open_others, open_run
 from ups.eval.training_logs import StageLog
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups.trained.simulator import save_simulator
@@ -33,7 +31,7 @@ torch.set_num_threads(1)
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
-TRAIN_IT = "train it with `python scripts/train.py --stage operator`"
+TRAIN_IT = "train it with `ups train`"
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     both = configure(root, "burgers1d", "darcy2d")
     latent = make_simulator(both, make_autoencoder(both))
     save_simulator(root / "latent.safetensors", latent, config=both.model_dump(mode="json"), report={})
-    build = importlib.import_module("ups_store.build.command").app
     for task in ("burgers1d", "darcy2d"):
         flags = ["--tasks", task, "--root", str(root), "--cache-dir", str(root / "stores"), "--no-parallel"]
-        assert CliRunner().invoke(build, flags).exit_code == 0
+        assert run_ups_store("build", *flags).exit_code == 0
     return root
 
 
-def run(script: str, *arguments: Any) -> Result:
-    module = importlib.import_module(f"scripts.{script}")
-    return CliRunner().invoke(module.app, [str(argument) for argument in arguments])
+def run(verb: str, *arguments: Any) -> Done:
+    return run_ups(verb, *arguments)
 
 
 # --- evaluate ------------------------------------------------------------------------------------------
@@ -151,7 +147,7 @@ def test_a_folder_that_can_not_be_written_is_told_before_the_work(folder: Path, 
         run("evaluate", *config, "--out", out),
         run("compare", *config, *budgets, "--out", out),
         run("compare", *config, *budgets, *checkpoint, "--out", tmp_path / "new", f"checkpoint.dir={out}"),
-        run("train_baselines", *config, "--budget-samples", 32, f"checkpoint.dir={out}"),
+        run("train-baselines", *config, "--budget-samples", 32, f"checkpoint.dir={out}"),
         predict(folder, source, out / "a.zarr.zip"),
         predict(folder, source, tmp_path / "a.zarr.zip", "--figure", out / "a.png"),
     ]
@@ -191,7 +187,7 @@ def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
-    monkeypatch.setattr("ups.eval.evaluate.read_stage_logs", lambda config, note: [log])
+    monkeypatch.setattr("ups.eval.runs.read_stage_logs", lambda config, note: [log])
     there, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
     moved.write_bytes(there.read_bytes())  # another run may have written its log there since
     config, simulator = open_run(there, config_path=None, overrides=(), note=pytest.fail)
@@ -255,9 +251,9 @@ def test_baselines_are_trained_once_and_then_kept(
         "--json",
         f"checkpoint.dir={tmp_path}",
     )
-    first = run("train_baselines", *arguments)
+    first = run("train-baselines", *arguments)
     assert measured == ["burgers1d"] * 2  # it reads all training fields: once a baseline
-    again = run("train_baselines", *arguments)
+    again = run("train-baselines", *arguments)
     assert first.exit_code == 0, first.output
     assert json.loads(first.stdout) == json.loads(again.stdout)
     assert {Path(path).name for path in json.loads(first.stdout)} == {
@@ -265,7 +261,7 @@ def test_baselines_are_trained_once_and_then_kept(
         "burgers1d_unet_samples.safetensors",
     }
     assert again.stderr.count("is there already") == 2
-    other = run("train_baselines", *arguments, "seed=1", "--kind", "fno")
+    other = run("train-baselines", *arguments, "seed=1", "--kind", "fno")
     assert "is there already" not in other.stderr
 
 
@@ -277,7 +273,7 @@ def test_baselines_are_trained_once_and_then_kept(
     ],
 )
 def test_train_baselines_says_what_is_wrong(folder: Path, arguments: list[str], says: str) -> None:
-    done = run("train_baselines", "--config", folder / "run.yaml", *arguments)
+    done = run("train-baselines", "--config", folder / "run.yaml", *arguments)
     assert done.exit_code == 2
     assert says in done.stderr
 
@@ -341,7 +337,7 @@ def test_equal_budgets_take_the_autoencoder_that_was_trained_last() -> None:
 # --- predict -------------------------------------------------------------------------------------------
 
 
-def predict(folder: Path, source: Path, out: Path, *arguments: Any, latent: bool = False) -> Result:
+def predict(folder: Path, source: Path, out: Path, *arguments: Any, latent: bool = False) -> Done:
     name = "latent.safetensors" if latent else "checkpoints/operator.safetensors"
     return run("predict", source, "--checkpoint", folder / name, "--out", out, "--device", "cpu", *arguments)
 

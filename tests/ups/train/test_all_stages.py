@@ -1,8 +1,7 @@
-"""`scripts/train.py`: all stages in one command, what is kept on the second run, reports, mistakes."""
+"""`ups train`: all stages in one command, what is kept on the second run, reports, mistakes."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -16,10 +15,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from click.testing import Result
+from command_line import Done, run_ups
 from operator_runs import SETTINGS, build_here, configure, made_once, own_copy
 from rich.console import Console
-from typer.testing import CliRunner
 
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, OutputError, UpsError
@@ -77,14 +75,9 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
 
 
-def inside(*arguments: str) -> Result:
+def inside(*arguments: str) -> Done:
     """The command in this process: torch is there already."""
-    spec = importlib.util.spec_from_file_location("train_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return CliRunner().invoke(module.app, arguments)
+    return run_ups("train", *arguments)
 
 
 def test_all_stages_leave_an_operator_and_the_second_run_keeps_everything(run: Path) -> None:
@@ -94,7 +87,7 @@ def test_all_stages_leave_an_operator_and_the_second_run_keeps_everything(run: P
     assert notes.count("warning: training.amp_dtype has no effect: training.amp is off") == 1
     assert report["cache"]["startup/cache_reused"] == 0.0
     assert report["stages"]["operator"]["startup"]["startup/cache_sec"] > 0
-    assert any("-m ups_store.build --config" in note for note in notes)
+    assert any("$ ups-store build --config" in note for note in notes)
     written = Path("checkpoints/operator.safetensors").stat().st_mtime_ns
     again, notes = all_of(run, unused)
     assert again["cache"]["startup/cache_reused"] == 1.0
@@ -293,7 +286,6 @@ def test_script_prints_json_alone_on_stdout_and_tables_without(run: Path) -> Non
     [
         (["--stage", "operatr"], "expected one of autoencoder, joint, operator, all, found 'operatr'"),
         (["--stage", "steady_prior"], "the prior of steady tasks isn't there yet"),
-        (["--stage", "all", "--epochs", "3"], "expected stages.<stage>.epochs=... of each stage"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),
         (["--stage", "operator", "--epochs", "0"], "stages.operator.epochs = 0 leaves the stage out"),
@@ -386,7 +378,7 @@ def test_signal_during_the_build_reaches_it_and_the_command_continues(run: Path)
         process = subprocess.Popen(command, env=environment, stderr=stderr, stdout=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + 100
-            while "$ python -m ups_store.build" not in (run / "stderr.txt").read_text():
+            while "$ ups-store build" not in (run / "stderr.txt").read_text():
                 assert process.poll() is None, (run / "stderr.txt").read_text()
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pickle
@@ -16,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
+from command_line import Done, run_ups
 from tiny_autoencoders import make_autoencoder
-from typer.testing import CliRunner
 
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
@@ -308,17 +306,12 @@ def test_tokens_that_do_not_fit_the_grid_are_refused_before_training(root: Path,
 # --- the command ---------------------------------------------------------------------------------------
 
 
-def run_command(*arguments: str) -> Result:
-    spec = importlib.util.spec_from_file_location("train_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return CliRunner().invoke(script.app, arguments)
+def run_command(*arguments: str) -> Done:
+    return run_ups("train", *arguments)
 
 
 def test_command_shows_the_resolved_configuration() -> None:
-    done = run_command("--config", str(REPO / "configs" / "demo.yaml"), "--print-config", "training.lr=1e-4")
+    done = run_command("--config", "demo", "--print-config", "training.lr=1e-4")
     assert done.exit_code == 0
     assert "  lr: 0.0001\n" in done.stdout
 
@@ -328,7 +321,7 @@ def test_command_shows_the_resolved_configuration() -> None:
     [
         (["data.tasks=burgers1d", "training.lrr=1"], 2, "did you mean training.lr?"),
         (["data.tasks=burgers1d", "--stage", "operatr"], 2, "no such stage"),
-        (["data.tasks=burgers1d", "data.root=nowhere"], 3, "nowhere: no such folder"),
+        (["--stage", "autoencoder", "data.tasks=burgers1d", "data.root=nowhere"], 3, "nowhere: no such folder"),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml: can't be read"),
     ],
 )
@@ -344,7 +337,8 @@ def test_command_ends_mistakes_with_a_sentence_and_its_code(
 @pytest.mark.multi_process
 def test_terminated_command_continues_where_it_was(root: Path, tmp_path: Path) -> None:
     overrides = ["data.tasks=advection1d", *overrides_of(root, tmp_path), "training.log_every=1"]
-    command = [sys.executable, str(SCRIPT), "--json", *overrides]
+    words = ["--stage", "autoencoder", *overrides]
+    command = [sys.executable, str(SCRIPT), "--json", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     log = tmp_path / "autoencoder.jsonl"
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
@@ -355,11 +349,11 @@ def test_terminated_command_continues_where_it_was(root: Path, tmp_path: Path) -
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 5, stderr
     assert "stopped by SIGTERM after step" in stderr
-    done = run_command("--json", *overrides)
+    done = run_command("--json", *words)
     assert done.exit_code == 0, done.stderr
     assert "continuing after step" in done.stderr
     assert json.loads(done.stdout)["steps"] == 50
-    shown = run_command(*overrides)  # nothing is left to train
+    shown = run_command(*words)  # nothing is left to train
     assert shown.exit_code == 0, shown.stderr
     assert "8 x 2" in shown.stdout
     assert "2x" in shown.stdout
