@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 DATA ?=
 OUT ?=
 QUICK ?=
-CONFIG ?= configs/demo.yaml
+CONFIG ?= demo
 
 .PHONY: install demo compare test test-slow lint format interop bench bench-peers docs clean
 
@@ -21,11 +21,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt ups_store/_runs.c
 # Makes data, builds and checks stores, trains an autoencoder, an operator and baselines, and reports on them in
 # reports/demo; with DATA=folder it ends with the stores; QUICK=1 takes a minute and trains nothing well.
 demo: install
-	$(BIN)/python scripts/demo.py $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(QUICK),--quick)
+	$(BIN)/ups demo $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(QUICK),--quick)
 
 # FNO and U-Net, or KINDS="fno fno_neuraloperator ...", with the operator's wall time, and with its samples, beside it.
 compare: install
-	$(BIN)/python scripts/compare.py --config $(CONFIG) $(addprefix --kind ,$(KINDS)) --out reports/compare
+	$(BIN)/ups compare --config $(CONFIG) $(addprefix --kind ,$(KINDS)) --out reports/compare
 
 # Coverage is that of ups_store by its own tests; tracing would only slow the training stack's tests down. A file's
 # tests share a process, so that what they prepare is made once.

@@ -27,8 +27,8 @@ def load(
         assert folder is not None
         path = folder / "build.yaml"
         path.write_bytes(yaml if isinstance(yaml, bytes) else yaml.encode())
-    elif "task" not in flags:
-        flags["task"] = "burgers1d"
+    elif "tasks" not in flags:
+        flags["tasks"] = "burgers1d"
     return load_config(
         path, flags={f"data.{key}": value for key, value in flags.items()}, overrides=overrides
     )
@@ -48,7 +48,7 @@ def error_of(*overrides: str, **options: Any) -> ConfigError:
 def test_defaults_are_those_of_the_documentation() -> None:
     config = load()
     assert config.data.model_dump() == {
-        "task": ("burgers1d",),
+        "tasks": ("burgers1d",),
         "root": Path("data"),
         "split": ("train", "val", "test"),
         "files": None,
@@ -82,7 +82,7 @@ def test_flag_that_is_none_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_tasks_are_one_or_several_each_once(given: Any, tasks: tuple[str, ...]) -> None:
-    assert load(task=given).data.tasks == tasks
+    assert load(tasks=given).data.tasks == tasks
 
 
 def test_split_names_mean_the_same_in_all_spellings() -> None:
@@ -171,13 +171,13 @@ def test_value_of_a_flag_or_override_is_not_blamed_on_the_file(tmp_path: Path) -
 
 
 def test_missing_task_says_how_to_give_it() -> None:
-    error = error_of(task=None)
+    error = error_of(tasks=None)
     assert (error.kind, error.expected) == ("missing_key", "data.tasks")
 
 
 @pytest.mark.parametrize("name", ["burger1d", "", "train"])
 def test_unknown_task_is_refused(name: str) -> None:
-    assert error_of(task=name).kind == "unknown_task"
+    assert error_of(tasks=name).kind == "unknown_task"
 
 
 @pytest.mark.parametrize("name", ["", "dev", "Train"])
@@ -269,7 +269,7 @@ def test_file_that_can_not_be_read_is_named(name: str, reason: str, tmp_path: Pa
     with pytest.raises(ConfigError, match=reason) as caught:
         load_config(tmp_path / name)
     assert caught.value.path == str(tmp_path / name)
-    assert caught.value.hint == "check the name of the configuration"
+    assert caught.value.hint == "check the name; `ups configs` lists those that are shipped"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 100_000])

@@ -137,7 +137,7 @@ def test_get_task_returns_the_registered_task() -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_official_configuration_exists_and_is_valid(name: str) -> None:
     data = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]
-    assert data.pop("task") == name
+    assert data.pop("tasks") == name
     assert Selection(**data)
 
 

@@ -41,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_split(root: Path, task: str = "burgers1d", split: str = "train", **options: Any) -> Fields:
     source = options.pop("source", "auto")
     cache = options.pop("cache", root / "cache")
-    data = DataConfig(task=(task,), root=root, **options)
+    data = DataConfig(tasks=(task,), root=root, **options)
     return open_fields(BuildConfig(data=data, cache=CacheConfig(dir=cache)), task, split, source=source)
 
 
@@ -175,7 +175,7 @@ from ups.device import free_bytes
 torch.set_num_threads(4)
 members, root = map(Path, sys.argv[1:])
 members.write_text("0")
-data = DataConfig(task=("burgers1d",), root=root, split_fractions=(1.0, 0.0, 0.0))
+data = DataConfig(tasks=("burgers1d",), root=root, split_fractions=(1.0, 0.0, 0.0))
 try:
     open_fields(BuildConfig(data=data), "burgers1d", "train", source="hdf5")
 except ConfigError as error:

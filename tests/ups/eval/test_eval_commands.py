@@ -68,7 +68,7 @@ def test_evaluate_writes_a_report_and_shows_its_rows(folder: Path, tmp_path: Pat
     found = json.loads((tmp_path / "report" / "report.json").read_text())
     assert set(found["rows"]) == {"operator", "persistence", "mean"}
     assert found["seconds"]["data"] == 2.5
-    assert found["config"]["data"]["task"] == ["burgers1d"]
+    assert found["config"]["data"]["tasks"] == ["burgers1d"]
     assert "persistence" in done.stdout
     assert str(tmp_path / "report" / "report.html") in done.stdout.splitlines()
     assert (tmp_path / "report" / "report.csv").exists()

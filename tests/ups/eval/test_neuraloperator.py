@@ -165,7 +165,7 @@ def test_neuraloperator_fno_is_the_package_s_own_on_a_periodic_grid() -> None:
 def test_neuraloperator_baseline_trains_repeats_and_is_kept_in_a_file(tmp_path: Path) -> None:
     make_dataset("burgers1d", tmp_path, num_samples=20, points=32, frames=6, nu=0.1)
     config = BuildConfig(
-        data=DataConfig(task=("burgers1d",), root=tmp_path), cache=CacheConfig(dir=tmp_path / "none")
+        data=DataConfig(tasks=("burgers1d",), root=tmp_path), cache=CacheConfig(dir=tmp_path / "none")
     )
     test = open_trajectories(config, "burgers1d", "test")
     fields = open_fields(config, "burgers1d", "train")

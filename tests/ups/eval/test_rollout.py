@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def configure(root: Path, task: str = "burgers1d", **options: Any) -> BuildConfig:
     cache = CacheConfig(dir=options.pop("cache", root / "none"))
-    return BuildConfig(data=DataConfig(task=(task,), root=root, **options), cache=cache)
+    return BuildConfig(data=DataConfig(tasks=(task,), root=root, **options), cache=cache)
 
 
 def open_split(root: Path, task: str = "burgers1d", split: str = "test", **options: Any) -> Trajectories:

@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configure(root: Path, task: str) -> BuildConfig:
-    return BuildConfig(data=DataConfig(task=(task,), root=root), cache=CacheConfig(dir=root / "none"))
+    return BuildConfig(data=DataConfig(tasks=(task,), root=root), cache=CacheConfig(dir=root / "none"))
 
 
 def open_train(root: Path, task: str = "burgers1d") -> Fields:

@@ -112,7 +112,7 @@ def test_floor_leaves_out_frames_without_truth_and_counts_them(fields: np.ndarra
 
 
 def test_report_of_the_autoencoder_counts_them_too(fields: np.ndarray, tmp_path: Path) -> None:
-    settings = {"data": {"task": ["cfd1d"], "root": "data"}, "checkpoint": {"dir": tmp_path}}
+    settings = {"data": {"tasks": ["cfd1d"], "root": "data"}, "checkpoint": {"dir": tmp_path}}
     stage = AutoencoderStage(
         RunConfig.model_validate(settings),
         make_autoencoder(),

@@ -277,7 +277,7 @@ def test_training_lowers_the_error_and_reports_size_and_floor(root: Path, tmp_pa
     assert report["floor_nrmse"]["advection1d"] == pytest.approx(min(epochs), rel=1e-4)
     assert (tmp_path / "autoencoder.png").stat().st_size > 10_000
     document = read_document(tmp_path / "autoencoder.safetensors", kind="autoencoder")
-    assert document["config"]["data"]["task"] == ["advection1d"]
+    assert document["config"]["data"]["tasks"] == ["advection1d"]
     statistics = document["spec"]["tasks"]["advection1d"]["statistics"]["fields"]
     assert abs(statistics["mean"][0]) < 0.1  # sums of sines
     encoder = LatentEncoder.load(tmp_path / "autoencoder.safetensors")

@@ -284,7 +284,7 @@ def test_training_beats_persistence_and_the_file_predicts_alone(run: Path, state
     error = nrmse(predicted.double(), torch.from_numpy(frames[:, 1:]).double()).mean().item()
     assert error == pytest.approx(report["score"], rel=1e-3)
     document = read_document(run / "checkpoints" / "operator.safetensors", kind="operator")
-    assert document["config"]["data"]["task"] == ["burgers1d"]
+    assert document["config"]["data"]["tasks"] == ["burgers1d"]
 
 
 def test_missing_latents_are_made_while_training(run: Path) -> None:

@@ -332,7 +332,7 @@ def test_log_holds_losses_rates_and_epochs(tmp_path: Path) -> None:
     assert [record["step"] for record in steps] == [3, 5, 6, 9, 10]
     assert {"lr", "loss/error", "loss/size", "training/data_wait_share"} <= steps[0].keys()
     assert [record["epoch"] for record in records(tmp_path, "epoch")] == [1, 2]
-    assert records(tmp_path, "start")[0]["config"]["data"]["task"] == ["burgers1d"]
+    assert records(tmp_path, "start")[0]["config"]["data"]["tasks"] == ["burgers1d"]
     assert len(records(tmp_path, "end")) == 1
 
 
