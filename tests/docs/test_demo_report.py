@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def run_demo(folder: Path, *flags: str, threads: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/demo.py", *flags, "--out", str(folder / "out")]
+    command = [sys.executable, "-m", "ups", "demo", *flags, "--out", str(folder / "out")]
     done = subprocess.run(
         [*command, "--report", str(folder / "report")],
         cwd=REPO,
@@ -40,7 +40,7 @@ def expect_shown(text: str, folder: Path) -> None:
     assert (folder / "out" / "preview.png").read_bytes().startswith(b"\x89PNG")
     following = text.partition("\nNext\n")[2].splitlines()
     assert following[0].split() == ["look", "at", str(folder / "report" / "report.html")]
-    assert [line[:12].strip() for line in following[1:5]] == ["inspect", "compare", "your data", ""]
+    assert [line[:12].strip() for line in following[1:4]] == ["inspect", "compare", "your data"]
 
 
 @pytest.mark.multi_process

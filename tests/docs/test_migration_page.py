@@ -14,10 +14,12 @@ import typer
 import yaml
 from pydantic import BaseModel
 
+from ups.cli.app import app
 from ups.config import RunConfig
 from ups.config.loading import MEANINGLESS, NOT_YET
 from ups.config.run import LATER_STAGES, STAGE_NAMES
 from ups.train.stage import STAGES
+from ups_store import old_names
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
 OLD = sorted((Path(__file__).parents[1] / "ups" / "configs").glob("old_*.yaml"))
@@ -65,8 +67,9 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def flags_of(module: str) -> set[str]:
-    command = typer.main.get_command(importlib.import_module(module).app)
+def flags_of(application: typer.Typer, verb: str | None = None) -> set[str]:
+    command: Any = typer.main.get_command(application)
+    command = command if verb is None else command.commands[verb]
     return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
 
 
@@ -91,7 +94,13 @@ def test_features_that_are_not_there_yet_are_all_named() -> None:
 
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
 def test_every_key_of_an_old_file_is_named(path: Path) -> None:
-    said = [*keys_that_are_the_same(), *MEANINGLESS, *NOT_YET, *(f"stages.{name}" for name in LATER_STAGES)]
+    said = [
+        *keys_that_are_the_same(),
+        *old_names.KEYS,
+        *MEANINGLESS,
+        *NOT_YET,
+        *(f"stages.{name}" for name in LATER_STAGES),
+    ]
     patterns = [pattern for key in said for pattern in (key, f"{key}.*")]
     keys = list(leaves(yaml.safe_load(path.read_text())))
     assert len(keys) > 40
@@ -101,8 +110,15 @@ def test_every_key_of_an_old_file_is_named(path: Path) -> None:
 def test_flags_are_named_and_still_there() -> None:
     said = set(re.findall(r"--[a-z-]+", section("Flags")))
     assert {*PRECOMPUTE_FLAGS, "--epochs", "--seed"} <= said
-    assert flags_of("ups_store.build.command") >= PRECOMPUTE_FLAGS
-    assert {"--config", "--epochs", "--seed", "--stage"} <= flags_of("scripts.train")
+    present = {old_names.FLAGS.get(flag, flag) for flag in PRECOMPUTE_FLAGS}
+    assert flags_of(importlib.import_module("ups_store.build.command").app) >= present
+    assert {"--config", "--epochs", "--seed", "--stage"} <= flags_of(app, "train")
+
+
+def test_words_that_have_changed_are_all_named_with_what_they_are_now() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)`", section("Words that have changed"), re.MULTILINE)
+    assert dict(rows) == {**old_names.KEYS, **old_names.FLAGS}
+    assert set(old_names.KEYS.values()) <= known_keys(RunConfig)
 
 
 def test_stages_are_named_and_are_there_or_refused() -> None:

@@ -59,8 +59,8 @@ def _run(main: Callable[[], Any], *words: object) -> Done:
         pytest.MonkeyPatch.context() as patched,
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as ended,
     ):
         patched.setattr("sys.argv", [*map(str, words)])
-        main()
+        with pytest.raises(SystemExit) as ended:
+            main()
     return Done(int(ended.value.code or 0), out.getvalue(), err.getvalue())

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from small_stores import MakeStore
 
-from scripts import demo
+from ups.cli import demo
 from ups.config import load_config
 
 
@@ -27,15 +27,15 @@ def test_commands_to_type_next_are_whole_lines(narrow: io.StringIO) -> None:
     demo._show_next(out, out / "cache" / "burgers1d_train.zarr.zip", "burgers1d")
     lines = narrow.getvalue().splitlines()
     assert lines[0].endswith(str(out / "preview.png"))
-    assert lines[1].endswith(f"ups_store info '{out}/cache/burgers1d_train.zarr.zip'")
-    assert len(lines) == 5
+    assert lines[1].endswith(f"ups-store info '{out}/cache/burgers1d_train.zarr.zip'")
+    assert len(lines) == 3
 
 
 def test_report_is_what_to_look_at_where_there_is_one(narrow: io.StringIO, tmp_path: Path) -> None:
     demo._show_next(tmp_path, tmp_path / "train.zarr.zip", "burgers1d", report=Path("reports/demo"))
     lines = narrow.getvalue().splitlines()
     assert lines[0].split() == ["look", "at", "reports/demo/report.html"]
-    assert len(lines) == 6
+    assert len(lines) == 4
 
 
 def test_configuration_elsewhere_includes_the_demo_s(tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_own_data_ends_with_the_stores(
     monkeypatch.setattr(demo, "_show_speed", lambda path, root: None)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "darcy2d_train.zarr.zip").touch()
-    demo.main(out=tmp_path, data=tmp_path / "mine", task="darcy2d")
+    demo.demo(out=tmp_path, data=tmp_path / "mine", task="darcy2d")
     assert commands[0][2:] == [
-        *("ups_store.build", "--tasks", "darcy2d", "--root", str(tmp_path / "mine")),
+        *("ups_store", "build", "--tasks", "darcy2d", "--root", str(tmp_path / "mine")),
         *("--cache-dir", str(tmp_path / "cache"), "--manifest", str(tmp_path / "manifest.json")),
     ]
-    assert not [command for command in commands if "scripts" in command[1]]
+    assert {command[2] for command in commands} == {"ups_store"}
 
 
 @pytest.mark.parametrize("is_small", [True, False])

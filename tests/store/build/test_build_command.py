@@ -164,6 +164,7 @@ def test_help_names_every_flag(invoke: Invoke) -> None:
 
 def test_module_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["build", "--help"])
+    monkeypatch.delitem(sys.modules, "ups_store.build.__main__", raising=False)  # another test's
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("ups_store.build", run_name="__main__")
     assert not ended.value.code

@@ -119,7 +119,9 @@ def test_keys_of_training_and_of_features_to_come_are_passed_over() -> None:
     assert told(*keys, "checkpoint.dir=x", "operator.size=tiny") == []
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted((REPOSITORY / "ups" / "configs").glob("*.yaml"))])
+@pytest.mark.parametrize(
+    "name", [path.name for path in sorted((REPOSITORY / "ups" / "configs").glob("*.yaml"))]
+)
 def test_our_own_configurations_have_no_key_that_nobody_reads(name: str) -> None:
     notes: list[str] = []
     load_config(REPOSITORY / "ups" / "configs" / name, note=notes.append)

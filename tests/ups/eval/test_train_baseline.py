@@ -18,8 +18,14 @@ from ups.data.fields import Fields, open_fields
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
 from ups.errors import CheckpointError, ConfigError
-from ups.eval.baseline_model import BASELINE, Baseline, load_baseline, network_size, save_baseline
-from ups.eval.baseline_model import check_kinds
+from ups.eval.baseline_model import (
+    BASELINE,
+    Baseline,
+    check_kinds,
+    load_baseline,
+    network_size,
+    save_baseline,
+)
 from ups.eval.forecasters import Persistence, Start
 from ups.eval.rollout import roll_out
 from ups.eval.train_baseline import Budget, make_spec, train_baseline

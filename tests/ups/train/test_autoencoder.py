@@ -321,7 +321,11 @@ def test_command_shows_the_resolved_configuration() -> None:
     [
         (["data.tasks=burgers1d", "training.lrr=1"], 2, "did you mean training.lr?"),
         (["data.tasks=burgers1d", "--stage", "operatr"], 2, "no such stage"),
-        (["--stage", "autoencoder", "data.tasks=burgers1d", "data.root=nowhere"], 3, "nowhere: no such folder"),
+        (
+            ["--stage", "autoencoder", "data.tasks=burgers1d", "data.root=nowhere"],
+            3,
+            "nowhere: no such folder",
+        ),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml: can't be read"),
     ],
 )
