@@ -150,7 +150,7 @@ def _make_data(folder: Path, num_samples: int) -> float:
     if list(folder.glob("*.hdf5")):
         return 0.0
     _title(f"Solve the Burgers equation for {num_samples} initial conditions, in PDEBench's layout")
-    return _run(_ups("make_data", TASK, "--out", folder, "--samples", num_samples))
+    return _run(_ups("make-data", TASK, "--out", folder, "--samples", num_samples))
 
 
 def _open_with_zarr(path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
@@ -78,7 +79,12 @@ def test_quiet_leaves_warnings_and_errors_before_and_behind_the_verb(tmp_path: P
 def test_earlier_flags_mean_what_they_meant() -> None:
     given: dict[str, object] = {}
 
-    def verb(*, tasks: list[str], split: str, latent_tokens: int, horizon: int) -> None:
+    def verb(
+        tasks: Annotated[list[str], typer.Option()],
+        split: str = "",
+        latent_tokens: int = 0,
+        horizon: int = 0,
+    ) -> None:
         given.update(tasks=tasks, split=split, latent_tokens=latent_tokens, horizon=horizon)
 
     app = make_single(verb, cls=BuildVerb)
