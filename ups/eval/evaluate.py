@@ -291,7 +291,8 @@ def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
     """Kinds of baselines; those that need no other package by default.
 
     Raises:
-        ConfigError: For another name; kind "no_neuraloperator", if its package isn't installed.
+        ConfigError: For another name.
+        MissingExtraError: If its package isn't installed.
     """
     known: dict[str, Kind] = {kind: kind for kind in LABELS}
     if unknown := [kind for kind in kinds or () if kind not in known]:

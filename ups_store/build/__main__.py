@@ -20,6 +20,10 @@ def main(begin: Begin | None = None) -> None:
     """
     started_s = time.perf_counter()
     with importing():
+        from ups_store.errors import check_installed
+
+        for_all = ("h5py", "blake3", "omegaconf", "pydantic", "typer", "rich")
+        check_installed(*for_all, extra="hdf5")  # before a reader process misses one
         if "--help" not in sys.argv:
             from ups_store.sources.reader_handle import start_spare
 

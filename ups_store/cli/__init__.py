@@ -8,6 +8,9 @@ from ups_store.system.interrupt import importing
 def main() -> None:
     """Run the verb that the command line names, and end the process with its exit code."""
     with importing():
+        from ups_store.errors import check_installed
+
+        check_installed("typer", "rich", extra="cli")
         from ups_store.cli.app import app
         from ups_store.console import run
     run(lambda: app(prog_name="ups-store", standalone_mode=False))
