@@ -259,7 +259,7 @@ def needs(extra: str) -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module in ("ups", "ups_store"):  # a defect of ours, which no extra mends
             raise
-        raise MissingExtraError(module, extra=extra) from error
+        raise MissingExtraError(module, extra=extra) from None
 
 
 def check_installed(*modules: str, extra: str) -> None:
