@@ -1,4 +1,4 @@
-"""The one thing that pyproject.toml can't say: the README for package indexes, where links into the repository are dead."""
+"""What pyproject.toml can't say: the README for package indexes, where links into the repository are dead."""
 
 import re
 from pathlib import Path
