@@ -443,7 +443,7 @@ def test_closed_pipe_ends_quietly(make_store: MakeStore, args: list[str]) -> Non
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['ups-store', '--help']\n"
-        "from ups_store.cli.app import main\n"
+        "from ups_store.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'h5py', 'matplotlib', 'zarr', 'scipy', 'pydantic'} & set(sys.modules)))"
