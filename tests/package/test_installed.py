@@ -1,4 +1,4 @@
-"""The wheel with each extra, and the source distribution, installed into fresh environments; `make package`."""
+"""The wheel with each extra, and the source distribution, installed in fresh environments; `make package`."""
 
 from __future__ import annotations
 
