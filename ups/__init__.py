@@ -1,6 +1,7 @@
 """Training stack for neural PDE solvers, reading its data from `ups_store` files.
 
 `ups.load("checkpoints/operator.safetensors").rollout(fields, steps)` predicts; torch comes with `load`.
+`pip install 'ups-store[train]'` brings what all of it needs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ups.trained.simulator import load_simulator as load
+    from ups_store import __version__ as __version__
 
 __all__ = ["load"]
 
@@ -18,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from ups.trained.simulator import load_simulator
 
         return load_simulator
+    if name == "__version__":
+        from ups_store import __version__
+
+        return __version__
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

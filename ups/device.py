@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import ups_store
-from ups.errors import ConfigError
+from ups.errors import ConfigError, needs
 from ups.output import Note
+
+with needs("train"):
+    import torch
+    from torch import Tensor
 
 
 def choose_device(name: str, *, note: Note, key: str = "training.device") -> torch.device:

@@ -1,13 +1,17 @@
 """The errors of the training stack: a tree by what the caller can do about them.
 
 As in `ups_store.errors`, every error carries what it knows as attributes and a stable `kind`; people read the
-sentence: where, what was found, what was expected, what to do. This module imports nothing of ours.
+sentence: where, what was found, what was expected, what to do. A missing package is an error of `ups_store`.
 """
 
 from __future__ import annotations
 
 import errno
 from typing import Any
+
+from ups_store.errors import MissingExtraError as MissingExtraError
+from ups_store.errors import check_installed as check_installed
+from ups_store.errors import needs as needs
 
 _EXIT_DISK_FULL = 6  # as in `ups_store.errors`
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
+from ups.errors import needs
 from ups.grid import FIELDS
 from ups.trained.simulator import Simulator
+
+with needs("train"):
+    import torch
+    from torch import Tensor
 
 # Share of a channel's variance that is added to a frame's power, so that faint frames don't dominate.
 _FAINT = 0.01

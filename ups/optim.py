@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from ups.config import OptimizerConfig, SchedulerConfig
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError, ConfigError, needs
+
+with needs("train"):
+    import torch
+    from torch import Tensor, nn
 
 _THERE = ("adamw", "adam", "sgd")
 

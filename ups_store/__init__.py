@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FormatError,
         IdentityMismatchError,
         MemoryLimitError,
+        MissingExtraError,
         NotCommittedError,
         ReadTimeoutError,
         SampleIndexError,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from ups_store.write.create import create, join
     from ups_store.write.writer import Committer, StoreWriter
 
+__version__ = "0.1.0"
+
 __all__ = [
     "FORMAT_VERSION",
     "ArrayNotFoundError",
@@ -57,6 +60,7 @@ __all__ = [
     "FormatError",
     "IdentityMismatchError",
     "MemoryLimitError",
+    "MissingExtraError",
     "NotCommittedError",
     "PartitionedStore",
     "ReadTimeoutError",

@@ -19,12 +19,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn
 
-import typer
-from rich.console import Console
-from rich.text import Text
-
-from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError
+from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError, needs
 from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
+
+with needs("cli"):
+    import typer
+    from rich.console import Console
+    from rich.text import Text
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
 

@@ -234,6 +234,47 @@ class ConfigError(StoreError, ValueError):
     exit_code = 2
 
 
+class MissingExtraError(StoreError, ImportError):
+    """A package that a part of this one needs isn't installed.
+
+    Args:
+        module: The package that couldn't be imported.
+        extra: The extra that brings it, as in `pip install 'ups-store[EXTRA]'`.
+    """
+
+    kind = "missing_extra"
+    exit_code = 2
+
+    def __init__(self, module: str, *, extra: str) -> None:
+        super().__init__(f"{module} isn't installed", hint=f"pip install 'ups-store[{extra}]'")
+        self.module, self.extra = module, extra
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Inside, importing a package that isn't installed is a `MissingExtraError` that names the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module in ("ups", "ups_store"):  # a defect of ours, which no extra mends
+            raise
+        raise MissingExtraError(module, extra=extra) from None
+
+
+def check_installed(*modules: str, extra: str) -> None:
+    """Check that packages are there, without importing them.
+
+    Raises:
+        MissingExtraError: For the first that isn't.
+    """
+    from importlib.util import find_spec
+
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtraError(module, extra=extra)
+
+
 class SourceError(StoreError):
     """A source file is missing, unreadable, or not what its task needs.
 

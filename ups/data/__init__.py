@@ -12,3 +12,7 @@ Each of these uses what stands behind it:
 - for the rest of `ups`, which doesn't import `ups_store`: `config`, `errors`, `build_files`.
 - `solvers` make data sets in the layout of PDEBench.
 """
+
+from ups.errors import check_installed
+
+check_installed("torch", extra="train")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.data.windows import parameter_table
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError, ConfigError, MissingExtraError, check_installed
 from ups.eval.baselines import (
     FourierNeuralOperator,
     UNet,
@@ -56,7 +56,7 @@ class NeuraloperatorFNO(nn.Module):
         predicts_change: Whether the output is added to the field.
 
     Raises:
-        ConfigError: Kind "no_neuraloperator", if the package isn't installed.
+        MissingExtraError: If the package isn't installed.
     """
 
     def __init__(
@@ -109,26 +109,20 @@ def neuraloperator_modes(modes: int, *, ndim: int) -> tuple[int, ...]:
 
 
 def check_neuraloperator() -> None:
-    """Check that the package is there; imports it, which takes seconds.
+    """Check that the package is there.
 
     Raises:
-        ConfigError: Kind "no_neuraloperator".
+        MissingExtraError: If it isn't.
     """
-    try:
-        import neuralop  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"the baseline fno_neuraloperator needs the package neuraloperator ({error})",
-            kind="no_neuraloperator",
-            hint="pip install 'ups-store[neuraloperator]'",
-        ) from error
+    check_installed("neuralop", extra="neuraloperator")
 
 
 def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
     """Kinds of baselines; those that need no other package by default.
 
     Raises:
-        ConfigError: For another name; kind "no_neuraloperator", if its package isn't installed.
+        ConfigError: For another name.
+        MissingExtraError: For neuraloperator's, if its package is missing.
     """
     known: dict[str, Kind] = {kind: kind for kind in LABELS}
     if unknown := [kind for kind in kinds or () if kind not in known]:
@@ -325,14 +319,15 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
     """Read a baseline, in evaluation mode.
 
     Raises:
-        ConfigError: Kind "no_neuraloperator", if it needs a package that isn't installed.
+        MissingExtraError: If it needs a package that isn't installed.
+        ConfigError: If its specification is of another version.
         CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
     """
     tensors, document = load_checkpoint(path, kind=BASELINE, device=device)
     try:
         effort = {**document["effort"], "curve": tuple(map(tuple, document["effort"]["curve"]))}
         model = Baseline(BaselineSpec.from_json(document["spec"]), Effort(**effort)).to(device)
-    except ConfigError as error:  # such as a package that isn't there
+    except (ConfigError, MissingExtraError) as error:
         error.path = str(path)
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ups.data.trajectories import Trajectories
+from ups.errors import needs
 from ups.eval.baseline_model import Baseline
 from ups.eval.forecasters import Forecaster
 from ups.eval.report import Row
@@ -215,8 +216,9 @@ def _legend(axes: Axes) -> None:
 
 
 def _png(draw: Any, *, size: tuple[float, float]) -> bytes:
-    import matplotlib
-    from matplotlib.figure import Figure
+    with needs("plot"):
+        import matplotlib
+        from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from ups.data.field_batches import FrameBatch
+from ups.errors import needs
 from ups.eval.metrics import defined_nrmse, mean_of_defined
 from ups.trained.autoencoder import Autoencoder
 
@@ -118,6 +118,9 @@ def write_figure(
     path: Path, model: Autoencoder, batches: Iterable[FrameBatch], *, queries: Mapping[str, Tensor]
 ) -> Path:
     """Draw truth, reconstruction and error of each batch's first frame, one row each; return the path."""
+    with needs("plot"):
+        from matplotlib.figure import Figure
+
     drawn = [(batch, reconstruct(model, batch, query=queries[batch.task])) for batch in batches]
     figure = Figure(figsize=(11, 2.6 * len(drawn)), layout="constrained")
     axes = figure.subplots(len(drawn), 3, squeeze=False)

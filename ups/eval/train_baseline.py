@@ -25,7 +25,7 @@ from ups.data.fields import Fields
 from ups.data.statistics import measure_statistics
 from ups.data.trajectories import given_array, open_trajectories
 from ups.data.windows import parameter_table
-from ups.errors import ConfigError, DivergedError
+from ups.errors import ConfigError, DivergedError, MissingExtraError
 from ups.eval.baseline_model import (
     DEFAULT_KINDS,
     LABELS,
@@ -235,7 +235,7 @@ def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> li
     for path in sorted(folder.glob("*.safetensors")):
         try:
             model = load_baseline(path, device=str(simulator.device))
-        except ConfigError as error:  # such as a package that isn't there, where another machine had it
+        except (ConfigError, MissingExtraError) as error:  # another machine may have had the package
             error.path = None
             note(f"{path} is left out: {error}")
             continue

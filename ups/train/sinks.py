@@ -18,7 +18,7 @@ import torch
 
 from ups.config import RunConfig
 from ups.config.run import WandbConfig
-from ups.errors import ConfigError
+from ups.errors import ConfigError, needs
 
 Record = Mapping[str, Any]
 
@@ -82,7 +82,8 @@ class WandbSink:
         run_id: The run's id, for continuing it.
 
     Raises:
-        ConfigError: Kinds "no_wandb" if it isn't installed, "wandb" if it can't begin.
+        MissingExtraError: If wandb isn't installed.
+        ConfigError: Kind "wandb", if it can't begin.
     """
 
     def __init__(
@@ -140,16 +141,10 @@ def import_wandb() -> Any:
     """The module.
 
     Raises:
-        ConfigError: Kind "no_wandb".
+        MissingExtraError: If it isn't installed.
     """
-    try:
+    with needs("wandb"):
         return import_module("wandb")
-    except ImportError as error:
-        raise ConfigError(
-            "logging.wandb.enabled = true, but wandb isn't installed",
-            kind="no_wandb",
-            hint="pip install 'ups-store[wandb]', or logging.wandb.enabled=false",
-        ) from error
 
 
 def open_sinks(config: RunConfig, stage: str, *, run_id: str | None) -> list[Sink]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, needs
 from ups.grid import FIELDS, latent_of
 from ups.output import Note
 from ups.trained.encoder import ComputeDtype, LatentEncoder
@@ -219,7 +219,8 @@ class BatchEncoder:
     @property
     def _dtype(self) -> np.dtype[Any]:
         if self.encoder.latent_dtype == "bfloat16":
-            import ml_dtypes
+            with needs("bfloat16"):
+                import ml_dtypes
 
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(self.encoder.latent_dtype)

@@ -8,10 +8,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
-
 from ups_store.build.config_file import (
     check_like,
     first_problem,
@@ -21,10 +17,15 @@ from ups_store.build.config_file import (
     read_yaml,
     take_build_keys,
 )
-from ups_store.errors import ConfigError
+from ups_store.errors import ConfigError, needs
 from ups_store.sources.declaration import DeclaredSection, TaskDeclaration
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
+
+with needs("hdf5"):
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -20,15 +20,16 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
-
 from ups_store.build.shipped import find_config, near_config
-from ups_store.errors import ConfigError
+from ups_store.errors import ConfigError, needs
 from ups_store.old_names import with_present_names
+
+with needs("hdf5"):
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
 MAX_DEPTH = 32  # lists and mappings within each other; parsers recurse, some on the C stack
 

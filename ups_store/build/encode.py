@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import ConfigError, StoreError
+from ups_store.errors import ConfigError, MissingExtraError, StoreError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
 from ups_store.format.value_range import ValueRange
@@ -85,6 +85,8 @@ def _factory(name: str) -> Callable[..., Any]:
     try:
         if colon:
             return _callable(getattr(import_module(module), attribute), name)
+    except MissingExtraError:
+        raise
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             "the encoder can't be imported", found=f"{name} ({error})", hint="check latent.encoder"

@@ -14,25 +14,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.text import Text
-
 from ups_store.build.progress import StageRates
 from ups_store.console import format_nbytes
+from ups_store.errors import needs
 from ups_store.system import files
 from ups_store.system.memory import available_bytes
+
+with needs("hdf5"):
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
 
 if TYPE_CHECKING:
     from ups_store.sources.pool import (  # h5py: not for --help

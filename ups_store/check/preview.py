@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.check.labelled_sample import Axis, LabelledSample, label_sample
+from ups_store.errors import needs
 from ups_store.read.gather import TIME_DIM
 from ups_store.read.store import Store
 from ups_store.system.files import replace_file
@@ -58,7 +59,8 @@ def save_preview(
         SpecError: If the array has no sample axis, or no elements.
         DiskFullError: If the file system has no room for the picture.
     """
-    import matplotlib
+    with needs("plot"):
+        import matplotlib
 
     labelled = label_sample(store, sample=sample, array=array)
     image = io.BytesIO()

@@ -14,6 +14,9 @@ def main() -> None:
 
         build(sys.argv[2:], name="ups-store build")
     with importing():
+        from ups_store.errors import check_installed
+
+        check_installed("typer", "rich", extra="cli")
         from ups_store.cli.app import app
         from ups_store.console import run
     run(lambda: app(prog_name="ups-store", standalone_mode=False))

@@ -49,8 +49,6 @@ app = make_app(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
         from ups_store.system import runs
 
         major, minor = ups_store.FORMAT_VERSION
@@ -59,7 +57,7 @@ def _print_version(wanted: bool) -> None:
             if runs.compiled
             else "NumPy (ups_store._runs isn't compiled: see README, Installing)"
         )
-        print(f"ups-store {version('ups-store')}, format {major}.{minor}, batches copied by {copies}")
+        print(f"ups-store {ups_store.__version__}, format {major}.{minor}, batches copied by {copies}")
         raise typer.Exit
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from ups_store.console import AsJson, counted, print_json
-from ups_store.errors import StoreNotFoundError
+from ups_store.errors import StoreNotFoundError, needs
 from ups_store.format.identity import differences
 from ups_store.read.open import open_store
 from ups_store.system.interrupt import importing
@@ -78,7 +78,7 @@ def preview(
         raise typer.BadParameter(f"{out}: expected a name that ends in .png", param_hint="--out")
     if out is not None and not out.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=out.parent, hint="create it first")
-    with importing():  # what takes long of a preview
+    with importing(), needs("plot"):  # what takes long of a preview
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
 

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.convert.export import array_attrs, blocks_of, json_text
+from ups_store.errors import needs
 from ups_store.read.store import Store
 from ups_store.write.target import check_target, new_file
+
+with needs("hdf5"):
+    import h5py
 
 __all__ = ["check_target", "write"]
 

@@ -12,13 +12,15 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from blake3 import blake3
 
-from ups_store.errors import SourceError, SpecError
+from ups_store.errors import SourceError, SpecError, needs
 from ups_store.format.array_spec import ArraySpec
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
 from ups_store.write.writer import StoreWriter
+
+with needs("torch"):
+    from blake3 import blake3
 
 READER = "ups_store.torch.pt_folder"  # loaded when it is needed: this module must not import torch
 PATTERN = "sample_*.pt"

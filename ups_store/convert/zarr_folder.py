@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-import zarr
-from zarr.codecs import ZstdCodec
-from zarr.storage import LocalStore
 
-import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads no data type by itself
 from ups_store.convert.export import array_attrs, blocks_of, provenance, samples_per_block
+from ups_store.errors import needs
 from ups_store.read.store import Store
 from ups_store.write.target import check_target, new_folder
+
+with needs("zarr"):
+    import zarr
+    from zarr.codecs import ZstdCodec
+    from zarr.storage import LocalStore
+
+    import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads no data type by itself
 
 __all__ = ["check_target", "write"]
 

@@ -10,24 +10,39 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsFloat, SupportsIndex, overload
 
-import ml_dtypes
 import numpy as np
-from zarr.core.dtype.common import HasEndianness, HasItemSize  # the codecs `bytes` and `blosc` look for them
-from zarr.dtype import ZDType, data_type_registry
 
-try:
-    from zarr.errors import DataTypeValidationError  # type: ignore[attr-defined, unused-ignore]
-except ImportError:  # before zarr 3.3
-    from zarr.dtype import DataTypeValidationError
+from ups_store.errors import MissingExtraError, needs
+from ups_store.format.metadata import dtype_of
+
+with needs("zarr"):
+    # The codecs `bytes` and `blosc` look for these.
+    from zarr.core.dtype.common import HasEndianness, HasItemSize
+    from zarr.dtype import ZDType, data_type_registry
+
+    try:
+        from zarr.errors import DataTypeValidationError  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:  # before zarr 3.3
+        from zarr.dtype import DataTypeValidationError
 
 if TYPE_CHECKING:
     from zarr.core.common import JSON, ZarrFormat
     from zarr.core.dtype.common import DTypeJSON, DTypeSpec_V2
 
-_NATIVE: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 _EXPONENT_BITS = 0x7F80  # all set: an infinity or a NaN
 _BITS_OF = {"NaN": 0x7FC0, "Infinity": 0x7F80, "-Infinity": 0xFF80}
 _NAME_OF = {bits: name for name, bits in _BITS_OF.items()}
+
+
+def _native() -> np.dtype[Any]:
+    return dtype_of("bfloat16")
+
+
+def _native_class() -> type[np.dtype[Any]]:
+    try:
+        return type(_native())
+    except MissingExtraError:  # zarr-python loads this module for arrays of any type: here none is this one
+        return np.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +53,7 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
         endianness: Byte order in memory, "little" or "big"; in the file the codec `bytes` decides.
     """
 
-    dtype_cls: ClassVar[type[np.dtype[Any]]] = type(_NATIVE)
+    dtype_cls: ClassVar[type[np.dtype[Any]]] = _native_class()
     _zarr_v3_name: ClassVar[Literal["bfloat16"]] = "bfloat16"
 
     @property
@@ -54,13 +69,13 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
             DataTypeValidationError: For any other dtype.
         """
         if not cls._check_native_dtype(dtype):
-            raise DataTypeValidationError(f"dtype {dtype}: expected {_NATIVE}")
-        is_little = dtype == _NATIVE.newbyteorder("<")
+            raise DataTypeValidationError(f"dtype {dtype}: expected {cls._zarr_v3_name}")
+        is_little = dtype == _native().newbyteorder("<")
         return cls(endianness="little" if is_little else "big")
 
     def to_native_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype, in this byte order."""
-        return _NATIVE.newbyteorder("<" if self.endianness == "little" else ">")
+        return _native().newbyteorder("<" if self.endianness == "little" else ">")
 
     @classmethod
     def _from_json_v2(cls, data: DTypeJSON) -> Self:
@@ -99,7 +114,7 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
         """
         if not self._check_scalar(data):
             raise TypeError(f"{data!r}: expected a number, to become a bfloat16")
-        scalar: np.generic = _NATIVE.type(data)
+        scalar: np.generic = _native().type(data)
         return scalar
 
     def default_scalar(self) -> np.generic:
@@ -131,7 +146,7 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
 
 
 def _from_bits(bits: int) -> np.generic:
-    scalar: np.generic = np.uint16(bits).view(_NATIVE)
+    scalar: np.generic = np.uint16(bits).view(_native())
     return scalar
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ups_store.errors import FormatError, SpecError
+from ups_store.errors import FormatError, SpecError, needs
 from ups_store.format.canonical import canonical_json
 
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
@@ -38,7 +38,8 @@ _VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 def dtype_of(name: str) -> np.dtype[Any]:
     """The little-endian NumPy dtype of a Zarr data type name of `DTYPE_NAMES`."""
     if name == "bfloat16":
-        import ml_dtypes  # 20 ms that most stores don't need
+        with needs("bfloat16"):
+            import ml_dtypes  # 20 ms that most stores don't need
 
         dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     else:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import FormatError, SpecError
+from ups_store.errors import FormatError, SpecError, needs
 from ups_store.format.metadata import ArrayMeta, bytes_codec, dtype_of
 
 MAX_CHUNK_BYTES = (1 << 31) - 64  # of payload: Blosc's limit (spec 13.8)
@@ -143,14 +143,16 @@ class BloscChain(_Chain):
 
     def encode(self, payload: npt.NDArray[Any]) -> bytes:
         """Pack one chunk."""
-        from numcodecs.blosc import NOSHUFFLE, SHUFFLE, Blosc
+        with needs("pack"):
+            from numcodecs.blosc import NOSHUFFLE, SHUFFLE, Blosc
 
         shuffle = SHUFFLE if self._itemsize > 1 else NOSHUFFLE
         return bytes(Blosc(cname="zstd", clevel=self.level, shuffle=shuffle).encode(words_of(payload)))
 
     def decode(self, packed: bytes, out: Bytes) -> None:
         """Unpack one chunk."""
-        from numcodecs.blosc import Blosc
+        with needs("pack"):
+            from numcodecs.blosc import Blosc
 
         sizes = _BLOSC_HEADER.unpack_from(packed)[4::2] if len(packed) >= _BLOSC_HEADER.size else None
         if sizes != (out.nbytes, len(packed)):
@@ -169,8 +171,9 @@ class ZstdChain(_Chain):
 
     def encode(self, payload: npt.NDArray[Any]) -> bytes:
         """Pack one chunk."""
-        from numcodecs.shuffle import Shuffle
-        from numcodecs.zstd import Zstd
+        with needs("pack"):
+            from numcodecs.shuffle import Shuffle
+            from numcodecs.zstd import Zstd
 
         words = words_of(payload)
         return bytes(
@@ -179,8 +182,9 @@ class ZstdChain(_Chain):
 
     def decode(self, packed: bytes, out: Bytes) -> None:
         """Unpack one chunk."""
-        from numcodecs.shuffle import Shuffle
-        from numcodecs.zstd import Zstd
+        with needs("pack"):
+            from numcodecs.shuffle import Shuffle
+            from numcodecs.zstd import Zstd
 
         if (size := zstd_content_nbytes(packed)) != out.nbytes:
             raise ValueError(f"size in its header {size}, expected {out.nbytes}")
@@ -212,11 +216,8 @@ class PcodecChain(_Chain):
 
 
 def _pcodec() -> Any:
-    try:
+    with needs("pack"):
         from numcodecs import pcodec
-    except ImportError as error:
-        hint = "install it: pip install pcodec"
-        raise SpecError("the package pcodec is missing", kind="missing_package", hint=hint) from error
     return pcodec
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import h5py
 import numpy as np
 
 from ups_store.sources.contents import AXIS_NAMES, Contents, Part, Selection
-from ups_store.sources.hdf5 import checked_dataset, source_error, translated
+from ups_store.sources.hdf5 import checked_dataset, h5py, source_error, translated
 from ups_store.sources.layout import Layout
 
 

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
-from ups_store.errors import ConfigError
+from ups_store.errors import ConfigError, needs
 from ups_store.format.metadata import is_name
+
+with needs("hdf5"):
+    from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 # What an axis is called in a configuration, and its letter in `ingest.contents`.
 AXIS_LETTERS = {

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from ups_store.errors import SourceError
 from ups_store.sources.contents import AXIS_NAMES, Contents, Part, StoredArray, fields_axes
-from ups_store.sources.hdf5 import source_error, translated, tree
+from ups_store.sources.hdf5 import h5py, source_error, translated, tree
 from ups_store.sources.layout import Layout
 from ups_store.sources.parameters import NumberPart, missing, nearest, read_attribute
 from ups_store.sources.source_files import natural_key

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from ups_store.errors import ConfigError
@@ -20,7 +19,7 @@ from ups_store.sources.contents import (
     StoredArray,
 )
 from ups_store.sources.coordinates import computed_coordinates, stored_coordinates
-from ups_store.sources.hdf5 import checked_dataset, get_dataset, source_error
+from ups_store.sources.hdf5 import checked_dataset, get_dataset, h5py, source_error
 from ups_store.sources.layout import Layout
 from ups_store.sources.parameters import NumberPart
 from ups_store.sources.tasks import Task

@@ -8,12 +8,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import blake3
-import h5py
-
-from ups_store.errors import SourceError
-from ups_store.sources.hdf5 import open_hdf5, translated
+from ups_store.errors import SourceError, needs
+from ups_store.sources.hdf5 import h5py, open_hdf5, translated
 from ups_store.system.mappings import page_aligned
+
+with needs("hdf5"):
+    import blake3
 
 Progress = Callable[[int], None]
 

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
-
-from ups_store.errors import SourceError, StoreError
+from ups_store.errors import SourceError, StoreError, needs
 from ups_store.sources.contents import AXIS_NAMES
+
+with needs("hdf5"):
+    import h5py as h5py  # where the other modules of this room have it from
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TREE_LINES = 12

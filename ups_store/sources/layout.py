@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import h5py
 import numpy as np
 
 from ups_store.sources.contents import Contents
+from ups_store.sources.hdf5 import h5py
 from ups_store.sources.parameters import root_parameters
 from ups_store.sources.tasks import Task
 

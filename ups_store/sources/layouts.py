@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import h5py
-
 from ups_store.sources.declared import Declared
-from ups_store.sources.hdf5 import source_error, tree
+from ups_store.sources.hdf5 import h5py, source_error, tree
 from ups_store.sources.layout import Layout
 from ups_store.sources.pdebench import (
     CompressibleFlow,

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ups_store.errors import SourceError
 from ups_store.sources.contents import Part
-from ups_store.sources.hdf5 import get_dataset, source_error, translated, tree
+from ups_store.sources.hdf5 import get_dataset, h5py, source_error, translated, tree
 
 # PDEBench's root attributes that are parameters, in lower case, and what we call them.
 _PARAMETERS = {name: name for name in ("nu", "beta", "rho", "eta", "zeta", "mach")} | {"m": "mach"}

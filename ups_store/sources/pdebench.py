@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import h5py
-
 from ups_store.sources.contents import Contents, Part, StoredArray, fields_axes
-from ups_store.sources.hdf5 import get_dataset, source_error
+from ups_store.sources.hdf5 import get_dataset, h5py, source_error
 from ups_store.sources.layout import Layout
 from ups_store.sources.tasks import Task
 

@@ -10,11 +10,10 @@ import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
-from h5py import h5d
 
 from ups_store.sources.contents import Selection
+from ups_store.sources.hdf5 import h5py
 from ups_store.sources.source_files import BLOCK_BYTES
 from ups_store.system import files, mappings
 from ups_store.system.runs import Runs, copy_runs
@@ -221,7 +220,7 @@ def place_of(dataset: h5py.Dataset, *, is_mapped: bool = False) -> Place | None:
         dataset: The dataset; its file stays open as long as the place is used.
         is_mapped: See `Place`.
     """
-    if dataset.file.driver != "sec2" or dataset.id.get_create_plist().get_layout() != h5d.CONTIGUOUS:
+    if dataset.file.driver != "sec2" or dataset.id.get_create_plist().get_layout() != h5py.h5d.CONTIGUOUS:
         return None
     if dataset.external or dataset.id.get_storage_size() != dataset.nbytes:  # not allocated: it is all fill
         return None

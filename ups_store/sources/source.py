@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import h5py
 import numpy as np
 
 from ups_store.errors import StoreClosedError
@@ -26,7 +25,7 @@ from ups_store.sources.contents import (
 )
 from ups_store.sources.coordinates import read_coordinates
 from ups_store.sources.describe import describe, measure
-from ups_store.sources.hdf5 import get_dataset, open_hdf5, source_error, translated
+from ups_store.sources.hdf5 import get_dataset, h5py, open_hdf5, source_error, translated
 from ups_store.sources.layouts import recognise
 from ups_store.sources.parameters import NumberPart
 from ups_store.sources.regions import Place, chunk_length, place_of, read_samples

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ups_store.sources.contents import Contents, Part, StoredArray, fields_axes
-from ups_store.sources.hdf5 import get_dataset, source_error, translated
+from ups_store.sources.hdf5 import get_dataset, h5py, source_error, translated
 from ups_store.sources.layout import Layout
 from ups_store.sources.parameters import NumberPart, missing
 from ups_store.sources.tasks import Task

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while modules are imported: one line and exit code 5.
+"""Ctrl-C and SIGTERM while modules are imported: one line and exit code 5; one and 2 if a package is missing.
 
 An interrupt inside of an import may come out as another error, or be printed and swallowed by a callback of
 the import system. Nothing is at stake before a program begins, so the process ends at once. What this module
@@ -16,6 +16,7 @@ from types import FrameType
 INTERRUPTED = 5
 INTERRUPTED_LINE = "interrupted; run the same command again"
 _STDERR = 2
+_USAGE = 2  # exit code of what the caller can mend
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
@@ -28,18 +29,31 @@ _REPLACED = {signal.SIGINT: (signal.default_int_handler,), signal.SIGTERM: (sign
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """End the process at Ctrl-C and SIGTERM for the duration of a block that only imports.
+    """End the process at Ctrl-C, SIGTERM and a missing package for the duration of a block that only imports.
 
-    Where one of them is ignored or handled by other code, that stays so.
+    Where one of the signals is ignored or handled by other code, that stays so.
+
+    Raises:
+        SystemExit: Instead of a `MissingExtraError`, once its sentence is on stderr.
     """
     with contextlib.ExitStack() as stack:
         for signum, handlers in _REPLACED.items():
             if signal.getsignal(signum) in handlers:
                 stack.callback(signal.signal, signum, signal.signal(signum, _end))
-        yield
+        try:
+            yield
+        except ImportError as error:
+            if getattr(error, "kind", None) != "missing_extra":
+                raise
+            _print_error(str(error))
+            raise SystemExit(_USAGE) from None
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
-    with contextlib.suppress(OSError):  # stderr may be closed
-        os.write(_STDERR, f"error: {INTERRUPTED_LINE}\n".encode())
+    _print_error(INTERRUPTED_LINE)
     os._exit(INTERRUPTED)
+
+
+def _print_error(line: str) -> None:
+    with contextlib.suppress(OSError):  # stderr may be closed
+        os.write(_STDERR, f"error: {line}\n".encode())

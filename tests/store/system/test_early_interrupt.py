@@ -53,7 +53,8 @@ def test_ctrl_c_while_the_build_is_imported_is_one_line_and_5(module: str) -> No
 
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
-    ("module", "flags"), [("h5py", ("--num-workers", "0")), *((name, ()) for name in BUILD_AFTER_FLAGS)]
+    ("module", "flags"),
+    [("h5py.version", ("--num-workers", "0")), *((name, ()) for name in BUILD_AFTER_FLAGS)],
 )
 def test_ctrl_c_while_the_build_imports_what_it_takes_is_one_line_and_5(
     module: str, flags: tuple[str, ...]

@@ -197,7 +197,7 @@ def test_baseline_of_a_package_that_is_missing_is_left_out(
     (found,) = find_baselines(config, make_simulator(config), note=notes.append)
     assert found.spec.kind == "fno"
     (note,) = notes
-    assert note.startswith(f"{path} is left out: the baseline fno_neuraloperator needs the package")
+    assert note.startswith(f"{path} is left out: neuralop isn't installed; pip install")
 
 
 def test_baseline_of_a_steady_task_that_predicts_a_change_is_left_out(root: Path, tmp_path: Path) -> None:
