@@ -18,7 +18,7 @@ _NOT_LOADED = {
     "prev",
     "next",
     "edit",
-}  # `rel` of links that a browser doesn't fetch
+}  # `rel` of links that aren't fetched
 
 
 class Page(HTMLParser):
@@ -40,6 +40,10 @@ class Page(HTMLParser):
         is_fetched = found.get("rel") not in _NOT_LOADED
         self.loads += [found[key] for name, key in _LOADS if tag == name and key in found and is_fetched]
 
+    def has(self, anchor: str) -> bool:
+        """Whether a link to the anchor leads somewhere; no anchor is the top."""
+        return not anchor or anchor in self.anchors
+
 
 def problems_of_site(folder: Path) -> Iterator[str]:
     """Sentences, one for each thing that is wrong."""
@@ -54,9 +58,8 @@ def problems_of_site(folder: Path) -> Iterator[str]:
             target = _target(path, url)
             if not target.is_file():
                 yield f"{where}: {url} leads nowhere"
-            elif (anchor := unquote(urlsplit(url).fragment)) and target in pages:
-                if anchor not in pages[target].anchors:
-                    yield f"{where}: {url}: there is no such place in the page"
+            elif target in pages and not pages[target].has(unquote(urlsplit(url).fragment)):
+                yield f"{where}: {url}: there is no such place in the page"
 
 
 def _is_remote(url: str) -> bool:

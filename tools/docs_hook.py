@@ -1,4 +1,4 @@
-"""What mkdocs calls: pages that are made from the code, notebooks that are run, and a check of the finished site."""
+"""What mkdocs calls: pages made from the code, notebooks that are run, and a check of the finished site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPOSITORY = docs_reference.REPOSITORY
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put a page per command in the navigation, where it says `reference/commands/`."""
-    pages = [{program.name: f"reference/commands/{program.slug}.md"} for program in docs_reference.programs()]
+    pages = [{program.name: f"reference/commands/{program.name}.md"} for program in docs_reference.programs()]
     config.nav = _filled(config.nav, pages)
     return config
 
@@ -61,6 +61,6 @@ def _rendered(path: Path) -> dict[str, str | bytes]:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Warn of links and anchors that lead nowhere, and of anything that the site would load from the network."""
+    """Warn of links that lead nowhere, and of anything that the site would load from the network."""
     for problem in problems_of_site(Path(config.site_dir)):
         log.warning(problem)

@@ -1,7 +1,7 @@
 """The pages of the reference, made from the code: public names, commands, configuration keys, errors.
 
-Only text is made here, from what the packages say of themselves, so that a test can look at it without a site:
-mkdocstrings puts the docstrings in where a page says `::: name`.
+Only text is made here, from what the packages say of themselves, so that a test can look at it without a
+site: mkdocstrings puts the docstrings in where a page says `::: name`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOVED_PAGES = {
     "how-we-work.md": "CONTRIBUTING.md",
 }  # from the repository's root
 CONFIGURATIONS = {
-    "build": ("ups_store.build.config", "BuildConfig", "a build, `python -m ups_store.build`"),
+    "build": ("ups_store.build.config", "BuildConfig", "a build, `ups-store build`"),
     "run": ("ups.config", "RunConfig", "a run: training, evaluation, and the builds that they start"),
 }
 
@@ -45,13 +45,13 @@ def reference_pages() -> dict[str, str]:
     pages = {f"reference/{module}.md": _module_page(module) for module in PUBLIC_MODULES}
     pages["reference/errors.md"] = _errors_page()
     for program in programs():
-        pages[f"reference/commands/{program.slug}.md"] = _program_page(program)
+        pages[f"reference/commands/{program.name}.md"] = _program_page(program)
     for name, (module, model, what) in CONFIGURATIONS.items():
         pages[f"reference/config-{name}.md"] = _config_page(_attribute(module, model), what)
     return pages
 
 
-# --- public names -----------------------------------------------------------------------------------------------
+# --- public names ---
 
 
 def public_names(module: str) -> list[str]:
@@ -72,7 +72,7 @@ def _module_page(module: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# --- errors -----------------------------------------------------------------------------------------------------
+# --- errors ---
 
 
 def error_classes(module: str) -> list[type[BaseException]]:
@@ -84,22 +84,20 @@ def error_classes(module: str) -> list[type[BaseException]]:
 def _errors_page() -> str:
     parts = [
         "# Errors",
-        "Every error carries what it knows as attributes and a stable `kind`. Match on the class and on `kind`; the"
-        " sentence is for people and may change. `exit code` is what a command ends with.",
+        "Every error carries what it knows as attributes and a stable `kind`. Match on the class and on"
+        " `kind`; the sentence is for people and may change. `exit code` is what a command ends with.",
     ]
     for module in ERROR_MODULES:
-        rows = [
-            f"| [`{cls.__name__}`][{module}.{cls.__name__}] | {_bases(cls)} | {_kind(cls)} | {_exit_code(cls)} "
-            f"| {_cell(_first_line(cls))} |"
-            for cls in error_classes(module)
-        ]
+        classes = error_classes(module)
         head = "| class | is a | `kind` | exit code | when |\n|---|---|---|---|---|\n"
-        parts += [f"## `{module}`", head + "\n".join(rows)]
-        parts += [
-            f"::: {module}.{cls.__name__}\n    options:\n      heading_level: 3"
-            for cls in error_classes(module)
-        ]
+        parts += [f"## `{module}`", head + "\n".join(_error_row(module, cls) for cls in classes)]
+        parts += [f"::: {module}.{cls.__name__}\n    options:\n      heading_level: 3" for cls in classes]
     return "\n\n".join(parts) + "\n"
+
+
+def _error_row(module: str, cls: type) -> str:
+    name = f"[`{cls.__name__}`][{module}.{cls.__name__}]"
+    return f"| {name} | {_bases(cls)} | {_kind(cls)} | {_exit_code(cls)} | {_cell(_first_line(cls))} |"
 
 
 def _bases(cls: type) -> str:
@@ -119,7 +117,7 @@ def _first_line(cls: type) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
-# --- commands ---------------------------------------------------------------------------------------------------
+# --- commands ---
 
 
 @dataclass(frozen=True)
@@ -129,21 +127,12 @@ class Program:
     name: str
     app: typer.Typer
 
-    @property
-    def slug(self) -> str:
-        """Name of the page."""
-        return self.name.split()[-1].replace(".", "-")
-
 
 def programs() -> list[Program]:
-    """The commands that installing makes, from `[project.scripts]`: `pkg.cli:main` keeps its application in
-    `pkg.cli.app`."""
+    """The commands that installing makes: `pkg.cli:main` keeps its application in `pkg.cli.app`."""
     scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
-    found = [
-        Program(name, _attribute(f"{target.partition(':')[0]}.app", "app"))
-        for name, target in scripts.items()
-    ]
-    return [*found, Program("python -m ups_store.build", _attribute("ups_store.build.command", "app"))]
+    modules = {name: f"{target.partition(':')[0]}.app" for name, target in scripts.items()}
+    return [Program(name, _attribute(module, "app")) for name, module in modules.items()]
 
 
 def verbs(program: Program) -> Iterator[tuple[str, Any]]:
@@ -178,8 +167,12 @@ def _program_page(program: Program) -> str:
 
 
 def _usage(words: str, command: Any) -> str:
-    arguments = [param.metavar or param.name.upper() for param in command.params if not _is_option(param)]
+    arguments = [_argument(param) for param in command.params if not _is_option(param)]
     return " ".join([words, "[OPTIONS]", *arguments])
+
+
+def _argument(param: Any) -> str:
+    return str(param.metavar or param.name.upper())
 
 
 def _is_option(param: Any) -> bool:
@@ -191,11 +184,7 @@ def _options(command: Any) -> str:
     for param in command.params:
         if getattr(param, "hidden", False):
             continue
-        names = (
-            [*param.opts, *param.secondary_opts]
-            if _is_option(param)
-            else [param.metavar or param.name.upper()]
-        )
+        names = [*param.opts, *param.secondary_opts] if _is_option(param) else [_argument(param)]
         names_text = ", ".join(f"`{name}`" for name in names)
         rows.append(f"| {_cell(names_text)} | {_value(param)} | {_cell(param.help or '')}{_default(param)} |")
     return "| option | value | meaning |\n|---|---|---|\n" + "\n".join(rows) if rows else ""
@@ -215,7 +204,7 @@ def _default(param: Any) -> str:
     return f" (default: `{default.value if isinstance(default, Enum) else default}`)"
 
 
-# --- configurations ---------------------------------------------------------------------------------------------
+# --- configurations ---
 
 
 @dataclass(frozen=True)
@@ -275,8 +264,9 @@ def _inner_models(annotation: Any, path: str) -> Iterator[tuple[str, type[BaseMo
 def _config_page(model: type[BaseModel], what: str) -> str:
     parts = [
         f"# Configuration of {what}",
-        "Write it as YAML, or as dotted overrides on the command line, such as `data.limit=100`. A key that doesn't"
-        " exist is an error that names the nearest one. `<name>` is a name of your choice, `[]` an item of a list.",
+        "Write it as YAML, or as dotted overrides on the command line, such as `data.limit=100`. A key that"
+        " doesn't exist is an error that names the nearest one. `<name>` is a name of your choice, `[]` an item"
+        " of a list.",
     ]
     for section in config_sections(model):
         head = "| key | type | default | meaning |\n|---|---|---|---|\n"
@@ -350,6 +340,9 @@ def _sequence_text(arguments: tuple[Any, ...]) -> str:
     return f"list: {type_text(several[0])}"
 
 
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
 def _limits(metadata: Any) -> str:
     """Bounds that pydantic knows, such as ` >= 1`."""
     flat = [
@@ -365,7 +358,7 @@ def _limits(metadata: Any) -> str:
     return f" {', '.join(found)}" if found else ""
 
 
-# --- text -------------------------------------------------------------------------------------------------------
+# --- text ---
 
 
 def _attribute(module: str, name: str) -> Any:

@@ -1,10 +1,11 @@
 """Notebooks as Python files: read, run, and render as Markdown or as `.ipynb`.
 
-The cells of `docs/notebooks/*.py` stand in the percent format that Jupyter (by jupytext), VS Code and PyCharm open:
-`# %%` begins a cell of code, `# %% [markdown]` one of text, and a cell of `# !` lines types commands. So a review
-sees Python, and no output is committed: the site and the tests run them.
+The cells of `docs/notebooks/*.py` are in the percent format, which
+Jupyter (by jupytext), VS Code and PyCharm open:
+`# %%` begins a cell of code, `# %% [markdown]` one of text, and a cell of `# !` lines types commands. So a
+review sees Python, and no output is committed: the site and the tests run them.
 
-python -m tools.notebooks docs/notebooks/store_in_five_minutes.py        # runs it in an empty folder, prints the page
+python -m tools.notebooks docs/notebooks/store_in_five_minutes.py    # runs it, and prints the page
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _cell(kind: str | None, text: str) -> Cell:
     return Cell("code", text)
 
 
-# --- run --------------------------------------------------------------------------------------------------------
+# --- run ---
 
 
 def run(path: Path) -> list[Output]:
@@ -83,7 +84,7 @@ def run(path: Path) -> list[Output]:
         "PYTHONPATH": str(REPOSITORY),
         "MPLBACKEND": "Agg",
         "COLUMNS": "100",
-        "OMP_NUM_THREADS": "1",  # small models; threads that wait for each other on a busy machine take minutes
+        "OMP_NUM_THREADS": "1",  # threads that wait for each other make small models slow
     }
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -153,7 +154,7 @@ def _figures() -> list[str]:
     return images
 
 
-# --- render -----------------------------------------------------------------------------------------------------
+# --- render ---
 
 
 def to_markdown(path: Path, outputs: list[Output]) -> tuple[str, dict[str, bytes]]:

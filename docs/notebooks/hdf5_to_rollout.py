@@ -3,9 +3,9 @@
 # %% [markdown]
 # # From HDF5 to a rollout
 #
-# Solve an equation, build stores of the result, train an autoencoder and a latent operator on them, and predict. All
-# settings are tiny, so that this page is made in seconds: the operator gets the direction right and no more. `ups train
-# --config demo` has settings that work, and takes minutes.
+# Solve an equation, build stores of the result, train an autoencoder and a latent operator on them, and
+# predict. All settings are tiny, so that this page is made in seconds: the operator gets the direction
+# right and no more. `ups train --config demo` has settings that work, and takes minutes.
 #
 # ## Data
 #
@@ -17,7 +17,8 @@
 # %% [markdown]
 # ## Stores
 #
-# One configuration serves all commands. Every key has its line in the [reference](../reference/config-run.md).
+# One configuration serves all commands. Every key has its line in the
+# [reference](../reference/config-run.md).
 
 # %%
 from pathlib import Path
@@ -33,14 +34,14 @@ operator:
   pdet: {depths: [2], window_size: 16}
 training: {batch_size: 16, time_stride: 2, latent_cache_dir: latents}
 stages:
-  autoencoder: {epochs: 1, steps_per_epoch: 100, optimizer: {lr: 4.0e-3}}
-  operator: {epochs: 1, steps_per_epoch: 150, optimizer: {lr: 4.0e-3}}
+  autoencoder: {epochs: 1, steps_per_epoch: 60, optimizer: {lr: 4.0e-3}}
+  operator: {epochs: 1, steps_per_epoch: 100, optimizer: {lr: 4.0e-3}}
 checkpoint: {dir: checkpoints}
 """)
 
 # %% [markdown]
-# The build cuts the file into training, validation and test split, and makes a store of each. `latent.encoder=none`
-# stores the fields themselves.
+# The build cuts the file into training, validation and test split, and makes a store of each.
+# `latent.encoder=none` stores the fields themselves.
 
 # %%
 # !ups-store build --config run.yaml latent.encoder=none
@@ -55,8 +56,9 @@ print(f"{fields.shape[0]} trajectories, {fields.shape[1]} time steps, {fields.sh
 # %% [markdown]
 # ## Train
 #
-# `ups train` runs the stages that the configuration has: the autoencoder, a build that stores the latents of its
-# encoder, and the operator, which learns to advance them. Stop it whenever you like; the same command continues.
+# `ups train` runs the stages that the configuration has: the autoencoder, a build that stores the latents
+# of its encoder, and the operator, which learns to advance them. Stop it whenever you like; the same
+# command continues.
 
 # %%
 # !ups train --config run.yaml
@@ -93,10 +95,12 @@ axes[0].set_ylabel("t")
 
 # %%
 def nrmse(guess):
+    """Mean over trajectories and times of the error relative to the field."""
     return float(np.mean(np.sqrt(np.mean((guess - truth) ** 2, axis=2) / np.mean(truth**2, axis=2))))
 
 
 print(f"operator {nrmse(predicted):.2f}, persistence {nrmse(fields[:, :1]):.2f}")
 
 # %% [markdown]
-# `ups evaluate` makes a whole report of it, beside FNO, U-Net and other baselines: [Evaluate](../evaluation.md).
+# `ups evaluate` makes a whole report of it, beside FNO, U-Net and other baselines:
+# [Evaluate](../evaluation.md).

@@ -3,8 +3,8 @@
 # %% [markdown]
 # # A store in five minutes
 #
-# A store is one file that holds one split of a data set: a few arrays with a sample axis, and what they were made
-# from. Here you write one, stop halfway, go on, read it, and damage it on purpose.
+# A store is one file that holds one split of a data set: a few arrays with a sample axis, and what they
+# were made from. Here you write one, stop halfway, go on, read it, and damage it on purpose.
 
 # %%
 from pathlib import Path
@@ -16,8 +16,8 @@ import ups_store
 # %% [markdown]
 # ## Write
 #
-# Say which arrays there will be, and what decides their content: the *identity*. The whole file is laid out, and its
-# room on the disk taken, before the first sample is written.
+# Say which arrays there will be, and what decides their content: the *identity*. The whole file is laid
+# out, and its room on the disk taken, before the first sample is written.
 
 # %%
 NUM_SAMPLES = 200
@@ -44,9 +44,9 @@ for start in range(0, 120, 40):
 writer.close()
 
 # %% [markdown]
-# Each `commit_many` is atomic and durable: when it returns, its samples survive a crash and a power cut. Here the
-# program stopped after 120 of 200 samples. The unfinished file bears another name, so that no reader takes it for
-# a data set:
+# Each `commit_many` is atomic and durable: when it returns, its samples survive a crash and a power cut.
+# Here the program stopped after 120 of 200 samples. The unfinished file bears another name, so that no
+# reader takes it for a data set:
 
 # %%
 sorted(path.name for path in Path().iterdir())
@@ -54,8 +54,8 @@ sorted(path.name for path in Path().iterdir())
 # %% [markdown]
 # ## Continue
 #
-# What is there is continued only if it is to hold the same data. With another identity you get an error that names
-# the difference, never a file with samples of both:
+# What is there is continued only if it is to hold the same data. With another identity you get an error
+# that names the difference, never a file with samples of both:
 
 # %%
 try:
@@ -64,8 +64,8 @@ except ups_store.IdentityMismatchError as error:
     print(error)
 
 # %% [markdown]
-# The same call goes on where the file ends; `missing()` says what is left. `finish()` publishes the store under
-# its name, in one rename.
+# The same call goes on where the file ends; `missing()` says what is left. `finish()` publishes the store
+# under its name, in one rename.
 
 # %%
 with ups_store.create("wave_train.zarr.zip", arrays, identity=identity) as writer:
@@ -106,7 +106,8 @@ with zarr.storage.ZipStore("wave_train.zarr.zip", mode="r") as archive:
 # %% [markdown]
 # ## Check
 #
-# Every byte of the file has a checksum, or can be made again from what has one. `verify` checks all of them:
+# Every byte of the file has a checksum, or can be made again from what has one. `verify` checks all of
+# them:
 
 # %%
 # !ups-store verify wave_train.zarr.zip
@@ -125,11 +126,12 @@ for problem in report.problems:
 # %% [markdown]
 # ## Know what it was made from
 #
-# The store keeps the identity that you gave it, so a program can compare before it trains on the wrong file.
+# The store keeps the identity that you gave it, so a program can compare before it trains on the wrong
+# file.
 
 # %%
 store.identity
 
 # %% [markdown]
-# Where to go from here: [train on it](../loader.md), [build stores from HDF5](../build.md), or read how the file is
-# laid out, [on one page](../format/design.md).
+# Where to go from here: [train on it](../loader.md), [build stores from HDF5](../build.md), or read how
+# the file is laid out, [on one page](../format/design.md).

@@ -20,8 +20,8 @@ from tools.check_site import problems_of_site
         ('<a href="b.html#gone">', "b.html#gone: there is no such place in the page"),
         ('<img src="x.png">', "x.png leads nowhere"),
         (
-            '<script src="https://example.org/a.js"></script>',
-            "loads https://example.org/a.js from the network",
+            '<script src="https://x.org/a.js"></script>',
+            "loads https://x.org/a.js from the network",
         ),
         ('<link rel="stylesheet" href="//example.org/a.css">', "loads //example.org/a.css from the network"),
     ],

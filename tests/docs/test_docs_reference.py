@@ -1,4 +1,4 @@
-"""The generated reference is complete: every public name, error, verb, option and key is there, and says what it is."""
+"""The generated reference has every public name, error, verb, option and key, and says what each is."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_every_error_that_ups_store_offers_is_in_the_table() -> None:
     assert offered <= {cls.__name__ for cls in docs_reference.error_classes("ups_store.errors")}
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.slug)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_every_verb_and_option_has_help(program: Program) -> None:
-    page = PAGES[f"reference/commands/{program.slug}.md"]
+    page = PAGES[f"reference/commands/{program.name}.md"]
     for words, command in docs_reference.verbs(program):
         assert f"{words} [OPTIONS]" in page, words
         assert command.help, words
@@ -63,7 +63,7 @@ def test_every_verb_and_option_has_help(program: Program) -> None:
 def test_every_installed_command_has_a_page() -> None:
     names = {program.name for program in PROGRAMS}
     assert "ups-store" in names
-    assert all(f"reference/commands/{program.slug}.md" in PAGES for program in PROGRAMS)
+    assert all(f"reference/commands/{program.name}.md" in PAGES for program in PROGRAMS)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

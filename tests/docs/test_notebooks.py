@@ -12,6 +12,20 @@ from tools import notebooks
 from tools.notebooks import Cell, Output
 
 NAMES = sorted(path.stem for path in notebooks.FOLDER.glob("*.py"))
+SMALL = '''"""For developers."""
+
+# %% [markdown]
+# # Title
+#
+# Text
+
+# %%
+x = 1
+x + 1
+
+# %%
+# !echo hello
+'''
 
 
 @cache
