@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made: dict[str, str | bytes] = dict(docs_reference.reference_pages())
     made |= {uri: _at_the_top(name) for uri, name in docs_reference.MOVED_PAGES.items()}
     for path in sorted(notebooks.FOLDER.glob("*.py")):
-        made |= _rendered(path)
+        made |= _rendered(path, path.stat().st_mtime_ns)
         files.remove(files.src_uris[f"notebooks/{path.name}"])
     for uri, content in made.items():
         files.append(File.generated(config, uri, content=content))
@@ -51,7 +52,8 @@ def _at_the_top(name: str) -> str:
     return (REPOSITORY / name).read_text(encoding="utf-8").replace("](docs/", "](")
 
 
-def _rendered(path: Path) -> dict[str, str | bytes]:
+@cache  # while `make docs-serve` builds again and again
+def _rendered(path: Path, modified_ns: int) -> dict[str, str | bytes]:
     page, images = notebooks.to_markdown(path, notebooks.run(path))
     return {
         f"notebooks/{path.stem}.md": page,

@@ -172,7 +172,9 @@ def _usage(words: str, command: Any) -> str:
 
 
 def _argument(param: Any) -> str:
-    return str(param.metavar or param.name.upper())
+    name = str(param.metavar or param.name.upper()).strip("[].")
+    name = name if param.required else f"[{name}]"
+    return f"{name}..." if param.nargs == -1 else name
 
 
 def _is_option(param: Any) -> bool:
@@ -265,8 +267,8 @@ def _config_page(model: type[BaseModel], what: str) -> str:
     parts = [
         f"# Configuration of {what}",
         "Write it as YAML, or as dotted overrides on the command line, such as `data.limit=100`. A key that"
-        " doesn't exist is an error that names the nearest one. `<name>` is a name of your choice, `[]` an item"
-        " of a list.",
+        " doesn't exist is an error that names the nearest one. `<name>` is a name of your choice, `[]` an"
+        " item of a list.",
     ]
     for section in config_sections(model):
         head = "| key | type | default | meaning |\n|---|---|---|---|\n"

@@ -92,6 +92,10 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
             assert anchor[1:] in headings(there), anchor
 
 
+def test_quickstart_begins_with_the_example_of_the_readme() -> None:
+    assert snippets("docs/quickstart.md")[0] == snippets("README.md")[0]
+
+
 def is_generated(page: Path) -> bool:
     """Whether the site has the page although no file is there: made from code, or of a notebook."""
     uri = os.path.relpath(page, ROOT / "docs")
