@@ -139,11 +139,13 @@ def verbs(program: Program) -> Iterator[tuple[str, Any]]:
     """What can be typed and its command, one for a program without verbs; hidden ones are left out."""
 
     def walk(words: str, command: Any) -> Iterator[tuple[str, Any]]:
-        inner = getattr(command, "commands", None)
-        if inner is None:
+        if not hasattr(command, "commands"):
             yield words, command
             return
-        for name, verb in inner.items():
+        if command.invoke_without_command and words != program.name:
+            yield words, command
+        for name in command.commands:
+            _, verb, _ = command.resolve_command(None, [name])  # as it is imported when it is typed
             if not verb.hidden:
                 yield from walk(f"{words} {name}", verb)
 

@@ -60,6 +60,11 @@ def test_every_verb_and_option_has_help(program: Program) -> None:
             assert getattr(param, "hidden", False) or param.help, f"{words}: {param.name}"
 
 
+def test_verb_that_is_imported_late_is_there_with_its_options() -> None:
+    _, _, build = PAGES["reference/commands/ups-store.md"].partition("## `ups-store build`")
+    assert "| `--tasks` | list: text |" in build.partition("\n## ")[0]
+
+
 def test_every_installed_command_has_a_page() -> None:
     names = {program.name for program in PROGRAMS}
     assert "ups-store" in names
