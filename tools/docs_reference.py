@@ -55,10 +55,10 @@ def reference_pages() -> dict[str, str]:
 
 
 def public_names(module: str) -> list[str]:
-    """Names that a module offers, without its errors, which have a page of their own."""
+    """Names that a module offers, without the errors that have a page of their own."""
     loaded = importlib.import_module(module)
     names = getattr(loaded, "__all__", ())
-    return [name for name in names if not _is_error(getattr(loaded, name))]
+    return [name for name in names if getattr(getattr(loaded, name), "__module__", "") not in ERROR_MODULES]
 
 
 def _is_error(value: object) -> bool:
