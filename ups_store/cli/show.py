@@ -1,7 +1,4 @@
-"""The verb `diff`: what two stores were made from, compared.
-
-The verb `preview`: one sample as a picture.
-"""
+"""Verbs that show: `diff` compares what two stores were made from, `preview` draws one sample."""
 
 from __future__ import annotations
 
@@ -14,7 +11,9 @@ import typer
 from ups_store.console import AsJson, counted, print_json
 from ups_store.errors import StoreNotFoundError
 from ups_store.format.identity import differences
-from ups_store.read.open import open_store
+from ups_store.read.open import open_any
+from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.protocol import AnyStore
 from ups_store.system.interrupt import importing
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]
@@ -32,11 +31,10 @@ def diff(
 
     Exit code 0 if their identities are the same, 1 if they differ.
     """
-    with open_store(a, partial=True) as left, open_store(b, partial=True) as right:
-        differing = differences(dict(left.identity), dict(right.identity))
+    with open_any(a, partial=True) as left, open_any(b, partial=True) as right:
+        differing = differences(dict(left.identity_document), dict(right.identity_document))
         attrs = differences(dict(left.attrs), dict(right.attrs))
-        is_finished = not (left.is_partial or right.is_partial)
-        same_content = left.fingerprint == right.fingerprint if is_finished else None
+        same_content = left.fingerprint == right.fingerprint if _is_comparable(left, right) else None
     if as_json:
         print_json(
             {
@@ -52,6 +50,14 @@ def diff(
     return DIFFERENT if differing else 0
 
 
+def _is_comparable(left: AnyStore, right: AnyStore) -> bool:
+    """Whether both are finished, and in as many files: each file has checksums of its own."""
+    num_files = [
+        len(store.partitions) if isinstance(store, PartitionedStore) else 1 for store in (left, right)
+    ]
+    return num_files[0] == num_files[1] and not (left.is_partial or right.is_partial)
+
+
 def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
     headings = {"identity": differing, "attributes, which are no part of it": attrs}
     for heading, found in headings.items():
@@ -59,7 +65,11 @@ def _show_differences(differing: Differences, attrs: Differences, same_content: 
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")
-    verdict = {True: "the same", False: "different", None: "not compared, for one is unfinished"}
+    verdict = {
+        True: "the same",
+        False: "different",
+        None: "not compared, for one is unfinished, or in other partitions",
+    }
     print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
 
 
@@ -84,14 +94,14 @@ def preview(
 
         from ups_store.check.preview import save_preview
 
-    with open_store(path, partial=True) as store:
+    with open_any(path, partial=True) as store:
         target = out or _preview_name(store.path, sample, array)
         save_preview(store, target, sample=sample, array=array)
     print(target)
 
 
 def _preview_name(path: Path, sample: int | None, array: str | None) -> Path:
-    parts = [path.name.removesuffix(".zip").removesuffix(".zarr")]
+    parts = [path.name.removesuffix(".zip").removesuffix(".zarr").replace("*", "all")]
     parts += [array] if array is not None else []
     parts += [f"sample{sample}"] if sample is not None else []
     return Path("_".join(parts) + ".png")
