@@ -212,7 +212,7 @@ def _hdf5_seconds(
     import h5py
     import numpy as np
 
-    name = store.identity["content"]["sources"][0]["name"]
+    name = store.identity["sources"][0]["name"]
     path = next(root.rglob(name))
     with h5py.File(path) as file:
         if "tensor" not in file:

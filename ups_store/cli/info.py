@@ -142,9 +142,8 @@ def _state(info: StoreInfo) -> str:
 
 
 def _packing(packed: PackedInfo) -> str:
-    return (
-        f"packed by {packed.codec}, level {packed.level}, {format_nbytes(packed.mapped_nbytes)} unpacked · "
-    )
+    nbytes = format_nbytes(packed.mapped_nbytes)
+    return f"packed by {packed.codec}, level {packed.level}, {nbytes} unpacked · "
 
 
 def _build(build: BuildInfo, num_samples: int) -> str:

@@ -52,10 +52,8 @@ def diff(
 
 def _is_comparable(left: AnyStore, right: AnyStore) -> bool:
     """Whether both are finished, and in as many files: each file has checksums of its own."""
-    num_files = [
-        len(store.partitions) if isinstance(store, PartitionedStore) else 1 for store in (left, right)
-    ]
-    return num_files[0] == num_files[1] and not (left.is_partial or right.is_partial)
+    parts = [store.partitions if isinstance(store, PartitionedStore) else (store,) for store in (left, right)]
+    return len(parts[0]) == len(parts[1]) and not (left.is_partial or right.is_partial)
 
 
 def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
@@ -65,11 +63,8 @@ def _show_differences(differing: Differences, attrs: Differences, same_content: 
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")
-    verdict = {
-        True: "the same",
-        False: "different",
-        None: "not compared, for one is unfinished, or in other partitions",
-    }
+    why_not = "not compared, for one is unfinished, or in other partitions"
+    verdict = {True: "the same", False: "different", None: why_not}
     print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
 
 

@@ -280,7 +280,7 @@ def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
     if raw.dtype is _INT64:
         return raw
     if raw.dtype.kind == "u":
-        raw = np.minimum(raw, _LARGEST)
+        raw = np.minimum(raw, np.uint64(_LARGEST))
     if raw.dtype.kind in "iu" or not raw.size:
         return raw.astype(np.int64)
     exact = np.asarray(values, object)  # of [2**63, 2] NumPy makes floating-point numbers

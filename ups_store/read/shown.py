@@ -37,7 +37,7 @@ def html_of(title: str, metas: Iterable[ArrayMeta], identity: Mapping[str, Any])
 def _rows(metas: Iterable[ArrayMeta]) -> tuple[list[tuple[str, ...]], list[str]]:
     """Of each array that is shown its name, axes and dtype; and what is said of the others."""
     ordered = sorted(metas, key=lambda meta: meta.is_constant)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (meta.name, _axes(meta), meta.dtype, "constant" if meta.is_constant else "")
         for meta in ordered[:MAX_ROWS]
     ]

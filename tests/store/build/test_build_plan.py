@@ -406,7 +406,7 @@ def test_identity_says_what_the_store_was_made_from(own_file: Path, tmp_path: Pa
     (result,) = build(own_settings(tmp_path, reduce_time=2)).stores
     digest = DigestCache(tmp_path).digest(own_file, "full", lambda nbytes: None)
     with ups_store.open(result.path) as store:
-        assert store.identity["content"] == {
+        assert store.identity == {
             "kind": "fields",
             "task": "burgers1d",
             "split": "train",
@@ -434,4 +434,4 @@ def test_file_with_an_unusual_name_is_built(name: str, tmp_path: Path) -> None:
     (result,) = build(settings(tmp_path, split="train")).stores
     with ups_store.open(result.path) as store:
         assert np.array_equal(store["fields"][..., 0], data)
-        assert store.identity["content"]["sources"][0]["name"] == name.replace("\udcff", "\\xff")
+        assert store.identity["sources"][0]["name"] == name.replace("\udcff", "\\xff")
