@@ -1,4 +1,4 @@
-"""Every verb that takes a store, on a packed one and on a pattern: the result, or one error that says what to do."""
+"""Every verb that takes a store, on a packed one and on a pattern: the result, or what to do instead."""
 
 from __future__ import annotations
 
