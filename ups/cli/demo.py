@@ -205,9 +205,7 @@ def _show_speed(path: Path, root: Path) -> None:
         )
 
 
-def _hdf5_seconds(
-    store: ups_store.Store | ups_store.PartitionedStore, root: Path
-) -> tuple[int, float] | None:
+def _hdf5_seconds(store: ups_store.AnyStore, root: Path) -> tuple[int, float] | None:
     """Bytes and seconds of a batch of the first source, where that is one dataset `tensor` of all samples."""
     import h5py
     import numpy as np

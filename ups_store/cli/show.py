@@ -34,7 +34,9 @@ def diff(
     with open_any(a, partial=True) as left, open_any(b, partial=True) as right:
         differing = differences(dict(left.identity_document), dict(right.identity_document))
         attrs = differences(dict(left.attrs), dict(right.attrs))
-        same_content = left.fingerprint == right.fingerprint if _is_comparable(left, right) else None
+        is_finished = not (left.is_partial or right.is_partial)
+        is_alike = is_finished and _num_files(left) == _num_files(right)  # each file has checksums of its own
+        same_content = left.fingerprint == right.fingerprint if is_alike else None
     if as_json:
         print_json(
             {
@@ -46,25 +48,25 @@ def diff(
             }
         )
     else:
-        _show_differences(differing, attrs, same_content)
+        why_not = "they lie in other numbers of files" if is_finished else "one is unfinished"
+        _show_differences(differing, attrs, same_content, why_not)
     return DIFFERENT if differing else 0
 
 
-def _is_comparable(left: AnyStore, right: AnyStore) -> bool:
-    """Whether both are finished, and in as many files: each file has checksums of its own."""
-    parts = [store.partitions if isinstance(store, PartitionedStore) else (store,) for store in (left, right)]
-    return len(parts[0]) == len(parts[1]) and not (left.is_partial or right.is_partial)
+def _num_files(store: AnyStore) -> int:
+    return len(store.partitions) if isinstance(store, PartitionedStore) else 1
 
 
-def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
+def _show_differences(
+    differing: Differences, attrs: Differences, same_content: bool | None, why_not: str
+) -> None:
     headings = {"identity": differing, "attributes, which are no part of it": attrs}
     for heading, found in headings.items():
         print(f"{heading}: {counted(len(found), 'difference')}" if found else f"{heading}: the same")
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")
-    why_not = "not compared, for one is unfinished, or in other partitions"
-    verdict = {True: "the same", False: "different", None: why_not}
+    verdict = {True: "the same", False: "different", None: f"not compared, for {why_not}"}
     print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
 
 

@@ -267,7 +267,9 @@ def test_plan_describes_the_store_that_is_built(tmp_path: Path) -> None:
         }
         assert planned.num_samples * planned.sample_nbytes == sum(store[name].nbytes for name in store.arrays)
         assert planned.dims == {name: store.dims[name] for name in store.constants}
-        assert result.config_hash == store.config_hash == hash_of(config) == config_hash(store.identity)
+        assert (
+            result.config_hash == store.config_hash == hash_of(config) == config_hash(store.identity_document)
+        )
 
 
 def test_description_of_a_plan_is_json_for_people(tmp_path: Path) -> None:
