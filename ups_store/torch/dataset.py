@@ -13,9 +13,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.read.base import BaseStore
-from ups_store.read.gather import names_of
+from ups_store.read.gather import Samples, names_of
 from ups_store.read.open import open_any
-from ups_store.read.order import Samples
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
 from ups_store.torch.batch import SENT_BYTES, Batch, Sample, one_or_all

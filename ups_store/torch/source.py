@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
-from ups_store.read.gather import TIME_DIM
-from ups_store.read.order import Samples
+from ups_store.read.gather import TIME_DIM, Samples
 from ups_store.read.protocol import AnyStore
 from ups_store.torch.memory import Allocate, as_array, as_tensor, torch_dtype, writable
 from ups_store.torch.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis

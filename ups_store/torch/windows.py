@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from ups_store.errors import ArrayNotFoundError, SpecError
-from ups_store.read.gather import TIME_DIM
-from ups_store.read.order import Samples, below, mix, round_keys
+from ups_store.read.gather import TIME_DIM, Samples
+from ups_store.read.order import below, mix, round_keys
 from ups_store.read.protocol import AnyStore
 
 
