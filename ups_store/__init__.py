@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     )
     from ups_store.format.array_spec import ArraySpec
     from ups_store.format.layout import FORMAT_VERSION
+    from ups_store.packed.store import PackedStore
     from ups_store.read.open import open_any as open
     from ups_store.read.partitioned import PartitionedStore
+    from ups_store.read.protocol import AnyStore
     from ups_store.read.store import Store
     from ups_store.system.memory import available_bytes as available_memory_bytes
     from ups_store.write.create import create, join
@@ -47,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FORMAT_VERSION",
+    "AnyStore",
     "ArrayNotFoundError",
     "ArraySpec",
     "BuildInterruptedError",
@@ -62,6 +65,7 @@ __all__ = [
     "MemoryLimitError",
     "MissingExtraError",
     "NotCommittedError",
+    "PackedStore",
     "PartitionedStore",
     "ReadTimeoutError",
     "SampleIndexError",
@@ -82,6 +86,7 @@ __all__ = [
 ]
 
 _HOMES = {  # module and name there; everything else is an error class
+    "AnyStore": ("read.protocol", "AnyStore"),
     "ArraySpec": ("format.array_spec", "ArraySpec"),
     "Committer": ("write.writer", "Committer"),
     "FORMAT_VERSION": ("format.layout", "FORMAT_VERSION"),
@@ -91,6 +96,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "create": ("write.create", "create"),
     "join": ("write.create", "join"),
     "open": ("read.open", "open_any"),
+    "PackedStore": ("packed.store", "PackedStore"),
     "PartitionedStore": ("read.partitioned", "PartitionedStore"),
 }
 

@@ -108,7 +108,7 @@ def test_zarr_finds_attributes_and_identity(group: zarr.Group, path: Path) -> No
         assert ours == {
             "config_hash": store.config_hash,
             "format_version": "1.0",
-            "identity": store.identity,
+            "identity": store.identity_document,
         }
 
 

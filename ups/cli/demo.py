@@ -206,14 +206,12 @@ def _show_speed(path: Path, root: Path) -> None:
         )
 
 
-def _hdf5_seconds(
-    store: ups_store.Store | ups_store.PartitionedStore, root: Path
-) -> tuple[int, float] | None:
+def _hdf5_seconds(store: ups_store.AnyStore, root: Path) -> tuple[int, float] | None:
     """Bytes and seconds of a batch of the first source, where that is one dataset `tensor` of all samples."""
     import h5py
     import numpy as np
 
-    name = store.identity["content"]["sources"][0]["name"]
+    name = store.identity["sources"][0]["name"]
     path = next(root.rglob(name))
     with h5py.File(path) as file:
         if "tensor" not in file:

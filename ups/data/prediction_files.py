@@ -242,5 +242,4 @@ class PredictionStore:
 def save_preview_of(path: Path, picture: Path) -> None:
     """Draw the first sample of a store as a PNG."""
     with ups_store.open(path) as store:
-        assert isinstance(store, ups_store.Store)
         save_preview(store, picture)

@@ -24,9 +24,8 @@ from ups_store.build.ranks import Builders
 from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
 from ups_store.errors import StoreError as StoreError
 from ups_store.format.identity import describe_differences, differences
-from ups_store.read.partitioned import PartitionedStore
 
-Store = ups_store.Store | PartitionedStore
+Store = ups_store.AnyStore
 
 # Precision of encoding is part of a store's identity, but it makes no other encoder.
 _PRECISION = ("compute_dtype",)
@@ -171,7 +170,7 @@ def place_of(path: Path) -> Path | None:
 
 def encoder_of(store: Store) -> Mapping[str, Any] | None:
     """Identity of the encoder that made a store's latents; None if the store doesn't say."""
-    found = store.identity.get("content", {}).get("encoder")
+    found = store.identity.get("encoder")
     return found if isinstance(found, Mapping) else None
 
 
@@ -183,7 +182,7 @@ def differing_selection(store: Store, data: DataConfig) -> dict[str, tuple[Any, 
     Returns:
         By key of `data` what the store says, None if it doesn't, and what is wanted.
     """
-    content = store.identity.get("content", {})
+    content = store.identity
     wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
     if content.get("split_fractions") is not None:
         wanted["split_fractions"] = list(data.split_fractions)

@@ -131,7 +131,7 @@ def _published(plan: StorePlan, wanted: Document) -> _Verdict:
     """What a build does about the finished store that is there, or isn't."""
     try:
         with open_store(plan.path) as store:
-            differing = differences(store.identity, wanted)
+            differing = differences(store.identity_document, wanted)
             if differing:
                 check_kind(plan, store)
     except StoreNotFoundError:
@@ -150,7 +150,7 @@ def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdic
     where = building_path(plan.path)
     try:
         with open_store(where, partial=True) as store:
-            differing = differences(store.identity, wanted)
+            differing = differences(store.identity_document, wanted)
             num_committed = int(store.committed.sum())
     except StoreError as error:
         return "refuse", f"unfinished and damaged ({error.problem}), --overwrite replaces it", {}

@@ -149,7 +149,7 @@ def _reusable(plan: StorePlan, expected: Mapping[str, Any], watcher: Watcher) ->
         return store
     with store:
         check_kind(plan, store)
-        differing = describe_differences(differences(store.identity, expected))
+        differing = describe_differences(differences(store.identity_document, expected))
     watcher.note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{differing}")
     return None
 

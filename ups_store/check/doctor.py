@@ -169,11 +169,10 @@ def _what(error: FormatError) -> str:
 
 def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
     from ups_store.packed.store import open_packed
-    from ups_store.packed.verify import verify_packed
 
     try:
         with open_packed(path) as store:
-            problems = tuple(map(str, verify_packed(store, progress=progress).problems))
+            problems = tuple(map(str, store.verify(progress=progress).problems))
     except VersionTooNewError as error:
         return Diagnosis(path, Status.TOO_NEW, (_what(error),))
     except FormatError as error:

@@ -1,7 +1,4 @@
-"""What a store is: `describe`, statistics of its arrays, and samples that two stores share.
-
-What `info` tells of a packed store.
-"""
+"""What a store is: `describe`, and `shared_samples`, the samples that two stores share."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +18,18 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, slot_nbytes
-from ups_store.format.metadata import LARGE_SAMPLE_BYTES, dtype_name
+from ups_store.format.metadata import LARGE_SAMPLE_BYTES, ArrayMeta, dtype_name
+from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store import Store
-from ups_store.system import files, locks, mappings
+from ups_store.system import files, locks
 from ups_store.write.building import read_owner
 
 if TYPE_CHECKING:
-    from ups_store.packed.catalog import PackedArray
     from ups_store.packed.store import PackedStore
 
-
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
-
 _MIN_SAMPLE_BYTES = 64  # equal parameters are no sign of equal samples
 
 Progress = Callable[[int], None]
@@ -78,25 +74,43 @@ class BuildInfo:
 
 
 @dataclass(frozen=True)
+class PackedInfo:
+    """How a packed store is packed.
+
+    Attributes:
+        codec: "blosc", "zstd" or "pcodec".
+        level: Its effort.
+        mapped_nbytes: Length of the mapped file that `unpack` makes.
+    """
+
+    codec: str
+    level: int
+    mapped_nbytes: int
+
+
+@dataclass(frozen=True)
 class StoreInfo:
     """What `describe` tells of a store.
 
     Attributes:
-        path: The file; under its building name while it isn't finished.
+        path: The file, or the pattern of its partitions; under its building name while it isn't finished.
         format_version: "MAJOR.MINOR".
         num_samples: N.
-        nbytes: Length of the finished file.
+        nbytes: Length of the finished file, or files.
         modified_s: When it was last written, seconds since the epoch.
         resident_share: Share of the file in RAM, 0 to 1.
-        reads: How samples are read: "map" or "pread".
+        reads: How samples are read: "map", "pread", "decode"; "mixed" of partitions that differ.
         network: Name of the network file system that it lies on; None for local ones.
-        config_hash: sha256 of the identity.
+        config_hash: sha256 of the identity document.
         fingerprint: Digest of the content; None while it isn't finished.
-        identity: What it was made from.
+        identity: What it was made from, as its builder said it.
+        identity_document: The same with the arrays and the constants' digests around it.
         attrs: Attributes of the root group.
         arrays: Arrays with a sample axis, by name.
         constants: Arrays without one, by name.
         build: State of an unfinished store; None of a finished one.
+        packed: How a packed store is packed; None of others.
+        partitions: Names of the files of a store in partitions; empty for others.
         statistics: By array, where asked for.
     """
 
@@ -111,10 +125,13 @@ class StoreInfo:
     config_hash: str
     fingerprint: str | None
     identity: dict[str, Any]
+    identity_document: dict[str, Any]
     attrs: dict[str, Any]
     arrays: dict[str, ArrayInfo]
     constants: dict[str, ArrayInfo]
     build: BuildInfo | None
+    packed: PackedInfo | None = None
+    partitions: tuple[str, ...] = ()
     statistics: dict[str, ArrayStatistics] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -124,45 +141,51 @@ class StoreInfo:
         return {**document, "path": str(self.path), "modified": modified}
 
 
-def describe(store: Store, *, statistics: bool = False, progress: Progress | None = None) -> StoreInfo:
-    """Describe a store, or what there is of an unfinished one.
+def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | None = None) -> StoreInfo:
+    """Describe a store, or what there is of an unfinished one; of a packed one no chunk is decoded.
 
     Args:
         store: Opened with `partial=True` it may be unfinished.
         statistics: Whether to read all of it, a block at a time, for the statistics of its float arrays.
         progress: Called with the number of bytes that were read for them since the last call.
     """
-    is_published = not store.is_partial and files.exists(store.path)
+    partitions = store.partitions if isinstance(store, PartitionedStore) else ()
+    is_published = not store.is_partial and (bool(partitions) or files.exists(store.path))
     path = store.path if is_published else building_path(store.path)
+    metas = store.metas.values()
     return StoreInfo(
         path=path,
         format_version=f"{store.version[0]}.{store.version[1]}",
         num_samples=len(store),
         nbytes=store.nbytes,
-        modified_s=files.modified_s(path),
+        modified_s=max(map(files.modified_s, [part.path for part in partitions] or [path])),
         resident_share=store.residency(),
         reads=store.access,
         network=store.network,
         config_hash=store.config_hash,
         fingerprint=store.fingerprint if is_published else None,
         identity=dict(store.identity),
+        identity_document=dict(store.identity_document),
         attrs=dict(store.attrs),
-        arrays={name: _array_info(spec) for name, spec in store.arrays.items()},
-        constants={name: _constant_info(view, store.dims[name]) for name, view in store.constants.items()},
+        arrays={meta.name: _array_info(meta, store) for meta in metas if not meta.is_constant},
+        constants={meta.name: _array_info(meta, store) for meta in metas if meta.is_constant},
         build=None if is_published else _build_info(path, store),
+        packed=_packed_info(store),
+        partitions=tuple(part.path.name for part in partitions),
         statistics=_statistics(store, progress or (lambda nbytes: None)) if statistics else None,
     )
 
 
-def _array_info(spec: ArraySpec) -> ArrayInfo:
-    nbytes = _sample_nbytes(spec)
-    slot = slot_nbytes(nbytes) if nbytes >= LARGE_SAMPLE_BYTES else None
-    dims = tuple(spec.dims or ())
-    return ArrayInfo(tuple(spec.shape), dtype_name(spec.dtype), dims, nbytes, slot, dict(spec.attrs or {}))
+def _array_info(meta: ArrayMeta, store: AnyStore) -> ArrayInfo:
+    slot = slot_nbytes(meta.sample_nbytes) if meta.is_sharded and store.access != "decode" else None
+    return ArrayInfo(meta.shape, meta.dtype, meta.dims, meta.sample_nbytes, slot, dict(meta.attrs))
 
 
-def _constant_info(view: npt.NDArray[Any], dims: tuple[str, ...]) -> ArrayInfo:
-    return ArrayInfo(view.shape, dtype_name(view.dtype), dims, view.nbytes, None, {})
+def _packed_info(store: AnyStore) -> PackedInfo | None:
+    if store.access != "decode" or isinstance(store, PartitionedStore):
+        return None
+    catalog = cast("PackedStore", store).catalog
+    return PackedInfo(catalog.packing.codec, catalog.packing.level, catalog.layout.file_nbytes)
 
 
 def _sample_nbytes(spec: ArraySpec) -> int:
@@ -170,7 +193,7 @@ def _sample_nbytes(spec: ArraySpec) -> int:
     return nbytes
 
 
-def _build_info(path: Path, store: Store) -> BuildInfo:
+def _build_info(path: Path, store: AnyStore) -> BuildInfo:
     fd = files.open_existing(path)
     try:
         header = read_building_file(fd, path).header
@@ -186,7 +209,7 @@ def _build_info(path: Path, store: Store) -> BuildInfo:
     )
 
 
-def _statistics(store: Store, progress: Progress) -> dict[str, ArrayStatistics]:
+def _statistics(store: AnyStore, progress: Progress) -> dict[str, ArrayStatistics]:
     samples = np.flatnonzero(store.committed)
     statistics = Statistics(with_mean=True)
     for name, spec in store.arrays.items():
@@ -198,7 +221,7 @@ def _statistics(store: Store, progress: Progress) -> dict[str, ArrayStatistics]:
     return statistics.by_array()
 
 
-def _blocks(store: Store, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+def _blocks(store: AnyStore, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
     """All values of an array, flat, at most a block at a time: several samples, or a part of one."""
     num_elements = math.prod(store.arrays[name].shape[1:])
     step = _BLOCK_ELEMENTS // max(1, num_elements)
@@ -262,55 +285,3 @@ def _checksums(view: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
 
 def _same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
     return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
-
-
-@dataclass(frozen=True)
-class PackedInfo(StoreInfo):
-    """What `describe_packed` tells; `nbytes` is the length of the packed file, `reads` is "decode".
-
-    Attributes:
-        codec: "blosc", "zstd" or "pcodec".
-        level: Its effort.
-        mapped_nbytes: Length of the mapped file that `unpack` makes.
-    """
-
-    codec: str = ""
-    level: int = 0
-    mapped_nbytes: int = 0
-
-
-def describe_packed(store: PackedStore) -> PackedInfo:
-    """Describe a packed store by its metadata; no chunk is decoded."""
-    catalog = store.catalog
-    packing, arrays = catalog.packing, catalog.arrays
-    fd = files.open_existing(store.path)
-    try:
-        nbytes, network = files.size(fd), files.network_file_system(fd)
-        resident = mappings.resident_nbytes(mappings.map_private(fd, nbytes), nbytes)
-    finally:
-        files.close(fd)
-    return PackedInfo(
-        path=store.path,
-        format_version="{}.{}".format(*catalog.root.version),
-        num_samples=len(store),
-        nbytes=nbytes,
-        modified_s=files.modified_s(store.path),
-        resident_share=resident / nbytes,
-        reads="decode",
-        network=network,
-        config_hash=store.config_hash,
-        fingerprint=packing.fingerprint,
-        identity=dict(store.identity),
-        attrs=dict(store.attrs),
-        arrays={name: _packed_array_info(a) for name, a in arrays.items() if not a.meta.is_constant},
-        constants={name: _packed_array_info(a) for name, a in arrays.items() if a.meta.is_constant},
-        build=None,
-        codec=packing.codec,
-        level=packing.level,
-        mapped_nbytes=catalog.layout.file_nbytes,
-    )
-
-
-def _packed_array_info(array: PackedArray) -> ArrayInfo:
-    meta = array.meta
-    return ArrayInfo(meta.shape, meta.dtype, meta.dims, meta.sample_nbytes, None, dict(meta.attrs))

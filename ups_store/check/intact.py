@@ -1,6 +1,6 @@
 """What of a file verifies, in whatever state it is: the samples that can be copied out of it.
 
-What a store holds whose root `zarr.json` is damaged: arrays and geometry without the identity.
+Where the root's `zarr.json` is damaged, arrays and geometry are read without the identity.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ BATCH_BYTES = 16 << 20  # read and committed together
 _BLOCK_BYTES = 4 << 20
 
 _OUTSIDE_PAYLOADS = ("slot_padding", "shard_index", "entry_crc")  # a copy gets new ones
+_NO_HASH = ""  # no identity has it: a hash is 64 digits
+
 
 Mask = npt.NDArray[np.bool_]
 
@@ -175,9 +177,6 @@ def _chunk_ok(fd: int, first: int, nbytes: int) -> bool:
             return False
         computed = crc32c(block, computed)
     return files.read_at(fd, first + nbytes, CHECKSUM_BYTES) == struct.pack("<I", computed)
-
-
-_NO_HASH = ""  # no identity has it: a hash is 64 digits
 
 
 def read_without_root(fd: int, path: Path) -> Catalog:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.read.gather import TIME_DIM
-from ups_store.read.store import Store
+from ups_store.read.protocol import AnyStore
 
 MAIN_ARRAY = "fields"
 _SPACE = ("z", "y", "x")
@@ -76,7 +76,7 @@ class LabelledSample:
         return [dim for dim in _SPACE if dim in self.axes]
 
 
-def label_sample(store: Store, *, sample: int | None = None, array: str | None = None) -> LabelledSample:
+def label_sample(store: AnyStore, *, sample: int | None = None, array: str | None = None) -> LabelledSample:
     """Take one sample of one array, with everything that the store says about it.
 
     Args:
@@ -137,14 +137,14 @@ def _axis(dim: str, num: int, arrays: Arrays, units: Mapping[str, Any]) -> Axis:
     return Axis(name, None, np.arange(num, dtype=np.float64))
 
 
-def _channels(store: Store, name: str, num: int, units: Mapping[str, Any]) -> tuple[str, ...]:
+def _channels(store: AnyStore, name: str, num: int, units: Mapping[str, Any]) -> tuple[str, ...]:
     names = _attribute(store, name, "channels", list) or []
     if len(names) != num:
         names = [name] if num == 1 else [f"{name} {i}" for i in range(num)]
     return tuple(f"{channel} [{units.get(str(channel), '-')}]" for channel in names)
 
 
-def _attribute(store: Store, name: str, key: str, kind: type) -> Any:
+def _attribute(store: AnyStore, name: str, key: str, kind: type) -> Any:
     """An attribute of the array, else of the store, if it is of the kind."""
     attrs = store.arrays[name].attrs or {}
     if key not in attrs and (name == MAIN_ARRAY or key == "units"):  # the store's channels are its fields'
@@ -153,7 +153,7 @@ def _attribute(store: Store, name: str, key: str, kind: type) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def _title(store: Store, name: str, sample: int, arrays: Arrays) -> str:
+def _title(store: AnyStore, name: str, sample: int, arrays: Arrays) -> str:
     task = " ".join(str(store.attrs[key]) for key in ("task", "split") if key in store.attrs)
     parts = [task or store.path.name, name, f"sample {sample} of {len(store)}"]
     scalars = [key for key, value in arrays.items() if value.shape == () and key != name]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ups_store.check.labelled_sample import Axis, LabelledSample, label_sample
 from ups_store.errors import needs
 from ups_store.read.gather import TIME_DIM
-from ups_store.read.store import Store
+from ups_store.read.protocol import AnyStore
 from ups_store.system.files import replace_file
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ Values = npt.NDArray[np.float64]
 
 
 def save_preview(
-    store: Store, out: str | os.PathLike[str], *, sample: int | None = None, array: str | None = None
+    store: AnyStore, out: str | os.PathLike[str], *, sample: int | None = None, array: str | None = None
 ) -> None:
     """Write a PNG of one sample, replacing a file that is there.
 

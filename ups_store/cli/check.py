@@ -1,16 +1,11 @@
-"""The verb `verify`: check every byte, and `--repair`.
-
-The verb `doctor`: what is the matter with a file, and `--salvage`.
-
-The verb `gc`: what dead builders left in a folder.
-"""
+"""Verbs that check: `verify` every byte of stores, `doctor` any file, `gc` what dead builders left."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,17 +23,18 @@ from ups_store.console import (
     progress_bar,
     report,
 )
-from ups_store.errors import ConfigError, FormatError, StoreError, StoreNotFoundError
-from ups_store.read.open import open_store
+from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
+from ups_store.read.open import open_any, open_store
+from ups_store.system.paths import find_partitions, is_pattern
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis
     from ups_store.read.verify import Report
 
 
-DAMAGED = 1
-
+DAMAGED = NOT_SOUND = 1  # exit codes of `verify` and `doctor`
 MAX_PROBLEMS_OF_VERIFY = 50  # shown for people; --json and -v show all
+MAX_PROBLEMS_OF_DOCTOR = 10
 
 
 def verify(
@@ -86,50 +82,36 @@ def _check_config(path: Path, config: Path, overrides: list[str]) -> None:
 
     try:
         with open_store(path) as store:
-            content = store.identity.get("content")
+            content = store.identity
     except (StoreError, OSError):
         return  # the repair says what it is
     load_config(config, flags=flags_of(content), overrides=overrides)
 
 
 def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
-    """Check one store and tell what was found; returns the exit code."""
+    """Check one store and say what was found; returns the exit code."""
     started = time.perf_counter()
     try:
-        found = _check(path, num_threads, quiet=as_json)
+        with (
+            open_any(path) as store,
+            progress_bar(f"checking {path.name}", total=store.nbytes, quiet=as_json) as bar,
+        ):
+            found = store.verify(num_threads=num_threads, progress=bar)
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
         if as_json:
             print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
         return report(error)
     seconds = time.perf_counter() - started
     if as_json:
-        print_json({**asdict(found), "path": str(path), "ok": found.ok, "seconds": round(seconds, 4)})
+        print_json({**_report_to_json(found), "path": str(path), "seconds": round(seconds, 4)})
     else:
         _show_report(path, found, seconds)
     return 0 if found.ok else DAMAGED
 
 
-def _check(path: Path, num_threads: int | None, *, quiet: bool) -> Report:
-    """Check a store; a packed one by decoding all of it."""
-    try:
-        store = open_store(path)
-    except FormatError as error:
-        if error.kind != "packed":
-            raise
-        return _check_packed(path, quiet=quiet)
-    with store, progress_bar(f"checking {path.name}", total=store.nbytes, quiet=quiet) as bar:
-        return store.verify(num_threads=num_threads, progress=bar)
-
-
-def _check_packed(path: Path, *, quiet: bool) -> Report:
-    from ups_store.packed.store import open_packed
-    from ups_store.packed.verify import verify_packed
-
-    with (
-        open_packed(path) as store,
-        progress_bar(f"checking {path.name}", total=path.stat().st_size, quiet=quiet) as bar,
-    ):
-        return verify_packed(store, progress=bar)
+def _report_to_json(found: Report) -> dict[str, Any]:
+    parts = [_report_to_json(part) for part in found.partitions]
+    return {**asdict(found), "ok": found.ok, "partitions": parts}
 
 
 def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
@@ -152,13 +134,8 @@ def _show_report(path: Path, found: Report, seconds: float) -> None:
     )
 
 
-MAX_PROBLEMS_OF_DOCTOR = 10  # shown for people; --json and -v show all
-
-NOT_SOUND = 1
-
-
 def doctor(
-    path: Annotated[Path, typer.Argument(help="any file", metavar="FILE")],
+    path: Annotated[Path, typer.Argument(help="any file, or a pattern of partitions", metavar="FILE")],
     *,
     out: Annotated[
         Path | None, typer.Option("--salvage", help="copy what verifies into a new store", metavar="OUT")
@@ -169,6 +146,16 @@ def doctor(
 
     The file itself is never changed.
     """
+    if not is_pattern(path.absolute()):
+        return _doctor(path, out, as_json)
+    if out is not None:
+        hint = "salvage the partitions that are damaged, one by one"
+        raise ConfigError("--salvage of several files", path=path, hint=hint)
+    return max([_doctor(part, None, as_json) for part in find_partitions(path.absolute())])
+
+
+def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
+    """Examine one file; returns the exit code."""
     from ups_store.check.doctor import examine
     from ups_store.check.salvage import salvage
 

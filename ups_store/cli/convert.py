@@ -23,6 +23,7 @@ from ups_store.console import (
 )
 from ups_store.errors import SpecError
 from ups_store.read.open import open_store
+from ups_store.system.paths import find_partitions, is_pattern
 
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the source's checksums first")]
@@ -98,7 +99,8 @@ def import_pt(
 
 def concat(
     paths: Annotated[
-        list[Path], typer.Argument(help="finished stores, then the one to write", metavar="FILE... OUT")
+        list[Path],
+        typer.Argument(help="finished stores, or a pattern, then the one to write", metavar="FILE... OUT"),
     ],
     *,
     force: Force = False,
@@ -111,12 +113,17 @@ def concat(
         raise typer.BadParameter("expected one store or more, and the one to write", param_hint="FILE... OUT")
     with contextlib.ExitStack() as opened:
         opened.enter_context(interruptible())
-        stores = [opened.enter_context(open_store(path)) for path in paths[:-1]]
+        stores = [opened.enter_context(open_store(file)) for path in paths[:-1] for file in _files_of(path)]
         total = sum(store.nbytes for store in stores)
         bar = opened.enter_context(progress_bar(f"writing {paths[-1].name}", total=total))
         done = concat_stores(stores, paths[-1], force=force, verify=not no_verify, progress=bar)
         num_samples = sum(map(len, stores))
     _tell_written(done, num_samples)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """A file, or those of a pattern of partitions, in order."""
+    return find_partitions(path.absolute()) if is_pattern(path.absolute()) else [path]
 
 
 def split(

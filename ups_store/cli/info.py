@@ -1,7 +1,4 @@
-"""The verb `info`: what stores hold, and whether they share samples.
-
-How `info` tells people what a store is: one store in full, several as a table.
-"""
+"""The verb `info`: what stores hold, one in full, several as a table, and whether they share samples."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -31,12 +28,9 @@ from ups_store.console import (
     progress_bar,
     results,
 )
-from ups_store.errors import ConfigError, FormatError
-from ups_store.read.open import open_store
+from ups_store.read.open import open_any
 
-if TYPE_CHECKING:
-    from ups_store.check.info import StoreInfo
-    from ups_store.packed.store import PackedStore
+_SHORT_HASH = 12
 
 
 def info(
@@ -47,9 +41,9 @@ def info(
 ) -> None:
     """Say what stores hold; warn if they share samples.
 
-    Unfinished and packed stores are described too, but not compared.
+    Unfinished and packed stores and patterns of partitions are described too, but not compared.
     """
-    stores = [_open(path) for path in paths]
+    stores = [open_any(path, partial=True) for path in paths]
     infos = [_describe(store, stats, quiet=as_json) for store in stores]
     shared = _shared(stores, infos)
     if as_json:
@@ -63,32 +57,14 @@ def info(
             log(pair, label="warning", style="yellow")
 
 
-def _open(path: Path) -> ups_store.Store | PackedStore:
-    try:
-        return open_store(path, partial=True)
-    except FormatError as error:
-        if error.kind != "packed":
-            raise
-    from ups_store.packed.store import open_packed
-
-    return open_packed(path)
-
-
-def _describe(store: ups_store.Store | PackedStore, stats: bool, *, quiet: bool) -> StoreInfo:
+def _describe(store: ups_store.AnyStore, stats: bool, *, quiet: bool) -> StoreInfo:
     from ups_store.check.info import describe
 
-    if isinstance(store, ups_store.Store):
-        with progress_bar(f"reading {store.path.name}", total=store.nbytes, quiet=quiet or not stats) as bar:
-            return describe(store, statistics=stats, progress=bar)
-    from ups_store.check.info import describe_packed
-
-    if stats:
-        hint = "unpack it with `ups-store unpack`, or leave --stats out"
-        raise ConfigError("--stats of a packed store", path=store.path, hint=hint)
-    return describe_packed(store)
+    with progress_bar(f"reading {store.path.name}", total=store.nbytes, quiet=quiet or not stats) as bar:
+        return describe(store, statistics=stats, progress=bar)
 
 
-def _shared(stores: list[ups_store.Store | PackedStore], infos: list[StoreInfo]) -> list[dict[str, int]]:
+def _shared(stores: list[ups_store.AnyStore], infos: list[StoreInfo]) -> list[dict[str, int]]:
     """For each store how many of its samples are in which other one; of finished mapped stores."""
     from ups_store.check.info import shared_samples
 
@@ -106,8 +82,6 @@ def _shared(stores: list[ups_store.Store | PackedStore], infos: list[StoreInfo])
 
 
 def _show_infos(infos: list[StoreInfo]) -> None:
-    pass
-
     output = results()
     if len(infos) > 1:
         output.print(several_stores(infos))
@@ -117,15 +91,12 @@ def _show_infos(infos: list[StoreInfo]) -> None:
                 output.print(part)
 
 
-_SHORT_HASH = 12
-
-
 def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableType]:
     """Everything about one store.
 
     Args:
         info: The store.
-        verbose: Whether to show the attributes of arrays and the whole identity document.
+        verbose: Whether to show the attributes of arrays and the identity document.
     """
     yield Text(str(info.path), style="bold")
     size = format_nbytes(info.nbytes)
@@ -139,11 +110,11 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
         yield ""
         yield _statistics(info.statistics)
     attrs = {name: array.attrs for name, array in info.arrays.items() if array.attrs} if verbose else {}
-    identity = info.identity if verbose else info.identity.get("content", {})
     for heading, document in (
         ("attributes", info.attrs),
         ("array attributes", attrs),
-        ("identity", identity),
+        ("identity", info.identity),
+        ("identity document", info.identity_document if verbose else {}),
     ):
         if document:
             yield ""
@@ -164,13 +135,15 @@ def several_stores(infos: Sequence[StoreInfo]) -> Table:
 def _state(info: StoreInfo) -> str:
     age = format_age(time.time() - info.modified_s)
     if info.build is None:
-        packed = _packing(info) if isinstance(info, PackedInfo) else ""
-        return f"{packed}written {age} · {info.resident_share:.0%} in RAM"
+        packed = _packing(info.packed) if info.packed else ""
+        partitions = f"{len(info.partitions)} partitions · " if info.partitions else ""
+        return f"{partitions}{packed}written {age} · {info.resident_share:.0%} in RAM"
     return f"{_build(info.build, info.num_samples)} · last written {age}"
 
 
-def _packing(info: PackedInfo) -> str:
-    return f"packed by {info.codec}, level {info.level}, {format_nbytes(info.mapped_nbytes)} unpacked · "
+def _packing(packed: PackedInfo) -> str:
+    nbytes = format_nbytes(packed.mapped_nbytes)
+    return f"packed by {packed.codec}, level {packed.level}, {nbytes} unpacked · "
 
 
 def _build(build: BuildInfo, num_samples: int) -> str:

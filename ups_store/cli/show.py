@@ -1,7 +1,4 @@
-"""The verb `diff`: what two stores were made from, compared.
-
-The verb `preview`: one sample as a picture.
-"""
+"""Verbs that show: `diff` compares what two stores were made from, `preview` draws one sample."""
 
 from __future__ import annotations
 
@@ -14,7 +11,9 @@ import typer
 from ups_store.console import AsJson, counted, print_json
 from ups_store.errors import StoreNotFoundError, needs
 from ups_store.format.identity import differences
-from ups_store.read.open import open_store
+from ups_store.read.open import open_any
+from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.protocol import AnyStore
 from ups_store.system.interrupt import importing
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]
@@ -32,11 +31,12 @@ def diff(
 
     Exit code 0 if their identities are the same, 1 if they differ.
     """
-    with open_store(a, partial=True) as left, open_store(b, partial=True) as right:
-        differing = differences(dict(left.identity), dict(right.identity))
+    with open_any(a, partial=True) as left, open_any(b, partial=True) as right:
+        differing = differences(dict(left.identity_document), dict(right.identity_document))
         attrs = differences(dict(left.attrs), dict(right.attrs))
         is_finished = not (left.is_partial or right.is_partial)
-        same_content = left.fingerprint == right.fingerprint if is_finished else None
+        is_alike = is_finished and _num_files(left) == _num_files(right)  # each file has checksums of its own
+        same_content = left.fingerprint == right.fingerprint if is_alike else None
     if as_json:
         print_json(
             {
@@ -48,18 +48,25 @@ def diff(
             }
         )
     else:
-        _show_differences(differing, attrs, same_content)
+        why_not = "they lie in other numbers of files" if is_finished else "one is unfinished"
+        _show_differences(differing, attrs, same_content, why_not)
     return DIFFERENT if differing else 0
 
 
-def _show_differences(differing: Differences, attrs: Differences, same_content: bool | None) -> None:
+def _num_files(store: AnyStore) -> int:
+    return len(store.partitions) if isinstance(store, PartitionedStore) else 1
+
+
+def _show_differences(
+    differing: Differences, attrs: Differences, same_content: bool | None, why_not: str
+) -> None:
     headings = {"identity": differing, "attributes, which are no part of it": attrs}
     for heading, found in headings.items():
         print(f"{heading}: {counted(len(found), 'difference')}" if found else f"{heading}: the same")
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
             print(f"  {key}: {before} -> {after}")
-    verdict = {True: "the same", False: "different", None: "not compared, for one is unfinished"}
+    verdict = {True: "the same", False: "different", None: f"not compared, for {why_not}"}
     print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
 
 
@@ -84,14 +91,14 @@ def preview(
 
         from ups_store.check.preview import save_preview
 
-    with open_store(path, partial=True) as store:
+    with open_any(path, partial=True) as store:
         target = out or _preview_name(store.path, sample, array)
         save_preview(store, target, sample=sample, array=array)
     print(target)
 
 
 def _preview_name(path: Path, sample: int | None, array: str | None) -> Path:
-    parts = [path.name.removesuffix(".zip").removesuffix(".zarr")]
+    parts = [path.name.removesuffix(".zip").removesuffix(".zarr").replace("*", "all")]
     parts += [array] if array is not None else []
     parts += [f"sample{sample}"] if sample is not None else []
     return Path("_".join(parts) + ".png")

@@ -104,7 +104,7 @@ def blocks_of(view: npt.NDArray[Any], num: int | None = None) -> Iterator[npt.ND
 
 def provenance(store: Store) -> dict[str, Any]:
     """Config hash and identity document of a store, as the exported copies bear them."""
-    return {"config_hash": store.config_hash, "identity": dict(store.identity)}
+    return {"config_hash": store.config_hash, "identity": dict(store.identity_document)}
 
 
 def array_attrs(store: Store, name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], 
     ):
         _set_attrs(file.attrs, store.attrs)
         file.attrs["ups_store.config_hash"] = store.config_hash
-        file.attrs["ups_store.format.identity"] = json_text(dict(store.identity))
+        file.attrs["ups_store.identity"] = json_text(dict(store.identity_document))
         for name in store.dims:
             _write_array(file, name, store[name], store, progress)
 

@@ -87,7 +87,7 @@ def _metadata(store: Store) -> dict[str, str]:
     return {
         "format": "ups_store",
         "config_hash": store.config_hash,
-        "identity": json_text(dict(store.identity)),
+        "identity": json_text(dict(store.identity_document)),
         "attrs": json_text(dict(store.attrs)),
         "dims": json_text(store.dims),
         "array_attrs": json_text({name: array_attrs(store, name) for name in store.dims}),

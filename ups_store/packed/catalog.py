@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ups_store.errors import CorruptChunkError, FormatError, VersionTooNewError
 from ups_store.format.checksum import crc32c
-from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES, Layout
+from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES
 from ups_store.format.metadata import ArrayMeta, RootMeta, parse_array
 from ups_store.format.zip_records import ARCHIVE_COMMENT, CentralRecord, EndRecords, Entry
 from ups_store.packed.chunk_codecs import (
@@ -23,7 +23,14 @@ from ups_store.packed.chunk_codecs import (
     packed_document,
     parse_packing,
 )
-from ups_store.read.catalog import array_name, check_regular, checked_layout, read_json, read_root
+from ups_store.read.catalog import (
+    Catalog,
+    array_name,
+    check_regular,
+    checked_layout,
+    read_json,
+    read_root,
+)
 from ups_store.read.directory import read_directory
 from ups_store.system import files
 
@@ -49,24 +56,20 @@ class PackedArray:
 
 
 @dataclass(frozen=True)
-class PackedCatalog:
-    """What a packed store holds and where.
+class PackedCatalog(Catalog):
+    """What a packed store holds and where; its `layout` is the geometry of the mapped form.
 
     Attributes:
-        root: The root group's metadata.
         packing: How it is packed.
-        layout: Geometry of the mapped form.
         arrays: By name, sorted.
         metadata: Entries of the `zarr.json` documents, root first.
-        crcs: CRC-32 of every entry in file order.
+        nbytes: Length of the file.
     """
 
-    root: RootMeta
     packing: Packing
-    layout: Layout
     arrays: dict[str, PackedArray]
     metadata: tuple[Entry, ...]
-    crcs: tuple[int, ...]
+    nbytes: int
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -103,7 +106,8 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
     layout = checked_layout(mapped, len(mapped.to_json()), documents, path)
     metadata = tuple(Entry(r.name, r.offset, r.nbytes) for r in (directory.root, *directory.arrays))
     arrays = _place(metas, packing, metadata[-1].end, directory.records[len(metadata) :], path)
-    catalog = PackedCatalog(root, packing, layout, arrays, metadata, tuple(r.crc for r in directory.records))
+    crcs = tuple(record.crc for record in directory.records)
+    catalog = PackedCatalog(root, layout, crcs, packing, arrays, metadata, files.size(fd))
     _check_end(catalog, directory.end, path)
     return catalog
 

@@ -1,7 +1,4 @@
-"""`pack`: a store with compressed chunks, for shipping and archives (spec 13).
-
-`unpack`: the mapped store that a packed one was made of, byte for byte (spec 13.7).
-"""
+"""`pack` writes a store with compressed chunks, `unpack` makes the same mapped file of it again (spec 13)."""
 
 from __future__ import annotations
 
@@ -35,6 +32,7 @@ from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
+UNPACKING_SUFFIX = ".unpacking"
 
 Progress = Callable[[int], None]
 
@@ -135,7 +133,8 @@ class _PackedWriter:
         """Write the whole file; returns its length."""
         store = self.store
         packed = self.packing.to_json()
-        root = RootMeta(store.version, store.config_hash, dict(store.identity), dict(store.attrs), packed)
+        document, attrs = dict(store.identity_document), dict(store.attrs)
+        root = RootMeta(store.version, store.config_hash, document, attrs, packed)
         self._add(ROOT_NAME, [root.to_json()])
         for meta in metas:
             document = packed_document(meta, self.packing)
@@ -189,9 +188,6 @@ def _encode(chain: Chain, value: npt.NDArray[Any]) -> bytes:
     return packed + struct.pack("<I", crc32c(packed))
 
 
-UNPACKING_SUFFIX = ".unpacking"
-
-
 def unpack_store(
     packed: PackedStore,
     target: str | os.PathLike[str],
@@ -205,7 +201,7 @@ def unpack_store(
     is continued by the next one.
 
     Args:
-        packed: A packed store.
+        packed: A packed store, open.
         target: File to write.
         force: Whether to replace what is there: a finished store, and what an interrupted run of another
             packed store left.
@@ -250,18 +246,18 @@ def _named(target: Path) -> Iterator[None]:
 def _create_options(packed: PackedStore) -> dict[str, Any]:
     """What `create` needs besides arrays and attributes, after seeing that it gives the same identity."""
     constants = packed.constants
-    options = {
+    options: dict[str, Any] = {
         "constants": constants,
         "dims": {name: packed.dims[name] for name in constants},
-        "identity": packed.identity.get("content", {}),
+        "identity": packed.identity,
     }
-    if identity_of(packed.arrays, **options) != packed.identity:
+    if identity_of(packed.arrays, **options) != packed.identity_document:
         raise FormatError(
             "its identity document isn't one of version 1.0, so no store can be made with it",
             path=packed.path,
             kind="identity_arrays",
             clause="8.1",
-            hint="`ups-store verify` says what is wrong; `ups_store.packed.open_packed` reads its samples",
+            hint="`ups-store verify` says what is wrong; `ups_store.open` reads its samples",
         )
     return options
 

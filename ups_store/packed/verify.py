@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,34 +16,48 @@ from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
 from ups_store.format.metadata import dtype_of
 from ups_store.format.zip_records import Entry, pack_directory
-from ups_store.packed.catalog import PackedArray
+from ups_store.packed.catalog import PackedArray, PackedCatalog
 from ups_store.packed.chunk_codecs import packed_document
-from ups_store.packed.store import PackedStore
+from ups_store.packed.chunks import ChunkReader
+from ups_store.read.store_file import StoreFile
 from ups_store.read.verify import Problem, Report, constant_problems, identity_problems, surplus
 from ups_store.system import files
 
 _BLOCK_BYTES = 4 << 20
 
 
-def verify_packed(store: PackedStore, *, progress: Callable[[int], None] | None = None) -> Report:
-    """Check a packed store.
+def verify_packed(
+    fd: int,
+    path: Path,
+    catalog: PackedCatalog,
+    *,
+    num_threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Check a packed file; see `PackedStore.verify`.
 
     Args:
-        store: A packed store.
+        fd: The file, stays the caller's.
+        path: For messages.
+        catalog: What it holds and where.
+        num_threads: Threads that decode; one per processor by default.
         progress: Called with the number of bytes of the file that were checked since the last call.
-    Returns:
-        A report with `.ok` and `.problems`.
     """
-    fd = files.open_existing(store.path)
-    try:
-        return _PackedVerifier(fd, store, progress or (lambda nbytes: None)).run()
-    finally:
-        files.close(fd)
+    with ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool:
+        return _PackedVerifier(fd, path, catalog, pool, progress or (lambda nbytes: None)).run()
 
 
 class _PackedVerifier:
-    def __init__(self, fd: int, store: PackedStore, progress: Callable[[int], None]) -> None:
-        self.fd, self.store, self.catalog, self.progress = fd, store, store.catalog, progress
+    def __init__(
+        self,
+        fd: int,
+        path: Path,
+        catalog: PackedCatalog,
+        pool: ThreadPoolExecutor,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.fd, self.path, self.catalog, self.pool, self.progress = fd, path, catalog, pool, progress
+        self.chunks = ChunkReader(StoreFile(path, fd, catalog.nbytes, access="pread", keeps_fd=True))
         self.num_chunks = 0
 
     def run(self) -> Report:
@@ -63,29 +81,32 @@ class _PackedVerifier:
         problems += self._compare(entries[-1].end, directory, "directory", "3.5")
         nbytes = entries[-1].end + len(directory)
         problems.sort(key=lambda problem: problem.byte_range[0])
-        return Report(self.store.path, nbytes, self.num_chunks, tuple(problems))
+        return Report(self.path, nbytes, self.num_chunks, tuple(problems))
 
     def _texts(self) -> Iterator[bytes]:
         yield self.catalog.root.to_json()
         for array in self.catalog.arrays.values():
             yield canonical_json(packed_document(array.meta, self.catalog.packing), what=array.meta.name)
 
-    def _check_chunks(self, array: PackedArray) -> Iterator[Problem]:
-        meta = array.meta
-        shape = meta.sample_shape if meta.is_sharded else meta.shape
-        payload = np.empty(shape, dtype_of(meta.dtype))
-        samples = range(meta.shape[0]) if meta.is_sharded else [None]
-        for sample in samples:
+    def _check_chunks(self, array: PackedArray) -> list[Problem]:
+        samples: list[int | None] = [*range(array.meta.shape[0])] if array.meta.is_sharded else [None]
+        problems: list[Problem] = []
+        for found in self.pool.map(partial(self._check_chunk, array), samples):
             self.num_chunks += 1
-            try:
-                self.store.read_chunk(array, sample, payload)
-            except CorruptChunkError as error:
-                where = error.byte_range or (0, 0)
-                yield Problem(error.kind, error.clause or "", where, meta.name, sample, error.problem)
-                if error.kind == "shard_index":
-                    return
-            else:
-                yield from self._check_values(array, sample, payload)
+            problems += found
+            if found and found[0].kind == "shard_index":
+                break  # every chunk would say so
+        return problems
+
+    def _check_chunk(self, array: PackedArray, sample: int | None) -> list[Problem]:
+        meta = array.meta
+        payload = np.empty(meta.shape if sample is None else meta.sample_shape, dtype_of(meta.dtype))
+        try:
+            self.chunks.read(array, sample, payload)
+        except CorruptChunkError as error:
+            where = error.byte_range or (0, 0)
+            return [Problem(error.kind, error.clause or "", where, meta.name, sample, error.problem)]
+        return list(self._check_values(array, sample, payload))
 
     def _check_values(
         self, array: PackedArray, sample: int | None, payload: npt.NDArray[np.generic]
@@ -95,7 +116,7 @@ class _PackedVerifier:
         if array.meta.dtype == "bool" and (payload.view(np.uint8) > 1).any():
             yield Problem("bool_value", "4.7", where, name, sample, "expected bytes 0 and 1")
         if array.meta.is_constant:
-            yield from constant_problems(self.store.identity, name, payload.tobytes(), where)
+            yield from constant_problems(self.catalog.root.identity, name, payload.tobytes(), where)
 
     def _crc_of(self, entry: Entry) -> int:
         crc = 0

@@ -167,7 +167,7 @@ def _check_not_packed(root: RootMeta, path: Path) -> None:
             path=path,
             kind="packed",
             clause="13.2",
-            hint="unpack it with `ups-store unpack`, or read it with `ups_store.packed.open_packed`",
+            hint="unpack it with `ups-store unpack`; `ups_store.open` reads it as it is",
         )
 
 

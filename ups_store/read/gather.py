@@ -1,8 +1,7 @@
 """What a batch is made of: samples, or windows over their time, and where their bytes lie (spec 7.5).
 
-Where a batch goes: memory that `gather` is given.
-
-Sample numbers: what callers give, checked and as one dtype.
+The arguments of `gather` become checked values of one dtype here: sample numbers, windows, and the memory
+that the batch goes to.
 """
 
 from __future__ import annotations
@@ -23,9 +22,13 @@ from ups_store.system.runs import Runs
 
 TIME_DIM = "time"
 
-_INTEGERS = (int, np.integer)
+Samples: TypeAlias = npt.NDArray[np.int64]
 
-Samples = npt.NDArray[np.int64]
+Indices: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+_INTEGERS = (int, np.integer)
+_INT64 = np.dtype(np.int64)
+_LARGEST = np.iinfo(np.int64).max
 
 
 def names_of(names: Sequence[str] | bytes) -> tuple[str, ...]:
@@ -233,41 +236,57 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
-_INT64 = np.dtype(np.int64)
+def check_indices(indices: Indices | slice, num_samples: int, *, path: Path) -> Samples:
+    """Sample numbers as int64, shape (B,), counted from 0; no copy of what is that already.
 
-Indices: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-
-
-def check_indices(indices: Indices, num_samples: int, *, path: Path) -> npt.NDArray[np.int64]:
-    """Sample numbers as int64, shape (B,); no copy of what is int64 already.
-
+    Args:
+        indices: Numbers, negative ones from the end, or a slice; both as NumPy takes them.
+        num_samples: N.
+        path: For messages.
     Raises:
-        SampleIndexError: Unless all are in 0..num_samples - 1.
-        SpecError: If they aren't integers, or not of shape (B,).
+        SampleIndexError: Unless all are in -N..N - 1.
+        SpecError: If they aren't integers (masks aren't), or not of shape (B,).
     """
+    if isinstance(indices, slice):
+        return _numbers_of(indices, num_samples, path)
     samples = int64_of(indices)
     if samples is None or samples.ndim != 1:
         given = np.asarray(indices)
         found = f"{given.dtype} {given.shape}"
-        raise SpecError("indices", kind="index", expected="integers, shape (B,)", found=found)
-    if samples.size and largest(samples) >= num_samples:
-        wrong = np.flatnonzero((samples < 0) | (samples >= num_samples))[0]
-        expected, found = f"0 <= index < {num_samples}", np.asarray(indices, object)[wrong]
-        raise SampleIndexError("no such sample", path=path, expected=expected, found=int(found))
-    return samples
+        hint = "of a mask np.flatnonzero(mask)" if given.dtype == bool else None
+        expected = "integers, shape (B,)"
+        raise SpecError("indices", kind="index", path=path, expected=expected, found=found, hint=hint)
+    if not samples.size or largest(samples) < num_samples:
+        return samples
+    outside = np.flatnonzero((samples < -num_samples) | (samples >= num_samples))
+    if outside.size:
+        expected = f"-{num_samples} <= index < {num_samples}" if num_samples else "none: it has no samples"
+        wrong = int(np.asarray(indices, object)[outside[0]])
+        raise SampleIndexError("no such sample", path=path, expected=expected, found=wrong)
+    return np.where(samples < 0, samples + num_samples, samples)
+
+
+def _numbers_of(samples: slice, num_samples: int, path: Path) -> Samples:
+    try:
+        return np.arange(*samples.indices(num_samples))
+    except (TypeError, ValueError) as error:  # its ends are no integers, or its step is 0
+        expected = "a slice of integers"
+        raise SpecError("indices", kind="index", path=path, expected=expected, found=samples) from error
 
 
 def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
-    """The values as int64, negative where they are too large for it; None if one is no integer."""
+    """The values as int64, the largest there is where they are outside of it; None if one is no integer."""
     raw = np.asarray(values)
     if raw.dtype is _INT64:
         return raw
+    if raw.dtype.kind == "u":
+        raw = np.minimum(raw, np.uint64(_LARGEST))
     if raw.dtype.kind in "iu" or not raw.size:
         return raw.astype(np.int64)
     exact = np.asarray(values, object)  # of [2**63, 2] NumPy makes floating-point numbers
     if not all(_is_integer(value) for value in exact.reshape(-1).tolist()):
         return None
-    return np.where((exact >= 0) & (exact < 2**63), exact, -1).astype(np.int64)
+    return np.where((exact >= -_LARGEST) & (exact <= _LARGEST), exact, _LARGEST).astype(np.int64)
 
 
 def largest(values: npt.NDArray[np.int64]) -> int:

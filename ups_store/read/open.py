@@ -1,25 +1,24 @@
-"""Opening stores: finished ones, unfinished ones, pickled ones.
-
-`ups_store.open`: one file, or the partitions of a split that several machines made.
-"""
+"""Opening stores: `open_any`, which is `ups_store.open`, takes every kind, `open_store` mapped files only."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import SpecError, StoreNotFoundError, StoreReplacedError
+from ups_store.errors import FormatError, SpecError, StoreNotFoundError, StoreReplacedError
 from ups_store.read.catalog import read_finished
 from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
 from ups_store.system import files
 from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
-from ups_store.system.paths import find_partitions, path_of
+from ups_store.system.paths import check_one_file, find_partitions, is_pattern, path_of
 
 
 def open_store(
@@ -43,14 +42,17 @@ def open_store(
             takes about twice as long, a later one 3 µs more per array and batch (docs/performance.md).
     Raises:
         StoreNotFoundError: If there is no file; also a FileNotFoundError.
-        FormatError: If it isn't a store, is damaged in its structure, or is newer than this program.
-        SpecError: For another `access` or `verify`, or what can't be a path (kind "path").
+        FormatError: If it isn't a store, is damaged in its structure, or is newer than this program; if it is
+            packed, kind "packed".
+        SpecError: For another `access` or `verify`, what can't be a path (kind "path"), or a pattern of
+            several files (kind "partitions").
     """
     if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
         found = f"access={access!r}, verify={verify!r}"
         raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
     target = path_of(path)
     check_not_reserved(path)
+    check_one_file(target)
     if is_in_memory(target):
         return _open_in_memory(keeping(target), partial, access, verify)
     if partial and target.name.endswith(BUILDING_SUFFIX):
@@ -65,7 +67,7 @@ def open_store(
         error.hint = "it is being built: run the build again to finish it, or open it with partial=True"
         raise
     try:
-        return Store(target, fd, read_finished(fd, target), access=access, verify=verify)
+        return Store(target, fd, read_finished(fd, target), reopen=reopen, access=access, verify=verify)
     finally:
         files.close(fd)
 
@@ -92,7 +94,8 @@ def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
     try:
         found = read_building_file(fd, where)
         building = None if found.state is State.FINISHED else found
-        return Store(path, fd, found.catalog, building=building, access=access, verify=verify)
+        options: dict[str, Any] = {"access": access, "verify": verify}
+        return Store(path, fd, found.catalog, reopen=reopen, building=building, **options)
     finally:
         files.close(fd)
 
@@ -141,7 +144,8 @@ def _open_copy(
         warnings.warn(f"{path}: its copy in RAM, {copy_path}, is gone: the file is used", stacklevel=3)
         return None
     try:
-        return Store(path, fd, read_finished(fd, path), access=access, verify=verify, is_copy=True)
+        options: dict[str, Any] = {"access": access, "verify": verify, "is_copy": True}
+        return Store(path, fd, read_finished(fd, path), reopen=reopen, **options)
     finally:
         files.close(fd)
 
@@ -152,23 +156,47 @@ def open_any(
     partial: bool = False,
     access: Access = "auto",
     verify: Verify | None = None,
-) -> Store | PartitionedStore:
-    """Open a store, or with a pattern such as `NAME-*-of-00016.zarr.zip` all its partitions as one.
+) -> AnyStore:
+    """Open a store of any kind.
 
-    Arguments and errors are those of `ups_store.read.open.open_store`; `partial` is for single files.
+    One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes; the partitions that a pattern
+    such as `NAME-*-of-00016.zarr.zip` names are one `PartitionedStore`.
 
+    Args:
+        path: A file, or a pattern.
+        partial: See `ups_store.read.open.open_store`; for single files.
+        access: Likewise; a packed file can't be opened with "map".
+        verify: Likewise; of a packed file every chunk is checked whenever it is decoded.
     Raises:
-        StoreNotFoundError: Also if partitions are missing.
-        FormatError: Also if the partitions were not made from the same.
+        StoreNotFoundError: If there is no file, or partitions are missing; also a FileNotFoundError.
+        FormatError: If it isn't a store, is damaged in its structure, or is newer than this program; if
+            partitions were not made from the same.
+        SpecError: For arguments that have no meaning.
     """
     pattern = path_of(path)
-    if "*" not in pattern.name or files.exists(pattern):
-        return open_store(path, partial=partial, access=access, verify=verify)
+    if not is_pattern(pattern):
+        return _open_file(path, partial, access, verify)
     with contextlib.ExitStack() as stack:
         partitions = [
-            stack.enter_context(open_store(partition, access=access, verify=verify))
+            stack.enter_context(_open_file(partition, False, access, verify))
             for partition in find_partitions(pattern)
         ]
         store = PartitionedStore(pattern, partitions)
         stack.pop_all()
     return store
+
+
+def _open_file(
+    path: str | os.PathLike[str], partial: bool, access: Access, verify: Verify | None
+) -> AnyStore:
+    try:
+        return open_store(path, partial=partial, access=access, verify=verify)
+    except FormatError as error:
+        if error.kind != "packed":
+            raise
+        if access == "map":
+            error.hint = "leave out `access`, or unpack it with `ups-store unpack`"
+            raise
+    # By name: what packs and unpacks stands above what reads, and most programs need no codec.
+    opened: AnyStore = import_module("ups_store.packed.store").open_packed(path)
+    return opened

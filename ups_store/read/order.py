@@ -1,10 +1,7 @@
-"""Data order: which items every step of an epoch takes, the same on every machine; pure, without torch.
+"""Data order: which items every step of an epoch takes; pure, without torch.
 
-Nothing is kept for a whole epoch: positions become items, blocks of them at a time.
-
-Keyed permutations: a pseudo-random order of any size that is computed where it is asked for; pure.
-
-Everything is exact integer arithmetic, so the order is the same on every machine.
+An order is computed where it is asked for, by permutations with a key: nothing is kept for a whole epoch, and
+blocks of positions become items. All of it is exact integer arithmetic, so every machine gets the same.
 """
 
 from __future__ import annotations
@@ -18,19 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ConfigError
-
-Samples = npt.NDArray[np.int64]
+from ups_store.read.gather import Samples
 
 Bits = npt.NDArray[np.uint64]
 
 NUM_ROUNDS = 8
-
 SMALL_SIZE = 1024  # below, items mix slowly: fewer rounds show in the frequencies of all orders
-
 SMALL_NUM_ROUNDS = 24
-
 BLOCKS_AHEAD = 4096  # permuted at once: of a few, the calls take most of the time
-
+BLOCK_POSITIONS = 8192  # computed at once: malloc would map and fault in arrays larger than 64 KiB each time
 _HALF = np.uint64(32)
 
 
@@ -176,8 +169,6 @@ def in_order(positions: Samples, tweak: Samples | int = 0) -> Samples:
 
 
 Shuffle = bool | Literal["block"]
-
-BLOCK_POSITIONS = 8192  # computed at once: arrays of 64 KiB; malloc would map and fault in larger ones anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""Reading a file by several threads, in large calls that let go of the GIL.
+"""Mode "page-cache": the file's pages in RAM once, whatever the number of processes that map it.
 
-Mode "page-cache": the file's pages in RAM once, whatever the number of processes that map it.
-
-Keeping memory from being swapped out or given back (mlock).
+`read_steps`, by which other modes copy as well, reads by several threads in large calls that let go of the
+interpreter lock; `lock` keeps memory from being swapped out or given back (mlock).
 """
 
 from __future__ import annotations

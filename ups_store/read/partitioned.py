@@ -2,83 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import FormatError, SpecError
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.format.metadata import ArrayMeta, dtype_name
-from ups_store.read.gather import Indices, check_effect, check_indices, check_output, names_of, window_of
+from ups_store.format.metadata import ArrayMeta, RootMeta
+from ups_store.read.base import BaseStore
+from ups_store.read.gather import Indices, check_indices, check_output, window_of
 from ups_store.read.preload import Mode, PreloadReport
-from ups_store.read.store import Store
+from ups_store.read.protocol import AnyStore
 from ups_store.read.verify import Report
 from ups_store.system.paths import PARTITION_KEY
 
 
-class PartitionedStore:
+class PartitionedStore(BaseStore):
     """Partitions of one split as one store: samples are numbered through, `gather` takes from any of them.
 
     Opened by `ups_store.open(pattern)`. Reads like a `Store`, except that no array is one piece of memory:
     `store[name]` refuses, `sample` and `gather` work.
 
+    Args:
+        pattern: What names the files.
+        partitions: The open partitions, mapped or packed, in order.
+
     Attributes:
         path: The pattern.
         partitions: The open partitions, in order.
-        identity: The identity document that one file with all samples would have.
-        config_hash: Its sha256: equal to that of the store built as one file.
-        is_partial: False.
+        identity_document: The one that one file with all samples would have; `config_hash` is its hash.
     """
 
-    is_partial = False
-
-    def __init__(self, pattern: Path, partitions: Sequence[Store]) -> None:
-        self.path = pattern
+    def __init__(self, pattern: Path, partitions: Sequence[AnyStore]) -> None:
         self.partitions = tuple(partitions)
-        self.identity = _whole_identity(pattern, self.partitions)
-        self.config_hash = config_hash(self.identity)
+        first, document = self.partitions[0], _whole_identity(pattern, self.partitions)
         self._ends = np.cumsum([len(partition) for partition in self.partitions])
+        num_samples = int(self._ends[-1])
+        version = max(partition.version for partition in self.partitions)
+        root = RootMeta(version, config_hash(document), document, dict(first.attrs))
+        super().__init__(pattern, root, _whole_metas(first, num_samples), num_samples)
 
-    def __len__(self) -> int:
-        """N, the number of samples of all partitions."""
-        return int(self._ends[-1])
-
-    __iter__ = None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.partitions[0]
-
-    def __repr__(self) -> str:
-        where = f"{len(self)} samples in {len(self.partitions)} partitions"
-        return f"<ups_store.PartitionedStore {self.path.name}: {where}>"
+    def _summary(self) -> list[str]:
+        return [f"{len(self.partitions)} partitions", f"{self.nbytes:,} bytes"]
 
     @property
-    def attrs(self) -> Mapping[str, Any]:
-        """Attributes of the root group, those of the first partition."""
-        return self.partitions[0].attrs
+    def access(self) -> str:
+        """How samples are got, as `Store.access`; "mixed" if not from all partitions alike."""
+        kinds = {partition.access for partition in self.partitions}
+        return kinds.pop() if len(kinds) == 1 else "mixed"
 
     @property
-    def arrays(self) -> dict[str, ArraySpec]:
-        """The arrays with a sample axis, shapes (N, ...)."""
-        return {
-            name: ArraySpec((len(self), *spec.shape[1:]), spec.dtype, dims=spec.dims, attrs=spec.attrs)
-            for name, spec in self.partitions[0].arrays.items()
-        }
-
-    @property
-    def constants(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays without a sample axis, equal in all partitions."""
-        return self.partitions[0].constants
-
-    @property
-    def dims(self) -> dict[str, tuple[str, ...]]:
-        """Dimension names of every array."""
-        return self.partitions[0].dims
+    def network(self) -> str | None:
+        """Name of the network file system that one of the files lies on; None if all are local."""
+        return next(filter(None, (partition.network for partition in self.partitions)), None)
 
     @property
     def nbytes(self) -> int:
@@ -86,34 +66,36 @@ class PartitionedStore:
         return sum(partition.nbytes for partition in self.partitions)
 
     @property
-    def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there, bool, shape (N,): all."""
-        return np.ones(len(self), bool)
+    def fingerprint(self) -> str:
+        """The partitions' fingerprints, in order; that of one file with the same samples is another."""
+        return " ".join(partition.fingerprint for partition in self.partitions)
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """A constant.
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """A constant, read-only, equal in all partitions.
 
         Raises:
-            SpecError: For an array with a sample axis: it lies in several files.
+            ArrayNotFoundError: Also a KeyError.
+            SpecError: For an array with a sample axis, kind "unsupported": it lies in several files.
         """
-        if name in self.partitions[0].constants:
-            return self.partitions[0][name]
-        raise SpecError(
-            "its samples lie in several files, so it is no single array",
-            path=self.path,
-            array=name,
-            hint="use gather or sample, or make one file with `ups-store concat`",
-        )
+        if self._meta(name).is_constant:
+            constant: npt.NDArray[Any] = self.partitions[0][name]
+            return constant
+        self.check_open()
+        problem = "its samples lie in several files, so it is no single array"
+        hint = "use gather or sample, or make one file with `ups-store concat`"
+        raise self._unsupported(problem, hint, array=name)
 
     def sample(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """All arrays of one sample as read-only views, as `Store.sample`."""
-        samples = check_indices([index], len(self), path=self.path)
-        number = int(np.searchsorted(self._ends, samples[0], side="right"))
-        return self.partitions[number].sample(int(samples[0]) - self._first(number))
+        """All arrays of one sample, read-only, by name, as `Store.sample`."""
+        self.check_open()
+        sample = int(check_indices([index], len(self), path=self.path)[0])
+        number = int(np.searchsorted(self._ends, sample, side="right"))
+        values: dict[str, npt.NDArray[Any]] = self.partitions[number].sample(sample - self._first(number))
+        return values
 
     def gather(
         self,
-        indices: Indices,
+        indices: Indices | slice,
         names: Sequence[str] | None = None,
         *,
         start: int | Indices | None = None,
@@ -126,19 +108,17 @@ class PartitionedStore:
 
         Where samples come from several partitions, they are copied twice.
         """
-        names = None if names is None else names_of(names)
-        samples = check_indices(indices, len(self), path=self.path)
+        is_window = start is not None or length is not None or stride != 1
+        samples, metas = self._asked(indices, names, is_window=is_window, out=out)
+        names = [meta.name for meta in metas]
         numbers = np.searchsorted(self._ends, samples, side="right")
-        options: dict[str, Any] = {"stride": stride, "num_threads": num_threads}
-        present = np.unique(numbers).tolist() or [0]
+        options: dict[str, Any] = {"length": length, "stride": stride, "num_threads": num_threads}
+        present = np.unique(numbers).tolist() or [int(np.argmax(np.diff(self._ends, prepend=0) > 0))]
         if len(present) == 1:
             local = samples - self._first(present[0])
-            options |= {"start": start, "length": length, "out": out}
-            partition: Store = self.partitions[present[0]]
-            return partition.gather(local, names, **options)
-        metas = self._metas(names)
-        is_window = start is not None or length is not None or stride != 1
-        check_effect(metas, is_window, out, path=self.path)
+            options |= {"start": start, "out": out}
+            part: dict[str, npt.NDArray[Any]] = self.partitions[present[0]].gather(local, names, **options)
+            return part
         windows = [window_of(m, len(samples), start=start, length=length, stride=stride) for m in metas]
         window = next((window for window in windows if window is not None), None)
         result: dict[str, npt.NDArray[Any]] = {}
@@ -153,53 +133,56 @@ class PartitionedStore:
                 result[name][rows] = values
         return result
 
-    def preload(self, mode: Mode = "auto", **options: Any) -> list[PreloadReport]:
-        """Bring all partitions into memory, a report each; arguments and errors as `Store.preload`."""
-        return [partition.preload(mode, **options) for partition in self.partitions]
+    def preload(self, mode: Mode = "auto", **options: Any) -> PreloadReport:
+        """Bring all partitions into memory, one after the other; arguments and errors as `Store.preload`.
+
+        Returns:
+            One report, with a report for each partition in `parts`.
+        Raises:
+            SpecError: Also for `samples`, kind "samples".
+        """
+        if options.get("samples") is not None:
+            hint = "preload the partition that has them: `store.partitions[i].preload(...)`"
+            raise SpecError("preload argument 'samples'", kind="samples", path=self.path, hint=hint)
+        reports = [partition.preload(mode, **options) for partition in self.partitions]
+        return PreloadReport.joined(self.path, reports)
 
     def residency(self) -> float:
         """Share of the files that lies in RAM, 0 to 1."""
-        return sum(partition.residency() * partition.nbytes for partition in self.partitions) / max(
-            1, self.nbytes
-        )
+        resident = sum(partition.residency() * partition.nbytes for partition in self.partitions)
+        return resident / max(1, self.nbytes)
 
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
-    ) -> list[Report]:
-        """Check every byte of every partition; a report per partition, as `Store.verify`."""
-        return [partition.verify(num_threads=num_threads, progress=progress) for partition in self.partitions]
+    ) -> Report:
+        """Check every byte of every partition; one report, with a report for each in `parts`."""
+        reports = [
+            partition.verify(num_threads=num_threads, progress=progress) for partition in self.partitions
+        ]
+        firsts = [self._first(number) for number in range(len(self.partitions))]
+        return Report.joined(self.path, reports, firsts)
+
+    def check_open(self) -> None:
+        """Fail after `close`, with `StoreClosedError`."""
+        self.partitions[0].check_open()
 
     def close(self) -> None:
         """Let go of all partitions. Closing twice is allowed."""
         for partition in self.partitions:
             partition.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartitionedStore, (
-            self.path,
-            self.partitions,
-        )  # each partition checks that it is still the same
-
-    def _metas(self, names: Sequence[str] | None) -> list[ArrayMeta]:
-        arrays = self.arrays
-        if not arrays.keys() >= set(names or ()):
-            self.partitions[0].gather([], names)  # fails, and says why
-        chosen = arrays if names is None else {name: arrays[name] for name in names}
-        return [
-            ArrayMeta(name, tuple(spec.shape), dtype_name(spec.dtype), tuple(spec.dims or ()))
-            for name, spec in chosen.items()
-        ]
+        # Each partition checks that it is still the same.
+        return PartitionedStore, (self.path, self.partitions)
 
     def _first(self, number: int) -> int:
         return int(self._ends[number]) - len(self.partitions[number])
+
+
+def _whole_metas(first: AnyStore, num_samples: int) -> Iterator[ArrayMeta]:
+    """The arrays of the first partition with the samples of all."""
+    for meta in first.metas.values():
+        yield meta if meta.is_constant else replace(meta, shape=(num_samples, *meta.sample_shape))
 
 
 def _output(
@@ -213,11 +196,12 @@ def _output(
     return out[name]
 
 
-def _whole_identity(pattern: Path, partitions: Sequence[Store]) -> dict[str, Any]:
-    """The identity of all partitions together; they must be made from the same, in the right order."""
-    first = _without_partition(partitions[0].identity, sum(map(len, partitions)))
+def _whole_identity(pattern: Path, partitions: Sequence[AnyStore]) -> dict[str, Any]:
+    """The identity document of all together; they must be made from the same, in the right order."""
+    num_samples = sum(map(len, partitions))
+    first = _without_partition(partitions[0].identity_document, num_samples)
     for number, partition in enumerate(partitions):
-        found = partition.identity.get("content", {}).get(PARTITION_KEY)
+        found = partition.identity.get(PARTITION_KEY)
         if found != [number, len(partitions)]:
             raise FormatError(
                 "partition of a store",
@@ -228,7 +212,7 @@ def _whole_identity(pattern: Path, partitions: Sequence[Store]) -> dict[str, Any
                 found=found,
                 hint="give every file the name that it was built under",
             )
-        differing = differences(_without_partition(partition.identity, sum(map(len, partitions))), first)
+        differing = differences(_without_partition(partition.identity_document, num_samples), first)
         if differing:
             raise FormatError(
                 f"not made from the same as partition 0:\n{describe_differences(differing)}",
@@ -241,6 +225,7 @@ def _whole_identity(pattern: Path, partitions: Sequence[Store]) -> dict[str, Any
 
 
 def _without_partition(identity: Mapping[str, Any], num_samples: int) -> dict[str, Any]:
+    """The identity document of one partition, as if it were the whole."""
     content = {key: value for key, value in identity.get("content", {}).items() if key != PARTITION_KEY}
     arrays = {
         name: {**array, "shape": [num_samples, *array["shape"][1:]]} if "sample" in array["dims"] else array

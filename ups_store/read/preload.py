@@ -1,10 +1,7 @@
-"""`Request`: what `Store.preload` was asked for, and `PreloadJob`: the same, with the file it is about.
+"""Preloading: which mode a request for it means, whether there is room, and the report of what was done.
 
-Which mode: the one that was asked for, or for "auto" the fastest of those that are allowed and fit.
-
-`PreloadReport`: what a preload did, and why.
-
-`Budget`: what a mode needs and what there is, compared before anything is allocated.
+The mode is the one that was asked for, or for "auto" the fastest of those that are allowed and fit. What it
+needs and what there is, its budget, are compared before anything is allocated.
 """
 
 from __future__ import annotations
@@ -25,7 +22,25 @@ from ups_store.system.memory import available_bytes
 
 Mode: TypeAlias = Literal["auto", "page-cache", "copy", "pinned", "device"]
 
+Outcome: TypeAlias = Literal["page-cache", "copy", "pinned", "device", "mapped", "mixed"]
+
 Progress: TypeAlias = Callable[[int], object]
+
+ReadCatalog: TypeAlias = Callable[[int, Path], Catalog]
+
+logger = logging.getLogger(__name__)
+
+# Each has `budget(job)` and `load(job)`. Found by name: only `ups_store.torch` may import torch.
+_MODULES: dict[Outcome, str] = {
+    "page-cache": "ups_store.read.page_cache",
+    "copy": "ups_store.read.preload_copy",
+    "pinned": "ups_store.torch.pinned",
+    "device": "ups_store.torch.device",
+}
+
+_IN_RAM = ("auto", "page-cache", "copy")
+
+_MEMORY = Path("/proc/meminfo")
 
 NUM_THREADS = 4  # reads in flight, which a disk needs more of than there may be processors
 
@@ -101,49 +116,64 @@ def _wrong(name: str, expected: str, found: object, path: Path) -> SpecError:
     return SpecError(f"preload argument {name!r}", kind=name, path=path, expected=expected, found=found)
 
 
-Outcome = Literal["page-cache", "copy", "pinned", "device", "mapped"]
-
-
 @dataclass(frozen=True)
 class PreloadReport:
-    """What `Store.preload` did.
+    """What `preload` of a store did.
 
     Attributes:
-        mode: Where the data lie now; "mapped" if `auto` found room nowhere: they are read when they are used.
+        path: The store.
+        mode: Where the data lie now; "mapped" if `auto` found room nowhere: they are read when they are used;
+            "mixed" for partitions of which `auto` put some here, some there.
         why: Why this mode, with needed and available bytes, and what the modes before it were refused for.
         nbytes: Bytes that lie there now, also where they did before; 0 for "mapped".
         seconds: How long it took, in seconds.
         on_device: For "pinned" and "device" an `ups_store.torch.DeviceStore`, whose `gather` returns tensors
-            on the device; None for the others, where the store itself gathers from what was preloaded.
+            on the device; None for the others, where the store itself gathers from what was preloaded, and
+            for a store in partitions: each of its `parts` has one.
+        partitions: A report for each partition; empty for a store in one file.
     """
 
+    path: Path
     mode: Outcome
     why: str
     nbytes: int
     seconds: float
     on_device: Any = None
+    partitions: tuple[PreloadReport, ...] = ()
+
+    @classmethod
+    def joined(cls, path: Path, partitions: Sequence[PreloadReport]) -> PreloadReport:
+        """The report on a store in partitions."""
+        modes = {report.mode for report in partitions}
+        mode: Outcome = modes.pop() if len(modes) == 1 else "mixed"
+        why = "; ".join(dict.fromkeys(f"{report.path.name}: {report.why}" for report in partitions))
+        nbytes = sum(report.nbytes for report in partitions)
+        seconds = sum(report.seconds for report in partitions)
+        return cls(path, mode, why, nbytes, seconds, None, tuple(partitions))
+
+    @property
+    def parts(self) -> tuple[PreloadReport, ...]:
+        """The report on each file: those on the partitions, or this one."""
+        return self.partitions or (self,)
 
 
-logger = logging.getLogger(__name__)
+def preload(
+    file: StoreFile, catalog: Catalog, request: Request, *, read_catalog: ReadCatalog = read_finished
+) -> PreloadReport:
+    """Bring a finished store into memory; see `Store.preload`.
 
-# Each has `budget(job)` and `load(job)`. Found by name: only `ups_store.torch` may import torch.
-_MODULES: dict[Outcome, str] = {
-    "page-cache": "ups_store.read.page_cache",
-    "copy": "ups_store.read.preload_copy",
-    "pinned": "ups_store.torch.pinned",
-    "device": "ups_store.torch.device",
-}
-
-_IN_RAM = ("auto", "page-cache", "copy")
-
-
-def preload(file: StoreFile, catalog: Catalog, request: Request) -> PreloadReport:
-    """Bring a finished store into memory; see `Store.preload`."""
+    Args:
+        file: Its file.
+        catalog: What it holds.
+        request: What was asked for.
+        read_catalog: Reads the catalog again, to see that the path still has the same file.
+    """
     file.check_open()
     request.check(catalog.layout.num_samples, path=file.path)
     if file.is_copy and request.mode in _IN_RAM and not request.lock:
-        return PreloadReport("copy", "the store gathers from a copy in RAM already", file.nbytes, 0.0)
-    fd = _open_again(file, catalog)
+        why = "the store gathers from a copy in RAM already"
+        return PreloadReport(file.path, "copy", why, file.nbytes, 0.0)
+    fd = _open_again(file, catalog, read_catalog)
     files.advise_sequential(fd)  # threads that share a descriptor confuse the kernel's own guess
     try:
         job = PreloadJob(file, catalog, fd, request)
@@ -172,7 +202,7 @@ def _choose(job: PreloadJob) -> PreloadReport:
             refusals.append(f"{mode} refused ({error.problem}: {error.found})")
         else:
             return replace(report, why="; ".join([*refusals, report.why]))
-    return PreloadReport("mapped", "; ".join(refusals), 0, 0.0)
+    return PreloadReport(job.file.path, "mapped", "; ".join(refusals), 0, 0.0)
 
 
 def _load(job: PreloadJob, mode: Any) -> PreloadReport:
@@ -182,14 +212,15 @@ def _load(job: PreloadJob, mode: Any) -> PreloadReport:
     budget.check(mode, margin=job.request.margin, path=job.file.path)
     on_device = module.load(job)
     nbytes = job.file.nbytes if on_device is None else on_device.nbytes
-    return PreloadReport(mode, f"{mode}: {budget}", nbytes, time.perf_counter() - started, on_device)
+    seconds = time.perf_counter() - started
+    return PreloadReport(job.file.path, mode, f"{mode}: {budget}", nbytes, seconds, on_device)
 
 
-def _open_again(file: StoreFile, catalog: Catalog) -> int:
+def _open_again(file: StoreFile, catalog: Catalog, read_catalog: ReadCatalog) -> int:
     """Open the file for reading: the mapping, which needs no descriptor of ours, can't be read from."""
     fd = files.open_existing(file.path)
     try:
-        if fingerprint_of(read_finished(fd, file.path)) != fingerprint_of(catalog):
+        if fingerprint_of(read_catalog(fd, file.path)) != fingerprint_of(catalog):
             raise StoreReplacedError(
                 "the file was replaced since it was opened", path=file.path, hint="open it again"
             )
@@ -197,9 +228,6 @@ def _open_again(file: StoreFile, catalog: Catalog) -> int:
         files.close(fd)
         raise
     return fd
-
-
-_MEMORY = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`SampledArray`: one array of an open store as what batches are copied from (spec 7.5).
 
-`verify="touch"`: what is read is checked against its CRC-32C the first time, and never again.
+`TouchChecks` is what `verify="touch"` adds: what is copied is checked against its CRC-32C the first time.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from ups_store.system.parallel import for_each, parts_of
 from ups_store.system.runs import BLOCK_BYTES, cast_into, copy_runs
 
 MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
+
+_BLOCK_BYTES = 4 << 20  # of a plain chunk at a time
+
+Read = Callable[[int, int], Bytes]
 
 
 class SampledArray:
@@ -175,11 +179,6 @@ class SampledArray:
             self._copy(samples[rows], part, out[rows])
 
         for_each(copy, parts_of(len(samples), num_threads), num_threads=num_threads)
-
-
-_BLOCK_BYTES = 4 << 20  # of a plain chunk at a time
-
-Read = Callable[[int, int], Bytes]
 
 
 class TouchChecks:

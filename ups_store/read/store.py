@@ -5,16 +5,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
-from ups_store.format.array_spec import ArraySpec
+from ups_store.errors import NotCommittedError
 from ups_store.format.layout import ArrayLayout
-from ups_store.format.metadata import dtype_of
+from ups_store.read.base import BaseStore
 from ups_store.read.catalog import Catalog, fingerprint_of
 from ups_store.read.gather import TIME_DIM, Indices, check_effect, check_indices, names_of, window_of
 from ups_store.read.recovery import Building, read_commits, read_committed
@@ -29,21 +27,25 @@ if TYPE_CHECKING:
 Verify: TypeAlias = Literal["touch"]
 
 
-class Store:
-    """A store, mapped read-only: `store[name]` is a whole array, `len(store)` the number of samples.
+class Store(BaseStore):
+    """A store, mapped read-only: `store[name]` is an array, `store[i]` a sample, `len(store)` their number.
 
     Views stay valid as long as anybody holds them, also after `close` and after the file was replaced or
     removed: they keep the mapping alive. Picklable (the copy opens the file again and checks that it holds
     the same content), usable after fork, safe to read from several threads.
 
-    Attributes:
+    Args:
         path: Absolute path of the file.
-        identity: The identity document: what the content was made from.
-        config_hash: sha256 of the identity, 64 hexadecimal digits.
-        attrs: Attributes of the root group.
-        version: Format version of the file, `(major, minor)`.
+        fd: Its descriptor, which stays the caller's.
+        catalog: What it holds and where.
+        reopen: What a pickled store becomes: `ups_store.read.open.reopen`.
+        building: State of a file under construction; None for a finished one.
+        access: See `ups_store.open`; likewise `verify`.
+        verify: "touch", or None.
+        is_copy: Whether `fd` is a copy of the file in memory, sealed.
+
+    Attributes:
         network: Name of the network file system that the file lies on, such as "nfs"; None for local ones.
-        is_partial: Whether it was opened while it was under construction.
         verify_on_touch: Whether samples are checked when they are first used.
     """
 
@@ -53,59 +55,32 @@ class Store:
         fd: int,
         catalog: Catalog,
         *,
+        reopen: Callable[..., Store],
         building: Building | None = None,
         access: Access = "auto",
         verify: Verify | None = None,
         is_copy: bool = False,
     ) -> None:
-        self.path = path
-        self.identity: Mapping[str, Any] = catalog.root.identity
-        self.config_hash = catalog.root.config_hash
-        self.attrs: Mapping[str, Any] = catalog.root.attrs
-        self.version = catalog.root.version
+        metas = [array.meta for array in catalog.layout.arrays.values()]
+        super().__init__(path, catalog.root, metas, catalog.layout.num_samples)
         self.is_partial = building is not None
         self._catalog = catalog
+        self._reopen = reopen
         self._building = building
         nbytes = catalog.layout.file_nbytes
         self._file = StoreFile(path, fd, nbytes, access=access, keeps_fd=self.is_partial)
-        if is_copy:  # `fd` is a file in memory, sealed
+        if is_copy:
             self._file.use_copy(self._file.mapping(), fd=fd)
         self.network = self._file.network
         self._views: dict[str, npt.NDArray[Any]] = {}
         self._sampled: dict[str, SampledArray] = {}
-        metas = [array.meta for array in catalog.layout.per_sample]
-        self._per_sample = tuple(meta.name for meta in metas)
-        self._timed = {meta.name for meta in metas if TIME_DIM in meta.dims}
+        self._timed = {meta.name for meta in metas if TIME_DIM in meta.dims and not meta.is_constant}
         self.verify_on_touch = verify == "touch"
         self._checks = TouchChecks(self._file.read, path) if self.verify_on_touch else None
 
-    def __len__(self) -> int:
-        """N, the number of samples."""
-        return self._catalog.layout.num_samples
-
-    __iter__ = None  # over samples or over names? `range(len(store))` and `store.arrays` say which
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._catalog.layout.arrays
-
-    def __repr__(self) -> str:
-        arrays = ", ".join(f"{name} {tuple(spec.shape)} {spec.dtype}" for name, spec in self.arrays.items())
-        return f"<ups_store.Store {self.path.name}: {len(self)} samples; {arrays}>"
-
-    @property
-    def arrays(self) -> dict[str, ArraySpec]:
-        """The arrays with a sample axis; `create` takes them as they are."""
-        return {a.meta.name: _spec(a) for a in self._catalog.layout.per_sample}
-
-    @property
-    def constants(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays without a sample axis, as views; `create` takes them as they are."""
-        return {name: self[name] for name, a in self._catalog.layout.arrays.items() if a.meta.is_constant}
-
-    @property
-    def dims(self) -> dict[str, tuple[str, ...]]:
-        """Dimension names of every array."""
-        return {name: array.meta.dims for name, array in self._catalog.layout.arrays.items()}
+    def _summary(self) -> list[str]:
+        size = f"{self.nbytes:,} bytes"
+        return [size, "under construction"] if self.is_partial else [size]
 
     @property
     def access(self) -> Access:
@@ -128,7 +103,7 @@ class Store:
             committed[:] = True
         return committed
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def whole(self, name: str) -> npt.NDArray[Any]:
         """The whole array as a read-only view of the mapping, shape (N, ...), no copy; a constant likewise.
 
         Also a store that is read with "pread" is mapped for this; its constants are read. With
@@ -151,31 +126,28 @@ class Store:
         return view
 
     def sample(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """All arrays of one sample as read-only views, by name; shape () for a number.
+        """All arrays of one sample as read-only views by name; shape () for a number. Negative: from the end.
 
         Raises:
-            SampleIndexError: Unless 0 <= index < N; also an IndexError.
+            SampleIndexError: Unless -N <= index < N; also an IndexError.
             NotCommittedError: If the store is under construction and the sample isn't there yet.
             TruncatedError: If another program cut the file.
             CorruptChunkError: If `verify="touch"` finds damage.
         """
         if self.access == "pread":
-            read = self.gather([index])
-            for batch in read.values():
-                batch.flags.writeable = False
-            return {name: batch[0, ...] for name, batch in read.items()}
-        samples = check_indices([index], len(self), path=self.path)
+            return super().sample(index)
         self.check_length()
+        samples = check_indices([index], len(self), path=self.path)
         self._require(samples)
-        values = {}
+        number, values = int(samples[0]), {}
         for array in self._catalog.layout.per_sample:
             self._check(array, samples)
-            values[array.meta.name] = self._view(array.meta.name)[index, ...]
+            values[array.meta.name] = self._view(array.meta.name)[number, ...]
         return values
 
     def gather(
         self,
-        indices: Indices,
+        indices: Indices | slice,
         names: Sequence[str] | None = None,
         *,
         start: int | Indices | None = None,
@@ -187,7 +159,8 @@ class Store:
         """Copy samples, or windows of them, into a batch.
 
         Args:
-            indices: Sample numbers, shape (B,), in any order, repeats allowed.
+            indices: Sample numbers, shape (B,), in any order, repeats allowed, negative ones from the end; or
+                a slice.
             names: Arrays to take; all with a sample axis by default.
             start: First time step of the window, one number or one per sample; 0 by default.
             length: Number of time steps of the window; as many as there are by default. Arrays without a
@@ -202,8 +175,9 @@ class Store:
             Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
         Raises:
             SampleIndexError: For a sample or window outside the store.
-            SpecError: For one name that isn't in a list; for an `out` of another shape, or of a dtype that
-                loses what the array holds.
+            ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
+            SpecError: For one name that isn't in a list; for indices that aren't integers (kind "index"); for
+                an `out` of another shape, or of a dtype that loses what the array holds.
             TruncatedError: If another program cut the file.
             CorruptChunkError: If `verify="touch"` finds damage.
         """
@@ -234,7 +208,7 @@ class Store:
 
     def _gather_usual(
         self,
-        indices: Indices,
+        indices: Indices | slice,
         chosen: Sequence[str],
         start: int | Indices | None,
         length: int | None,
@@ -337,9 +311,8 @@ class Store:
         """
         from ups_store.read.verify import verify_file
 
-        fingerprint = (
-            None if self.is_partial else self.fingerprint
-        )  # which is made when the store is finished
+        # of a store under construction it is made when that is finished
+        fingerprint = None if self.is_partial else self.fingerprint
         return verify_file(self.path, fingerprint=fingerprint, num_threads=num_threads, progress=progress)
 
     @property
@@ -352,21 +325,15 @@ class Store:
         self._forget_views()
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        from ups_store.read.open import reopen
-
         verify = "touch" if self.verify_on_touch else None
         options = {"partial": self.is_partial, "access": self._file.file_access, "verify": verify}
         fingerprint = None if self.is_partial else self.fingerprint
-        return reopen, (str(self.path), fingerprint, self.config_hash, options, self._file.copy_path)
+        return self._reopen, (str(self.path), fingerprint, self.config_hash, options, self._file.copy_path)
+
+    def check_open(self) -> None:
+        """Fail after `close`, with `StoreClosedError`."""
+        self._file.check_open()
 
     def check_length(self) -> None:
         """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5).
@@ -390,13 +357,7 @@ class Store:
         self._views, self._sampled = {}, {}  # what another thread is about to keep goes with the old ones
 
     def _layout(self, name: str) -> ArrayLayout:
-        try:
-            return self._catalog.layout.arrays[name]
-        except KeyError:
-            names = ", ".join(self._catalog.layout.arrays)
-            raise ArrayNotFoundError(
-                f"no array {name!r}", path=self.path, expected=f"one of {names}"
-            ) from None
+        return self._catalog.layout.arrays[self._meta(name).name]
 
     def _view(self, name: str) -> npt.NDArray[Any]:
         views = self._views
@@ -409,9 +370,7 @@ class Store:
         sampled = self._sampled
         array = sampled.get(name)
         if array is None:
-            layout = self._layout(name)
-            if layout.meta.is_constant:
-                raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
+            layout = self._catalog.layout.arrays[self._sampled_meta(name).name]
             array = sampled[name] = SampledArray(layout, self._file)
         return array
 
@@ -429,8 +388,3 @@ class Store:
                 sample=int(missing[0]),
                 hint="`store.committed` tells which are there",
             )
-
-
-def _spec(array: ArrayLayout) -> ArraySpec:
-    meta = array.meta
-    return ArraySpec(meta.shape, dtype_of(meta.dtype), dims=meta.dims, attrs=meta.attrs)

@@ -1,9 +1,8 @@
 """`StoreFile`: the file of an open store, mapped or read through a descriptor (spec 7.4, 7.5).
 
-Batches by read calls instead of a mapping: for network file systems, and files that others may cut.
-
-A read that finds less than it should is an error here, where touching a mapping would end the process.
-Neighbours are read together, and several reads are under way at once: each may wait for a disk or a server.
+Read calls are for network file systems, and for files that others may cut: a read that finds less than it
+should is an error, where touching a mapping would end the process. Neighbours are read together, and several
+reads are under way at once, since each may wait for a disk or a server.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ from ups_store.system.parallel import for_each
 from ups_store.system.runs import Runs, items_of
 
 Access: TypeAlias = Literal["auto", "map", "pread"]
+
+READS_IN_FLIGHT = 8
+_MAX_GAP_BYTES = 64 << 10  # between runs: less is read along, sooner than another request is answered
+_READ_BYTES = 4 << 20  # of neighbours together
 
 
 class Descriptor:
@@ -188,13 +191,6 @@ def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
             found="no limit of the process" if left is None else f"{left:,} bytes left by `ulimit -v`",
             hint='raise that limit, or open it with access="pread"',
         ) from error
-
-
-READS_IN_FLIGHT = 8
-
-_MAX_GAP_BYTES = 64 << 10  # between runs: less is read along, sooner than another request is answered
-
-_READ_BYTES = 4 << 20  # of neighbours together
 
 
 def read_samples(

@@ -1,11 +1,7 @@
 """`verify`: every byte of a finished file checked: payloads by checksum, all others by making them again.
 
 Reads with `pread` through a descriptor of its own, so memory that somebody changed in a mapping doesn't count
-and a file that is cut meanwhile is an error, not a signal (spec 7.6).
-
-What checking every byte of a store found.
-
-What verifying says of metadata: text that goes on behind its end, and the identity (spec 4.1, 8.1).
+and a file that is cut meanwhile is an error, not a signal (spec 7.6). What it finds is a `Report`.
 """
 
 from __future__ import annotations
@@ -13,9 +9,9 @@ from __future__ import annotations
 import os
 import reprlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +27,10 @@ from ups_store.format.zip_records import Entry, pack_directory
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.system import files
 
+_BLOCK_BYTES = 4 << 20  # read at a time and thread
+
+_MAX_SHOWN = 16  # differing stretches of one record that are reported one by one
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -45,6 +45,7 @@ class Problem:
         array: Array, where one is concerned.
         sample: Sample, where one can be told.
         detail: What was expected and found.
+        path: The file, where the store has several.
     """
 
     kind: str
@@ -53,9 +54,11 @@ class Problem:
     array: str | None = None
     sample: int | None = None
     detail: str = ""
+    path: Path | None = None
 
     def __str__(self) -> str:
-        where = [f"array {self.array!r}"] if self.array else []
+        where = [self.path.name] if self.path else []
+        where += [f"array {self.array!r}"] if self.array else []
         where += [f"sample {self.sample}"] if self.sample is not None else []
         where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
         return f"{', '.join(where)}: {self.kind} {self.detail} (spec {self.clause})"
@@ -66,16 +69,40 @@ class Report:
     """What `verify` found.
 
     Attributes:
-        path: The file.
+        path: The store.
         nbytes: Bytes that were checked: all of them.
         num_chunks: Chunk checksums that were checked.
-        problems: What is wrong, in file order.
+        problems: What is wrong, in file order; of a store in partitions with the numbers that samples have in
+            the whole, and the file's path.
+        partitions: A report for each partition, with the file's own numbers; empty for a store in one file.
     """
 
     path: Path
     nbytes: int
     num_chunks: int
     problems: tuple[Problem, ...]
+    partitions: tuple[Report, ...] = ()
+
+    @classmethod
+    def joined(cls, path: Path, partitions: Sequence[Report], firsts: Sequence[int]) -> Report:
+        """The report on a store in partitions, which begin with the samples `firsts`."""
+        problems = tuple(
+            replace(
+                problem,
+                path=report.path,
+                sample=None if problem.sample is None else problem.sample + first,
+            )
+            for report, first in zip(partitions, firsts, strict=True)
+            for problem in report.problems
+        )
+        nbytes = sum(report.nbytes for report in partitions)
+        num_chunks = sum(report.num_chunks for report in partitions)
+        return cls(path, nbytes, num_chunks, problems, tuple(partitions))
+
+    @property
+    def parts(self) -> tuple[Report, ...]:
+        """The report on each file: those on the partitions, or this one."""
+        return self.partitions or (self,)
 
     @property
     def ok(self) -> bool:
@@ -97,11 +124,6 @@ class Report:
                     [] if problem.sample is None else [problem.sample]
                 )
         return {name: sorted(samples) for name, samples in found.items()}
-
-
-_BLOCK_BYTES = 4 << 20  # read at a time and thread
-
-_MAX_SHOWN = 16  # differing stretches of one record that are reported one by one
 
 
 @dataclass(frozen=True)

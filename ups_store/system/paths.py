@@ -16,8 +16,8 @@ from ups_store.errors import SpecError, StoreNotFoundError
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 4095  # PATH_MAX without the NUL behind it
-PARTITION_KEY = "partition"  # in the identity's content: [number, how many]
-_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.zarr\.zip")
+PARTITION_KEY = "partition"  # in the identity: [number, how many]
+_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(\.packed)?\.zarr\.zip)")
 
 
 def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
@@ -71,6 +71,18 @@ def partition_range(num_samples: int, number: int, count: int) -> range:
     return range(num_samples * number // count, num_samples * (number + 1) // count)
 
 
+def is_pattern(path: Path) -> bool:
+    """Whether a path names several files: by a star, unless that is a file's own."""
+    return "*" in path.name and not os.path.lexists(path)
+
+
+def check_one_file(path: Path) -> None:
+    """Refuse a pattern where one file is meant; `SpecError` of kind "partitions"."""
+    if is_pattern(path):
+        hint = "name one of them, or make one file of them with `ups-store concat`"
+        raise SpecError("it names several files", kind="partitions", path=path, expected="one", hint=hint)
+
+
 def find_partitions(pattern: Path) -> list[Path]:
     """The files that a pattern such as `NAME-*-of-00016.zarr.zip` names, in order, all of them.
 
@@ -81,7 +93,7 @@ def find_partitions(pattern: Path) -> list[Path]:
     found = {Path(name): _NAME.fullmatch(os.path.basename(name)) for name in glob.glob(os.fspath(pattern))}
     if not found:
         raise StoreNotFoundError("no file matches", path=pattern, hint="check the path, or build it")
-    named = {(match["stem"], int(match["count"])) for match in found.values() if match}
+    named = {(match["stem"], int(match["count"]), match["suffix"]) for match in found.values() if match}
     if len(named) != 1 or None in found.values():
         raise SpecError(
             "the files are not the partitions of one store",
@@ -90,8 +102,8 @@ def find_partitions(pattern: Path) -> list[Path]:
             expected="NAME-00000-of-00016.zarr.zip and so on, of one NAME",
             found=", ".join(sorted(path.name for path in found)[:4]),
         )
-    ((stem, count),) = named
-    wanted = [pattern.with_name(f"{stem}-{number:05d}-of-{count:05d}.zarr.zip") for number in range(count)]
+    ((stem, count, suffix),) = named
+    wanted = [pattern.with_name(f"{stem}-{number:05d}-of-{count:05d}{suffix}") for number in range(count)]
     missing = [path.name for path in wanted if path not in found]
     if missing:
         raise StoreNotFoundError(

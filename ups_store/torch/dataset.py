@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from ups_store.errors import SampleIndexError, SpecError
-from ups_store.read.gather import names_of
+from ups_store.read.base import BaseStore
+from ups_store.read.gather import Samples, names_of
 from ups_store.read.open import open_any
-from ups_store.read.order import Samples
 from ups_store.read.partitioned import PartitionedStore
-from ups_store.read.store import Store
+from ups_store.read.protocol import AnyStore
 from ups_store.torch.batch import SENT_BYTES, Batch, Sample, one_or_all
 from ups_store.torch.memory import Allocate, BufferPool, new_tensor, shared_copy
 from ups_store.torch.source import SourceSelection, StoreSource
 from ups_store.torch.windows import Window
 
-StoreLike = Store | PartitionedStore | str | os.PathLike[str]
+StoreLike = AnyStore | str | os.PathLike[str]
 
 
 class StoreDataset(Dataset[Sample]):
@@ -68,7 +68,7 @@ class StoreDataset(Dataset[Sample]):
         dtype: torch.dtype | None = None,
         views: bool = False,
     ) -> None:
-        single = isinstance(stores, Store | PartitionedStore | str | os.PathLike)
+        single = isinstance(stores, BaseStore | str | os.PathLike)
         given: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
         if not given:
             raise SpecError("no store given", kind="stores", expected="at least one", found=0)
@@ -81,7 +81,7 @@ class StoreDataset(Dataset[Sample]):
         self.epoch = 0
         self._open([store for each in given for store in _opened(each)])
 
-    def _open(self, stores: Iterable[Store]) -> None:
+    def _open(self, stores: Iterable[AnyStore]) -> None:
         self.sources = tuple(StoreSource(store, self._selection) for store in stores)
         self._ends: Samples = np.cumsum([len(source) for source in self.sources])
         self._first = [0, *self._ends[:-1].tolist()]
@@ -209,9 +209,9 @@ def _as_sent(tensor: Tensor) -> Tensor:
     return tensor if tensor.nbytes < SENT_BYTES else shared_copy(tensor)
 
 
-def _opened(store: StoreLike) -> tuple[Store, ...]:
+def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
     """The store, or its partitions: each is a source of the dataset."""
-    found = store if isinstance(store, Store | PartitionedStore) else open_any(store)
+    found = open_any(store) if isinstance(store, str | os.PathLike) else store
     return found.partitions if isinstance(found, PartitionedStore) else (found,)
 
 

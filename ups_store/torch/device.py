@@ -73,7 +73,7 @@ def load(job: PreloadJob) -> DeviceStore:
         staging.fill(memory, array.slot(samples.start)[0])
         there[array.meta.name] = DeviceRows(array, samples.start, memory)
     staging.finish()
-    return DeviceStore(there, device, samples=samples, path=job.file.path)
+    return DeviceStore(job, there, device, samples=samples)
 
 
 def _samples(job: PreloadJob) -> range:

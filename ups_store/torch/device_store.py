@@ -1,131 +1,197 @@
-"""`DeviceStore`: samples of a store where a device reads them, gathered there.
-
-`DeviceRows`: samples of one array, or windows of them, taken by one `index_select` on the device.
-"""
+"""`DeviceStore`: samples of a store where a device reads them, gathered by one `index_select` an array."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups_store.errors import ArrayNotFoundError, SampleIndexError, SpecError
+from ups_store.errors import SampleIndexError, StoreClosedError
 from ups_store.format.layout import ArrayLayout
-from ups_store.format.metadata import dtype_of
-from ups_store.read.gather import (
-    TIME_DIM,
-    Indices,
-    TimeWindow,
-    batch_shape,
-    check_indices,
-    names_of,
-    runs_of,
-    window_of,
-)
+from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.read.base import BaseStore
+from ups_store.read.catalog import fingerprint_of
+from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, runs_of, window_of
+from ups_store.read.preload import Mode, PreloadJob, PreloadReport
+from ups_store.read.verify import Report
 from ups_store.torch.memory import torch_dtype
 
+# What rows are copied as: the widest word that divides them, so the device computes the fewest addresses.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
-class DeviceStore:
+_WIDEST_BYTES = 16
+
+
+class DeviceStore(BaseStore):
     """Samples of a store in memory that a device reads; `gather` runs on the device.
 
-    `Store.preload` makes it, by mode "device" or "pinned". It doesn't need the store any more.
+    `Store.preload` makes it, by mode "device" or "pinned". It doesn't need the store any more. Samples have
+    the numbers that they have in the store, also where it holds a part of them; negative ones count from the
+    store's end. Constants are NumPy's arrays on the host.
+
+    Args:
+        job: What was preloaded.
+        rows: The samples by array.
+        device: Where batches are.
+        samples: Numbers of the samples that it holds.
 
     Attributes:
+        path: The file of the store that it was made of; likewise `identity`, `attrs`, `fingerprint`, ...
         device: Where batches are.
         samples: Numbers of the samples that it holds, as they are counted in the store.
         nbytes: Bytes of the memory.
     """
 
+    access: Literal["device"] = "device"
+    network = None
+
     def __init__(
-        self, arrays: Mapping[str, DeviceRows], device: torch.device, *, samples: range, path: Path
+        self, job: PreloadJob, rows: Mapping[str, DeviceRows], device: torch.device, *, samples: range
     ) -> None:
+        layout = job.catalog.layout
+        metas = [array.meta for array in layout.arrays.values()]
+        here = [meta if meta.is_constant else _part_of(meta, len(samples)) for meta in metas]
+        super().__init__(job.file.path, job.catalog.root, here, layout.num_samples)
         self.device = device
         self.samples = samples
-        self.nbytes = sum(rows.memory.nbytes for rows in arrays.values())
-        self._arrays = dict(arrays)
-        self._path = path
+        self.nbytes = sum(rows.memory.nbytes for rows in rows.values())
+        self.fingerprint = fingerprint_of(job.catalog)
+        self._rows: dict[str, DeviceRows] | None = dict(rows)
+        constants = (array for array in layout.arrays.values() if array.meta.is_constant)
+        self._constants = {array.meta.name: job.file.view(array).copy() for array in constants}
 
     def __len__(self) -> int:
         """Number of samples that it holds."""
         return len(self.samples)
 
-    def __repr__(self) -> str:
-        return f"<DeviceStore {self._path.name}: {self.samples} on {self.device}, {self.nbytes:,} bytes>"
+    def _summary(self) -> list[str]:
+        return [f"{self.samples} on {self.device}", f"{self.nbytes:,} bytes"]
 
     @property
     def names(self) -> list[str]:
         """The arrays with a sample axis."""
-        return list(self._arrays)
+        return list(self._per_sample)
+
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """A constant, on the host.
+
+        Raises:
+            ArrayNotFoundError: Also a KeyError.
+            SpecError: For an array with a sample axis, kind "unsupported": its slots lie apart.
+        """
+        meta = self._meta(name)
+        self.check_open()
+        if meta.is_constant:
+            return self._constants[name]
+        raise self._unsupported("its samples are no single tensor", "use gather or sample", array=name)
+
+    def sample(self, index: int) -> dict[str, Tensor]:
+        """All arrays of one sample by name: new tensors, shape () for a number."""
+        return {name: values[0] for name, values in self.gather([index]).items()}
 
     def gather(
         self,
-        indices: Indices | Tensor,
+        indices: Indices | slice | Tensor,
         names: Sequence[str] | None = None,
         *,
         start: int | Indices | None = None,
         length: int | None = None,
         stride: int = 1,
+        out: Mapping[str, Any] | None = None,
+        num_threads: int | None = None,
     ) -> dict[str, Tensor]:
         """Copy samples, or windows of them, into new tensors on the device.
 
         The device may still be at it on return, as with every kernel on its current stream.
 
         Args:
-            indices: Sample numbers of the store, shape (B,), in any order, repeats allowed. They are checked
-                on the host: those of a tensor on the device are fetched first, which waits for the device.
+            indices: Sample numbers of the store, shape (B,), in any order, repeats allowed; or a slice. They
+                are checked on the host: those of a tensor on the device are fetched first, which waits for
+                the device.
             names: Arrays to take; all with a sample axis by default.
             start: First time step of the window, as for `Store.gather`.
             length: Number of time steps of the window.
             stride: Time steps from one to the next.
+            out: None: batches are new tensors, for torch keeps memory by itself.
+            num_threads: Without effect: the device copies.
         Returns:
             Contiguous tensors of shape (B, ...) by name, on the device, which the caller owns.
         Raises:
             SampleIndexError: For a sample or window outside of what it holds.
             ArrayNotFoundError: Also a KeyError.
-            SpecError: For a window without time steps, or one that no array has an axis for.
+            SpecError: For a window without time steps, or one that no array has an axis for; for an `out`,
+                kind "unsupported".
         """
-        samples = self._checked(indices)
-        chosen = {name: self._rows(name) for name in (self.names if names is None else names_of(names))}
+        if out is not None:
+            raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
+        raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
         is_window = start is not None or length is not None or stride != 1
-        if is_window and not any(TIME_DIM in rows.layout.meta.dims for rows in chosen.values()):
-            expected = "an array with dimension 'time'"
-            raise SpecError("window", kind="window", path=self._path, expected=expected)
+        samples, metas = self._asked(raw, names, is_window=is_window, out=None)
+        self._check_held(samples)
         result = {}
-        for name, rows in chosen.items():
-            meta = rows.layout.meta
+        for meta in metas:
             window = window_of(meta, len(samples), start=start, length=length, stride=stride)
-            result[name] = rows.gather(samples, window)
+            result[meta.name] = self._open_rows()[meta.name].gather(samples, window)
         return result
 
-    def _rows(self, name: str) -> DeviceRows:
-        try:
-            return self._arrays[name]
-        except KeyError:
-            expected = f"one of {', '.join(self._arrays)}"
-            raise ArrayNotFoundError(
-                f"no array {name!r} of samples", path=self._path, expected=expected
-            ) from None
-
-    def _checked(self, indices: Indices | Tensor) -> npt.NDArray[np.int64]:
-        raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
-        samples = check_indices(raw, self.samples.stop, path=self._path)
-        if len(samples) and int(samples.min()) < self.samples.start:
+    def _check_held(self, samples: Samples) -> None:
+        outside = np.flatnonzero((samples < self.samples.start) | (samples >= self.samples.stop))
+        if outside.size:
             expected = f"{self.samples.start} <= index < {self.samples.stop}"
-            found = int(samples.min())
-            raise SampleIndexError("no such sample here", path=self._path, expected=expected, found=found)
-        return samples
+            found = int(samples[outside[0]])
+            raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=found)
+
+    def _open_rows(self) -> dict[str, DeviceRows]:
+        if self._rows is None:
+            hint = "preload the store again"
+            raise StoreClosedError("the device store is closed", path=self.path, hint=hint)
+        return self._rows
+
+    def preload(self, mode: Mode = "auto", **options: Any) -> PreloadReport:
+        """Nothing to do: the samples are where the device reads them. Another mode is refused."""
+        if mode not in ("auto", "device") or options:
+            raise self._unsupported("it is in a device's memory", "preload the store that it was made of")
+        self.check_open()
+        why = "the samples are in memory that the device reads"
+        return PreloadReport(self.path, "device", why, self.nbytes, 0.0, self)
+
+    def residency(self) -> float:
+        """1.0: all of it is in memory."""
+        self.check_open()
+        return 1.0
+
+    def verify(
+        self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> Report:
+        """Refused: memory has no checksums.
+
+        Raises:
+            SpecError: Kind "unsupported".
+        """
+        raise self._unsupported("memory has no checksums to verify", "verify the store that it was made of")
+
+    def check_open(self) -> None:
+        """Fail after `close`, with `StoreClosedError`."""
+        self._open_rows()
+
+    def close(self) -> None:
+        """Let go of the memory. Closing twice is allowed."""
+        self._rows = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise self._unsupported(
+            "a device's memory can't be pickled", "pickle the store, and preload it there"
+        )
 
 
-# What rows are copied as: the widest word that divides them, so the device computes the fewest addresses.
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-_WIDEST_BYTES = 16
+def _part_of(meta: ArrayMeta, num_samples: int) -> ArrayMeta:
+    return replace(meta, shape=(num_samples, *meta.sample_shape))
 
 
 @dataclass(frozen=True)

@@ -117,4 +117,4 @@ def load(job: PreloadJob) -> DeviceStore:
         nbytes = array.stride * len(samples) if array.entry else 0
         arrays[array.meta.name] = DeviceRows(array, 0, view[array.offset : array.offset + nbytes])
     job.file.use_copy(memory)
-    return DeviceStore(arrays, device, samples=samples, path=path)
+    return DeviceStore(job, arrays, device, samples=samples)

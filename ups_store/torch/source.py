@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
-from ups_store.read.gather import TIME_DIM
-from ups_store.read.order import Samples
-from ups_store.read.store import Store
+from ups_store.read.gather import TIME_DIM, Samples
+from ups_store.read.protocol import AnyStore
 from ups_store.torch.memory import Allocate, as_array, as_tensor, torch_dtype, writable
 from ups_store.torch.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
 
@@ -38,7 +37,7 @@ class Rows:
         shape: Shape of one copied sample, `(length, ...)` for windows.
     """
 
-    def __init__(self, store: Store, name: str, *, length: int | None = None, stride: int = 1) -> None:
+    def __init__(self, store: AnyStore, name: str, *, length: int | None = None, stride: int = 1) -> None:
         spec = store.arrays[name]
         self._store, self._name, self._length, self._stride = store, name, length, stride
         self.dtype = torch_dtype(np.dtype(spec.dtype))
@@ -118,7 +117,7 @@ class StoreSource:
         fields: What makes a batch.
     """
 
-    def __init__(self, store: Store, selection: SourceSelection) -> None:
+    def __init__(self, store: AnyStore, selection: SourceSelection) -> None:
         if not store.committed.all():
             raise NotCommittedError(
                 "the store is incomplete",
@@ -235,9 +234,9 @@ class StoreSource:
             )
 
 
-def task_of(store: Store) -> str:
+def task_of(store: AnyStore) -> str:
     """The task that a store belongs to: by its attributes, its identity, else its file name."""
-    for described in (store.attrs, store.identity.get("content", {})):
+    for described in (store.attrs, store.identity):
         if isinstance(described.get("task"), str):
             return str(described["task"])
     return store.path.name.removesuffix(".zarr.zip")

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 
 from ups_store.errors import ArrayNotFoundError, SpecError
-from ups_store.read.gather import TIME_DIM
-from ups_store.read.order import Samples, below, mix, round_keys
-from ups_store.read.store import Store
+from ups_store.read.gather import TIME_DIM, Samples
+from ups_store.read.order import below, mix, round_keys
+from ups_store.read.protocol import AnyStore
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Trajectories:
         index: The windows.
     """
 
-    def __init__(self, store: Store, window: Window, *, state: str | None) -> None:
+    def __init__(self, store: AnyStore, window: Window, *, state: str | None) -> None:
         self._store, self._window = store, window
         self.state = self._find_state(state)
         self._num_times = int(store.arrays[self.state].shape[1])
@@ -161,11 +161,12 @@ class Trajectories:
     def _read(self, name: str) -> npt.NDArray[Any]:
         """A whole array, checked or read as the store was opened for."""
         if name in self._store.arrays:
-            return self._store.gather(np.arange(len(self._store)), [name])[name]
+            values: npt.NDArray[Any] = self._store.gather(slice(None), [name])[name]
+            return values
         return self._store[name]
 
 
-def check_time_axis(store: Store, name: str) -> None:
+def check_time_axis(store: AnyStore, name: str) -> None:
     """Fail unless an array's second axis is the time: its windows lie together then."""
     dims = store.dims[name]
     if dims[1:2] != (TIME_DIM,):

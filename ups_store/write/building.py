@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ups_store.errors import (
     BuildLockedError,
@@ -33,13 +32,12 @@ from ups_store.format.build_tail import (
 )
 from ups_store.format.layout import Layout
 from ups_store.read.catalog import read_building
+from ups_store.read.gather import Samples
 from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
 
 LOCK_TIMEOUT_S = 60.0
 MAX_LOCKS = 1024  # of a commit: for each the kernel looks through all that the file has
-
-Samples = npt.NDArray[np.int64]
 
 
 @dataclass(eq=False)

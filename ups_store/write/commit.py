@@ -17,11 +17,12 @@ from ups_store.format.build_tail import HOW_TO_REPLACE, pack_records
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout
 from ups_store.format.zip_records import pack_directory
+from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits, read_committed
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
-from ups_store.write.building import BuildingFile, Samples, failures_as_errors, runs
+from ups_store.write.building import BuildingFile, failures_as_errors, runs
 from ups_store.write.encode import CrcTable, Piece
 
 NUM_THREADS = 2  # one encodes while another writes, and the kernel writes to a file for one at a time

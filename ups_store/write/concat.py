@@ -145,7 +145,7 @@ def _is_made(target: Path, part: Part) -> bool:
     arguments.pop("attrs")
     try:
         with open_store(target) as found:
-            return bool(found.identity == identity_of(**arguments))
+            return bool(found.identity_document == identity_of(**arguments))
     except (StoreError, OSError):
         return False
 

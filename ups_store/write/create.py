@@ -68,8 +68,8 @@ def create(
 
     The room for the whole store is reserved here. Nothing is visible at `path` before `finish`. A finished
     store that is there already, of whatever identity, stays as it is until then and is replaced: to reuse
-    one, `open` it first and compare, as `python -m ups_store.build` does. A file that is no store is replaced
-    with `on_mismatch="restart"` only.
+    one, compare `ups_store.open(path).identity` first, as `python -m ups_store.build` does. A file that is no
+    store is replaced with `on_mismatch="restart"` only.
 
     The path ":memory:" makes a store in memory, for streaming: nothing is written to a disk, and the kernel
     frees it whatever becomes of the process. `writer.path`, which `finish` returns too, is a path that every
@@ -81,7 +81,8 @@ def create(
         arrays: Arrays with a sample axis, all of the same N.
         constants: Arrays without a sample axis, such as coordinates; copied.
         dims: Dimension names of constants; a 1-D constant is named after itself where not given.
-        identity: Everything that decides the bytes, JSON values; kept and compared.
+        identity: Everything that decides the bytes, JSON values; kept and compared. `store.identity` gives it
+            back: tuples as lists, NumPy's numbers as Python's.
         attrs: Attributes of the root group; not part of the identity.
         durability: "durable" syncs every commit; "lazy" leaves that to the system: a killed process loses
             nothing, and after a power loss every recorded sample is checked before it counts.

@@ -14,8 +14,8 @@ from ups_store.errors import SpecError
 from ups_store.format.checksum import crc32_each, crc32c_each
 from ups_store.format.layout import ArrayLayout, Layout
 from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.read.gather import Samples
 from ups_store.system.parallel import parts_of
-from ups_store.write.building import Samples
 
 # Durable: the disk writes one piece while the next is encoded. Lazy: it doesn't; larger writes cost less.
 DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 2 << 20

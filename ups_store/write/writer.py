@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
+from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits
 from ups_store.system import locks
-from ups_store.write.building import BuildingFile, Samples
+from ups_store.write.building import BuildingFile
 from ups_store.write.commit import commit_pieces, committed_among, finish, publish
 from ups_store.write.encode import (
     DURABLE_PIECE_BYTES,

@@ -228,8 +228,8 @@ def test_flags_file_and_overrides_reach_the_build(invoke: Invoke, source: Path, 
     assert [store["num_samples"] for store in document["stores"]] == [3, 3]
     with ups_store.open(tmp_path / "c/burgers1d_val.zarr.zip") as store:
         assert (store["fields"].shape, store["fields"].dtype.name) == ((3, 3, 2, 1), "float16")
-        assert store.identity["content"]["source_digest"] == "sampled"
-        assert store.identity["content"]["split_fractions"] == [0.5, 0.25, 0.25]
+        assert store.identity["source_digest"] == "sampled"
+        assert store.identity["split_fractions"] == [0.5, 0.25, 0.25]
 
 
 def test_overwrite_and_rehash_reach_the_build(

@@ -267,7 +267,9 @@ def test_plan_describes_the_store_that_is_built(tmp_path: Path) -> None:
         }
         assert planned.num_samples * planned.sample_nbytes == sum(store[name].nbytes for name in store.arrays)
         assert planned.dims == {name: store.dims[name] for name in store.constants}
-        assert result.config_hash == store.config_hash == hash_of(config) == config_hash(store.identity)
+        assert (
+            result.config_hash == store.config_hash == hash_of(config) == config_hash(store.identity_document)
+        )
 
 
 def test_description_of_a_plan_is_json_for_people(tmp_path: Path) -> None:
@@ -406,7 +408,7 @@ def test_identity_says_what_the_store_was_made_from(own_file: Path, tmp_path: Pa
     (result,) = build(own_settings(tmp_path, reduce_time=2)).stores
     digest = DigestCache(tmp_path).digest(own_file, "full", lambda nbytes: None)
     with ups_store.open(result.path) as store:
-        assert store.identity["content"] == {
+        assert store.identity == {
             "kind": "fields",
             "task": "burgers1d",
             "split": "train",
@@ -434,4 +436,4 @@ def test_file_with_an_unusual_name_is_built(name: str, tmp_path: Path) -> None:
     (result,) = build(settings(tmp_path, split="train")).stores
     with ups_store.open(result.path) as store:
         assert np.array_equal(store["fields"][..., 0], data)
-        assert store.identity["content"]["sources"][0]["name"] == name.replace("\udcff", "\\xff")
+        assert store.identity["sources"][0]["name"] == name.replace("\udcff", "\\xff")

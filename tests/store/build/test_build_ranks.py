@@ -156,7 +156,7 @@ def test_rank_whose_share_the_builder_has_made_and_published_meanwhile_ends_well
     with ups_store.open(path) as whole:
         options = {"constants": planned.constants, "dims": planned.dims, "attrs": planned.attrs}
         config.cache.dir.mkdir()
-        writer = ups_store.create(planned.path, planned.arrays, identity=whole.identity["content"], **options)
+        writer = ups_store.create(planned.path, planned.arrays, identity=whole.identity, **options)
         monkeypatch.setattr(Filling, "fill", overtaken)
         for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
             monkeypatch.setenv(name, str(value))

@@ -174,7 +174,7 @@ def test_store_that_is_being_built_is_refused(config: BuildConfig) -> None:
     shutil.copy(path, path.with_name("kept"))
     with ups_store.open(path) as store:
         path.unlink()
-        content = store.identity["content"]
+        content = store.identity
         arrays, constants, dims = store.arrays, store.constants, store.dims
         dims = {name: dims[name] for name in constants}
         with ups_store.create(path, arrays, constants=constants, dims=dims, identity=content):

@@ -33,7 +33,6 @@ from ups_store.check.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.convert import export_store
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
-from ups_store.packed import open_packed
 from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
 from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
@@ -73,7 +72,7 @@ def assert_salvaged(path: Path, samples: list[int], *, values: Values = VALUES) 
     assert found.pop(ORIGINAL_SAMPLE).tolist() == samples
     assert_same_bits(found, samples_of(values, samples))
     with ups_store.open(out) as store:
-        content = store.identity["content"]
+        content = store.identity
     assert (content["kind"], content["samples"]) == ("salvaged", spans(np.array(samples)))
 
 
@@ -162,7 +161,7 @@ def test_damaged_root_loses_the_identity_and_no_sample(path: Path, offset: int) 
     assert_salvaged(path, list(range(6)))
     with ups_store.open(path.with_name("saved.zarr.zip")) as saved:
         assert_same_bits(saved.constants, mixed_constants())
-        content = saved.identity["content"]
+        content = saved.identity
     assert content == {"kind": "salvaged", "identity": "lost", "samples": [[0, 6]], "lost_arrays": []}
 
 
@@ -290,7 +289,7 @@ def test_damaged_packed_store_is_named_so(path: Path, tmp_path: Path, where: str
     packed = tmp_path / "a.packed.zarr.zip"
     with ups_store.open(path) as store:
         pack_store(store, packed)
-    with open_packed(packed) as packed_store:
+    with ups_store.open(packed) as packed_store:
         catalog = packed_store.catalog
     entry = catalog.metadata[1] if where == "array metadata" else catalog.arrays["fields"].entry
     assert entry is not None
@@ -371,7 +370,7 @@ def test_salvage_keeps_attributes_and_constants(path: Path, tmp_path: Path) -> N
         assert_same_bits(saved.constants, old.constants)
         assert saved.attrs == old.attrs
         assert saved.dims["fields"] == old.dims["fields"]
-        assert saved.identity["content"]["source_config_hash"] == old.config_hash
+        assert saved.identity["source_config_hash"] == old.config_hash
 
 
 def test_spans_are_stretches_of_consecutive_numbers() -> None:

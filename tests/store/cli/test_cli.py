@@ -256,7 +256,7 @@ def test_preview_of_sample_that_is_not_there_fails(make_store: MakeStore, invoke
     path = make_store()
     result = invoke("preview", path, "--sample", 4)
     assert (result.code, result.out) == (1, "")
-    assert result.err == f"error: {path}: no such sample: expected 0 <= index < 4, found 4\n"
+    assert result.err == f"error: {path}: no such sample: expected -4 <= index < 4, found 4\n"
 
 
 def test_diff_of_same_identity_is_0(make_store: MakeStore, invoke: Invoke) -> None:

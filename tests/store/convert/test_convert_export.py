@@ -142,7 +142,10 @@ def test_zarr_export_carries_dims_attrs_and_identity(make_store: MakeStore, tmp_
     with ups_store.open(make_store(attrs=ATTRS)) as store:
         group = zarr.open_group(export_store(store, tmp_path / "out.zarr", to="zarr"), mode="r")
         attrs = dict(group.attrs)
-        assert attrs.pop("ups_store") == {"config_hash": store.config_hash, "identity": store.identity}
+        assert attrs.pop("ups_store") == {
+            "config_hash": store.config_hash,
+            "identity": store.identity_document,
+        }
         assert attrs == ATTRS
         fields = group["fields"]
         assert isinstance(fields, zarr.Array)
@@ -155,7 +158,7 @@ def test_safetensors_export_carries_identity_and_attrs(make_store: MakeStore, tm
         with safe_open(target, framework="np") as file:
             metadata = file.metadata()
         assert metadata["config_hash"] == store.config_hash
-        assert json.loads(metadata["identity"]) == store.identity
+        assert json.loads(metadata["identity"]) == store.identity_document
         assert json.loads(metadata["attrs"]) == ATTRS
         assert json.loads(metadata["dims"])["fields"] == ["sample", "time", "x", "channel"]
 
@@ -174,7 +177,7 @@ def test_hdf5_export_carries_labels_attrs_and_identity(make_store: MakeStore, tm
         ups_store.open(make_store(attrs=ATTRS)) as store,
         h5py.File(export_store(store, tmp_path / "out.h5", to="hdf5")) as file,
     ):
-        assert json.loads(file.attrs["ups_store.format.identity"]) == store.identity
+        assert json.loads(file.attrs["ups_store.identity"]) == store.identity_document
         assert file.attrs["ups_store.config_hash"] == store.config_hash
         assert json.loads(file.attrs["ups_store.attrs"]) == ATTRS
         assert (file.attrs["length_x"], file.attrs["note"]) == (1.0, "Grüße")
@@ -186,7 +189,7 @@ def test_hdf5_export_with_an_identity_over_64_kib_is_written(make_store: MakeSto
     with ups_store.open(make_store(identity={"names": ["x" * 1000] * 100})) as store:
         target = export_store(store, tmp_path / "out.h5", to="hdf5")
     with h5py.File(target) as file:
-        assert len(file.attrs["ups_store.format.identity"]) > 100_000
+        assert len(file.attrs["ups_store.identity"]) > 100_000
 
 
 def test_hdf5_readers_without_bfloat16_get_the_values(make_store: MakeStore, tmp_path: Path) -> None:

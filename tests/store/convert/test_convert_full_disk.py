@@ -12,7 +12,6 @@ from tiny_disk import DISK_BYTES
 import ups_store
 from ups_store.convert import FORMATS, export_store
 from ups_store.errors import DiskFullError
-from ups_store.packed import open_packed
 from ups_store.packed.pack import pack_store, unpack_store
 
 
@@ -47,7 +46,7 @@ def test_pack_to_a_full_disk_names_the_target_and_the_room(tiny_disk: Path, larg
 def test_unpack_to_a_full_disk_names_the_target(tiny_disk: Path, large: Path) -> None:
     with ups_store.open(large) as store:
         packed = pack_store(store, large.with_name("packed.zarr.zip")).path
-    with open_packed(packed) as opened, pytest.raises(DiskFullError) as caught:
+    with ups_store.open(packed) as opened, pytest.raises(DiskFullError) as caught:
         unpack_store(opened, tiny_disk / "out")
     assert caught.value.path == str(tiny_disk / "out")
     assert names_in(tiny_disk) == []

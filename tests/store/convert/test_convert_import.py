@@ -56,7 +56,7 @@ def test_import_makes_a_store_in_order_of_the_numbers(folder: Path, tmp_path: Pa
     np.testing.assert_array_equal(found["bc_left"], np.arange(12, dtype=np.float32))
     with ups_store.open(done.path) as store:
         assert store.dims["latent"] == ("sample", "time", "token", "width")
-        content = store.identity["content"]
+        content = store.identity
         assert (content["kind"], content["encoder"]) == ("imported", "unknown")
 
 

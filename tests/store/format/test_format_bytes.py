@@ -585,7 +585,7 @@ def test_large_numbers_of_the_identity_survive_the_file(tmp_path: Path) -> None:
     with ups_store.create(tmp_path / "a.zarr.zip", {}, identity=content, attrs=content) as writer:
         path = writer.finish()
     with ups_store.open(path) as store:
-        assert store.identity["content"] == store.attrs == content
+        assert store.identity == store.attrs == content
         assert store.verify().ok
 
 

@@ -13,11 +13,11 @@ from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 import ups_store
 from ups_store import SampleIndexError, SpecError
 from ups_store.errors import StoreClosedError
-from ups_store.packed import PackedStore, open_packed
+from ups_store.packed.chunks import ChunkReader
 from ups_store.packed.pack import pack_store
 from ups_store.system import files
 
-Stores = tuple[ups_store.Store, PackedStore]
+Stores = tuple[ups_store.Store, ups_store.PackedStore]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     path = build(folder / "a.zarr.zip", mixed_values(7), constants=mixed_constants())
     with ups_store.open(path) as store:
         packed = pack_store(store, folder / "a.packed.zarr.zip", codec="zstd").path
-        with open_packed(packed) as opened:
+        with ups_store.open(packed) as opened:
             yield store, opened
 
 
@@ -66,13 +66,13 @@ def test_packed_gather_converts_to_the_outputs_dtype(stores: Stores) -> None:
 def test_packed_sample_is_decoded_once_a_batch(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     _, packed = stores
     decoded: list[int | None] = []
-    read_chunk = PackedStore.read_chunk
+    read = ChunkReader.read
 
-    def counting(self: PackedStore, array: Any, sample: int | None, out: Any) -> None:
+    def counting(self: ChunkReader, array: Any, sample: int | None, out: Any) -> None:
         decoded.append(sample)
-        read_chunk(self, array, sample, out)
+        read(self, array, sample, out)
 
-    monkeypatch.setattr(PackedStore, "read_chunk", counting)
+    monkeypatch.setattr(ChunkReader, "read", counting)
     packed.gather([3, 1, 3, 3], ["fields"], start=[0, 1, 2, 3], length=2)
     assert decoded == [1, 3]
 
@@ -110,13 +110,13 @@ def test_packed_windows_outside_the_time_steps_are_refused(
 def test_packed_gather_of_a_sample_outside_the_store_is_refused(stores: Stores) -> None:
     with pytest.raises(SampleIndexError) as caught:
         stores[1].gather([0, 2**63])
-    assert (caught.value.expected, caught.value.found) == ("0 <= index < 7", 2**63)
+    assert (caught.value.expected, caught.value.found) == ("-7 <= index < 7", 2**63)
 
 
 def test_packed_store_closed_amid_a_read_reads_its_own_file(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed, other = open_packed(stores[1].path), tmp_path / "other"
+    packed, other = ups_store.open(stores[1].path), tmp_path / "other"
     other.write_bytes(bytes(1 << 20))
     opened: list[int] = []
     real = files.read_at
@@ -129,11 +129,11 @@ def test_packed_store_closed_amid_a_read_reads_its_own_file(
     expected = stores[1].sample(3)
     monkeypatch.setattr(files, "read_at", close_and_read)
     array = next(iter(packed.catalog.arrays.values()))
-    monkeypatch.setattr(packed, "_extent", stores[1]._extent)
+    monkeypatch.setattr(packed._chunks, "_extent", stores[1]._chunks._extent)
     out = np.empty_like(expected[array.meta.name])
-    packed.read_chunk(array, 3, out)
+    packed._chunks.read(array, 3, out)
     assert_same_bits({"read": out}, {"read": expected[array.meta.name]})
     for fd in opened:
         files.close(fd)
     with pytest.raises(StoreClosedError):
-        packed.read_chunk(array, 3, out)
+        packed._chunks.read(array, 3, out)

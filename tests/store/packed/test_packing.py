@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ from ups_store.errors import (
 )
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
-from ups_store.packed import PackedStore, open_packed, pack
+from ups_store.packed import pack
 from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
 from ups_store.packed.pack import pack_store, unpack_store
-from ups_store.packed.verify import verify_packed
+from ups_store.read.open import open_store
 from ups_store.testing import DAMAGED, NEWER_MINOR, write_sample_store
 from ups_store.testing.archive import data_offset, find_places
 
@@ -75,7 +76,7 @@ def packed_at(path: Path, target: Path, **options: Any) -> Path:
 
 
 def unpacked_at(path: Path, target: Path, **options: Any) -> Path:
-    with open_packed(path) as packed:
+    with ups_store.open(path) as packed:
         return unpack_store(packed, target, **options)
 
 
@@ -111,8 +112,8 @@ def test_pack_and_unpack_keep_any_bits(codec: str, dtype: str, data: st.DataObje
         where = Path(name)
         path = build(where / "a", values, constants=constants, dims={})
         packed = packed_at(path, where / "p", codec=codec, level=level)
-        with open_packed(packed) as store:
-            assert verify_packed(store).ok
+        with ups_store.open(packed) as store:
+            assert store.verify().ok
             order = list(rng.permutation(num))
             assert_same_bits(store.gather(order), samples_of(values, order))
             assert_same_bits(store.constants, constants)
@@ -146,7 +147,7 @@ def test_pack_twice_gives_the_same_bytes(make_store: MakeStore, tmp_path: Path) 
 
 def test_packed_store_has_identity_attrs_and_dims(make_store: MakeStore, tmp_path: Path) -> None:
     path = make_store(attrs=ATTRS)
-    with ups_store.open(path) as store, open_packed(packed_at(path, tmp_path / "p")) as packed:
+    with ups_store.open(path) as store, ups_store.open(packed_at(path, tmp_path / "p")) as packed:
         assert (packed.config_hash, packed.identity) == (store.config_hash, store.identity)
         assert (packed.attrs, packed.dims, packed.arrays) == (store.attrs, store.dims, store.arrays)
         assert len(packed) == len(store)
@@ -158,7 +159,7 @@ def test_packed_store_has_identity_attrs_and_dims(make_store: MakeStore, tmp_pat
 
 def test_packed_store_decodes_samples_in_any_order(make_store: MakeStore, tmp_path: Path) -> None:
     values = mixed_values()
-    with open_packed(packed_at(make_store(), tmp_path / "p")) as packed:
+    with ups_store.open(packed_at(make_store(), tmp_path / "p")) as packed:
         assert_same_bits(packed.gather([3, 0, 3]), samples_of(values, [3, 0, 3]))
         assert packed.gather([1], ["nu"]).keys() == {"nu"}
         found = packed.sample(2)
@@ -168,35 +169,29 @@ def test_packed_store_decodes_samples_in_any_order(make_store: MakeStore, tmp_pa
 
 
 def test_packed_store_refuses_what_it_cannot_do(make_store: MakeStore, tmp_path: Path) -> None:
-    packed = open_packed(packed_at(make_store(), tmp_path / "p"))
+    packed = ups_store.open(packed_at(make_store(), tmp_path / "p"))
     with pytest.raises(SpecError) as caught:
         packed["fields"]
-    assert caught.value.kind == "packed"
-    for indices in ([4], [-1]):
+    assert caught.value.kind == "unsupported"
+    for indices in ([4], [-5]):
         with pytest.raises(SampleIndexError):
             packed.gather(indices)
     with pytest.raises(SpecError):
         packed.gather([[0]])  # type: ignore[list-item]
     with pytest.raises(ArrayNotFoundError):
-        packed.gather([0], ["x"])
+        packed.gather([0], ["y"])
     packed.close()
     packed.close()
     with pytest.raises(StoreClosedError):
         packed.gather([0])
 
 
-def test_open_of_a_packed_store_says_how_to_unpack(make_store: MakeStore, tmp_path: Path) -> None:
+def test_packed_store_to_be_mapped_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
     packed = packed_at(make_store(), tmp_path / "p")
-    with pytest.raises(FormatError) as caught:
-        ups_store.open(packed)
-    assert caught.value.kind == "packed"
-    assert "ups-store unpack" in str(caught.value)
-
-
-def test_open_packed_of_a_mapped_store_says_so(make_store: MakeStore) -> None:
-    with pytest.raises(FormatError) as caught:
-        open_packed(make_store())
-    assert caught.value.kind == "not_packed"
+    for refuse in (open_store, partial(ups_store.open, access="map")):
+        with pytest.raises(FormatError, match="ups-store unpack") as caught:
+            refuse(packed)
+        assert caught.value.kind == "packed"
 
 
 # --- targets, interruptions
@@ -285,7 +280,7 @@ def test_unpack_beside_what_another_store_of_the_same_identity_left_works_the_se
 
 
 def test_unpack_that_gives_other_bytes_is_not_published(make_store: MakeStore, tmp_path: Path) -> None:
-    packed = open_packed(packed_at(make_store(), tmp_path / "p"))
+    packed = ups_store.open(packed_at(make_store(), tmp_path / "p"))
     object.__setattr__(packed.catalog.packing, "fingerprint", "0" * 32)
     with pytest.raises(CorruptChunkError) as caught:
         unpack_store(packed, tmp_path / "out")
@@ -346,7 +341,7 @@ def test_packed_store_with_a_chunk_over_the_limit_is_not_told_to_be_left_unpacke
     packed = packed_at(make_store(), tmp_path / "p")
     monkeypatch.setattr("ups_store.packed.catalog.MAX_CHUNK_BYTES", 4096)
     with pytest.raises(FormatError) as caught:
-        open_packed(packed)
+        ups_store.open(packed)
     assert (caught.value.kind, caught.value.hint) == ("limits", FormatError.default_hint)
 
 
@@ -362,8 +357,8 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def problems_of(path: Path) -> list[str]:
     """Kinds of what opening or verifying finds."""
     try:
-        with open_packed(path) as store:
-            return [problem.kind for problem in verify_packed(store).problems]
+        with ups_store.open(path) as store:
+            return [problem.kind for problem in store.verify().problems]
     except StoreError as error:
         return [error.kind]
 
@@ -375,7 +370,7 @@ def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
     path = packed_at(build(tmp_path / "a", values, dims={}), tmp_path / "p", codec=codec)
     small = path.read_bytes()
     assert problems_of(path) == []
-    with open_packed(path) as store:
+    with ups_store.open(path) as store:
         root, text = store.catalog.metadata[0], store.catalog.root.to_json().rstrip()
     spaces = range(root.data_offset + len(text) + 8, root.end - 8)  # one CRC-32 for all of them
     with path.open("r+b") as file:
@@ -392,7 +387,7 @@ def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
 def test_truncated_packed_store_is_refused(small: bytes, tmp_path: Path, keep: int) -> None:
     (tmp_path / "p").write_bytes(small[:keep])
     with pytest.raises(FormatError):
-        open_packed(tmp_path / "p")
+        ups_store.open(tmp_path / "p")
 
 
 @settings(max_examples=200)
@@ -406,9 +401,9 @@ def test_mutated_packed_store_only_raises_typed_errors(small: bytes, data: st.Da
         path = Path(name, "p")
         path.write_bytes(raw)
         try:
-            with open_packed(path) as store:
+            with ups_store.open(path) as store:
                 store.gather(range(len(store)))
-                verify_packed(store)
+                store.verify()
         except StoreError:
             pass
 
@@ -468,7 +463,7 @@ def test_shard_index_that_lies_is_refused(small: bytes, tmp_path: Path, defect: 
     """Its own checksum is right: only the rule that chunks follow one another finds it."""
     path = tmp_path / "p"
     path.write_bytes(small)
-    with open_packed(path) as store:
+    with ups_store.open(path) as store:
         array = store.catalog.arrays["u"]
     assert array.entry is not None
     start = array.entry.end - array.index_nbytes
@@ -477,7 +472,7 @@ def test_shard_index_that_lies_is_refused(small: bytes, tmp_path: Path, defect: 
     with path.open("r+b") as file:
         file.seek(start)
         file.write(index.tobytes() + struct.pack("<I", crc32c(index.tobytes())))
-    with open_packed(path) as store, pytest.raises(CorruptChunkError) as caught:
+    with ups_store.open(path) as store, pytest.raises(CorruptChunkError) as caught:
         store.sample(0)
     assert caught.value.kind == "shard_index"
 
@@ -503,8 +498,8 @@ def test_verify_of_a_packed_store_finds_what_forged_checksums_hide(
     """Spec 13.9: hash and CRC-32s fit to what was changed."""
     path = tmp_path / "p"
     path.write_bytes(DAMAGED[name](small))
-    with open_packed(path) as store:
-        found = verify_packed(store)
+    with ups_store.open(path) as store:
+        found = store.verify()
         root = store.catalog.metadata[0]
     assert {problem.kind for problem in found.problems} == {FORGED[name]}
     if FORGED[name] == "identity":
@@ -519,8 +514,8 @@ def test_verify_of_a_packed_store_reports_in_file_order(small: bytes, tmp_path: 
     raw[data_offset(small, "mask/c/0/0")] ^= 1
     raw[local["u/c/0/0/0"] + 10] ^= 1  # the header's time, in a later entry
     path.write_bytes(raw)
-    with open_packed(path) as store:
-        problems = verify_packed(store).problems
+    with ups_store.open(path) as store:
+        problems = store.verify().problems
     kinds = dict.fromkeys(problem.kind for problem in problems)
     assert list(kinds) == ["identity", "metadata_text", "corrupt_chunk", "local_header"]
 
@@ -528,7 +523,8 @@ def test_verify_of_a_packed_store_reports_in_file_order(small: bytes, tmp_path: 
 def test_unpack_of_an_identity_that_is_none_says_what_to_do(small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_bytes(DAMAGED["identity_with_another_key"](small))
-    with open_packed(path) as store, pytest.raises(FormatError, match="; `ups-store verify` says") as caught:
+    refused = pytest.raises(FormatError, match="; `ups-store verify` says")
+    with ups_store.open(path) as store, refused as caught:
         unpack_store(store, tmp_path / "out")
     assert caught.value.kind == "identity_arrays"
     assert names_in(tmp_path) == ["p"]
@@ -542,7 +538,7 @@ def test_packed_store_of_a_newer_minor_version_is_too_new_not_damaged(
     path = tmp_path / "p"
     path.write_bytes(NEWER_MINOR[name](small))
     with pytest.raises(VersionTooNewError) as caught:
-        open_packed(path)
+        ups_store.open(path)
     error = caught.value
     assert (error.clause, error.expected, error.found) == ("10.3", "at most 1.0", "1.7")
     assert error.hint == "upgrade ups-store"
@@ -552,14 +548,14 @@ def test_packed_store_of_a_newer_minor_version_is_too_new_not_damaged(
 def test_verify_of_a_damaged_chunk_names_array_and_sample(small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_bytes(small)
-    with open_packed(path) as store:
+    with ups_store.open(path) as store:
         array = store.catalog.arrays["u"]
         assert array.entry is not None
         raw = bytearray(small)
         raw[array.entry.data_offset + 20] ^= 1
     path.write_bytes(raw)
-    with open_packed(path) as store:
-        found = verify_packed(store)
+    with ups_store.open(path) as store:
+        found = store.verify()
         with pytest.raises(CorruptChunkError):
             unpack_store(store, tmp_path / "out")
     assert [(p.array, p.sample) for p in found.problems] == [("u", 0)]
@@ -595,8 +591,8 @@ def test_command_info_tells_what_a_packed_store_holds(
     packed = packed_at(path, tmp_path / "p", codec="zstd", level=3)
     assert run_command(monkeypatch, "info", path, packed, "--json") == 0
     mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (told["codec"], told["level"], told["reads"]) == ("zstd", 3, "decode")
-    assert (told["nbytes"], told["mapped_nbytes"]) == (packed.stat().st_size, path.stat().st_size)
+    assert told["packed"] == {"codec": "zstd", "level": 3, "mapped_nbytes": path.stat().st_size}
+    assert (told["nbytes"], told["reads"]) == (packed.stat().st_size, "decode")
     for key in ("num_samples", "config_hash", "fingerprint", "identity", "attrs", "format_version"):
         assert told[key] == mapped[key], key
     for name, array in mapped["arrays"].items():
@@ -607,8 +603,9 @@ def test_command_info_tells_what_a_packed_store_holds(
     out = capsys.readouterr().out
     assert "packed by zstd, level 3" in out
     assert told["config_hash"] in out
-    assert run_command(monkeypatch, "info", packed, "--stats") == 2
-    assert "unpack" in capsys.readouterr().err
+    assert run_command(monkeypatch, "info", path, packed, "--stats", "--json") == 0
+    mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
+    assert told["statistics"] == mapped["statistics"] != {}
 
 
 def test_info_of_a_mapped_store_loads_no_codec(make_store: MakeStore) -> None:
@@ -628,17 +625,11 @@ finally:
     assert "numcodecs" not in loaded
 
 
-def test_package_of_packed_stores_has_its_two_names_only() -> None:
-    assert (ups_store.packed.open_packed, ups_store.packed.PackedStore) == (open_packed, PackedStore)
-    with pytest.raises(AttributeError, match="no attribute 'open'"):
-        _ = ups_store.packed.open
-
-
 def test_command_verify_finds_damage_in_a_packed_store(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = packed_at(make_store(), tmp_path / "p")
-    with open_packed(packed) as store:
+    with ups_store.open(packed) as store:
         entry = store.catalog.arrays["fields"].entry
     assert entry is not None
     raw = bytearray(packed.read_bytes())

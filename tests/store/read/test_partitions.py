@@ -125,8 +125,9 @@ def _outcome(store: Store | PartitionedStore, arguments: dict[str, Any]) -> Any:
 
 
 def test_parts_preload_each(partitions: PartitionedStore) -> None:
-    reports = partitions.preload("copy")
-    assert [report.mode for report in reports] == ["copy"] * len(partitions.partitions)
+    report = partitions.preload("copy")
+    assert [part.mode for part in report.parts] == ["copy"] * len(partitions.partitions)
+    assert (report.mode, report.path, report.nbytes) == ("copy", partitions.path, partitions.nbytes)
     np.testing.assert_array_equal(partitions.gather([7, 0])["nu"], VALUES["nu"][[7, 0]])
 
 
@@ -145,7 +146,7 @@ def test_parts_give_constants_and_refuse_whole_arrays(partitions: PartitionedSto
         partitions["fields"]
 
 
-@pytest.mark.parametrize("index", [-1, N])
+@pytest.mark.parametrize("index", [-N - 1, N])
 def test_parts_asked_for_a_sample_outside_are_refused(partitions: PartitionedStore, index: int) -> None:
     with pytest.raises(SampleIndexError):
         partitions.gather([index])
@@ -154,7 +155,10 @@ def test_parts_asked_for_a_sample_outside_are_refused(partitions: PartitionedSto
 
 
 def test_parts_verify_and_pickle_and_close(partitions: PartitionedStore) -> None:
-    assert all(report.ok for report in partitions.verify())
+    report = partitions.verify()
+    assert report.ok
+    assert [part.path for part in report.parts] == [part.path for part in partitions.partitions]
+    assert report.nbytes == partitions.nbytes
     assert partitions.committed.all()
     assert 0 <= partitions.residency() <= 1
     with pickle.loads(pickle.dumps(partitions)) as copy:

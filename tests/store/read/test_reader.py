@@ -135,8 +135,8 @@ def test_store_tells_what_it_was_created_with(store: Store, path: Path) -> None:
     assert store.nbytes == path.stat().st_size
     assert store.version == FORMAT_VERSION
     assert store.attrs == {"encoder": "grid"}
-    assert store.identity["content"] == IDENTITY
-    assert store.config_hash == config_hash(store.identity)
+    assert store.identity == IDENTITY
+    assert store.config_hash == config_hash(store.identity_document)
     assert store.committed.tolist() == [True] * 4
     assert store.dims["fields"] == DIMS["fields"]
     assert (store.dims["x"], store.dims["t"]) == (("x",), ("time",))
@@ -146,7 +146,6 @@ def test_store_tells_what_it_was_created_with(store: Store, path: Path) -> None:
     assert "fields" in store
     assert "x" in store
     assert "beta" not in store
-    assert repr(store).startswith(f"<ups_store.Store {path.name}: 4 samples; fields (4, 5, 64, 4) float32")
 
 
 def test_store_is_not_iterable_by_accident(store: Store) -> None:
@@ -157,7 +156,7 @@ def test_store_is_not_iterable_by_accident(store: Store) -> None:
 def test_store_created_from_a_store_is_the_same_file(store: Store, path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.zarr.zip"
     dims = {name: store.dims[name] for name in store.constants}
-    options = {"identity": store.identity["content"], "attrs": store.attrs}
+    options = {"identity": store.identity, "attrs": store.attrs}
     with ups_store.create(copy, store.arrays, constants=store.constants, dims=dims, **options) as writer:
         writer.commit_many(range(len(store)), {name: store[name] for name in store.arrays})
         writer.finish()
@@ -202,13 +201,13 @@ def test_residency_of_a_file_that_was_cut_is_an_error(make_store: MakeStore, acc
 # --- what is refused ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", [-1, 4, 2**40])
+@pytest.mark.parametrize("index", [-5, 4, 2**40, -(2**70)])
 def test_sample_outside_the_store_is_refused(store: Store, index: int) -> None:
     for call in (store.sample, lambda i: store.gather([0, i])):
         with pytest.raises(SampleIndexError) as caught:
             call(index)
         error = caught.value
-        assert (error.kind, error.expected, error.found) == ("index", "0 <= index < 4", index)
+        assert (error.kind, error.expected, error.found) == ("index", "-4 <= index < 4", index)
         assert isinstance(error, IndexError)
 
 

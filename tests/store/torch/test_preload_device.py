@@ -112,8 +112,12 @@ def test_empty_batch_has_the_shapes_of_a_batch(store: Store) -> None:
 
 def test_wrong_requests_are_refused_as_by_the_store(store: Store) -> None:
     there = on_device(store)
-    with pytest.raises(ArrayNotFoundError, match="'x'"):
+    with pytest.raises(ArrayNotFoundError, match="'y'"):
+        there.gather([0], ["y"])
+    with pytest.raises(SpecError, match="no sample axis"):
         there.gather([0], ["x"])
+    with pytest.raises(SpecError, match="`out`"):
+        there.gather([0], out={"nu": np.zeros(1)})
     with pytest.raises(SpecError, match="dimension 'time'"):
         there.gather([0], ["nu"], length=1)
     with pytest.raises(SampleIndexError):

@@ -51,7 +51,7 @@ def test_concat_holds_all_samples_in_order(make_store: MakeStore, tmp_path: Path
     assert_same_bits(all_arrays(target), joined(first, second))
     with ups_store.open(target) as store:
         assert_same_bits(store.constants, mixed_constants())
-        assert store.identity["content"] == {"kind": "concat", "parents": parents}
+        assert store.identity == {"kind": "concat", "parents": parents}
         assert store.dims["fields"] == ("sample", "time", "x", "channel")
 
 

@@ -160,7 +160,7 @@ def test_documents_read_back_whatever_they_hold(
             writer.commit(0, {"u": 1})
             writer.finish()
         with ups_store.open(path) as store:
-            assert store.identity["content"] == identity
+            assert store.identity == identity
             assert store.config_hash == config_hash(identity_of(arrays, identity=identity))
             assert store.attrs == attrs
             assert store.arrays["u"].attrs == array_attrs

@@ -444,7 +444,7 @@ def test_stale_store_is_made_anew_and_the_reason_told(folder: Path) -> None:
     (note,) = [note for note in notes if "made from something else" in note]
     assert "micro_batch" in note
     with ups_store.open(store_path(folder)) as store:
-        assert store.identity["content"]["encoder"]["micro_batch"] == 10
+        assert store.identity["encoder"]["micro_batch"] == 10
 
 
 def test_limit_takes_its_samples_from_the_whole_store_and_leaves_it(folder: Path) -> None:
@@ -543,7 +543,7 @@ def test_store_whose_sources_are_gone_is_used(folder: Path) -> None:
 def test_store_of_an_unknown_encoder_is_never_replaced(folder: Path) -> None:
     build(folder)
     with ups_store.open(store_path(folder)) as store:
-        content = {**store.identity["content"], "encoder": "unknown"}
+        content = {**store.identity, "encoder": "unknown"}
         options = {"constants": store.constants, "identity": content, "attrs": store.attrs}
         dims = {name: store.dims[name] for name in store.constants}
         with ups_store.create(store_path(folder), store.arrays, dims=dims, **options) as writer:

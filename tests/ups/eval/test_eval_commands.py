@@ -356,7 +356,7 @@ def test_predict_from_a_store_writes_the_given_frame_and_the_rollout(folder: Pat
         np.testing.assert_allclose(store["t"], given["t"][1:5])
         np.testing.assert_array_equal(store["nu"], given["nu"])
         assert store.attrs["channels"] == given.attrs["channels"]
-        assert store.identity["content"]["kind"] == "prediction"
+        assert store.identity["kind"] == "prediction"
 
 
 def test_predict_from_hdf5_gives_the_same_as_from_the_store(

@@ -74,7 +74,7 @@ def rewrite(
 ) -> None:
     """The same store with another identity, fewer tokens, and other attributes."""
     with ups_store.open(path) as store:
-        arrays, identity = store.gather(range(len(store))), dict(store.identity["content"])
+        arrays, identity = store.gather(range(len(store))), dict(store.identity)
         arrays["latent"] = np.ascontiguousarray(arrays["latent"][:, :, :num_tokens])
         given: dict[str, Any] = {"constants": store.constants, "attrs": {**store.attrs, **(attrs or {})}}
         given["dims"] = {name: store.dims[name] for name in store.constants}

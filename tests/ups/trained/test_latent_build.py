@@ -88,7 +88,7 @@ def test_build_stores_the_latents_of_the_encoder(inside: Path) -> None:
     with ups_store.open(folder / "latents" / "burgers1d_test.zarr.zip") as store:
         assert store.arrays["latent"].shape == (2, T, 4, 4)
         assert store.dims["latent"] == ("sample", "time", "token", "latent_channel")
-        assert store.identity["content"]["kind"] == "latents"
+        assert store.identity["kind"] == "latents"
         with h5py.File(folder / "data" / "1D_Burgers_Sols_Nu0.01.hdf5") as file:
             fields = file["tensor"][:2][..., None]
         expected = encoder.encode({"fields": fields, "nu": np.full(2, 0.01)})["latent"]
@@ -142,7 +142,7 @@ def test_resumed_build_makes_the_bytes_of_an_undisturbed_one(inside: Path) -> No
         options = {
             "constants": store.constants,
             "dims": {name: store.dims[name] for name in store.constants},
-            "identity": store.identity["content"],
+            "identity": store.identity,
             "attrs": store.attrs,
         }
         with ups_store.create(target, store.arrays, **options) as writer:

@@ -29,7 +29,7 @@ def forget_encoder(path: Path) -> None:
         num, arrays, specs = len(store), store.gather(range(len(store))), dict(store.arrays)
         given: dict[str, Any] = {"constants": store.constants, "attrs": store.attrs}
         given["dims"] = {name: store.dims[name] for name in store.constants}
-        content = {**store.identity["content"], "encoder": "unknown"}
+        content = {**store.identity, "encoder": "unknown"}
     path.unlink()
     with ups_store.create(path, specs, **given, identity=content) as writer:
         writer.commit_many(range(num), arrays)

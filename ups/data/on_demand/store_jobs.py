@@ -344,7 +344,7 @@ def open_valid(wanted: WantedStore, *, note: Note) -> Store | None:
     if store.config_hash == wanted.config_hash:
         return store
     with store:
-        differing = describe_differences(differences(store.identity, wanted.identity))
+        differing = describe_differences(differences(store.identity_document, wanted.identity))
     note(f"{store.path} was made from something else (found -> wanted):\n{differing}")
     return None
 

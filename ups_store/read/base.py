@@ -1,0 +1,205 @@
+"""`BaseStore`: what stores of every kind do alike: names, samples by number, closing, how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import ArrayNotFoundError, SpecError
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.metadata import ArrayMeta, RootMeta, dtype_of
+from ups_store.read.gather import Indices, Samples, check_effect, check_indices, names_of
+
+
+class BaseStore:
+    """A store without its samples; a kind of store adds `gather`, `whole`, `check_open` and `close`.
+
+    Args:
+        path: Where it is, absolute.
+        root: Metadata of its root group.
+        metas: Its arrays, constants included.
+        num_samples: N.
+
+    Attributes:
+        path: Where it is, absolute.
+        identity: What the caller of `create` said that the content was made from, as plain JSON values: what
+            was a tuple there is a list here, and NumPy's numbers are Python's.
+        identity_document: The identity with the arrays and the constants' digests around it (spec 8.1).
+        config_hash: sha256 of the identity document, 64 hexadecimal digits.
+        attrs: Attributes of the root group.
+        version: Format version, `(major, minor)`.
+        metas: Metadata of the arrays by name, constants included.
+        is_partial: Whether it was opened while it was under construction.
+    """
+
+    is_partial = False
+    __iter__ = None  # over samples or over names? `range(len(store))` and `store.arrays` say which
+
+    def __init__(self, path: Path, root: RootMeta, metas: Iterable[ArrayMeta], num_samples: int) -> None:
+        self.path = path
+        self.identity_document: Mapping[str, Any] = root.identity
+        content = root.identity.get("content")
+        self.identity: dict[str, Any] = content if isinstance(content, dict) else {}
+        self.config_hash = root.config_hash
+        self.attrs: Mapping[str, Any] = root.attrs
+        self.version = root.version
+        self.metas = {meta.name: meta for meta in metas}
+        self._num_samples = num_samples
+        self._per_sample = tuple(meta.name for meta in self.metas.values() if not meta.is_constant)
+
+    def __len__(self) -> int:
+        """N, the number of samples."""
+        return self._num_samples
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.metas
+
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """The arrays with a sample axis; `create` takes them as they are."""
+        metas = (self.metas[name] for name in self._per_sample)
+        return {m.name: ArraySpec(m.shape, dtype_of(m.dtype), dims=m.dims, attrs=m.attrs) for m in metas}
+
+    @property
+    def constants(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays without a sample axis, read-only; `create` takes them as they are."""
+        return {name: self.whole(name) for name, meta in self.metas.items() if meta.is_constant}
+
+    @property
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """Dimension names of every array."""
+        return {name: meta.dims for name, meta in self.metas.items()}
+
+    @property
+    def committed(self) -> npt.NDArray[np.bool_]:
+        """Which samples are there, bool, shape (N,)."""
+        return np.ones(len(self), bool)
+
+    @overload
+    def __getitem__(self, key: str) -> npt.NDArray[Any]: ...
+
+    @overload
+    def __getitem__(self, key: int | np.integer[Any] | slice) -> dict[str, Any]: ...
+
+    def __getitem__(self, key: object) -> Any:
+        """`store[name]` is a whole array, `store[i]` a sample, `store[a:b]` a batch; see `whole`, `sample`.
+
+        Raises:
+            ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
+            SampleIndexError: For a sample that it doesn't have; also an IndexError.
+            SpecError: For anything else, kind "index"; what else `whole` raises.
+        """
+        if isinstance(key, str):
+            return self.whole(key)
+        if isinstance(key, slice):
+            return self.gather(key)
+        if isinstance(key, int | np.integer) and not isinstance(key, bool):
+            return self.sample(int(key))
+        expected = "the name of an array, a sample number or a slice"
+        hint = "`gather` takes several sample numbers"
+        found = type(key).__name__
+        raise SpecError("store[...]", kind="index", path=self.path, expected=expected, found=found, hint=hint)
+
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """The whole array, read-only, where it is one piece of memory.
+
+        Raises:
+            ArrayNotFoundError: If there is none of that name; also a KeyError.
+            SpecError: Kind "unsupported", if samples of this kind of store are no single array.
+        """
+        raise NotImplementedError
+
+    def gather(self, indices: Indices | slice, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Copy samples into a batch; see `Store.gather`."""
+        raise NotImplementedError
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """All arrays of one sample by name, read-only; shape () for a number. Negative: from the end.
+
+        Raises:
+            SampleIndexError: Unless -N <= index < N; also an IndexError.
+        """
+        batch = self.gather([index])
+        for values in batch.values():
+            values.flags.writeable = False
+        return {name: values[0, ...] for name, values in batch.items()}
+
+    def check_open(self) -> None:
+        """Fail after `close`.
+
+        Raises:
+            StoreClosedError: If the store is closed.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of file and memory. Closing twice is allowed."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        from ups_store.read.shown import text_of
+
+        return text_of(self._title(), self.metas.values(), self.identity)
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        from ups_store.read.shown import html_of
+
+        return html_of(self._title(), self.metas.values(), self.identity)
+
+    def _title(self) -> str:
+        samples = f"{len(self):,} sample{'' if len(self) == 1 else 's'}"
+        summary = ", ".join([samples, *self._summary()])
+        return f"ups_store.{type(self).__name__} {self.path.name}: {summary}"
+
+    def _summary(self) -> list[str]:
+        """What `repr` says of this kind of store beside its number of samples."""
+        return []
+
+    def _meta(self, name: str) -> ArrayMeta:
+        """Metadata of an array; `ArrayNotFoundError` if there is none of that name."""
+        try:
+            return self.metas[name]
+        except (KeyError, TypeError):
+            expected = f"one of {', '.join(self.metas)}"
+            raise ArrayNotFoundError(f"no array {name!r}", path=self.path, expected=expected) from None
+
+    def _sampled_meta(self, name: str) -> ArrayMeta:
+        """Metadata of an array with a sample axis."""
+        meta = self._meta(name)
+        if meta.is_constant:
+            raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
+        return meta
+
+    def _asked(
+        self,
+        indices: Indices | slice,
+        names: Sequence[str] | None,
+        *,
+        is_window: bool,
+        out: Mapping[str, Any] | None,
+    ) -> tuple[Samples, list[ArrayMeta]]:
+        """The samples and arrays that arguments of `gather` mean, checked."""
+        self.check_open()
+        samples = check_indices(indices, self._num_samples, path=self.path)
+        chosen = self._per_sample if names is None else names_of(names)
+        metas = [self._sampled_meta(name) for name in chosen]
+        check_effect(metas, is_window, out, path=self.path)
+        return samples, metas
+
+    def _unsupported(self, problem: str, hint: str, *, array: str | None = None) -> SpecError:
+        """The error for what this kind of store can't do."""
+        return SpecError(problem, kind="unsupported", path=self.path, array=array, hint=hint)
