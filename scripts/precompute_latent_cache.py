@@ -12,20 +12,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups_store.build.__main__ import main
+from ups_store.build import main
 
 if TYPE_CHECKING:
     from ups.config.run import WandbConfig
-    from ups_store.build.stores import BuildReport
+    from ups_store.build import BuildReport
 
 
 def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildReport], None] | None:
-    """Whom the build's report is told: a run of Weights & Biases, if the configuration wants one.
+    """What the build's report is given to: a run of Weights & Biases, if the configuration wants one.
 
     Raises:
         ConfigError: If `logging` is wrong, or wandb isn't installed; before hours of work.
     """
-    values = _values(config, overrides)
+    from ups_store.build import read_config
+
+    values = read_config(config, overrides=overrides)
     if not values.get("logging"):
         return None
     settings = _wandb(values["logging"], config, overrides)
@@ -36,20 +38,20 @@ def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildRepor
     import_wandb()
     folder = Path((values.get("checkpoint") or {}).get("dir") or "checkpoints")
 
-    def tell(report: BuildReport) -> None:
+    def log(report: BuildReport) -> None:
         sink = WandbSink(settings, stage="build", folder=folder, run_config=values, run_id=None)
         sink.write({"event": "startup", "stage": "build", **report.startup.metrics()})
         sink.close(has_failed=False)
 
-    return tell
+    return log
 
 
 def _wandb(logging: Any, config: Path | None, overrides: Sequence[str]) -> WandbConfig:
     """The settings of Weights & Biases, checked as a training checks them."""
     from pydantic import ValidationError, create_model
 
-    from ups.config.loading import all_problems
     from ups.config.run import LoggingConfig, RunConfig
+    from ups_store.build import config_error
 
     given = (
         {key: value for key, value in logging.items() if value is not None}
@@ -62,21 +64,9 @@ def _wandb(logging: Any, config: Path | None, overrides: Sequence[str]) -> Wandb
         checked = model.model_validate({"logging": given})
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
-        raise all_problems(error, model=RunConfig, path=config, outside=outside) from error
+        raise config_error(error, model=RunConfig, path=config, outside=outside) from error
     settings: WandbConfig = checked.logging.wandb  # type: ignore[attr-defined]
     return settings
-
-
-def _values(config: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration, of which the build takes only its own sections."""
-    from omegaconf import OmegaConf
-
-    from ups_store.build.config_file import parse_overrides, read_yaml
-
-    file = read_yaml(config) if config else {}
-    values = OmegaConf.to_container(OmegaConf.merge(file, parse_overrides(overrides)), resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
 
 
 if __name__ == "__main__":

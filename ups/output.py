@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -41,17 +42,30 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OutputError: Such as on a full disk; the old file is still there then.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_synced(partial, content)
-            partial.replace(path)
-            sync_folder(path.parent)
-        finally:
-            partial.unlink(missing_ok=True)
+        with appears_whole(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise OutputError.of(error, path) from error
+
+
+@contextmanager
+def appears_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`: renamed to it if the block ends well, removed if it doesn't.
+
+    Args:
+        path: Where the file shall be; one that is there is replaced, in one step that survives a power cut.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # else a power cut could leave the new name without the content
+        partial.replace(path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         VersionTooNewError,
     )
     from ups_store.format.array_spec import ArraySpec
+    from ups_store.format.identity import describe_differences, differences
     from ups_store.format.layout import FORMAT_VERSION
     from ups_store.packed.store import PackedStore
     from ups_store.read.open import open_any as open
@@ -81,6 +82,8 @@ __all__ = [
     "VersionTooNewError",
     "available_memory_bytes",
     "create",
+    "describe_differences",
+    "differences",
     "join",
     "open",
 ]
@@ -94,6 +97,8 @@ _HOMES = {  # module and name there; everything else is an error class
     "StoreWriter": ("write.writer", "StoreWriter"),
     "available_memory_bytes": ("system.memory", "available_bytes"),
     "create": ("write.create", "create"),
+    "describe_differences": ("format.identity", "describe_differences"),
+    "differences": ("format.identity", "differences"),
     "join": ("write.create", "join"),
     "open": ("read.open", "open_any"),
     "PackedStore": ("packed.store", "PackedStore"),

@@ -296,7 +296,7 @@ def test_reader_at_its_memory_limit_says_so(source: Path, tmp_path: Path, start_
     with ends_within(start_s), pytest.raises(SourceError) as caught:
         build(config, Limiting())
     assert (caught.value.kind, caught.value.exit_code, caught.value.sample) == ("no_memory", 3, 2)
-    assert "lower --num-workers" in str(caught.value)
+    assert "lower reading.num_workers" in str(caught.value)
     assert build(config).stores[0].num_committed == 2
 
 

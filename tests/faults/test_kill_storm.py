@@ -1,4 +1,4 @@
-"""Builders that are killed at random moments on a real file system; the script does it a thousand times.
+"""BuildRank that are killed at random moments on a real file system; the script does it a thousand times.
 
 The storm forks its builders, which only a process without threads may do: so it gets a process of its own.
 """

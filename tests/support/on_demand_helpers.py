@@ -17,8 +17,8 @@ from ups.data.windows import WindowBatches
 from ups.grid import GridSpec
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
-from ups_store.build.config import load_config as load_build_config
-from ups_store.build.stores import BuildReport, build_all
+from ups_store.build import BuildReport, build_all
+from ups_store.build import load_config as load_build_config
 
 N, T, X = 60, 5, 32  # 48 of the samples are the training split
 NUM_TRAIN = 48

@@ -10,7 +10,7 @@ import typer
 
 from ups.cli.common import AsJson
 from ups.errors import ConfigError
-from ups_store.build.shipped import near_config, shipped_configs
+from ups_store.build import near_config, shipped_configs
 from ups_store.command_line import Verb, Verbs
 from ups_store.console import print_json
 

@@ -1,4 +1,4 @@
-"""Reading a configuration: YAML with `include:`, then dotted overrides; and writing it back.
+"""Reading a run's configuration and writing it back; what is wrong with one, said about its keys.
 
 What pydantic finds wrong is said about the configuration's keys. A key of earlier configurations that means
 nothing any more is dropped with a warning. A key whose feature isn't there yet may stand in a file as long as
@@ -7,39 +7,28 @@ it is switched off; switched on it is an error, so that you don't believe to use
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from ups.config.run import RunConfig, StageConfig, TrainingConfig
-from ups.config.shared import (
-    SharedConfigError,
-    check_like,
-    expected_by,
-    parse_overrides,
-    read_yaml,
-    with_present_names,
-)
 from ups.errors import ConfigError, ConfigWarning
 from ups.output import Note
+from ups_store.build import config_error, read_config
+from ups_store.errors import ConfigError as StoreConfigError
+from ups_store.old_names import with_present_names as with_present_names
 
 # Keys of `training` that each stage may have for itself, and where it has them.
 _OF_STAGES: dict[str, tuple[str, ...]] = {
     key: (key,) for key in TrainingConfig.model_fields if key in StageConfig.model_fields
 }
 _OF_STAGES["lr"] = ("optimizer", "lr")
-
-_UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
 
 # Patterns of dotted keys, and why the key means nothing.
 MEANINGLESS = {
@@ -121,42 +110,22 @@ def _load(
     path = None if source is None or isinstance(source, Mapping) else Path(source)
     where = name or path
     try:
-        file = OmegaConf.create(_present(source)) if path is None else read_yaml(path)
-        given = parse_overrides(overrides)
-        check_like(OmegaConf.to_container(file), OmegaConf.to_container(given))
-        file = _without_overridden(file, given)
-        values = OmegaConf.to_container(OmegaConf.merge(file, given), resolve=True, throw_on_missing=True)
-    except SharedConfigError as error:
+        given = source if isinstance(source, Mapping) else path
+        values = read_config(given, overrides=overrides, adjust=_without_overridden)
+    except StoreConfigError as error:
         raise as_own(error) from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], path=where, hint="check the dotted keys") from error
-    except TypeError as error:  # OmegaConf's, which names no key
-        hint = "say the same kind here and in the files that it includes"
-        raise ConfigError("a list and keys don't merge", path=where, hint=hint) from error
-    assert isinstance(values, dict)
-    named = {str(key): value for key, value in values.items()}
-    if isinstance(data := named.setdefault("data", {}), dict) and data.get("root") is None:
-        data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
     try:
-        declared = tuple(map(str, named.get("tasks") or ()))
-        return RunConfig.model_validate(take_out_old_names(named), context={"tasks": declared})
+        declared = tuple(map(str, values.get("tasks") or ()))
+        return RunConfig.model_validate(take_out_old_names(values), context={"tasks": declared})
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
-        raise all_problems(error, model=RunConfig, path=where, outside=outside) from error
+        raise as_own(
+            config_error(error, model=RunConfig, path=where, outside=outside, see="docs/training.md")
+        ) from error
 
 
-def _present(source: Any) -> dict[Any, Any]:
-    """The keys of a mapping under their present names."""
-    try:
-        return with_present_names(source or {})
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _without_overridden(file: Any, given: Any) -> Any:
-    """A file without the stages' values that an override of `training` is to win over; warns of each."""
-    values, overrides = OmegaConf.to_container(file), OmegaConf.to_container(given)
-    assert isinstance(values, dict)
+def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> dict[Any, Any]:
+    """A file's values without those of stages that an override of `training` wins over; warns of each."""
     said = _section(overrides, "training")
     for stage in _section(values, "stages"):
         for key, place in _OF_STAGES.items():
@@ -167,8 +136,8 @@ def _without_overridden(file: Any, given: Any) -> Any:
                 continue  # the command line decides this one, too
             old = f"stages.{stage}.{'.'.join(place)} = {section.pop(name)}"
             text = f"training.{key} = {said[key]} takes the place of {old}"
-            warnings.warn(text, ConfigWarning, stacklevel=4)
-    return OmegaConf.create(values)
+            warnings.warn(text, ConfigWarning, stacklevel=5)
+    return values
 
 
 def _section(values: Any, *names: Any) -> dict[Any, Any]:
@@ -183,108 +152,10 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
-def all_problems(
-    error: ValidationError, *, model: type[BaseModel], path: Path | str | None, outside: Collection[str]
-) -> ConfigError:
-    """Say everything that pydantic found: a sentence for each key, a line each where there are several.
-
-    Args:
-        error: What was raised.
-        model: The configuration's type.
-        path: File that was read, or another name for it.
-        outside: Dotted keys that the file didn't decide.
-    """
-    known, problems = known_keys(model), dict[str, ConfigError]()
-    for one in error.errors():
-        key = _key_of(one)
-        where = None if any(key == name or name.startswith(f"{key}.") for name in outside) else path
-        problems.setdefault(key, _problem(one, key, known=known, path=path, where=where))
-    # A misspelled key explains why another one is missing.
-    meant = {_near(key, known) for key, problem in problems.items() if problem.kind == _UNKNOWN}
-    left = [problem for key, problem in problems.items() if problem.kind != _MISSING or key not in meant]
-    if len(left) == 1:
-        return left[0]
-    kinds = {problem.kind for problem in left}
-    listed = "".join(f"\n  {problem}" for problem in left)
-    kind = kinds.pop() if len(kinds) == 1 else None
-    return ConfigError(f"{len(left)} mistakes in the configuration:{listed}", kind=kind)
-
-
-def _key_of(problem: ErrorDetails) -> str:
-    """Dotted key; pydantic adds the alternative of a union to it, as in `num_workers.int`."""
-    parts = [str(part) for part in problem["loc"]]
-    if parts and (parts[-1] == "int" or parts[-1].startswith(("constrained-", "literal["))):
-        parts.pop()
-    return ".".join(parts)
-
-
-def _problem(
-    problem: ErrorDetails, key: str, *, known: list[str], path: Path | str | None, where: Path | str | None
-) -> ConfigError:
-    if problem["type"] == "extra_forbidden":
-        hint = _hint(key, known)
-        return ConfigError("unknown key", kind=_UNKNOWN, path=where, found=repr(key), hint=hint)
-    if problem["type"] == "missing" and key in known:
-        return ConfigError("missing key", kind=_MISSING, path=path, expected=key, hint=f"say {key}=...")
-    if problem["type"] == "value_error":
-        return as_own(problem["ctx"]["error"], key=key, path=where)
-    return ConfigError(key, path=where, expected=expected_by(problem), found=repr(problem["input"]))
-
-
-def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted keys of a configuration, `stages.<name>.` for those of every stage."""
-    keys: list[str] = []
-    for name, field in model.model_fields.items():
-        inner: Any = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += known_keys(inner, f"{prefix}{name}.")
-        else:
-            keys.append(f"{prefix}{name}")
-            for value_type in getattr(inner, "__args__", ()):
-                if isinstance(value_type, type) and issubclass(value_type, BaseModel):
-                    keys += known_keys(value_type, f"{prefix}{name}.<name>.")
-    return keys
-
-
-def _hint(key: str, known: list[str]) -> str:
-    if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
-        return "in YAML, indent what follows a dot below what precedes it"
-    near = _near(key, known)
-    return f"did you mean {near}?" if near else "see docs/training.md for the known keys"
-
-
-def _near(key: str, known: list[str]) -> str | None:
-    """The known key that an unknown one was probably meant to be."""
-    if key in known:
-        return None
-    parts = key.split(".")
-    if parts[0] in ("stages", "tasks") and len(parts) > 1:
-        parts[1] = "<name>"
-    asked = ".".join(parts)
-    sections = {name.partition(".")[0] for name in known}
-    close = difflib.get_close_matches(asked, [*known, *sections], n=1)
-    same_name = _same_last_part(asked, known)
-    near = same_name or close if "." not in key else close or same_name
-    return near[0] if near else None
-
-
-def _same_last_part(key: str, known: list[str]) -> list[str]:
-    in_training_last = sorted(known, key=lambda name: name.startswith("training."))
-    by_name = {name.rpartition(".")[2]: name for name in in_training_last}
-    return [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
-
-
-def as_own(error: Exception, *, key: str = "", path: Path | str | None = None) -> ConfigError:
-    """An error of the sections that the build shares, or of a validator, as one of the training stack.
-
-    Args:
-        error: What was raised.
-        key: What it is about, where it doesn't say so itself.
-        path: File that it is about, where it doesn't say so itself.
-    """
-    facts = {name: getattr(error, name, None) for name in ("kind", "expected", "found", "hint")}
-    where = getattr(error, "path", None) or path
-    return ConfigError(getattr(error, "problem", str(error)) or key, path=where, **facts)
+def as_own(error: StoreConfigError) -> ConfigError:
+    """An error of a configuration that the build reads as one of the training stack."""
+    facts = {name: getattr(error, name) for name in ("kind", "path", "expected", "found", "hint")}
+    return ConfigError(error.problem, **facts)
 
 
 def take_out_old_names(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,4 @@
-"""`RunConfig`: everything that a run is told.
-
-Configuration of one training stage: how long, which optimiser, which schedule.
-
-Configuration of the training loop; nothing here changes what a store holds.
-
-What all sections of a configuration share, and the types of their values.
-"""
+"""`RunConfig`: everything that decides a run, a section a model; those of the stores are the build's."""
 
 from __future__ import annotations
 
@@ -15,17 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from ups.config.shared import (
+from ups.errors import ConfigError
+from ups.trained.specs import AUTOENCODER_FILE
+from ups_store.build import (
     BuildConfig,
     CacheConfig,
     DataConfig,
     EncodingConfig,
     ReadingConfig,
-    TaskDeclaration,
     long_dtype,
 )
-from ups.errors import ConfigError
-from ups.trained.specs import AUTOENCODER_FILE
+from ups_store.sources import TaskDeclaration
 
 # strict: `yes` isn't 1 and 1.5 isn't a count
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -296,7 +289,7 @@ class EvaluationConfig(Section):
 
 
 class RunConfig(Section):
-    """Everything that a run is told; written into every checkpoint."""
+    """Everything that decides a run; written into every checkpoint."""
 
     data: DataConfig
     tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of the user's own, docs/layouts.md")
@@ -371,7 +364,7 @@ class RunConfig(Section):
 
 
 def _check_there(name: str, stage: StageConfig) -> None:
-    """Refuse a stage of `LATER_STAGES` that is switched on, so that nobody believes it is trained."""
+    """Refuse a stage of `LATER_STAGES` that is switched on, so that you don't believe it is trained."""
     if name in LATER_STAGES and stage.epochs:
         raise ConfigError(
             f"stages.{name}.epochs = {stage.epochs}: {LATER_STAGES[name]} isn't there yet",

@@ -1,10 +1,6 @@
-"""Fields to train on: of one task and split, from a field store or straight from HDF5.
+"""Fields of one task and split: out of a field store, or read straight from HDF5 into memory, whole.
 
 Letters: N samples, T time steps, X the axes of the grid, C channels, B batch.
-
-A split that is read straight from HDF5, whole, into memory.
-
-What a build of a split would read: for those that read it themselves, now or while they train.
 """
 
 from __future__ import annotations
@@ -20,13 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups.config.shared import BuildConfig, DataConfig
-from ups.data.stores import Store, differing_selection, hints_in_keys, place_of, store_path
+from ups.data.stores import Store, differing_selection, place_of, store_path
 from ups.errors import ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
-from ups_store.build.plan import StorePlan, plan_store
-from ups_store.build.read import read_batches
-from ups_store.build.readers import Readers
+from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
 from ups_store.errors import StoreNotFoundError
 
 # Constant fields that belong to the input of a task.
@@ -41,6 +34,10 @@ STEP_TOLERANCE = 1e-3  # relative; of time steps that count as equal: some files
 _NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
 
 Array = npt.NDArray[Any]
+
+_log = logging.getLogger(__name__)
+
+_MEMORY_SHARE = 0.5  # of what is free, for one split
 
 
 @dataclass(frozen=True)
@@ -186,10 +183,10 @@ def open_fields(
     if source == "store":
         hint = "run `python -m ups_store.build`, or training.field_source=hdf5"
         raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
-    plan, arrays = read_split(config, task, split)
-    origin = ", ".join(dict.fromkeys(part.path.name for part in plan.parts))
-    times = arrays.get(TIMES, plan.constants.get(TIMES))
-    return MemoryFields(_info_of(plan), arrays, origin=origin, times=times)
+    build, arrays = read_split(config, task, split)
+    origin = ", ".join(dict.fromkeys(part.path.name for part in build.plan.parts))
+    times = arrays.get(TIMES, build.plan.constants.get(TIMES))
+    return MemoryFields(_info_of(build.plan), arrays, origin=origin, times=times)
 
 
 def _open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:
@@ -218,8 +215,8 @@ def _problem_with(store: Store, data: DataConfig) -> str:
     return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items())
 
 
-def _info_of(described: Store | StorePlan) -> FieldsInfo:
-    """What a store holds, or will hold."""
+def _info_of(described: Any) -> FieldsInfo:
+    """What a store holds, or by its plan will hold."""
     attrs = described.attrs
     arrays = {name: tuple(spec.shape) for name, spec in described.arrays.items()}
     ndim = len(arrays[FIELDS]) - 3
@@ -275,12 +272,7 @@ def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:
     return tuple(sorted({name for some in fields.values() for name in some.info.parameters}))
 
 
-_log = logging.getLogger(__name__)
-
-_MEMORY_SHARE = 0.5  # of what is free, for one split
-
-
-def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, dict[str, Array]]:
+def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[str, Array]]:
     """Read all samples of a split.
 
     Args:
@@ -289,31 +281,30 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[StorePlan, d
         split: "train", "val" or "test".
 
     Returns:
-        What a store of it would be, and its arrays by name, new, the samples along the first axis; fields
+        What would build a store of it, and its arrays by name, new, the samples along the first axis; fields
         in float32.
     Raises:
-        ConfigError: As `plan_split`; kind "too_large".
+        ConfigError: As `open_split`; kind "too_large".
         ups_store.SourceError: If the files can't be read; kind "not_finite", with the file and the number of
             the sample in it.
     """
     cache = config.cache.model_copy(update={"dtype": "float32"})
     reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
-    with hints_in_keys(), Readers(reading, note=_log.info) as readers:
-        plan = plan_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
-        _check_room(plan)
-        arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in plan.arrays.items()}
-        samples = np.arange(plan.num_samples)
-        for batch in read_batches(plan, samples, on_nan=config.data.on_nan, readers=readers):
+    with Readers(reading, note=_log.info) as readers:
+        build = open_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
+        _check_room(build)
+        arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in build.plan.arrays.items()}
+        for batch in build.read():
             for name, values in batch.arrays.items():
                 arrays[name][batch.samples] = values
-    return plan, arrays
+    return build, arrays
 
 
-def _check_room(plan: StorePlan) -> None:
-    needed, free = plan.num_samples * plan.sample_nbytes, ups_store.available_memory_bytes()
+def _check_room(build: Build) -> None:
+    needed, free = build.num_samples * build.plan.sample_nbytes, ups_store.available_memory_bytes()
     if needed > _MEMORY_SHARE * free:
         raise ConfigError(
-            f"{plan.title} doesn't fit into memory",
+            f"{build.title} doesn't fit into memory",
             kind="too_large",
             expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB, {_MEMORY_SHARE:.0%} of what is free",
             found=f"{needed / 2**20:.0f} MiB",
@@ -322,26 +313,26 @@ def _check_room(plan: StorePlan) -> None:
         )
 
 
-def plan_split(config: BuildConfig, task: str, split: str, *, readers: Readers) -> StorePlan:
-    """The plan of a split's store, which has samples.
+def open_split(config: BuildConfig, task: str, split: str, **options: Any) -> Build:
+    """Open the build of a split's store, which has samples.
 
     Args:
         config: Which samples of which files.
         task: Name of the task.
         split: "train", "val" or "test".
-        readers: Who looks at the files.
+        **options: Those of `ups_store.build.open_build`.
 
     Raises:
         ConfigError: Kind "empty_split".
         ups_store.SourceError: If sources are missing or unreadable.
     """
-    plan = plan_store(config, task, split, readers=readers)
-    if plan.num_samples == 0:
+    build = open_build(config, task, split, **options)
+    if build.num_samples == 0:
         raise ConfigError(
-            f"{plan.title} would be empty",
+            f"{build.title} would be empty",
             kind="empty_split",
             path=config.data.root,
             expected="at least 1 sample",
             hint="change data.split_fractions, or bring more samples",
         )
-    return plan
+    return build

@@ -1,8 +1,4 @@
-"""States that predictions start from, out of a store or an HDF5 file.
-
-Letters: N samples, K frames, X the axes of the grid, C channels.
-
-The store that predicted frames are written to.
+"""Files of predictions: states that they start from, out of a store or HDF5, and the store they go to.
 
 Letters: N samples, B of a batch, K predicted frames, X the axes of the grid, C channels.
 """
@@ -19,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups.config.shared import BuildConfig
 from ups.data.fields import parameters_among
 from ups.errors import ConfigError
 from ups.grid import FIELDS, axis_names
-from ups_store.check.preview import save_preview
-from ups_store.sources.source import Selection, open_source
+from ups_store.build import BuildConfig
+from ups_store.check import save_preview
+from ups_store.sources import Selection, open_source
 
 Array = npt.NDArray[Any]
 
@@ -59,9 +55,9 @@ class GivenStates:
             digest.update(name.encode() + np.ascontiguousarray(self.parameters[name]).tobytes())
         return digest.hexdigest()
 
-    def with_parameters(self, told: Mapping[str, float]) -> GivenStates:
+    def with_parameters(self, given: Mapping[str, float]) -> GivenStates:
         """The same states with some parameters set to a number, for all samples."""
-        columns = {name: np.full(len(self.values), value, np.float64) for name, value in told.items()}
+        columns = {name: np.full(len(self.values), value, np.float64) for name, value in given.items()}
         return replace(self, parameters={**self.parameters, **columns})
 
 

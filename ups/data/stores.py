@@ -1,32 +1,26 @@
-"""Stores that an operator is trained on: found, and held to be made from what the configuration says.
-
-Where the stores of a run lie, and what they say about what they were made of.
-
-The errors of stores, for those outside `ups.data` who tell people about them.
-
-Where a build of stores, run as a process of its own, leaves what it says.
-"""
+"""Stores of a run: where they lie, and whether they were made from what the configuration says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ups_store
 from ups.config import RunConfig
-from ups.config.shared import DataConfig
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 from ups.trained.encoder import LatentEncoder
-from ups_store.build.ranks import Builders
-from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
-from ups_store.errors import StoreError as StoreError
-from ups_store.format.identity import describe_differences, differences
+from ups_store.build import BuildRank, DataConfig
+from ups_store.errors import CorruptChunkError, FormatError, StoreError, StoreNotFoundError
+
+__all__ = ["UNREADABLE", "Store", "StoreError"]  # the others go without saying
 
 Store = ups_store.AnyStore
 
+UNREADABLE = (CorruptChunkError, FormatError, StoreNotFoundError)  # a store that is read, as a source can be
+
+_SUFFIX = ".zarr.zip"
 # Precision of encoding is part of a store's identity, but it makes no other encoder.
 _PRECISION = ("compute_dtype",)
 
@@ -135,7 +129,7 @@ def _check_same_data(store: Store, data: DataConfig) -> None:
 def _check_same_encoder(store: Store, found: Mapping[str, Any], encoder: LatentEncoder) -> None:
     wanted = {key: value for key, value in encoder.identity().items() if key not in _PRECISION}
     known = {key: found.get(key) for key in wanted}
-    differing = differences(known, wanted)
+    differing = ups_store.differences(known, wanted)
     if not differing:
         return
     raise ConfigError(
@@ -143,12 +137,9 @@ def _check_same_encoder(store: Store, found: Mapping[str, Any], encoder: LatentE
         kind="other_encoder",
         path=store.path,
         expected=f"those of {encoder.path}",
-        found="; ".join(describe_differences(differing).splitlines()),
+        found="; ".join(ups_store.describe_differences(differing).splitlines()),
         hint="build the store again with this checkpoint",
     )
-
-
-_SUFFIX = ".zarr.zip"
 
 
 def store_path(folder: Path, task: str, split: str) -> Path:
@@ -166,6 +157,21 @@ def place_of(path: Path) -> Path | None:
         return None
     count = partitions[0].name.rpartition("-of-")[2]
     return path.with_name(f"{name}-*-of-{count}")
+
+
+def open_partitions(path: Path, config_hash: str) -> Store | None:
+    """The partitions that several machines made of a store, if they are complete and of an identity."""
+    place = place_of(path)
+    if place in (None, path):
+        return None
+    try:
+        store = ups_store.open(place)
+    except StoreNotFoundError:  # a partition is missing
+        return None
+    if store.config_hash == config_hash:
+        return store
+    store.close()
+    return None
 
 
 def encoder_of(store: Store) -> Mapping[str, Any] | None:
@@ -189,34 +195,10 @@ def differing_selection(store: Store, data: DataConfig) -> dict[str, tuple[Any, 
     return {key: (content.get(key), value) for key, value in wanted.items() if content.get(key) != value}
 
 
-UNREADABLE = (CorruptChunkError, FormatError, StoreNotFoundError)  # a store that is read, as a source can be
-
-# Flags of `python -m ups_store.build` in its hints, and what a run's configuration has in their place.
-_KEYS = {
-    "--on-nan keep": "data.on_nan=keep",
-    "--cache-dtype": "cache.dtype",
-    "--num-workers 0": "reading.num_workers=0",
-    "--num-workers": "reading.num_workers",
-    "--open-timeout": "reading.open_timeout_s",
-    "--timeout": "reading.timeout_s",
-}
-
-
-@contextmanager
-def hints_in_keys() -> Iterator[None]:
-    """Make the hint of a store's error one that somebody who trains or evaluates can follow."""
-    try:
-        yield
-    except StoreError as error:
-        for flag, key in _KEYS.items():
-            error.hint = error.hint and error.hint.replace(flag, key)
-        raise
-
-
 def own_manifest(path: Path) -> Path:
-    """Where a build that is told a manifest's path writes it: each of several machines has its own.
+    """Where a build that is given a manifest's path writes it: each of several machines has its own.
 
     Raises:
         ups_store.ConfigError: If the variables of `torchrun` contradict each other.
     """
-    return Builders.from_environment().own_file(path)
+    return BuildRank.from_environment().own_file(path)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.config.shared import BuildConfig
 from ups.data.fields import STEP_TOLERANCE, Fields, FieldsInfo, open_fields
 from ups.errors import ConfigError
 from ups.grid import FIELDS
+from ups_store.build import BuildConfig
 
 _BATCH_NBYTES = 64 << 20  # of predicted frames in float32; metrics need several times as much
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.shared import with_present_names
+from ups.config.loading import with_present_names
 from ups.errors import CheckpointError, OutputError
 from ups.optim import WeightsCopy
 from ups.output import Note, write_atomically

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig
-from ups.config.shared import with_present_names
+from ups.config.loading import with_present_names
 from ups.errors import CheckpointError, ConfigError
 from ups.optim import AveragedWeights
 from ups.train.distributed import ALONE, Ranks

@@ -23,7 +23,8 @@ def main(
     Args:
         arguments: By default those of the process.
         name: Of the command, in its help.
-        begin: Called before the work, for whoever wants to hear of what was built; see `command.Begin`.
+        begin: Called before the work with the configuration's file and the overrides; may return a function
+            that is given the `BuildReport`.
     """
     started_s = time.perf_counter()
     words = sys.argv[1:] if arguments is None else arguments

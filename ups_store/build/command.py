@@ -14,7 +14,7 @@ import typer
 from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.events import watching
 from ups_store.build.progress import Stopwatch
-from ups_store.build.ranks import Builders
+from ups_store.build.ranks import BuildRank
 from ups_store.command_line import Verb, make_single
 from ups_store.console import counted, is_verbose, log, print_json
 from ups_store.errors import ConfigError
@@ -22,11 +22,11 @@ from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
 
 if TYPE_CHECKING:
-    from ups_store.build.explain import Explanation
-    from ups_store.build.stores import BuildReport
+    from ups_store.build.explanation import Explanation
+    from ups_store.build.result import BuildReport
 
 
-# Given the configuration's file and the overrides; returns who is told of the report, or None.
+# Called before the work with the configuration's file and the overrides; returns what is given the report.
 Begin = Callable[[Path | None, Sequence[str]], "Callable[[BuildReport], None] | None"]
 
 
@@ -122,7 +122,7 @@ def build(
     ] = None,
     log_json: Annotated[Path | None, typer.Option(help="append events as JSON lines to a file")] = None,
     rehash: Annotated[bool, typer.Option("--rehash", help="digest the sources again")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="build anew whatever is there")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="build again whatever is there")] = False,
     manifest: Annotated[Path | None, typer.Option(help="write what was done as JSON")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest instead of lines")] = False,
     dry_run: Annotated[
@@ -157,15 +157,16 @@ def build(
         "reading.stall_warning_s": stall_warning,
     }
     settings = load_config(config, flags=flags, overrides=overrides or [], note=_warn)
-    with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
+    with contextlib.suppress(OSError):  # without a place to say it, the build can still go on
         log(_first_line(settings))
     run = context.obj or Run(Stopwatch())
-    ranks = Builders.from_environment()
-    manifest = manifest and ranks.own_file(manifest)
+    rank = BuildRank.from_environment()
+    manifest = manifest and rank.own_file(manifest)
     with run.clock.timed("imports"), importing():
         from ups_store.build import stores
-        from ups_store.build.explain import explain_all
+        from ups_store.build.explanation import explain_all
         from ups_store.build.readers import describe_readers
+        from ups_store.build.result import prepare_manifest, write_manifest
 
         if settings.reading.num_workers == 0:
             import ups_store.sources.reader  # noqa: F401  # HDF5: only where it is read
@@ -174,41 +175,41 @@ def build(
     if dry_run and manifest:
         _warn("--manifest has no effect: --dry-run writes nothing")
     elif manifest:
-        stores.prepare_manifest(manifest)
+        prepare_manifest(manifest)
     with watching(settings, log_json=log_json) as watcher:
         if dry_run:
             explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
-            if ranks.is_builder:  # it tells of its machine's stores
+            if rank.is_builder:  # it speaks for its machine's stores
                 _show_explained(explained, as_json=as_json)
             if any(explanation.action == "refuse" for explanation in explained):
                 raise typer.Exit(1)
             return
-        tell = run.begin(config, overrides or []) if run.begin and ranks.is_builder else None
+        hand_on = run.begin(config, overrides or []) if run.begin and rank.is_builder else None
         report = stores.build_all(
             settings, watcher=watcher, overwrite=overwrite, rehash=rehash, clock=run.clock
         )
     if is_verbose():
         log(f"sources were read {describe_readers(report.readers.num_workers)} ({report.readers.why})")
-    if not ranks.is_builder:  # its stores are those of its machine's builder, who tells of all samples
+    if not rank.is_builder:  # its machine's builder reports its stores
         if is_verbose():
-            _log_committed(report, ranks)
+            _log_committed(report, rank)
         return
     if manifest:
-        stores.write_manifest(manifest, report)
+        write_manifest(manifest, report)
     if as_json:
         print_json(report.to_json())
     else:
         for result in report.stores:
             print(result.summary())
-    if tell:
-        tell(report)
+    if hand_on:
+        hand_on(report)
 
 
-def _log_committed(report: BuildReport, ranks: Builders) -> None:
-    """What this process did of stores that another one tells of."""
+def _log_committed(report: BuildReport, rank: BuildRank) -> None:
+    """What this process did of stores that another one reports."""
     for result in report.stores:
         done = counted(result.num_committed, "sample")
-        log(f"{result.path}: rank {ranks.local_rank} committed {done}")
+        log(f"{result.path}: rank {rank.local_rank} committed {done}")
 
 
 def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:
@@ -220,12 +221,12 @@ def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:
 
 
 def _warn(sentence: str) -> None:
-    with contextlib.suppress(OSError):  # whoever doesn't hear of it can still build
+    with contextlib.suppress(OSError):  # without a place to say it, the build can still go on
         log(sentence, label="warning", style="yellow")
 
 
 def _first_line(settings: BuildConfig) -> str:
-    """What is about to be done, told before anything can hang."""
+    """What is about to be done, said before anything can hang."""
     data = settings.data
     what = f"{', '.join(data.tasks)} ({', '.join(data.split)})"
     return f"building {what}: sources in {data.root}, stores in {settings.cache.dir}"

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ups_store.build.config_file import (
-    check_like,
-    first_problem,
-    keys_without_effect,
-    long_dtype,
-    parse_overrides,
-    read_yaml,
-    take_build_keys,
-)
+from ups_store.build.config_file import read_config
+from ups_store.build.config_problems import config_error
+from ups_store.build.other_keys import load_other_keys
 from ups_store.errors import ConfigError, needs
 from ups_store.sources.declaration import DeclaredSection, TaskDeclaration
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
 
 with needs("hdf5"):
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
     from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+
+FIELDS_ENCODER = "none"  # `latent.encoder` of a build of fields
+MAX_WORKERS = 256  # more than any file system serves better than a few
+
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of files
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+
+
+def long_dtype(value: object) -> object:
+    """The name that NumPy has for a dtype, of a short one such as "bf16"; any other value as it is."""
+    return _SHORT_DTYPES.get(value, value) if isinstance(value, str) else value
+
 
 Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FieldDtype = Annotated[Literal["float16", "bfloat16", "float32", "float64"], BeforeValidator(long_dtype)]
 ComputeDtype = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(long_dtype)]
-
-_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of files
-MAX_WORKERS = 256  # more than any file system serves better than a few
 
 
 class DataConfig(DeclaredSection):
@@ -149,7 +149,7 @@ class ReadingConfig(DeclaredSection):
 
 
 class BuildConfig(DeclaredSection):
-    """Everything that a build is told."""
+    """Everything that decides a build."""
 
     data: DataConfig
     cache: CacheConfig = CacheConfig()
@@ -198,64 +198,45 @@ def load_config(
         path: YAML file, or None.
         flags: Values by dotted key; None values are left out.
         overrides: `key=value` with dotted keys, values in YAML.
-        note: Told of keys, such as misspelled ones of `training`, that have no effect.
+        note: Given a sentence for each key, such as a misspelled one of `training`, that has no effect.
     Raises:
         ConfigError: Names the key, what was found, what is expected, and the nearest known key.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
-    try:
-        whole = _merged(path, given, overrides)
-        values = _of_build(whole, said={name.partition("=")[0] for name in (*given, *overrides)})
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
-    except TypeError as error:  # OmegaConf's, which names no key
-        hint = "say the same kind here and in the files that it includes"
-        raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
-    if note is not None:
-        for sentence in keys_without_effect(whole):
-            note(sentence)
-    data = values.setdefault("data", {})
-    if isinstance(data, dict) and data.get("root") is None:
-        data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
+    said = {*given, *(override.partition("=")[0] for override in overrides)}
+    values = _of_build(read_config(path, flags=given, overrides=overrides), said=said, note=note)
     try:
         return BuildConfig.model_validate(values, context={"tasks": _declared_names(values)})
     except ValidationError as error:
-        outside = {*given, *(override.partition("=")[0] for override in overrides)}
-        raise first_problem(error, model=BuildConfig, path=path, outside=outside) from error
+        raise config_error(error, model=BuildConfig, path=path, outside=said) from error
 
 
-def _merged(path: Path | None, given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Values of all sources."""
-    file = OmegaConf.create({}) if path is None else read_yaml(path)
-    said = parse_overrides(overrides)
-    check_like(OmegaConf.to_container(file), OmegaConf.to_container(said))
-    merged = OmegaConf.merge(file, _nested(given), said)
-    whole = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-    assert isinstance(whole, dict)
-    return {str(key): value for key, value in whole.items()}
-
-
-def _of_build(whole: dict[str, Any], *, said: Set[str]) -> dict[str, Any]:
+def _of_build(whole: dict[str, Any], *, said: Set[str], note: Callable[[str], None] | None) -> dict[str, Any]:
     """What a run says to a build; what flags and overrides say of `cache` wins over what its latents say."""
-    values = take_build_keys(whole)
+    if _is_own(whole):
+        return whole
+    values = whole
+    latent = whole.get("latent")
+    if isinstance(latent, dict) and latent.get("encoder") == FIELDS_ENCODER:
+        values = {key: value for key, value in whole.items() if key != "latent"}
+    for others in load_other_keys():
+        if note is not None:
+            for sentence in others.without_effect(values):
+                note(sentence)
+        values = others.to_build(values)
     names = {key.split(".")[1] for key in said if key.startswith("cache.")}
     if names:
         values["cache"] |= {name: whole["cache"][name] for name in names}
     return values
 
 
+def _is_own(whole: Mapping[str, Any]) -> bool:
+    """Whether only keys of a build of fields are said; then other packages needn't be asked."""
+    data = whole.get("data")
+    is_own_data = isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys()
+    return is_own_data and whole.keys() <= BuildConfig.model_fields.keys() - {"latent"}
+
+
 def _declared_names(values: Mapping[Any, Any]) -> tuple[str, ...]:
     tasks = values.get("tasks")
     return tuple(map(str, tasks)) if isinstance(tasks, dict) else ()
-
-
-def _nested(flags: Mapping[str, Any]) -> Any:
-    config = OmegaConf.create({})
-    for key, value in flags.items():
-        OmegaConf.update(config, key, _literal(value) if isinstance(value, str) else value)
-    return config
-
-
-def _literal(text: str) -> str:
-    """The text escaped: a flag is meant as it is written, only YAML and overrides refer to other values."""
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -25,7 +25,7 @@ _CACHE_NAME = ".source_digests.json"
 
 
 class Digests(Protocol):
-    """Who knows the digests of sources."""
+    """Something that knows the digests of sources."""
 
     def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
         """The digest of a source; see `DigestCache.digest`."""
@@ -65,7 +65,7 @@ class DigestCache:
         folder: Folder of the stores; the cache is one small JSON file in it.
         rehash: Whether to ignore what is there.
         save: Whether to write what is found to the folder.
-        readers: Who reads the files; by default this process.
+        readers: Read the files; by default this process does.
     """
 
     def __init__(
@@ -102,8 +102,9 @@ class DigestCache:
     def _save(self) -> None:
         if not self._is_saved:
             return
-        # Whoever can't write here, or has no room, takes the digests again next time.
+        # Where it can't be written, the digests are taken again next time.
         with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._path, json.dumps(self._known, indent=1, sort_keys=True))
 
 

@@ -1,6 +1,4 @@
-"""The encode stage of a build: a batch of fields in, a batch of latents out, checked.
-
-The encoder protocol: what a build asks of whoever turns fields into latents.
+"""The encode stage of a build: a batch of fields in, a batch of latents out, checked; the encoder's protocol.
 
 This package brings no encoder. One is named as `module:callable`, or by an entry point of the group
 `ups_store.encoders`; the callable gets the checkpoint's path and the options of the build.
@@ -151,7 +149,7 @@ class EncodeError(StoreError):
 
 @runtime_checkable
 class OverlappingEncoder(Encoder, Protocol):
-    """An encoder that can begin a batch while it still works on the one before; nobody has to be one."""
+    """An encoder that can begin a batch while it still works on the one before; none has to be."""
 
     def prepare(self) -> None:
         """Do once what the first batch would wait for, such as loading the weights."""
@@ -190,7 +188,7 @@ def begin_batch(
 
     Args:
         arrays: Arrays of the sources, shape (B, ...); needed no longer when this returns.
-        encoder: Who encodes.
+        encoder: Encodes.
         samples: Sample numbers, shape (B,).
         specs: What `encoder.output_spec` announced.
         ranges: Ranges of those sources for which a reader has found them.

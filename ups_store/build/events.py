@@ -1,7 +1,4 @@
-"""What happens in a build, as JSON lines for programs.
-
-The watchers of one run of the command: the terminal, the stall watcher, and a log for programs.
-"""
+"""The watchers of one run of the command: the terminal, the stall watcher, and a log for programs."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from ups_store.sources.pool import ReaderPool  # h5py: not for --help
 
 
-_PROGRESS_S = 1.0  # the most often that progress is told
+_PROGRESS_S = 1.0  # the most often that progress is logged
 
 _FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB
 
@@ -59,14 +56,14 @@ class EventLog:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"can't be written ({reason})", path=path, hint="check --log-json") from error
         self._path = path
-        self._lock = threading.Lock()  # the stall watcher tells from its own thread
+        self._lock = threading.Lock()  # the stall watcher writes from its own thread
         self._stage: dict[str, Any] = {}
         self._waits_for = ""
         self._pool: ReaderPool | None = None
-        self._told_s = 0.0
+        self._logged_s = 0.0
         self._rates = StageRates()
 
-    def tell(self, event: str, **details: Any) -> None:
+    def write(self, event: str, **details: Any) -> None:
         """Write one event.
 
         Raises:
@@ -77,21 +74,21 @@ class EventLog:
             self._file.write(line)
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
-        """Tell of a stage."""
+        """Log a stage."""
         self._rates.begin()
         self._stage = {"name": name, "done": 0, "total": total}
-        self.tell("stage", name=name, total=total, unit=unit)
+        self.write("stage", name=name, total=total, unit=unit)
 
     def advance(self, num: int) -> None:
-        """Tell of progress, once a second and at the end of a stage."""
+        """Log progress, once a second and at the end of a stage."""
         self._stage["done"] += num
         self._rates.advance(num)
-        is_due = time.monotonic() - self._told_s >= _PROGRESS_S
+        is_due = time.monotonic() - self._logged_s >= _PROGRESS_S
         if is_due or self._stage["done"] == self._stage["total"]:
-            self._told_s = time.monotonic()
+            self._logged_s = time.monotonic()
             rates = {stage: round(rate, 3) for stage, rate in self._rates.per_second().items()}
             details = {"waits_for": self._waits_for, "per_second": rates, **self._queue()}
-            self.tell("progress", **self._stage, **details)
+            self.write("progress", **self._stage, **details)
 
     def _queue(self) -> dict[str, Any]:
         """What the readers do, and how many results wait for the build."""
@@ -104,23 +101,23 @@ class EventLog:
         return {"readers": shown, "num_ready": status.num_ready if status else 0}
 
     def note(self, message: str) -> None:
-        """Tell of a note."""
-        self.tell("note", message=message)
+        """Log a note."""
+        self.write("note", message=message)
 
     def watch(self, pool: ReaderPool) -> None:
-        """Readers that progress tells of."""
+        """Readers that progress describes."""
         self._pool = pool
 
     def waits(self, what: str) -> None:
-        """What is waited for, to be told with progress."""
+        """What is waited for, to be logged with progress."""
         self._rates.waits(what)
         self._waits_for = what
 
     def __enter__(self) -> Self:
         try:
-            self.tell("start")
+            self.write("start")
         except BaseException:
-            self._file.close()  # nobody leaves what wasn't entered
+            self._file.close()  # what wasn't entered isn't left either
             raise
         return self
 
@@ -128,19 +125,19 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._tell_end(error)
+            self._write_end(error)
         finally:
             with self._lock:
                 self._file.close()
 
-    def _tell_end(self, error: BaseException | None) -> None:
+    def _write_end(self, error: BaseException | None) -> None:
         if error is None:
-            self.tell("end", is_done=True)
+            self.write("end", is_done=True)
             return
         named = error.kind if isinstance(error, StoreError) else type(error).__name__
         with contextlib.suppress(OSError):  # the first error is the one to report
-            self.tell("error", kind=named, message=str(error))
-            self.tell("end", is_done=False)
+            self.write("error", kind=named, message=str(error))
+            self.write("end", is_done=False)
 
 
 def _check_event_log(path: Path) -> None:
@@ -169,33 +166,33 @@ class Watchers:
         self._watchers = watchers
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
-        """Tell all of them."""
+        """Pass it on to all of them."""
         for watcher in self._watchers:
             watcher.stage(name, total, unit=unit)
 
     def advance(self, num: int) -> None:
-        """Tell all of them."""
+        """Pass it on to all of them."""
         for watcher in self._watchers:
             watcher.advance(num)
 
     def note(self, message: str) -> None:
-        """Tell all of them."""
+        """Pass it on to all of them."""
         for watcher in self._watchers:
             watcher.note(message)
 
     def watch(self, pool: ReaderPool) -> None:
-        """Tell all of them."""
+        """Pass it on to all of them."""
         for watcher in self._watchers:
             watcher.watch(pool)
 
     def waits(self, what: str) -> None:
-        """Tell all of them."""
+        """Pass it on to all of them."""
         for watcher in self._watchers:
             watcher.waits(what)
 
 
 class _Warnings(logging.Handler):
-    """Notes the warnings of others, such as an encoder's, where everything else is told."""
+    """Notes the warnings of others, such as an encoder's, beside everything else."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -223,12 +220,12 @@ def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[W
         stack.enter_context(interruptible())
         shown = stack.enter_context(ConsoleWatcher(console))
 
-        def say(diagnosis: str) -> None:
+        def note(diagnosis: str) -> None:
             shown.note(diagnosis)
             if log:
-                log.tell("stalled", message=diagnosis)
+                log.write("stalled", message=diagnosis)
 
-        stall = StallWatcher(config.reading.stall_warning_s, folder=config.cache.dir, say=say)
+        stall = StallWatcher(config.reading.stall_warning_s, folder=config.cache.dir, note=note)
         stack.enter_context(stall)
         watchers = Watchers([shown, stall, *([log] if log else [])])
         stack.enter_context(_noting_warnings(watchers.note))

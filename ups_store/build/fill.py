@@ -1,6 +1,6 @@
 """Filling a store: missing samples are read, encoded where there is an encoder, and committed.
 
-Commits in a thread of their own: the disk writes one batch while the next is read and encoded.
+Latents are committed in a thread of its own: the disk writes one batch while the next is read and encoded.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Filling:
     Args:
         plan: What the store holds.
         committer: Its writer, or what `join` gave.
-        readers: Who reads the sources.
-        watcher: Told about progress.
+        readers: Read the sources; None: this process does.
+        watcher: Hears how it goes.
         clock: Counts the time of the stages.
         on_nan: "fail" or "keep" NaN and Inf.
 
@@ -58,7 +58,7 @@ class Filling:
         self,
         plan: StorePlan,
         committer: Committer,
-        readers: Readers,
+        readers: Readers | None,
         *,
         watcher: Watcher,
         clock: Stopwatch,
@@ -110,7 +110,7 @@ class Filling:
             self.fill(missing[-size:])
 
     def check_complete(self) -> None:
-        """Tell which samples were skipped, and fail if there are any.
+        """Fail if samples were skipped, and note which.
 
         Raises:
             UnreadSamplesError: The others are committed.
@@ -124,7 +124,7 @@ class Filling:
         """The error of a build that is stopped here.
 
         Args:
-            overwrite: Whether it was told to build anew, which continuing isn't.
+            overwrite: Whether it was to build from scratch, which continuing isn't.
         """
         where = building_path(self.plan.path)
         with open_store(where, partial=True) as unfinished:
@@ -154,9 +154,9 @@ class Filling:
                 self._committer.commit_many(batch.samples, batch.arrays)
             self._statistics.add(batch.arrays, ranges=batch.ranges)
             self._is_mine[batch.samples] = True
-            self._told(len(batch.samples))
+            self._count_committed(len(batch.samples))
 
-    def _told(self, num: int) -> None:
+    def _count_committed(self, num: int) -> None:
         """So many samples are durable; called by the thread that commits."""
         self.progress.append((time.perf_counter(), num))
         self._watcher.advance(num)
@@ -168,7 +168,7 @@ class Filling:
         """
         first, specs = self.plan.selected.start, self.plan.arrays
         begun: Begun | None = None
-        with CommitThread(self._committer, committed=self._told) as committing:
+        with CommitThread(self._committer, committed=self._count_committed) as committing:
             for samples, arrays, ranges in self._clock.timed_each("read", batches):
                 self._prepare(encoder)
                 with self._clock.timed("encode"):
@@ -217,8 +217,8 @@ class CommitThread:
     the batch at work, drops the others and lets the exception go on.
 
     Args:
-        committer: Where batches go; nobody else commits meanwhile.
-        committed: Told the number of samples of every batch that is durable, in the thread.
+        committer: Where batches go; nothing else commits there meanwhile.
+        committed: Called in the thread with the number of samples of every batch that is durable.
         depth: How many batches may wait.
     """
 
@@ -279,7 +279,7 @@ class CommitThread:
             if self._failure is None:
                 self._put(None)
         except BaseException:
-            if self._failure is None:  # interrupted while it waited: the thread still has to be told
+            if self._failure is None:  # interrupted while it waited: the thread still has to hear it
                 self._is_dropping = True
                 self._batches.put(None)
             raise

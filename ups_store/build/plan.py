@@ -1,7 +1,4 @@
-"""The plan of one store: which samples of which files, what arrays they become, and its identity.
-
-What a store holds, for what its sources hold: arrays and attributes.
-"""
+"""The plan of one store: which samples of which files, what they become, and the identity that gives."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ import numpy.typing as npt
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DIGEST_CHARACTERS, DigestKind, Digests, FileSignature
 from ups_store.build.encode import Encoder, OverlappingEncoder, check_size, load_encoder
-from ups_store.build.ranks import Builders
+from ups_store.build.ranks import BuildRank
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
 from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.requests import DescribeRequest
-from ups_store.sources.source_files import SourceFile, SourcePart, find_sources
+from ups_store.sources.source_files import SourceFile, SourcePart, changed, find_sources
 from ups_store.sources.tasks import Task
 from ups_store.system.paths import PARTITION_KEY
 from ups_store.write.blueprint import blueprint_of
@@ -74,6 +71,11 @@ class StorePlan:
     def num_samples(self) -> int:
         """N; 0 for a split that would be empty."""
         return len(self.selected)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the split, and not only this machine's partition of it, has no samples."""
+        return not any(len(part.indices) for part in self.parts)
 
     @property
     def title(self) -> str:
@@ -131,6 +133,12 @@ class StorePlan:
         """The whole identity document of the store, with what `identity` gave."""
         return identity_of(self.arrays, constants=self.constants, dims=self.dims, identity=content)
 
+    def check_sources(self) -> None:
+        """Fail with `SourceError` if a source isn't the file that it was when the plan was made."""
+        for part, signature in zip(self.parts, self.signatures, strict=True):
+            if FileSignature.of(part.path) != signature:
+                raise changed(part.path)
+
     @property
     def file_nbytes(self) -> int:
         """Length of the finished file; all digests are as long, so the sources needn't be read for it."""
@@ -155,7 +163,7 @@ def plan_store(
         config: What is wanted.
         task_name: The task.
         split: The split.
-        readers: Who opens the sources; by default this process.
+        readers: Open the sources; by default this process does.
     Raises:
         SourceError: If sources are missing, unreadable, or don't go together.
     """
@@ -193,18 +201,18 @@ def plan_store(
     )
 
 
-def partition_of(plan: StorePlan, ranks: Builders) -> StorePlan:
+def partition_of(plan: StorePlan, rank: BuildRank) -> StorePlan:
     """The plan of this machine's partition of the split; the plan itself where one machine builds all."""
-    if not ranks.is_partitioned:
+    if not rank.is_partitioned:
         return plan
-    selected = ranks.samples(plan.num_samples)
+    selected = rank.samples(plan.num_samples)
     return replace(
         plan,
-        path=ranks.path(plan.path),
+        path=rank.path(plan.path),
         selected=selected,
         arrays=_with_num_samples(plan.arrays, len(selected)),
         source_arrays=_with_num_samples(plan.source_arrays, len(selected)),
-        content={**plan.content, PARTITION_KEY: [ranks.machine, ranks.num_machines]},
+        content={**plan.content, PARTITION_KEY: [rank.machine, rank.num_machines]},
     )
 
 

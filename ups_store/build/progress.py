@@ -29,7 +29,7 @@ class StageRates:
         self._num_done = 0
 
     def begin(self) -> None:
-        """Count anew: there is another total."""
+        """Count from zero: there is another total."""
         self._waits_for = ""
         self._seconds.clear()
         self._num_done = 0
@@ -65,7 +65,7 @@ class Stopwatch:
     """Adds up monotonic time by the name of a stage, and in total since it was made.
 
     Args:
-        begins: Told the name of each stage as it begins.
+        begins: Called with the name of each stage as it begins.
         started_s: Since when the total counts, on the clock of `time.perf_counter`; by default now.
     """
 
@@ -110,7 +110,7 @@ _END = object()
 
 
 class Watcher(Protocol):
-    """Who is told how a build goes; the console's progress bar, or nobody."""
+    """Hears how a build goes, and shows it; `QuietWatcher` shows nothing."""
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """A stage begins, which has so many "bytes" or "samples"."""
@@ -126,6 +126,33 @@ class Watcher(Protocol):
 
     def waits(self, what: str) -> None:
         """What everything waits for from now on, such as "read" or "commit"."""
+
+
+class QuietWatcher:
+    """A watcher that shows nothing; a base for those that show some of it.
+
+    Args:
+        note: Given what the user should know; by default that isn't shown either.
+    """
+
+    def __init__(self, note: Callable[[str], None] = lambda message: None) -> None:
+        self._note = note
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """See `Watcher.stage`."""
+
+    def advance(self, num: int) -> None:
+        """See `Watcher.advance`."""
+
+    def note(self, message: str) -> None:
+        """See `Watcher.note`."""
+        self._note(message)
+
+    def watch(self, pool: ReaderPool) -> None:
+        """See `Watcher.watch`."""
+
+    def waits(self, what: str) -> None:
+        """See `Watcher.waits`."""
 
 
 _SHOWN = 3  # of a file and a kind of fault; the error at the end names samples too

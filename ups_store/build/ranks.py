@@ -1,6 +1,6 @@
-"""Several processes, perhaps on several machines, that build together: who makes which samples.
+"""Several processes, perhaps on several machines, that build together, and which samples each makes.
 
-`torchrun` and its like tell each process its place by environment variables. The ranks of one machine commit
+`torchrun` and its like say each process's place in environment variables. The ranks of one machine commit
 into one file; each machine writes its own partition of the split (spec 2.4), because machines share no locks.
 """
 
@@ -19,7 +19,7 @@ from ups_store.system.paths import partition_path, partition_range
 
 
 @dataclass(frozen=True)
-class Builders:
+class BuildRank:
     """This process's place among those that build together.
 
     Attributes:
@@ -35,7 +35,7 @@ class Builders:
     num_machines: int = 1
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Builders:
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> BuildRank:
         """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE); alone without it.
 
         Raises:
@@ -49,7 +49,7 @@ class Builders:
         is_sound = 0 <= rank < size and 0 <= local_rank < num_local and size % max(1, num_local) == 0
         if not is_sound or rank % num_local != local_rank:
             raise ConfigError(
-                "ranks",
+                "place among the ranks",
                 expected="RANK < WORLD_SIZE, and as many processes on every machine",
                 found=f"RANK={rank} of {size}, LOCAL_RANK={local_rank} of {num_local}",
                 hint="start it with torchrun, or unset RANK and WORLD_SIZE",
@@ -86,7 +86,7 @@ class Builders:
         return missing[(missing >= own.start) & (missing < own.stop)]
 
 
-ALONE = Builders()
+ALONE = BuildRank()
 
 
 def _number(variables: Mapping[str, str], name: str, default: int | None) -> int:

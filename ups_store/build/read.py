@@ -83,7 +83,7 @@ def read_batches(
         plan: The store's plan.
         missing: Sample numbers of the store, sorted, shape (M,).
         on_nan: "fail" or "keep" NaN and Inf.
-        readers: Who reads; by default this process.
+        readers: Read; by default this process does.
         skipped: Filled with the samples that can't be read, where the pool skips those.
         for_s: Ask for no more once so many seconds have passed since the first batch came.
     Yields:
@@ -241,7 +241,7 @@ def _check_finite_parameters(info: SourceInfo, on_nan: str) -> None:
                 path=info.path,
                 array=name,
                 found=value,
-                hint="mend the source, or --on-nan keep",
+                hint="mend the source, or data.on_nan=keep",
             )
 
 

@@ -40,8 +40,8 @@ class Choice:
 
     def sentence(self) -> str:
         """What was chosen automatically, for people."""
-        who = describe_readers(self.num_workers)
-        return f"reading {who}, chosen automatically ({self.why}; reading.num_workers sets it)"
+        by = describe_readers(self.num_workers)
+        return f"reading {by}, chosen automatically ({self.why}; reading.num_workers sets it)"
 
 
 def describe_readers(num_workers: int) -> str:
@@ -52,11 +52,11 @@ def describe_readers(num_workers: int) -> str:
 
 
 class Readers:
-    """See the module.
+    """Processes that read sources for as long as a build takes, with deadlines; a context manager.
 
     Args:
-        config: What the user wants.
-        note: Told when a reader is replaced, and what was chosen.
+        config: How many, and how long they may take.
+        note: Given a sentence when a reader is replaced, and what was chosen; by default not shown.
 
     Attributes:
         pool: The pool; `resize`d here only.
@@ -65,7 +65,7 @@ class Readers:
         is_tuned: Whether it, and the size of batches, are to be tried out.
     """
 
-    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None]) -> None:
+    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None] = lambda message: None) -> None:
         self.is_auto = config.num_workers == "auto"
         self.is_tuned = config.batch_size == "auto"
         num_workers = 1 if config.num_workers == "auto" else config.num_workers
@@ -117,7 +117,7 @@ class Readers:
             self._choose(most, "the first batch can't be read")
             return
         self._choose(*chosen(nbytes, rate=rate, most=most))
-        if not self.is_tuned:  # else there are trials, and another choice to be told
+        if not self.is_tuned:  # else there are trials, and another choice to be noted
             self._note(self.choice.sentence())
 
     def use(self, num_workers: int, why: str) -> None:

@@ -18,7 +18,6 @@ from ups_store.build.plan import StorePlan, plan_store
 from ups_store.build.progress import Watcher
 from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
-from ups_store.build.run import check_sources
 from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
@@ -59,7 +58,7 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
         path: The damaged store.
         config: YAML file that it was built with.
         overrides: Dotted overrides, as for a build.
-        watcher: Told about progress.
+        watcher: Hears how it goes.
     Raises:
         FormatError: If it isn't a finished store, or its metadata is damaged, or its identity isn't one.
         IdentityMismatchError: If the configuration and the sources give another store, or an unfinished one
@@ -173,6 +172,6 @@ def _rebuild(
         for batch in read(damaged):
             writer.commit_many(batch.samples, batch.arrays)
             watcher.advance(len(batch.samples))
-        check_sources(plan)
+        plan.check_sources()
         writer.finish()
     return Repair(plan.path, len(good), len(copied), len(damaged))

@@ -1,10 +1,9 @@
-"""What became of one store.
-
-What the time of a run goes to before there is something to train on.
-"""
+"""What became of stores, what the time of a run went to, and the manifest that says both."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ups_store.build.progress import Stopwatch
+from ups_store.build.readers import Choice
 from ups_store.console import counted, format_age, format_nbytes
+from ups_store.errors import ConfigError
+from ups_store.system.files import make_folder, replace_text
+
+PHASES = ("imports", "plan", "digest", "open", "probe", "load", "read", "encode", "commit", "finish", "total")
+
+_MAX_MANIFEST_BYTES = 64 << 20  # a store takes a few kB
 
 
 @dataclass
@@ -73,9 +79,6 @@ class BuildResult:
         return {**vars(self), "path": str(self.path), **self.throughput}
 
 
-PHASES = ("imports", "plan", "digest", "open", "probe", "load", "read", "encode", "commit", "finish", "total")
-
-
 @dataclass(frozen=True)
 class Startup:
     """Seconds by phase and throughput of one run.
@@ -115,7 +118,66 @@ class Startup:
         return asdict(self)
 
     def metrics(self) -> dict[str, float]:
-        """The same as numbers by name, `startup/<phase>_sec` and so on, for whoever logs runs."""
+        """The same as numbers by name, `startup/<phase>_sec` and so on, for logs of runs."""
         seconds = {f"startup/{phase}_sec": value for phase, value in self.seconds.items()}
         others = {name: float(value) for name, value in vars(self).items() if name != "seconds"}
         return {**seconds, **{f"startup/{name}": value for name, value in others.items()}}
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What became of every store.
+
+    Attributes:
+        stores: Results in the order of tasks and splits.
+        skipped: Stores that have no sample, with the reason, by "task split".
+        readers: How many readers there were, and why.
+        startup: Seconds by phase and throughput of the whole run.
+    """
+
+    stores: tuple[BuildResult, ...]
+    skipped: dict[str, str]
+    readers: Choice
+    startup: Startup
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest."""
+        return {
+            "stores": [result.to_json() for result in self.stores],
+            "skipped": self.skipped,
+            "readers": vars(self.readers),
+            "startup": self.startup.to_json(),
+        }
+
+
+def write_manifest(path: Path, report: BuildReport) -> None:
+    """Write the manifest, atomically."""
+    replace_text(path, json.dumps(report.to_json(), indent=2) + "\n")
+
+
+def prepare_manifest(path: Path) -> None:
+    """Make the manifest's folder, and refuse to replace anything but an earlier manifest.
+
+    Called before the hours of work that the manifest will describe.
+
+    Raises:
+        ConfigError: If it couldn't be written, or something else is at the path.
+    """
+    make_folder(path.parent, hint="check --manifest")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError("can't write into the folder", path=path.parent, hint="check --manifest")
+    if path.exists() and not _is_manifest(path):
+        raise ConfigError(
+            "it isn't a manifest, so it isn't replaced", path=path, hint="give --manifest another name"
+        )
+
+
+def _is_manifest(path: Path) -> bool:
+    """Whether a file is one, or empty."""
+    if not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
+        return False
+    try:
+        document = json.loads(path.read_bytes() or b'{"stores": []}')
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and isinstance(document.get("stores"), list)

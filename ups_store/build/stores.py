@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ups_store.build.config import BuildConfig
-from ups_store.build.digests import DigestCache
-from ups_store.build.plan import StorePlan, partition_of, plan_store
+from ups_store.build.digests import DigestCache, Digests
+from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Stopwatch, Watcher
-from ups_store.build.ranks import ALONE, Builders
+from ups_store.build.ranks import BuildRank
 from ups_store.build.read import UnreadSamplesError
-from ups_store.build.readers import Choice, Readers
-from ups_store.build.result import BuildResult, Startup
+from ups_store.build.readers import Readers
+from ups_store.build.result import BuildReport, BuildResult, Startup
 from ups_store.build.run import build_store
+from ups_store.build.store_build import Build, open_build
 from ups_store.console import counted
-from ups_store.errors import ConfigError, SourceError
+from ups_store.errors import SourceError
 from ups_store.read.recovery import building_path
 from ups_store.sources.source_files import SPLITS, split_range
 from ups_store.system import files
-from ups_store.system.files import make_folder, replace_text
-
-_MAX_MANIFEST_BYTES = 64 << 20  # a store takes a few kB
-
-
-@dataclass(frozen=True)
-class BuildReport:
-    """What became of every store.
-
-    Attributes:
-        stores: Results in the order of tasks and splits.
-        skipped: Stores that have no sample, with the reason, by "task split".
-        readers: How many readers there were, and why.
-        startup: Seconds by phase and throughput of the whole run.
-    """
-
-    stores: tuple[BuildResult, ...]
-    skipped: dict[str, str]
-    readers: Choice
-    startup: Startup
-
-    def to_json(self) -> dict[str, Any]:
-        """The manifest."""
-        return {
-            "stores": [result.to_json() for result in self.stores],
-            "skipped": self.skipped,
-            "readers": vars(self.readers),
-            "startup": self.startup.to_json(),
-        }
 
 
 def build_all(
@@ -71,37 +40,28 @@ def build_all(
 
     Args:
         config: What to build.
-        watcher: Told about progress.
-        overwrite: Whether to build anew whatever is there.
+        watcher: Hears how it goes; `QuietWatcher()` shows nothing.
+        overwrite: Whether to build from scratch whatever is there.
         rehash: Whether known digests aren't believed.
         clock: Has counted "imports" already, where those belong to the run.
     Raises:
         SourceError: If nothing is left to build, or a source is unusable.
-        StoreError: As `build_store` says.
+        StoreError: As `Build.begin` and `Build.finish`.
     """
     clock = clock or Stopwatch()
     skipped: dict[str, str] = {}
-    ranks = Builders.from_environment()
     with Readers(config.reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
-        with clock.timed("plan"):
-            plans = list(plan_all(config, skipped, watcher, readers=readers, ranks=ranks))
-        if not overwrite:
-            _check_room(plans)
         digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
+        with clock.timed("plan"):
+            builds = list(open_builds(config, skipped, watcher, readers=readers, digests=digests))
+        if not overwrite:
+            _check_room([build.plan for build in builds])
         results: list[BuildResult] = []
         unread = []
-        for plan in plans:
+        for build in builds:
             try:
-                result = build_store(
-                    plan,
-                    digests=digests,
-                    readers=readers,
-                    watcher=watcher,
-                    overwrite=overwrite,
-                    on_nan=config.data.on_nan,
-                    ranks=ranks,
-                )
+                result = build_store(build, readers=readers, watcher=watcher, overwrite=overwrite)
                 results.append(result)
                 for line in _kept(result):
                     watcher.note(line)
@@ -133,23 +93,30 @@ def _check_room(plans: Sequence[StorePlan]) -> None:
                 raise OSError(errno.ENOSPC, "no room for all stores")
 
 
-def plan_all(
+def open_builds(
     config: BuildConfig,
     skipped: dict[str, str],
     watcher: Watcher,
     *,
     readers: Readers | None = None,
-    ranks: Builders = ALONE,
-) -> Iterator[StorePlan]:
-    """Plan every store that has samples; the others go to `skipped` with the reason."""
+    digests: Digests | None = None,
+) -> Iterator[Build]:
+    """Open the build of every store that has samples; the others go to `skipped` with the reason.
+
+    Raises:
+        SourceError: If there is none with samples, or a source is unusable.
+    """
+    rank = BuildRank.from_environment()
     wanted = [(task, split) for task in config.data.tasks for split in config.data.split]
     for task, split in wanted:
         try:
-            plan = plan_store(config, task, split, readers=readers)
-            if plan.num_samples:
-                yield partition_of(plan, ranks)
+            build = open_build(
+                config, task, split, readers=readers, digests=digests, watcher=watcher, rank=rank
+            )
+            if not build.plan.is_empty:
+                yield build
                 continue
-            error = _empty(plan, config)
+            error = _empty(build.plan, config)
         except SourceError as found:
             if found.kind != "no_source":
                 raise
@@ -166,7 +133,7 @@ def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
         kind="empty_split",
         path=config.data.root,
         found=_shares(plan, config),
-        hint="change --split-fractions, or give the split a file of its own: "
+        hint="change data.split_fractions, or give the split a file of its own: "
         f"{plan.task.name}_{plan.split}.h5",
     )
 
@@ -201,36 +168,3 @@ def describe_plan(plan: StorePlan) -> dict[str, Any]:
         "constants": {name: list(np.shape(values)) for name, values in plan.constants.items()},
         "sources": {str(part.path): [part.indices.start, part.indices.stop] for part in plan.parts},
     }
-
-
-def write_manifest(path: Path, report: BuildReport) -> None:
-    """Write the manifest, atomically."""
-    replace_text(path, json.dumps(report.to_json(), indent=2) + "\n")
-
-
-def prepare_manifest(path: Path) -> None:
-    """Make the manifest's folder, and refuse to replace anything but an earlier manifest.
-
-    Called before the hours of work that the manifest will tell of.
-
-    Raises:
-        ConfigError: If it couldn't be written, or something else is at the path.
-    """
-    make_folder(path.parent, hint="check --manifest")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError("can't write into the folder", path=path.parent, hint="check --manifest")
-    if path.exists() and not _is_manifest(path):
-        raise ConfigError(
-            "it isn't a manifest, so it isn't replaced", path=path, hint="give --manifest another name"
-        )
-
-
-def _is_manifest(path: Path) -> bool:
-    """Whether a file is one, or empty."""
-    if not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
-        return False
-    try:
-        document = json.loads(path.read_bytes() or b'{"stores": []}')
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(document, dict) and isinstance(document.get("stores"), list)

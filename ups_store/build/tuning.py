@@ -67,7 +67,7 @@ class Tuning:
         """What was chosen automatically, for people."""
         return (
             f"reading {self.batch_size} samples at a time {describe_readers(self.num_workers)}, chosen "
-            f"automatically ({self.why}; --batch-size and --num-workers set it)"
+            f"automatically ({self.why}; reading.batch_size and reading.num_workers set it)"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -79,10 +79,10 @@ class Tuner:
     """Tries candidates on a store's missing samples.
 
     Args:
-        filling: Who commits them; has the chosen batch size afterwards.
-        readers: Who reads them; are as many as was chosen afterwards.
+        filling: Commits them; has the chosen batch size afterwards.
+        readers: Read them; are as many as was chosen afterwards.
         clock: Given the seconds of the trials, as "probe".
-        note: Told the outcome.
+        note: Given the outcome.
     """
 
     def __init__(

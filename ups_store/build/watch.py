@@ -1,7 +1,4 @@
-"""How a build shows itself on a terminal, or stays quiet elsewhere.
-
-What a build waits for, told when it doesn't get on.
-"""
+"""How a build shows itself: bars on a terminal, lines elsewhere, and a diagnosis when it doesn't get on."""
 
 from __future__ import annotations
 
@@ -161,19 +158,19 @@ _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size do
 class StallWatcher:
     """A watcher that says what everything waits for, each time nothing was done for so long.
 
-    A thread of its own looks, so it tells of a commit that hangs, too. It can't tell of a read in the
-    build's own process (`--num-workers 0`), as HDF5 holds Python's lock meanwhile.
+    A thread of its own looks, so it sees a commit that hangs, too. It can't see one of a read in the
+    build's own process (`reading.num_workers=0`), as HDF5 holds Python's lock meanwhile.
 
     Args:
         after_s: How long.
-        folder: Where the stores go, whose free space is told.
-        say: Given the diagnosis, lines of text; called by the thread.
+        folder: Where the stores go, whose free space is named.
+        note: Given the diagnosis, lines of text; called by the thread.
     """
 
-    def __init__(self, after_s: float, *, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, after_s: float, *, folder: Path, note: Callable[[str], None]) -> None:
         self._after_s = after_s
         self._folder = folder
-        self._say = say
+        self._note = note
         self._moved_s = time.monotonic()
         self._stage = "start"
         self._done, self._total = 0, 0
@@ -197,7 +194,7 @@ class StallWatcher:
         """Not progress: a reader that is replaced says so."""
 
     def watch(self, pool: ReaderPool) -> None:
-        """Readers that the diagnosis tells of."""
+        """Readers that the diagnosis describes."""
         self._pool = pool
 
     def waits(self, what: str) -> None:
@@ -206,11 +203,11 @@ class StallWatcher:
         self._moved_s = time.monotonic()
 
     def _look(self) -> None:
-        told_s = 0.0
+        noted_s = 0.0
         while not self._ended.wait(min(_MAX_LOOK_S, self._after_s / 4)):
-            if time.monotonic() - max(self._moved_s, told_s) >= self._after_s:
-                self._say(self.diagnosis())
-                told_s = time.monotonic()
+            if time.monotonic() - max(self._moved_s, noted_s) >= self._after_s:
+                self._note(self.diagnosis())
+                noted_s = time.monotonic()
 
     def diagnosis(self) -> str:
         """All that can be seen from here, as lines."""

@@ -21,6 +21,7 @@ from ups_store.check.intact import (
 from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.format.layout import PAGE_BYTES
+from ups_store.format.stretches import stretches
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
@@ -220,7 +221,4 @@ def _has_mark(fd: int) -> bool:
 
 def spans(samples: Samples) -> list[list[int]]:
     """Sorted sample numbers as stretches `[first, past_last]`."""
-    if not len(samples):
-        return []
-    parts = np.split(samples, np.flatnonzero(np.diff(samples) != 1) + 1)
-    return [[int(part[0]), int(part[-1]) + 1] for part in parts]
+    return [[first, first + num] for first, num in stretches(samples)]

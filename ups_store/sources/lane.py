@@ -29,7 +29,7 @@ Note = Callable[[str], None]
 _FRAME = re.compile(r'File "(?:.*/)?(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _HINTS = {
     "starting": "check the load of the machine, and the file system of its Python packages",
-    "opening": "check the disk or network mount, or raise --open-timeout",
+    "opening": "check the disk or network mount, or raise reading.open_timeout_s",
 }
 
 
@@ -94,7 +94,7 @@ class Lane:
         num_slots: Slots of the reader.
         slot_nbytes: Size of one.
         patience: Deadlines and retries.
-        note: Told when a request is tried again.
+        note: Given a sentence when a request is tried again.
 
     Attributes:
         reader: The reader, while there is one.
@@ -289,9 +289,9 @@ def timed_out(
     frame = _FRAME.search(stack)
     where = f" in {frame['function']} ({frame['file']}:{frame['line']})" if frame else ""
     state = reader.process_state()
-    hint = _HINTS.get(status.doing, "check the disk or network mount, or raise --timeout")
+    hint = _HINTS.get(status.doing, "check the disk or network mount, or raise reading.timeout_s")
     if state == STOPPED:
-        hint = "find out who stops processes (SIGSTOP, a debugger, a frozen container), and run it again"
+        hint = "find out what stops processes (SIGSTOP, a debugger, a frozen container), and run it again"
     error = ReadTimeoutError(
         f"reader {reader.pid} was late with {request.subject} ({attempt})",
         path=request.path,
@@ -310,7 +310,7 @@ def died(request: Request, reader: ReaderHandle, *, attempt: str) -> SourceError
     how, status = reader.how_it_ended(), reader.status
     hint = "check the file and the HDF5 filters that it needs; -vv shows what the reader said"
     if "SIGKILL" in how:
-        hint = "if the system ran out of memory, lower --num-workers"
+        hint = "if the system ran out of memory, lower reading.num_workers"
     if "SIGBUS" in how:
         hint = "the file was cut, or its disk failed, while it was read: check both, and run it again"
     error = SourceError(

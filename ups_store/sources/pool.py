@@ -106,7 +106,7 @@ class ReaderPool:
             is bounded by `num_workers * num_slots * slot_nbytes` and what reading one batch takes.
         patience: Deadlines and retries.
         on_error: Whether `read` raises what is wrong with a source, or gives `Skipped` instead.
-        note: Told about every reader that is replaced.
+        note: Given a sentence for every reader that is replaced.
     """
 
     def __init__(
@@ -190,18 +190,19 @@ class ReaderPool:
 
         Args:
             request: What to do.
-            progress: Told how much more was done, as the request says by `Reader.progressed`.
+            progress: Called with how much more was done, as the request says by `Reader.progressed`.
         """
-        told = 0
+        num_done = 0
 
-        def tell(request_id: int) -> None:
-            nonlocal told
+        def pass_on(request_id: int) -> None:
+            nonlocal num_done
             for status in [lane.reader.status for lane in self._lanes if lane.reader]:
-                if status.request_id == request_id and status.num_done > told:  # less if tried again
-                    progress(status.num_done - told)
-                    told = status.num_done
+                if status.request_id == request_id and status.num_done > num_done:  # less if tried again
+                    progress(status.num_done - num_done)
+                    num_done = status.num_done
 
-        for job in self._run([request], on_turn=tell) if self._lanes else self._run_here([request], progress):
+        own = not self._lanes
+        for job in self._run_here([request], progress) if own else self._run([request], on_turn=pass_on):
             if job.error is not None:
                 raise job.error
             return job.value
@@ -258,13 +259,13 @@ class ReaderPool:
 
         num_done = 0
 
-        def told(status: Activity) -> None:
+        def report(status: Activity) -> None:
             nonlocal num_done
             if status.num_done > num_done:
                 progress(status.num_done - num_done)
                 num_done = status.num_done
 
-        reader = Reader(told=told)
+        reader = Reader(report=report)
         try:
             for request in requests:
                 job = ReadJob(next(self._ids), request)

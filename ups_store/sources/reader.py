@@ -58,18 +58,18 @@ class Reader:
 
     Args:
         memory: Memory to report the status in.
-        told: Called with the status, where there is no memory.
+        report: Called with the status, where there is no memory.
 
     Attributes:
         status: What is being done.
     """
 
     def __init__(
-        self, memory: SlotMemory | None = None, *, told: Callable[[Activity], None] = lambda status: None
+        self, memory: SlotMemory | None = None, *, report: Callable[[Activity], None] = lambda status: None
     ) -> None:
         self.status = Activity(-1, 0.0, 0.0, "starting")
         self._is_expendable = memory is not None  # a process of its own, with a supervisor
-        self._told = memory.write_status if memory else told
+        self._report = memory.write_status if memory else report
         self._sources: OrderedDict[_SourceKey, tuple[Source, FileState]] = OrderedDict()
         self._place: Place
 
@@ -147,4 +147,4 @@ class Reader:
 
     def _tell(self, status: Activity) -> None:
         self.status = status
-        self._told(status)
+        self._report(status)

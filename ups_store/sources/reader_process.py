@@ -65,7 +65,7 @@ def _out_of_memory(request: Request) -> SourceError:
         kind="no_memory",
         path=request.path,
         sample=request.first_sample,
-        hint="lower --num-workers, or raise the limit on memory",
+        hint="lower reading.num_workers, or raise the limit on memory",
     )
 
 
@@ -75,7 +75,7 @@ def _unexpected(request: Request, error: Exception) -> StoreError:
         kind="reader_failed",
         path=request.path,
         sample=request.first_sample,
-        hint="run it with --num-workers 0 -vv and report what it prints",
+        hint="run it with reading.num_workers=0 and -vv and report what it prints",
     )
     wrapped.add_note("".join(traceback.format_exception(error)))
     return wrapped

@@ -138,7 +138,7 @@ class ReadRequest:
             path=self.path,
             array=name,
             sample=int(self.indices[row]),
-            hint="choose a wider --cache-dtype" if overflowed else "mend the source, or --on-nan keep",
+            hint="choose a wider cache.dtype" if overflowed else "mend the source, or data.on_nan=keep",
         )
 
 

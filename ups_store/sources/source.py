@@ -12,6 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from ups_store.errors import StoreClosedError
+from ups_store.format.stretches import stretches
 from ups_store.sources.contents import (
     EVERYTHING,
     ArrayInfo,
@@ -274,11 +275,12 @@ class Source:
 
 def _runs(indices: Sequence[int], *, longest: int) -> Iterator[tuple[int, range]]:
     """Cut numbers into runs of consecutive ones: where the run stands in `indices`, and the run."""
-    start = 0
-    for end in range(1, len(indices) + 1):
-        if end == len(indices) or end - start == longest or indices[end] != indices[end - 1] + 1:
-            yield start, range(indices[start], indices[end - 1] + 1)
-            start = end
+    row = 0
+    for first, num in stretches(indices):
+        for start in range(0, num, longest):
+            length = min(longest, num - start)
+            yield row, range(first + start, first + start + length)
+            row += length
 
 
 def _samples_per_chunk(file: h5py.File, contents: Contents) -> int:

@@ -238,9 +238,7 @@ def _ambiguous(one: Path, other: Path) -> SourceError:
 
 
 def _bad_root(root: Path, problem: str) -> SourceError:
-    return SourceError(
-        problem, kind="missing_root", path=root, hint="check data.root, --root or PDEBENCH_ROOT"
-    )
+    return SourceError(problem, kind="missing_root", path=root, hint="check data.root or PDEBENCH_ROOT")
 
 
 def _no_source(root: Path, task: Task, split: str, candidates: Sequence[Path]) -> SourceError:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ups_store.errors import (
     BuildLockedError,
     CommitError,
@@ -31,6 +29,7 @@ from ups_store.format.build_tail import (
     TailHeader,
 )
 from ups_store.format.layout import Layout
+from ups_store.format.stretches import stretches
 from ups_store.read.catalog import read_building
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import building_path
@@ -109,11 +108,11 @@ class BuildingFile:
 
         Where they lie in too many places, those of the samples between are held, too.
         """
-        stretches = runs(samples)
-        if len(stretches) > MAX_LOCKS:
-            stretches = [(int(samples[0]), int(samples[-1] - samples[0]) + 1)]
+        places = stretches(samples)
+        if len(places) > MAX_LOCKS:
+            places = [(int(samples[0]), int(samples[-1] - samples[0]) + 1)]
         with contextlib.ExitStack() as stack:
-            for first, num in stretches:
+            for first, num in places:
                 stack.enter_context(self._locked(SAMPLE_LOCK + first, num, exclusive=True))
             yield
 
@@ -157,14 +156,6 @@ def failures_as_errors(
             raise
         hint = "check the disk and your permissions, and run again: it continues with the last good commit"
         raise CommitError(f"{what} ({error.strerror})", path=path, hint=hint) from error
-
-
-def runs(samples: Samples) -> list[tuple[int, int]]:
-    """Consecutive stretches of sorted sample numbers, at least one, as `(first, num)`."""
-    if samples[-1] - samples[0] == len(samples) - 1:
-        return [(int(samples[0]), len(samples))]
-    breaks = np.flatnonzero(samples[1:] - samples[:-1] != 1) + 1
-    return [(int(part[0]), len(part)) for part in np.split(samples, breaks)]
 
 
 def take_builder_lock(fd: int, path: Path) -> None:

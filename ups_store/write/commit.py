@@ -16,13 +16,14 @@ from ups_store.errors import CorruptChunkError, NotCommittedError
 from ups_store.format.build_tail import HOW_TO_REPLACE, pack_records
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout
+from ups_store.format.stretches import stretches
 from ups_store.format.zip_records import pack_directory
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits, read_committed
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
-from ups_store.write.building import BuildingFile, failures_as_errors, runs
+from ups_store.write.building import BuildingFile, failures_as_errors
 from ups_store.write.encode import CrcTable, Piece
 
 NUM_THREADS = 2  # one encodes while another writes, and the kernel writes to a file for one at a time
@@ -98,7 +99,7 @@ def _write_records(building: BuildingFile, samples: Samples, records: npt.NDArra
 
 def _write_rows(fd: int, base: int, stride: int, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
     done = 0
-    for first, num in runs(samples) if stride else []:
+    for first, num in stretches(samples) if stride else []:
         files.write_at(fd, base + first * stride, rows[done : done + num].data.cast("B"))
         done += num
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, start, write_burgers
+from build_helpers import BURGERS, Recorder, build, interrupt_after, plan, settings, start, write_burgers
 from pdebench_files import write_advection
 
 import ups_store
@@ -109,7 +109,7 @@ def test_dry_run_ends_with_1_where_the_build_would_refuse(invoke: Invoke, source
     Path(f"cache/{NAME}").mkdir(parents=True)
     outcome = invoke("--tasks burgers1d --root source --splits train --dry-run")
     assert outcome.code == 1
-    assert ": refuse: there is a folder in its place; check cache.dir or --cache-dir, " in outcome.out
+    assert ": refuse: there is a folder in its place; check cache.dir, " in outcome.out
     assert outcome.err == ""
 
 
@@ -308,7 +308,7 @@ def test_ctrl_c_before_the_first_sample_exits_with_5(
 def test_unreadable_source_exits_with_3(invoke: Invoke, tmp_path: Path) -> None:
     outcome = invoke("--tasks burgers1d --root nowhere")
     assert (outcome.code, outcome.out) == (3, "")
-    assert outcome.err == "error: nowhere: no such folder; check data.root, --root or PDEBENCH_ROOT\n"
+    assert outcome.err == "error: nowhere: no such folder; check data.root or PDEBENCH_ROOT\n"
     assert invoke("--tasks burgers1d").code == 3
 
 
@@ -337,7 +337,7 @@ def test_unfinished_store_of_something_else_exits_with_7(
 def test_locked_store_exits_with_8_and_names_the_process(
     invoke: Invoke, source: Path, tmp_path: Path
 ) -> None:
-    planned = stores.plan_store(settings(tmp_path, split="train"), "burgers1d", "train")
+    planned = plan(settings(tmp_path, split="train"))
     planned.path.parent.mkdir()
     with ups_store.create(
         planned.path, planned.arrays, constants=planned.constants, dims=planned.dims, identity={}

@@ -138,7 +138,7 @@ def test_configuration_of_every_task_loads(name: str) -> None:
         ("data.reduce_spce=2", "did you mean data.reduce_space?"),
         ("data.taks=burgers1d", "did you mean data.tasks?"),
         ("cache.dirr=x", "did you mean cache.dir?"),
-        ("cach.dir=x", "did you mean cache.dir?"),
+        ("cach.dir=x", "did you mean cache?"),
         ("zzz=1", "known keys: data.tasks, data.root, data.split, data.files, "),
         ("=1", "known keys: data.tasks"),
     ],

@@ -217,7 +217,7 @@ def test_file_that_is_lost_is_asked_for_nothing_more(tmp_path: Path) -> None:
 def test_stages_tell_what_everything_waits_for(source: Path, tmp_path: Path) -> None:
     watcher = Recorder()
     build(settings(tmp_path, split="train"), watcher)
-    assert watcher.waited_for == ["digest", "open", "open", "read", "commit", "read", "finish"]
+    assert watcher.waited_for == ["digest", "open", "read", "commit", "read", "finish"]
 
 
 def test_rate_of_a_stage_is_what_was_done_while_it_was_waited_for() -> None:
@@ -316,31 +316,31 @@ class Halves:
 
 
 def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
-    told: list[str] = []
+    noted: list[str] = []
     heard = threading.Event()
 
-    def say(diagnosis: str) -> None:
-        told.append(diagnosis)
+    def note(diagnosis: str) -> None:
+        noted.append(diagnosis)
         heard.set()
 
-    with StallWatcher(0.1, folder=tmp_path, say=say) as watcher:
+    with StallWatcher(0.1, folder=tmp_path, note=note) as watcher:
         watcher.stage("burgers1d train: samples", 16, unit="samples")
         watcher.waits("commit")
         watcher.advance(3)
         assert heard.wait(60)
-    assert "burgers1d train: samples (3 of 16 done) waits for commit" in told[0]
-    assert "test_stall_is_told_with_stage_and_own_stack" in told[0]
-    assert f"free disk in {tmp_path}" in told[0]
-    assert "/dev/shm " in told[0]
+    assert "burgers1d train: samples (3 of 16 done) waits for commit" in noted[0]
+    assert "test_stall_is_told_with_stage_and_own_stack" in noted[0]
+    assert f"free disk in {tmp_path}" in noted[0]
+    assert "/dev/shm " in noted[0]
 
 
 def test_progress_keeps_a_stall_from_being_told(tmp_path: Path) -> None:
-    told: list[str] = []
-    with StallWatcher(2.0, folder=tmp_path, say=told.append) as watcher:
+    noted: list[str] = []
+    with StallWatcher(2.0, folder=tmp_path, note=noted.append) as watcher:
         for _ in range(30):
             watcher.advance(1)
             time.sleep(0.1)
-    assert told == []
+    assert noted == []
 
 
 def test_event_log_is_lines_of_json_and_is_continued(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ups_store.build import read
 from ups_store.build.config import BuildConfig
 from ups_store.build.progress import Stopwatch
 from ups_store.build.read import split_batches
-from ups_store.build.stores import prepare_manifest, write_manifest
+from ups_store.build.result import prepare_manifest, write_manifest
 from ups_store.build.watch import ConsoleWatcher
 from ups_store.check.statistics import Statistics
 from ups_store.errors import (
@@ -366,7 +366,7 @@ def test_folder_of_stores_that_can_not_be_made_is_refused(
     with pytest.raises(ConfigError, match="can't make the folder") as caught:
         build(settings(tmp_path, cache_dir=str(tmp_path / name)))
     assert caught.value.path == str(tmp_path / name)
-    assert "--cache-dir" in str(caught.value)
+    assert "cache.dir" in str(caught.value)
 
 
 def test_folders_above_the_stores_are_made(config: BuildConfig, tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from build_helpers import BURGERS, Recorder, build, result_of, settings, write_b
 from ups_store.build import command
 from ups_store.build.events import _noting_warnings
 from ups_store.build.progress import Stopwatch
-from ups_store.build.ranks import Builders
-from ups_store.build.result import PHASES, Startup
-from ups_store.build.stores import BuildReport
+from ups_store.build.ranks import BuildRank
+from ups_store.build.result import PHASES, BuildReport, Startup
 
 
 def test_startup_adds_up_phases_and_takes_the_total_of_the_run() -> None:
@@ -88,8 +87,8 @@ def test_whoever_begins_is_told_of_the_report(tmp_path: Path, monkeypatch: pytes
 
 def test_manifest_of_several_machines_has_a_name_for_each() -> None:
     path = Path("out/manifest.json")
-    assert Builders().own_file(path) == path
-    assert Builders(0, 2, 3, 16).own_file(path) == Path("out/manifest-00003-of-00016.json")
+    assert BuildRank().own_file(path) == path
+    assert BuildRank(0, 2, 3, 16).own_file(path) == Path("out/manifest-00003-of-00016.json")
 
 
 def test_manifest_is_written_by_the_builder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

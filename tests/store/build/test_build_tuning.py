@@ -10,7 +10,7 @@ from build_helpers import BURGERS, Recorder, build, settings, write_burgers
 
 from ups_store.build import fill, tuning
 from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.ranks import Builders
+from ups_store.build.ranks import BuildRank
 from ups_store.build.tuning import Trial, rate_of
 from ups_store.errors import ConfigError
 
@@ -131,20 +131,16 @@ def test_build_whose_rest_is_short_is_tried_once(
 
 
 def test_build_beside_other_processes_is_not_tuned(source: Path, tmp_path: Path, quick: None) -> None:
-    from ups_store.build.digests import DigestCache
-    from ups_store.build.plan import plan_store
     from ups_store.build.readers import Readers
     from ups_store.build.run import build_store
+    from ups_store.build.store_build import open_build
 
-    config = tuned(tmp_path)
-    with Readers(config.reading, note=lambda message: None) as readers:
-        result = build_store(
-            plan_store(config, "burgers1d", "train"),
-            digests=DigestCache(config.cache.dir),
-            readers=readers,
-            watcher=Recorder(),
-            ranks=Builders(0, 2),
+    config, watcher = tuned(tmp_path), Recorder()
+    with Readers(config.reading, note=watcher.note) as readers:
+        opened = open_build(
+            config, "burgers1d", "train", readers=readers, watcher=watcher, rank=BuildRank(0, 2)
         )
+        result = build_store(opened, readers=readers, watcher=watcher)
     assert result.tuning is not None
     assert "other processes of this machine" in result.tuning["why"]
 

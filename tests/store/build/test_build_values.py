@@ -29,7 +29,7 @@ from pdebench_files import (
 
 import ups_store
 from ups_store.build import read
-from ups_store.build.stores import BuildReport
+from ups_store.build.result import BuildReport
 from ups_store.errors import SourceError
 from ups_store.sources import regions
 from ups_store.sources.tasks import get_task
@@ -214,7 +214,7 @@ def test_overflow_of_the_dtype_fails_or_is_counted(dtype: str, big: float, tmp_p
         build(settings(tmp_path, split="train", cache_dtype=dtype))
     error = caught.value
     assert (error.kind, error.path, error.array, error.sample) == ("not_finite", str(path), "fields", 2)
-    assert "--cache-dtype" in str(error)
+    assert "cache.dtype" in str(error)
     (result,) = build(settings(tmp_path, split="train", cache_dtype=dtype, on_nan="keep")).stores
     assert result.statistics["fields"]["num_inf"] == 1
     with ups_store.open(result.path) as store:
@@ -235,7 +235,7 @@ def nan_file(folder: Path) -> Path:
 def test_nan_in_the_source_fails_and_names_file_array_and_sample(tmp_path: Path) -> None:
     path = nan_file(tmp_path)
     others = "the first of 2 such samples among the 16 read together, numbered as in the file"
-    message = f"3 of {T * X} values are not finite, {others}; .*--on-nan keep"
+    message = f"3 of {T * X} values are not finite, {others}; .*data.on_nan=keep"
     with pytest.raises(SourceError, match=message) as caught:
         build(settings(tmp_path, split="train"))
     error = caught.value

@@ -17,7 +17,7 @@ from well_files import CHANNELS_2D, read_well_2d, write_well_2d
 
 import ups_store
 from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.stores import BuildReport
+from ups_store.build.result import BuildReport
 from ups_store.errors import ConfigError, SourceError
 from ups_store.sources.reader_handle import ReaderHandle
 

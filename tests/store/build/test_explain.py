@@ -16,7 +16,7 @@ from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, w
 import ups_store
 from ups_store.build import read
 from ups_store.build.config import BuildConfig
-from ups_store.build.explain import Explanation, explain_all
+from ups_store.build.explanation import Explanation, explain_all
 from ups_store.errors import BuildInterruptedError, StoreError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.recovery import building_path
@@ -138,7 +138,7 @@ def test_file_in_the_place_of_the_folder_is_refused(config: BuildConfig, place: 
     other = with_keys(config, cache_dir=str(folder / place))
     found = explain(other)
     assert found.action == "refuse"
-    assert found.reason == f"{folder / 'cache'} is no folder; check cache.dir or --cache-dir"
+    assert found.reason == f"{folder / 'cache'} is no folder; check cache.dir"
     with pytest.raises(StoreError):
         build(other)
 
@@ -156,7 +156,7 @@ def test_folder_that_cannot_be_written_is_refused(config: BuildConfig, read_only
     for other in (config, with_keys(config, cache_dir=str(read_only / "inner"))):
         found = explain(other)
         assert found.action == "refuse"
-        assert found.reason == f"can't write into {read_only}; check cache.dir or --cache-dir"
+        assert found.reason == f"can't write into {read_only}; check cache.dir"
 
 
 def test_valid_store_in_a_folder_that_cannot_be_written_would_be_reused(

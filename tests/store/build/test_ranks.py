@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from ups_store import ConfigError
-from ups_store.build.ranks import Builders
+from ups_store.build.ranks import BuildRank
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def ranks(*values: object) -> Builders:
-    return Builders.from_environment(dict(zip(NAMES, map(str, values), strict=True)))
+def ranks(*values: object) -> BuildRank:
+    return BuildRank.from_environment(dict(zip(NAMES, map(str, values), strict=True)))
 
 
 def test_ranks_without_variables_are_one_process_alone() -> None:
-    alone = Builders.from_environment({})
-    assert alone == Builders()
+    alone = BuildRank.from_environment({})
+    assert alone == BuildRank()
     assert alone.is_builder
     assert alone.path(Path("a.zarr.zip")) == Path("a.zarr.zip")
     assert alone.samples(7) == range(7)

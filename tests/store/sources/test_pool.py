@@ -302,7 +302,7 @@ def test_open_of_a_fifo_ends_at_the_deadline_with_stack_and_file(tmp_path: Path)
     error = caught.value
     assert (error.exit_code, error.kind, error.path, error.sample) == (4, "read_timeout", str(path), 0)
     assert str(error.found).startswith("opening for ")
-    assert "--open-timeout" in str(error)
+    assert "reading.open_timeout_s" in str(error)
     assert "open_hdf5" in error.__notes__[0]
 
 

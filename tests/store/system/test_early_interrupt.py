@@ -32,7 +32,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 LINE = "error: interrupted; run the same command again\n"
 FIRST_OF_BUILD = ("typer", "numpy", "pydantic", "omegaconf.nodes", "rich.console", "ups_store.build.config")
-BUILD_AFTER_FLAGS = ("ups_store.build.stores", "ups_store.sources.pool", "ups_store.build.explain")
+BUILD_AFTER_FLAGS = ("ups_store.build.stores", "ups_store.sources.pool", "ups_store.build.explanation")
 
 
 def press(module: str, *command: str, signal_name: str = "SIGINT") -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What the build knows of a training's keys, without importing it, is what the training has."""
+"""What `ups.config.build_keys` names, without importing the models, is what the models have."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from ups.config import TrainingConfig, load_config
+from ups.config.build_keys import KEYS, OLD_KEYS, OLD_SECTIONS, SECTIONS
 from ups.config.loading import MEANINGLESS, NOT_YET
 from ups.config.run import CheckpointConfig, RunConfig
-from ups_store.build.config import BuildConfig
-from ups_store.build.config import load_config as load_build_config
-from ups_store.build.config_file import KEYS_OF_OTHERS, OF_OTHERS, OLD_KEYS, OLD_SECTIONS
+from ups_store.build import BuildConfig
+from ups_store.build import load_config as load_build_config
 
 OLD = Path(__file__).parents[1] / "configs"
 
 
 def test_sections_are_those_of_a_run() -> None:
-    assert BuildConfig.model_fields.keys() | OF_OTHERS == RunConfig.model_fields.keys()
+    assert BuildConfig.model_fields.keys() | SECTIONS == RunConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize(
     ("section", "model"), [("training", TrainingConfig), ("checkpoint", CheckpointConfig)]
 )
 def test_known_keys_are_those_of_the_section(section: str, model: type) -> None:
-    assert sorted(KEYS_OF_OTHERS[section]) == sorted(model.model_fields)  # type: ignore[attr-defined]
+    assert sorted(KEYS[section]) == sorted(model.model_fields)  # type: ignore[attr-defined]
 
 
 def test_meaningless_keys_are_those_that_a_training_warns_of() -> None:

@@ -17,13 +17,13 @@ from control_groups import GROUP_BYTES
 from typer.testing import CliRunner
 
 import ups_store
-from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.augment import augment, shift_frames
 from ups.data.field_batches import FrameBatch, FrameBatches, spread_batches
 from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
 from ups.data.solvers import make_dataset
 from ups.data.statistics import measure_statistics
 from ups.errors import ConfigError
+from ups_store.build import BuildConfig, CacheConfig, DataConfig
 from ups_store.build.command import app as build
 from ups_store.errors import SourceError
 
@@ -166,7 +166,7 @@ _IN_GROUP = """
 import sys
 from pathlib import Path
 import torch
-from ups.config.shared import BuildConfig, DataConfig
+from ups_store.build import BuildConfig, DataConfig
 from ups.data.fields import open_fields
 from ups.trained.encode_lanes import num_lanes
 from ups.errors import ConfigError

@@ -30,8 +30,8 @@ from on_demand_helpers import (
 import ups_store
 from ups.data.on_demand import passes as all_passes
 from ups.data.on_demand.background import BuildEndedError
+from ups.data.on_demand.latent_builds import latent_build
 from ups.data.on_demand.live_windows import LiveWindows
-from ups.data.on_demand.store_jobs import latent_build
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.statistics import measure_state_statistics
 from ups.data.windows import WindowBatch, WindowBatches

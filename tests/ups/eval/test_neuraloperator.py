@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.fields import open_fields
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
@@ -25,6 +24,7 @@ from ups.eval.baselines import FourierNeuralOperator, SpectralConv
 from ups.eval.forecasters import Persistence
 from ups.eval.rollout import roll_out
 from ups.eval.train_baseline import Budget, make_spec, train_baseline
+from ups_store.build import BuildConfig, CacheConfig, DataConfig
 
 pytest.importorskip("neuralop")
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.fields import Fields, MemoryFields, open_fields
 from ups.data.solvers import make_dataset
 from ups.data.statistics import measure_statistics
@@ -23,6 +22,7 @@ from ups.eval.rollout import roll_out
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.simulator import Simulator
 from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
+from ups_store.build import BuildConfig, CacheConfig, DataConfig
 from ups_store.build.command import app as build
 
 torch.set_num_threads(1)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from ups.config.shared import BuildConfig, CacheConfig, DataConfig
 from ups.data.field_batches import FieldWindows
 from ups.data.fields import Fields, open_fields
 from ups.data.solvers import make_dataset
@@ -32,6 +31,7 @@ from ups.eval.train_baseline import Budget, make_spec, train_baseline
 from ups.grid import GridSpec
 from ups.optim import AveragedWeights
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
+from ups_store.build import BuildConfig, CacheConfig, DataConfig
 
 torch.set_num_threads(1)
 

@@ -28,7 +28,8 @@ from ups_store.build.encode import EncodeError
 from ups_store.build.plan import plan_store
 from ups_store.build.progress import Stopwatch
 from ups_store.build.read import batch_size_of, read_batches
-from ups_store.build.stores import BuildReport, build_all
+from ups_store.build.result import BuildReport
+from ups_store.build.stores import build_all
 from ups_store.errors import BuildInterruptedError
 from ups_store.format.identity import config_hash
 from ups_store.system import files

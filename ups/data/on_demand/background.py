@@ -10,23 +10,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from ups.config.shared import ReadingConfig
 from ups.data.on_demand.order import Items, in_turns
-from ups.data.stores import hints_in_keys
 from ups.errors import UpsError
 from ups.output import Note
-from ups_store.build.readers import Readers
-from ups_store.sources.pool import ReaderPool
+from ups_store.build import QuietWatcher, Readers, ReadingConfig
 
-_POLL_S = 0.1  # other processes commit too, and tell nobody
+_POLL_S = 0.1  # other processes commit too, and don't say so
 _END_S = 30.0  # for the batch that is being read or encoded
 _NOTE_S = 5.0  # between two lines about one store
 
 
-class StoreJob(Protocol):
-    """What is made for one task.
+class Job(Protocol):
+    """What is made for one task: a `ups_store.build.Build`, or what keeps nothing.
 
     Attributes:
         title: Task and split, for people.
@@ -36,14 +33,17 @@ class StoreJob(Protocol):
     title: str
     num_samples: int
 
-    def begin(self, readers: Readers, watcher: Progress) -> None:
+    def use(self, readers: Readers, watcher: Progress) -> None:
         """Get ready, in the build's thread."""
 
-    def make(self, samples: Items) -> None:
+    def fill(self, samples: Items) -> None:
         """Read, encode and commit samples."""
 
-    def finish(self) -> None:
-        """Called once all are made."""
+    def check_complete(self) -> None:
+        """Fail if samples were skipped."""
+
+    def finish(self) -> Any:
+        """Called once all are made; returns the store, if there is one."""
 
     def num_there(self) -> int:
         """How many samples are there."""
@@ -65,13 +65,13 @@ class BackgroundBuild:
         jobs: By task.
         stretches: Per task the samples in the order in which they are made; all of this process's share.
         reading: How sources are read.
-        note: Told how it goes; from the thread.
+        note: Given how it goes; from the thread.
         ahead: Stretches that are made before somebody waits for one that comes later; None for all.
     """
 
     def __init__(
         self,
-        jobs: Mapping[str, StoreJob],
+        jobs: Mapping[str, Job],
         stretches: Mapping[str, Sequence[Items]],
         *,
         reading: ReadingConfig,
@@ -129,7 +129,7 @@ class _Ended(BaseException):
 
 
 class _State:
-    """What the thread and those who wait for it tell each other."""
+    """What the thread and those that wait for it share."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -143,7 +143,7 @@ class _State:
         if self.is_ending and not self.is_done:
             raise BuildEndedError("the build in the background was closed")
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -154,7 +154,7 @@ class _State:
     def allow(self, number: int) -> None:
         if number > self.allowed:
             self.allowed = number
-            self.tell()
+            self.wake()
 
     def check_not_ending(self) -> None:
         if self.is_ending:
@@ -166,7 +166,7 @@ class _Work:
 
     def __init__(
         self,
-        jobs: Mapping[str, StoreJob],
+        jobs: Mapping[str, Job],
         stretches: Mapping[str, Sequence[Items]],
         turns: Sequence[tuple[str, int]],
         reading: ReadingConfig,
@@ -178,7 +178,7 @@ class _Work:
 
     def run(self) -> None:
         try:
-            with hints_in_keys(), Readers(self._reading, note=self._note) as readers:
+            with Readers(self._reading, note=self._note) as readers:
                 self._make_all(readers)
             self._state.is_done = True
         except _Ended:
@@ -188,50 +188,43 @@ class _Work:
         finally:
             for job in self._jobs.values():
                 job.close()
-            self._state.tell()
+            self._state.wake()
 
     def _make_all(self, readers: Readers) -> None:
         for job in self._jobs.values():
-            job.begin(readers, Progress(job, self._note, self._state))
+            job.use(readers, Progress(job, self._note, self._state))
         for number, (task, stretch) in enumerate(self._turns):
             while number >= self._state.allowed:
                 self._state.check_not_ending()
                 self._state.sleep(_POLL_S)
-            self._jobs[task].make(self._stretches[task][stretch])
-            self._state.tell()
+            self._jobs[task].fill(self._stretches[task][stretch])
+            self._jobs[task].check_complete()
+            self._state.wake()
         for job in self._jobs.values():
-            job.finish()
+            if (store := job.finish()) is not None:
+                self._note(f"{job.title}: all {job.num_samples} encoded, {store.path}")
 
 
-class Progress:
-    """A `ups_store.build.progress.Watcher` that passes on what matters to somebody who trains.
+class Progress(QuietWatcher):
+    """A watcher that passes on what matters while a model is trained.
 
     Args:
         job: Whose progress.
-        note: Told every few seconds how far it is.
-        state: Told of every commit; and what ends the thread at the next batch.
+        note: Given every few seconds how far it is.
+        state: Woken at every commit; and what ends the thread at the next batch.
     """
 
-    def __init__(self, job: StoreJob, note: Note, state: _State) -> None:
-        self._job, self._state, self._note = job, state, note
+    def __init__(self, job: Job, note: Note, state: _State) -> None:
+        super().__init__(note)
+        self._job, self._state = job, state
         self._noted_s = time.monotonic()
 
-    def stage(self, name: str, total: int, *, unit: str) -> None:
-        """Of no interest: stages run side by side."""
-
     def advance(self, num: int) -> None:
-        """Samples were committed; told in the thread that commits."""
-        self._state.tell()
+        """Samples were committed; called in the thread that commits."""
+        self._state.wake()
         if time.monotonic() > self._noted_s + _NOTE_S:
             self._noted_s = time.monotonic()
-            self._note(f"{self._job.title}: encoded {self._job.num_there()} of {self._job.num_samples}")
-
-    def note(self, message: str) -> None:
-        """Something that the user should know."""
-        self._note(message)
-
-    def watch(self, pool: ReaderPool) -> None:
-        """Of no interest."""
+            self.note(f"{self._job.title}: encoded {self._job.num_there()} of {self._job.num_samples}")
 
     def waits(self, what: str) -> None:
         """Another part of a batch begins: here the thread can end."""
@@ -240,6 +233,6 @@ class Progress:
 
 def _end(state: _State, thread: threading.Thread) -> None:
     state.is_ending = True
-    state.tell()
+    state.wake()
     if thread is not threading.current_thread():
         thread.join(_END_S)

@@ -13,9 +13,9 @@ import torch
 
 from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.order import Draw, Items, PassDraws
-from ups.data.on_demand.store_jobs import StoreJob
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, Windows, make_batch, seed_of
+from ups_store.build import Build
 
 _GENERATOR = 2  # purpose of random numbers, beside those of `on_demand.order`
 
@@ -30,7 +30,7 @@ class LiveTask:
     """
 
     windows: TaskWindows
-    source: StoreJob | UnkeptJob | None
+    source: Build | UnkeptJob | None
 
     def has(self, trajectories: Items) -> bool:
         """Whether trajectories are there."""

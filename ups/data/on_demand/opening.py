@@ -12,27 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ups_store
-from ups.config.shared import BuildConfig
-from ups.data.on_demand.live_windows import LiveWindows, Passes
-from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
-from ups.data.on_demand.store_jobs import (
-    StoreJob,
-    WantedStore,
+from ups.data.on_demand.latent_builds import (
     begin_in_memory,
     begin_store,
-    configured_stores,
     latent_build,
-    open_valid,
+    open_latent_builds,
 )
+from ups.data.on_demand.live_windows import LiveWindows, Passes
+from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
 from ups.data.stores import Store, encoder_of, latent_folder, open_latents, place_of, store_path
 from ups.data.windows import TaskWindows, WindowBatches
 from ups.errors import ConfigError
-from ups.output import Note
+from ups.output import Note, check_writable
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, parse_spec
-from ups_store.build.ranks import Builders
+from ups_store.build import Build, BuildConfig, BuildRank
 from ups_store.errors import SourceError, StoreError
-from ups_store.system.files import make_folder
 
 if TYPE_CHECKING:
     from ups.config import RunConfig
@@ -60,7 +55,7 @@ def open_training_windows(
         horizon: Steps of a window.
         seed: Seed of the order.
         device: Where latents are made, and used.
-        note: Told what is done; also from a thread in the background.
+        note: Given what is done; also from a thread in the background.
         check_data: Given the hashes of the stores by task before any is begun or replaced; raises if it was
             to be another one.
     Raises:
@@ -85,10 +80,12 @@ def open_training_windows(
         return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
     build = latent_build(config, autoencoder_path=autoencoder_path, device=device)
     if mode == "auto":
-        make_folder(build.cache.dir, hint="check training.latent_cache_dir")
+        check_writable(build.cache.dir)
+    # Every machine makes whole stores: training takes windows from all of a split.
+    rank = dataclasses.replace(BuildRank.from_environment(), num_machines=1)
     try:
-        wanted = configured_stores(build, split, note=note, saves_digests=mode == "auto")
-        is_part = mode == "auto" and build.data.limit is not None and _are_whole(build, split, note)
+        wanted = open_latent_builds(build, split, rank=rank, note=note, saves_digests=mode == "auto")
+        is_part = mode == "auto" and build.data.limit is not None and _are_whole(build, split, rank, note)
     except SourceError as error:
         if mode != "auto" or not _all_there(config, split):
             raise
@@ -97,46 +94,29 @@ def open_training_windows(
     if is_part:
         return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
     if check_data is not None:
-        check_data({some.task: some.config_hash for some in wanted})
-    passes = _passes(mode, {some.task: some for some in wanted}, settings, build, note)
+        check_data({task: some.config_hash for task, some in wanted.items()})
+    passes = _passes(mode, wanted, settings, rank, build, note)
     return LiveWindows(passes, seed=seed, parameters=settings.parameters)
 
 
 def _passes(
     mode: str,
-    wanted: Mapping[str, WantedStore],
+    wanted: Mapping[str, Build],
     settings: WindowSettings,
+    rank: BuildRank,
     build: BuildConfig,
     note: Note,
 ) -> Passes:
     if mode == "none":
         return UnkeptPasses(wanted, settings, reading=build.reading, note=note)
-    # Every machine makes whole stores: training takes windows from all of a split.
-    ranks = dataclasses.replace(Builders.from_environment(), num_machines=1)
-
-    def begin(some: WantedStore) -> StoreJob | Store:
-        return begin_in_memory(some, ranks=ranks) if mode == "memory" else _reuse_or_begin(some, ranks, note)
-
     with ExitStack() as stack:
-        opened: dict[str, StoreJob | Store] = {}
+        opened: dict[str, Build | Store] = {}
         for task, some in wanted.items():
-            opened[task] = begin(some)
+            opened[task] = begin_in_memory(some) if mode == "memory" else begin_store(some, note=note)
             stack.callback(opened[task].close)
-        passes = StorePasses(wanted, opened, settings, ranks=ranks, reading=build.reading, note=note)
+        passes = StorePasses(wanted, opened, settings, ranks=rank, reading=build.reading, note=note)
         stack.pop_all()
     return passes
-
-
-def _reuse_or_begin(wanted: WantedStore, ranks: Builders, note: Note) -> StoreJob | Store:
-    title = wanted.plan.title
-    valid = open_valid(wanted, note=note)
-    if valid is not None:
-        note(f"{title}: latents reused, {wanted.config_hash[:12]}, {valid.path}")
-        return valid
-    begun = begin_store(wanted, ranks=ranks, note=note)
-    if isinstance(begun, StoreJob):
-        note(f"{title}: encoding on demand, {begun.num_there()} of {begun.num_samples} there, {wanted.path}")
-    return begun
 
 
 def _finished(
@@ -184,15 +164,16 @@ def _is_of_unknown_encoder(path: Path) -> bool:
     try:
         with ups_store.open(place_of(path) or path) as store:
             return encoder_of(store) is None
-    except StoreError:  # not there; or damaged, which is told when it is opened to be used
+    except StoreError:  # not there; or damaged, which is an error when it is opened to be used
         return False
 
 
-def _are_whole(build: BuildConfig, split: str, note: Note) -> bool:
+def _are_whole(build: BuildConfig, split: str, rank: BuildRank, note: Note) -> bool:
     """Whether the finished stores hold the whole split, of which `data.limit` wants the first samples."""
     data = build.data.model_copy(update={"limit": None})
-    wanted = configured_stores(build.model_copy(update={"data": data}), split, note=note)
-    return all(_hash_of(some.path) == some.config_hash for some in wanted)
+    whole = build.model_copy(update={"data": data})
+    wanted = open_latent_builds(whole, split, rank=rank, note=note)
+    return all(_hash_of(some.path) == some.config_hash for some in wanted.values())
 
 
 def _all_there(config: RunConfig, split: str) -> bool:

@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ups.config.shared import ReadingConfig
 from ups.data.on_demand.background import BackgroundBuild
+from ups.data.on_demand.latent_builds import arrivals_of
 from ups.data.on_demand.live_windows import LivePass, LiveTask
 from ups.data.on_demand.order import Arrivals, Items, PassDraws, most_ahead
-from ups.data.on_demand.store_jobs import StoreJob, WantedStore
 from ups.data.on_demand.unkept import FirstWindows, UnkeptJob, ranges_by_file
 from ups.data.stores import Store
 from ups.data.windows import Preload, TaskWindows, WindowBatches, count_batches, seed_of
 from ups.output import Note
-from ups_store.build.ranks import Builders
+from ups_store.build import Build, BuildRank, ReadingConfig
 
 _ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `live_windows`
 _UNKEPT_NBYTES = 64 << 20  # of latents that may come before they are needed where nothing keeps them
@@ -49,7 +48,7 @@ class WindowSettings:
         return TaskWindows(store, horizon=self.horizon, time_stride=self.time_stride, is_complete=is_complete)
 
     def first_windows(
-        self, windows: TaskWindows, wanted: WantedStore, samples: Items, wait: Callable[[], None]
+        self, windows: TaskWindows, wanted: Build, samples: Items, wait: Callable[[], None]
     ) -> FirstWindows:
         """Windows of the first trajectories, which are waited for."""
         return FirstWindows(
@@ -80,28 +79,28 @@ class StorePasses:
 
     def __init__(
         self,
-        wanted: Mapping[str, WantedStore],
-        opened: Mapping[str, StoreJob | Store],
+        wanted: Mapping[str, Build],
+        opened: Mapping[str, Build | Store],
         settings: WindowSettings,
         *,
-        ranks: Builders,
+        ranks: BuildRank,
         reading: ReadingConfig,
         note: Note,
     ) -> None:
         self._settings, self._opened, self._note = settings, opened, note
         self._windows = {
-            task: settings.windows(store_of(some), is_complete=not isinstance(some, StoreJob))
+            task: settings.windows(store_of(some), is_complete=not isinstance(some, Build))
             for task, some in opened.items()
         }
         for task, some in opened.items():
-            if not isinstance(some, StoreJob):
+            if not isinstance(some, Build):
                 self._preload(task)
         self._arrivals = {
             task: _arrivals(wanted[task], some, settings, number)
             for number, (task, some) in enumerate(self._windows.items())
         }
         self.batches_per_pass = sum(some.num_batches for some in self._arrivals.values())
-        jobs = {task: some for task, some in opened.items() if isinstance(some, StoreJob)}
+        jobs = {task: some for task, some in opened.items() if isinstance(some, Build)}
         shares = {task: self._arrivals[task].stretches[ranks.local_rank :: ranks.num_local] for task in jobs}
         self._build = BackgroundBuild(jobs, shares, reading=reading, note=note) if jobs else None
         self._tasks = {task: LiveTask(some, jobs.get(task)) for task, some in self._windows.items()}
@@ -117,7 +116,7 @@ class StorePasses:
         if self._build is not None:
             self._build.wait_finished()
         for task, some in self._opened.items():
-            if isinstance(some, StoreJob):
+            if isinstance(some, Build):
                 self._windows[task] = self._settings.windows(some.store, is_complete=True)
                 self._preload(task)
         return self._settings.batches(self._windows)
@@ -132,7 +131,7 @@ class StorePasses:
         why = windows.preload(self._settings.preload, device=self._settings.device)
         self._note(f"{windows.store.path}: {len(windows.store)} trajectories, {why}")
 
-    def _first(self, task: str, wanted: WantedStore) -> FirstWindows:
+    def _first(self, task: str, wanted: Build) -> FirstWindows:
         samples = self._arrivals[task].stretches[0]
 
         def wait() -> None:
@@ -154,7 +153,7 @@ class UnkeptPasses:
 
     def __init__(
         self,
-        wanted: Mapping[str, WantedStore],
+        wanted: Mapping[str, Build],
         settings: WindowSettings,
         *,
         reading: ReadingConfig,
@@ -212,13 +211,13 @@ class UnkeptPasses:
         return self._settings.first_windows(some.windows, self._wanted[task], samples, wait)
 
 
-def store_of(opened: StoreJob | Store) -> Store:
+def store_of(opened: Build | Store) -> Store:
     """The store, finished or being filled."""
-    return opened.store if isinstance(opened, StoreJob) else opened
+    return opened.store if isinstance(opened, Build) else opened
 
 
 def _arrivals(
-    wanted: WantedStore,
+    wanted: Build,
     windows: TaskWindows,
     settings: WindowSettings,
     number: int,
@@ -227,7 +226,7 @@ def _arrivals(
     nbytes: int | None = None,
 ) -> Arrivals:
     num = wanted.plan.num_samples
-    stretches = wanted.arrivals(seed=seed_of(settings.seed, _ARRIVAL, number, which))
+    stretches = arrivals_of(wanted, seed=seed_of(settings.seed, _ARRIVAL, number, which))
     ahead = most_ahead(num)
     if nbytes is not None:
         ahead = min(ahead, max(1, nbytes // wanted.plan.sample_nbytes))

@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from ups.data.on_demand.background import Progress
 from ups.data.on_demand.order import Items
-from ups.data.on_demand.store_jobs import WantedStore, filling_of
 from ups.data.windows import TaskWindows
-from ups_store.build.readers import Readers
-from ups_store.build.run import check_sources
+from ups_store.build import Build, Readers
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -25,7 +23,7 @@ class UnkeptLatents:
     """Latents of the trajectories that are needed now, for `Filling` a committer, for windows a store.
 
     Args:
-        wanted: What they are latents of.
+        build: What would build a store of them.
 
     Attributes:
         path: Stands for the store in messages.
@@ -35,11 +33,11 @@ class UnkeptLatents:
         attrs: As a store of all would have.
     """
 
-    def __init__(self, wanted: WantedStore) -> None:
-        self.path = f"latents of {wanted.plan.title}"
-        self.config_hash = wanted.config_hash
-        self.arrays, self.constants = wanted.plan.arrays, wanted.plan.constants
-        self.attrs = wanted.plan.attrs
+    def __init__(self, build: Build) -> None:
+        self.path = f"latents of {build.title}"
+        self.config_hash = build.config_hash
+        self.arrays, self.constants = build.plan.arrays, build.plan.constants
+        self.attrs = build.plan.attrs
         self._samples: dict[int, dict[str, npt.NDArray[Any]]] = {}
 
     def __len__(self) -> int:
@@ -93,7 +91,7 @@ class UnkeptJob:
     """Encodes trajectories as they are needed, and keeps nothing.
 
     Args:
-        wanted: What is encoded.
+        build: What would build a store of it.
 
     Attributes:
         title: Task and split.
@@ -101,10 +99,10 @@ class UnkeptJob:
         store: What is there at the moment.
     """
 
-    def __init__(self, wanted: WantedStore) -> None:
-        self.title, self.num_samples = wanted.plan.title, wanted.plan.num_samples
-        self.store = UnkeptLatents(wanted)
-        self._wanted, self._num_made = wanted, 0
+    def __init__(self, build: Build) -> None:
+        self.title, self.num_samples = build.title, build.num_samples
+        self.store = UnkeptLatents(build)
+        self._build, self._num_made = build, 0
 
     def has(self, samples: Items) -> bool:
         """Whether samples are there."""
@@ -114,19 +112,23 @@ class UnkeptJob:
         """How many samples were encoded in this pass."""
         return self._num_made
 
-    def begin(self, readers: Readers, watcher: Progress) -> None:
-        """See `Job.begin`."""
-        self._filling = filling_of(self._wanted, self.store, readers, watcher)
+    def use(self, readers: Readers, watcher: Progress) -> None:
+        """See `Job.use`."""
+        self._build.use(readers, watcher)
+        self._filling = self._build.filling_into(self.store)
 
-    def make(self, samples: Items) -> None:
-        """See `Job.make`."""
+    def fill(self, samples: Items) -> None:
+        """See `Job.fill`."""
         self._filling.fill(samples)
-        self._filling.check_complete()
         self._num_made += len(samples)
+
+    def check_complete(self) -> None:
+        """See `Job.check_complete`."""
+        self._filling.check_complete()
 
     def finish(self) -> None:
         """Make sure that the sources are still those that the run began with."""
-        check_sources(self._wanted.plan)
+        self._build.plan.check_sources()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -197,9 +199,9 @@ class FirstWindows(TaskWindows):
         return super().parameter_ranges() | dict(self._ranges)
 
 
-def ranges_by_file(wanted: WantedStore) -> dict[str, tuple[float, float]]:
+def ranges_by_file(build: Build) -> dict[str, tuple[float, float]]:
     """Least and largest value of the parameters that have one value in each file of the sources."""
-    of_files = [info.parameters for info in wanted.plan.infos]
+    of_files = [info.parameters for info in build.plan.infos]
     names = set.intersection(*(set(parameters) for parameters in of_files))
     columns = {name: np.array([parameters[name] for parameters in of_files]) for name in sorted(names)}
     return {name: (float(values.min()), float(values.max())) for name, values in columns.items()}

@@ -11,9 +11,9 @@ import numpy as np
 from ups.data.solvers.advection1d import Advection1D
 from ups.data.solvers.burgers1d import Burgers1D
 from ups.data.solvers.darcy2d import Darcy2D
-from ups.data.solvers.files import appears_whole
 from ups.data.solvers.problem import Problem, Trajectories, check_at_least
 from ups.data.solvers.reaction_diffusion2d import ReactionDiffusion2D
+from ups.output import appears_whole
 from ups_store.errors import ConfigError
 
 # By the task names of `ups_store`'s registry.

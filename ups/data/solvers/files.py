@@ -9,8 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import h5py
@@ -26,23 +25,6 @@ _FLOAT32 = np.dtype("<f4")
 _DARCY_TIMES = 0.25 * np.arange(10)
 _METADATA_BYTES = 1 << 20  # room for what libhdf5 holds back until it closes
 _MAX_GROUPS = 10_000  # names have four digits and readers sort them as text
-
-
-@contextmanager
-def appears_whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`: renamed to it if the block ends well, removed if it doesn't.
-
-    Args:
-        path: Where the file shall be; one that is there is replaced, in one step.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())  # else a power cut could leave the new name without the content
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_scalar1d(

@@ -9,25 +9,23 @@ from typing import Any, Literal
 
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
+from ups_store.build.place import OTHER_PLACE, builder_at, check_kind
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Watcher
-from ups_store.build.ranks import Builders
+from ups_store.build.ranks import BuildRank
 from ups_store.build.readers import Readers
-from ups_store.build.run import check_kind
-from ups_store.build.stores import describe_plan, plan_all
+from ups_store.build.store_build import Build
+from ups_store.build.stores import describe_plan, open_builds
 from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
-from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import describe_differences, differences
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
-from ups_store.system import files, locks
-from ups_store.write.building import read_owner
+from ups_store.system import files
 
 Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
 Document = Mapping[str, Any]
 _Verdict = tuple[Action, str, dict[str, tuple[Any, Any]]]  # with the reason and the differences
-_OTHER_PLACE = "check cache.dir or --cache-dir"
 
 
 @dataclass(frozen=True)
@@ -64,40 +62,45 @@ class Explanation:
         return {**values, **values.pop("plan")}
 
 
+def explain(build: Build, *, overwrite: bool = False) -> Explanation:
+    """Say what a build would do with its store, and why; nothing is written.
+
+    Where something is there to compare with, sources whose digests aren't known are read.
+
+    Args:
+        build: The build, which wasn't begun.
+        overwrite: Whether it would build from scratch whatever is there.
+    Raises:
+        SourceError: If sources can't be read.
+    """
+    action, reason, differing = _verdict(build, overwrite)
+    obstacle = "" if action in ("reuse", "refuse") else _obstacle(build.path.parent)
+    if obstacle:
+        action, reason = "refuse", f"{obstacle}; {OTHER_PLACE}"
+    plan = build.plan
+    return Explanation(plan.task.name, plan.split, action, reason, describe_plan(plan), differing)
+
+
 def explain_all(
     config: BuildConfig, *, watcher: Watcher, rehash: bool = False, overwrite: bool = False
 ) -> list[Explanation]:
     """Explain every store that this machine would build; of its ranks the first one does.
 
-    Where something is there to compare with, sources whose digests aren't known are read.
-
     Args:
         config: What would be built.
-        watcher: Told about progress.
+        watcher: Hears how it goes.
         rehash: Whether known digests aren't believed.
-        overwrite: Whether the build would be told to build anew whatever is there.
+        overwrite: As in `explain`.
     Raises:
         SourceError: As `build_all` says.
     """
-    ranks = Builders.from_environment()
-    if not ranks.is_builder:
+    if not BuildRank.from_environment().is_builder:
         return []
     with Readers(config.reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
         digests = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
-        plans = plan_all(config, {}, watcher, readers=readers, ranks=ranks)
-        return [_explain(plan, digests, watcher, overwrite) for plan in plans]
-
-
-def _explain(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> Explanation:
-    action, reason, differing = _verdict(plan, digests, watcher, overwrite)
-    return Explanation(plan.task.name, plan.split, action, reason, describe_plan(plan), differing)
-
-
-def _verdict(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> _Verdict:
-    action, reason, differing = _verdict_on_files(plan, digests, watcher, overwrite)
-    obstacle = "" if action in ("reuse", "refuse") else _obstacle(plan.path.parent)
-    return ("refuse", f"{obstacle}; {_OTHER_PLACE}", differing) if obstacle else (action, reason, differing)
+        builds = open_builds(config, {}, watcher, readers=readers, digests=digests)
+        return [explain(build, overwrite=overwrite) for build in builds]
 
 
 def _obstacle(folder: Path) -> str:
@@ -108,22 +111,20 @@ def _obstacle(folder: Path) -> str:
     return "" if files.may_write_into(there) else f"can't write into {there}"
 
 
-def _verdict_on_files(plan: StorePlan, digests: DigestCache, watcher: Watcher, overwrite: bool) -> _Verdict:
+def _verdict(build: Build, overwrite: bool) -> _Verdict:
     """What the build does by what is there already."""
+    plan = build.plan
     if plan.path.is_dir():
-        return "refuse", f"there is a folder in its place; {_OTHER_PLACE}", {}
+        return "refuse", f"there is a folder in its place; {OTHER_PLACE}", {}
     is_begun = files.exists(building_path(plan.path))
     if not is_begun and not files.exists(plan.path):
         return "build", "there is none yet", {}
     if overwrite:
-        owner = _builder(plan) if is_begun else ""
+        owner = builder_at(plan.path) if is_begun else ""
         return ("refuse", f"being built by {owner}", {}) if owner else ("rebuild", "--overwrite", {})
-    watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
-    content = plan.identity(digests, watcher.advance)
-    wanted = plan.document(content)
-    action, reason, differing = _published(plan, wanted)
+    action, reason, differing = _published(plan, build.document)
     if is_begun and action in ("build", "rebuild"):
-        return _unfinished(plan, wanted, action)
+        return _unfinished(plan, build.document, action)
     return action, reason, differing
 
 
@@ -155,7 +156,7 @@ def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdic
     except StoreError as error:
         return "refuse", f"unfinished and damaged ({error.problem}), --overwrite replaces it", {}
     how_far = f"unfinished, {num_committed} of {plan.num_samples} samples committed"
-    if owner := _builder(plan):
+    if owner := builder_at(plan.path):
         return "refuse", f"{how_far}, being built by {owner}", {}
     if not differing:
         return "continue", how_far, {}
@@ -163,16 +164,3 @@ def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdic
         reason = "unfinished and made from something else, with samples; --overwrite replaces it"
         return "refuse", reason, differing
     return otherwise, "an unfinished store of something else holds no samples", differing
-
-
-def _builder(plan: StorePlan) -> str:
-    """Who builds the store now; empty if nobody does."""
-    where = building_path(plan.path)
-    fd = files.open_existing(where)
-    try:
-        if not locks.is_locked(fd, BUILDER_LOCK):
-            return ""
-        owner = read_owner(fd, where)
-        return f"pid {owner.pid} on {owner.host}" if owner else "an unknown process"
-    finally:
-        files.close(fd)

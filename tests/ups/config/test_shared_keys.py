@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ups.config.build_keys import to_build
 from ups_store import ConfigError
+from ups_store.build import BuildConfig, load_config
 from ups_store.build.command import app
-from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.config_file import take_build_keys
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OLD = REPOSITORY / "tests" / "ups" / "configs"
@@ -70,7 +70,7 @@ def test_earlier_configurations_build(name: str, dim: int, dtype: str) -> None:
 
 
 def test_unknown_sections_are_left_for_the_build_to_refuse() -> None:
-    assert take_build_keys({**DATA, "cahce": {}, "latent": 3})["cahce"] == {}
+    assert to_build({**DATA, "cahce": {}, "latent": 3})["cahce"] == {}
     with pytest.raises(ConfigError, match="unknown key: found 'cahce'"):
         configure("cahce.dir=x")
     with pytest.raises(ConfigError, match="latent"):

@@ -1,0 +1,116 @@
+"""What a run's configuration says to the build of its stores, beside the sections that both share.
+
+`ups_store.build` finds this module by the entry point `ups` of the group `ups_store.config_keys`, and passes
+over the sections of training. Where there is a section `latent`, stores hold latents: then
+`training.latent_cache_dir` and `training.latent_cache_dtype` say where and in what, instead of `cache`.
+
+Every build of a run's configuration imports it, so names stand here instead of the models, which take longer
+to import; `tests/ups/config/test_keys_of_build.py` holds them to those.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SECTIONS = frozenset(
+    ("encoder", "decoder", "operator", "training", "stages", "checkpoint", "logging", "evaluation", "seed")
+)
+# All keys of the sections that the build takes something from.
+KEYS: dict[str, tuple[str, ...]] = {
+    "training": (
+        *("latent_cache_dir", "latent_cache_dtype", "num_workers", "use_parallel_encoding", "pin_memory"),
+        *("batch_size", "lr", "accum_steps", "grad_clip", "ema_decay", "amp", "amp_dtype", "compile"),
+        *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
+        *("augment", "query_sampling", "max_val_frames", "cache_mode", "prefetch_factor", "preload"),
+        *("stride", "horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
+        *("allow_unknown_encoder", "inverse_loss_frequency"),
+    ),
+    "checkpoint": ("dir", "interval", "keep_training_state"),
+}
+# Sections and keys of earlier configurations that have no effect (docs/migration.md).
+OLD_SECTIONS = frozenset(("diffusion", "ttc", "benchmark", "deterministic"))
+OLD_KEYS: dict[str, frozenset[str]] = {
+    "data": frozenset(("patch_size", "shard_limit", "download", "task_sampling")),
+    "training": frozenset(
+        (
+            *("dt", "num_gpus", "persistent_workers", "cache_dir", "checkpoint_interval"),
+            *("inverse_loss_warmup_epochs", "inverse_loss_max_weight", "lambda_inv_enc", "lambda_inv_dec"),
+            "log_per_task_metrics",
+        )
+    ),
+}
+# Keys of features of training that aren't there yet; a training says so where they are switched on.
+_LATER_KEYS = frozenset(("use_fsdp2", "cpu_offload_optimizer", "physics_priors", "tau_distribution"))
+_LATER_PREFIX = "distill_"
+
+_LATENT_DTYPE = "float16"
+_CHECKPOINT = "autoencoder.safetensors"
+
+
+def without_effect(values: dict[str, Any]) -> Iterator[str]:
+    """One sentence for each key of a run's configuration that isn't read.
+
+    Args:
+        values: Configuration as nested dictionaries; wrong keys of the build's own sections are errors.
+    """
+    for section, old in OLD_KEYS.items():
+        for name in _section(values, section):
+            if name in old:
+                yield f"{section}.{name} has no effect; docs/migration.md says what there is instead"
+    for section, known in KEYS.items():
+        passed = {*known, *OLD_KEYS.get(section, ()), *_LATER_KEYS}
+        for name in map(str, _section(values, section)):
+            if name not in passed and not name.startswith(_LATER_PREFIX):
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {section}.{near[0]}?" if near else "docs/training.md has the known keys"
+                yield f"{section}.{name} is no key and has no effect; {hint}"
+
+
+def to_build(values: dict[str, Any]) -> dict[str, Any]:
+    """What a run's configuration says to a build.
+
+    Args:
+        values: Configuration as nested dictionaries; unchanged.
+    Returns:
+        Sections of `ups_store.build.BuildConfig`, and unknown ones, for it to refuse.
+    """
+    kept = {key: value for key, value in values.items() if key not in SECTIONS | OLD_SECTIONS}
+    if isinstance(data := kept.get("data"), dict):
+        kept["data"] = {key: value for key, value in data.items() if key not in OLD_KEYS["data"]}
+    training, checkpoint = _section(values, "training"), _section(values, "checkpoint")
+    kept["reading"] = _reading(training) | _section(values, "reading")
+    if not kept["reading"]:
+        del kept["reading"]
+    latent = values.get("latent")
+    if not isinstance(latent, dict):
+        return kept
+    folder = Path(str(checkpoint.get("dir") or "checkpoints"))
+    said = {name: value for name, value in latent.items() if value is not None}
+    kept["latent"] = {"checkpoint": str(folder / _CHECKPOINT)} | _pinned(training) | said
+    kept["cache"] = _section(values, "cache") | _latent_cache(training)
+    return kept
+
+
+def _reading(training: dict[str, Any]) -> dict[str, Any]:
+    """How sources are read, by the names of `training`."""
+    if training.get("use_parallel_encoding") is False:
+        return {"num_workers": 0}
+    return {"num_workers": training["num_workers"]} if training.get("num_workers") is not None else {}
+
+
+def _pinned(training: dict[str, Any]) -> dict[str, Any]:
+    return {"pin_memory": training["pin_memory"]} if training.get("pin_memory") is not None else {}
+
+
+def _latent_cache(training: dict[str, Any]) -> dict[str, Any]:
+    dtype = training.get("latent_cache_dtype") or _LATENT_DTYPE
+    folder = training.get("latent_cache_dir")
+    return {"dtype": dtype} | ({"dir": folder} if folder else {})
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name)
+    return dict(section) if isinstance(section, dict) else {}

@@ -1,0 +1,163 @@
+"""What pydantic found wrong with a configuration, said about its keys; of a build, or of a whole run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+from ups_store.errors import ConfigError, needs
+
+with needs("hdf5"):
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
+
+_UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
+# What pydantic says in terms of Python, by its type of error; {} are its own numbers.
+_EXPECTED = {
+    "model_type": "keys and values",
+    "dict_type": "keys and values",
+    "tuple_type": "a list",
+    "path_type": "a path",
+    "invalid_key": "a name",
+    "missing": "one more value",
+    "too_short": "{min_length} or more values",
+    "too_long": "at most {max_length} values",
+}
+
+
+def config_error(
+    error: ValidationError,
+    *,
+    model: type[BaseModel],
+    path: Path | str | None,
+    outside: Collection[str],
+    see: str | None = None,
+) -> ConfigError:
+    """Say everything that pydantic found: a sentence for each key, a line each where there are several.
+
+    Args:
+        error: What was raised.
+        model: The configuration's type.
+        path: File that was read, or another name for it.
+        outside: Dotted keys that the file didn't decide.
+        see: A page that lists all keys; by default an unknown one that resembles none is shown all of them.
+    """
+    known, problems = known_keys(model), dict[str, ConfigError]()
+    for one in error.errors():
+        key = _key_of(one)
+        is_outside = any(key == name or name.startswith(f"{key}.") for name in outside)
+        is_outside |= ".".join(key.split(".")[:2]) in outside
+        hint = _hint(key, known, _keys_beside(model, one["loc"]), see)
+        problems.setdefault(key, _problem(one, key, known, hint, path, None if is_outside else path))
+    # A misspelled key explains why another one is missing, a wrong part why the whole is wrong.
+    meant = {problem.hint for problem in problems.values() if problem.kind == _UNKNOWN}
+    left = [
+        problem
+        for key, problem in problems.items()
+        if not (problem.kind == _MISSING and f"did you mean {key}?" in meant)
+        and not any(other.startswith(f"{key}.") for other in problems)
+    ]
+    if len(left) == 1:
+        return left[0]
+    kinds = {problem.kind for problem in left}
+    listed = "".join(f"\n  {problem}" for problem in left)
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return ConfigError(f"{len(left)} mistakes in the configuration:{listed}", kind=kind)
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted keys of a configuration, such as `stages.<name>.epochs` where names are the user's own."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        if (section := _section_of(field.annotation)) is not None:
+            keys += known_keys(section, f"{prefix}{name}.")
+            continue
+        keys.append(f"{prefix}{name}")
+        if (value := _model_within(field.annotation)) is not None:
+            keys += known_keys(value, f"{prefix}{name}.<name>.")
+    return keys
+
+
+def _key_of(problem: ErrorDetails) -> str:
+    """Dotted key; pydantic adds the alternative of a union to it, as in `num_workers.int`."""
+    parts = [str(part) for part in problem["loc"]]
+    if parts and (parts[-1] == "int" or parts[-1].startswith(("constrained-", "literal["))):
+        parts.pop()
+    return ".".join(parts)
+
+
+def _problem(
+    problem: ErrorDetails,
+    key: str,
+    known: Sequence[str],
+    hint: str,
+    path: Path | str | None,
+    where: Path | str | None,
+) -> ConfigError:
+    if problem["type"] == "extra_forbidden":
+        return ConfigError("unknown key", kind=_UNKNOWN, path=where, found=repr(key), hint=hint)
+    if problem["type"] == "missing" and isinstance(problem["input"], dict):
+        say = f"say {key}=..." if key in known else None
+        return ConfigError("missing key", kind=_MISSING, path=path, expected=key, hint=say)
+    if problem["type"] == "value_error":
+        inner = problem["ctx"]["error"]
+        facts = {name: getattr(inner, name, None) for name in ("kind", "expected", "found", "hint")}
+        said = getattr(inner, "problem", str(inner)) or key  # a validator below doesn't know where it is
+        return ConfigError(said, path=where, **facts)
+    return ConfigError(key, path=where, expected=_expected_by(problem), found=repr(problem["input"]))
+
+
+def _expected_by(problem: ErrorDetails) -> str:
+    """What pydantic expected, in the terms of a YAML file."""
+    template = _EXPECTED.get(problem["type"])
+    if template is None:
+        return problem["msg"].removeprefix("Input should be ")
+    return template.format(**problem.get("ctx", {}))
+
+
+def _hint(key: str, known: Sequence[str], beside: Sequence[str], see: str | None) -> str:
+    """What to do about an unknown key."""
+    if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
+        return "in YAML, indent what follows a dot below what precedes it"
+    if near := difflib.get_close_matches(key, beside, n=1) or _near(key, known):
+        return f"did you mean {near[0]}?"
+    return f"see {see} for the known keys" if see else f"known keys: {', '.join(beside or known)}"
+
+
+def _near(key: str, known: Sequence[str]) -> list[str]:
+    """The known key that an unknown one was probably meant to be."""
+    parts = key.split(".")
+    if parts[0] in ("stages", "tasks") and len(parts) > 1:
+        parts[1] = "<name>"
+    sections = {name.partition(".")[0] for name in known}
+    close = difflib.get_close_matches(".".join(parts), [*known, *sections], n=1)
+    in_training_last = sorted(known, key=lambda name: name.startswith("training."))
+    by_name = {name.rpartition(".")[2]: name for name in in_training_last}
+    same = [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
+    return same or close if "." not in key else close or same
+
+
+def _section_of(annotation: object) -> type[BaseModel] | None:
+    """The section that a key's annotation names, optional ones too."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _keys_beside(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The keys that a task's declaration may have where it has an unknown one."""
+    for part in location[:-1]:
+        if part in model.model_fields:  # other parts are names and numbers of a collection's items
+            model = _model_within(model.model_fields[str(part)].annotation) or model
+    parent = ".".join(map(str, location[:-1]))
+    return [f"{parent}.{name}" for name in model.model_fields] if parent.startswith("tasks.") else []
+
+
+def _model_within(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation such as `dict[str, Model] | None` is about."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_within(inner) for inner in get_args(annotation))
+    return next((model for model in found if model is not None), None)

@@ -1,0 +1,217 @@
+"""The place of a store: what lies there, which process builds there, and becoming or joining that builder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ups_store
+from ups_store.build.plan import StorePlan
+from ups_store.errors import (
+    ConfigError,
+    FormatError,
+    IdentityMismatchError,
+    StoreError,
+    StoreNotFoundError,
+    StoreReplacedError,
+)
+from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.format.identity import config_hash, describe_differences, differences
+from ups_store.read.open import open_store
+from ups_store.read.recovery import building_path
+from ups_store.read.store import Store
+from ups_store.system import files, locks
+from ups_store.system.files import make_folder
+from ups_store.write.building import read_owner
+from ups_store.write.create import join
+from ups_store.write.writer import Committer, StoreWriter
+
+OTHER_PLACE = "check cache.dir"
+BUILDER_S = 60.0  # for the builder to begin, or to be started again
+
+_POLL_S = 0.1
+
+
+def prepare_place(path: Path, note: Callable[[str], None]) -> None:
+    """Make the store's folder, and refuse now what publishing would stumble over hours later.
+
+    Raises:
+        ConfigError: If there can't be a store.
+    """
+    make_folder(path.parent, hint=OTHER_PLACE)
+    if path.is_dir():  # a rename replaces anything else
+        raise ConfigError("there is a folder in the store's place", path=path, hint=OTHER_PLACE)
+    if files.is_network(path.parent):
+        note(
+            f"{path.parent} lies on a network file system, whose locks, syncs and renames may not hold what "
+            "a build relies on (docs/reliability.md): build on a local disk and copy the store"
+        )
+
+
+def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str], None]) -> Store | None:
+    """The finished store that is there, if it was made from the same; notes what differs otherwise.
+
+    Raises:
+        FormatError: If something that isn't a store, or a damaged one, is in its place.
+        ConfigError: As `check_kind`.
+    """
+    try:
+        store = open_store(plan.path)
+    except StoreNotFoundError:
+        return None
+    except FormatError as error:
+        error.hint = "move it away, or replace it: `python -m ups_store.build --overwrite`"
+        raise
+    if store.config_hash == config_hash(expected):
+        return store
+    with store:
+        check_kind(plan, store)
+        shown = describe_differences(differences(store.identity_document, expected))
+    note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{shown}")
+    return None
+
+
+def check_kind(plan: StorePlan, store: ups_store.Store) -> None:
+    """Refuse to put latents in the place of fields, or the reverse: another folder is meant.
+
+    Raises:
+        ConfigError: Kind "other_kind".
+    """
+    held, wanted = (("fields" if "fields" in arrays else "latents") for arrays in (store.arrays, plan.arrays))
+    if held != wanted:
+        raise ConfigError(
+            f"a store of {held} is there, and {wanted} would replace it",
+            kind="other_kind",
+            path=plan.path,
+            hint="give each a folder of its own, or replace it with --overwrite",
+        )
+
+
+def open_writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool = False) -> StoreWriter:
+    """The store's writer; an unfinished file of another identity is replaced if nothing would be lost.
+
+    Args:
+        plan: What is built, and where.
+        content: What `ups_store.create` takes as identity.
+        overwrite: Whether to begin from scratch whatever is there.
+    Raises:
+        IdentityMismatchError: If an unfinished file of another identity holds samples.
+        BuildLockedError: If another process builds it.
+        StoreError: As `ups_store.create`.
+    """
+    if overwrite:
+        writer = create_file(plan, content, on_mismatch="restart")
+        if len(writer.missing()) == plan.num_samples:
+            return writer
+        with writer:  # its samples aren't trusted; while it is open no other process builds it
+            files.remove(building_path(plan.path))
+        return create_file(plan, content)
+    try:
+        return create_file(plan, content)
+    except IdentityMismatchError:
+        with open_store(building_path(plan.path), partial=True) as unfinished:
+            if unfinished.committed.any():
+                raise
+        return create_file(plan, content, on_mismatch="restart")
+
+
+def create_file(
+    plan: StorePlan,
+    content: Mapping[str, Any],
+    path: str | Path | None = None,
+    **options: Any,
+) -> StoreWriter:
+    """`ups_store.create` what a plan says, by default at its own path."""
+    return ups_store.create(
+        path or plan.path,
+        plan.arrays,
+        constants=plan.constants,
+        dims=plan.dims,
+        identity=content,
+        attrs=plan.attrs,
+        **options,
+    )
+
+
+def join_builder(path: Path, content: Mapping[str, Any], wanted: str) -> Committer | None:
+    """Join the file that the builder makes, as soon as it is there; None if the store is finished already.
+
+    Raises:
+        StoreError: Kind "no_builder", if no process begins to build.
+        IdentityMismatchError: If a store of other content is built there, and goes on being built.
+    """
+    deadline = time.monotonic() + BUILDER_S
+    while True:
+        try:
+            return join(path, identity=content)
+        except (StoreNotFoundError, StoreReplacedError):  # not begun yet, or finished
+            if is_finished(path, wanted):
+                return None
+            if time.monotonic() > deadline:
+                raise _no_builder(path) from None
+        except IdentityMismatchError:  # an old file, which the builder may be about to replace
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
+
+
+def wait_for_store(path: Path, wanted: str) -> Store:
+    """The finished store, as soon as the builder has published it.
+
+    Raises:
+        StoreError: Kind "no_builder", if the builder ended without finishing; what is committed stays.
+    """
+    gone_since = None
+    while not is_finished(path, wanted):
+        if _is_being_built(path):
+            gone_since = None
+        else:
+            gone_since = gone_since or time.monotonic()
+            if time.monotonic() > gone_since + BUILDER_S:
+                raise _no_builder(path)
+        time.sleep(_POLL_S)
+    return open_store(path)
+
+
+def is_finished(path: Path, wanted: str) -> bool:
+    """Whether the store is there whose identity has the hash that is wanted."""
+    try:
+        with open_store(path) as store:
+            return store.config_hash == wanted
+    except StoreError:  # not there, or a file that the builder replaces
+        return False
+
+
+def builder_at(path: Path) -> str:
+    """The process that builds the store now, for people; empty if none does."""
+    where = building_path(path)
+    fd = files.open_existing(where)
+    try:
+        if not locks.is_locked(fd, BUILDER_LOCK):
+            return ""
+        owner = read_owner(fd, where)
+        return f"pid {owner.pid} on {owner.host}" if owner else "an unknown process"
+    finally:
+        files.close(fd)
+
+
+def _is_being_built(path: Path) -> bool:
+    try:
+        fd = files.open_existing(building_path(path), writable=True)
+    except StoreNotFoundError:
+        return False
+    try:
+        return locks.is_locked(fd, BUILDER_LOCK)
+    finally:
+        files.close(fd)
+
+
+def _no_builder(path: Path) -> StoreError:
+    return StoreError(
+        f"no process has been building it for {BUILDER_S:.0f} s",
+        kind="no_builder",
+        path=path,
+        hint="look at the output of local rank 0, and run all ranks again: what is committed stays",
+    )

@@ -1,0 +1,385 @@
+"""The build of one store: what it will hold, whether it is there already, and otherwise filling it.
+
+`python -m ups_store.build` and training's on-demand mode both drive this object: the one from end to end, the
+other stretch by stretch while samples are used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import ups_store
+from ups_store.build.config import BuildConfig
+from ups_store.build.digests import DigestCache, Digests
+from ups_store.build.fill import Filling
+from ups_store.build.place import (
+    create_file,
+    find_valid,
+    is_finished,
+    join_builder,
+    open_writer,
+    prepare_place,
+    wait_for_store,
+)
+from ups_store.build.plan import StorePlan, partition_of, plan_store
+from ups_store.build.progress import QuietWatcher, Stopwatch, Watcher
+from ups_store.build.ranks import ALONE, BuildRank
+from ups_store.build.read import read_batches
+from ups_store.build.readers import Readers
+from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
+from ups_store.format.identity import config_hash
+from ups_store.read.open import open_store
+from ups_store.read.recovery import building_path
+from ups_store.read.store import Store
+from ups_store.sources.pool import ReadBatch
+from ups_store.system import files
+from ups_store.system.memory_file import IN_MEMORY, is_in_memory
+from ups_store.write.writer import Committer, StoreWriter
+
+Samples = npt.NDArray[np.int64]
+
+_POLL_S = 0.1
+
+
+def open_build(
+    config: BuildConfig,
+    task: str,
+    split: str,
+    *,
+    readers: Readers | None = None,
+    digests: Digests | None = None,
+    watcher: Watcher | None = None,
+    rank: BuildRank = ALONE,
+    groups_per_batch: int | None = None,
+) -> Build:
+    """Find the sources of a task and split, and decide what becomes of them; no sample is read or written.
+
+    Args:
+        config: What is wanted.
+        task: Name of the task.
+        split: "train", "val" or "test".
+        readers: Read the sources; by default this process does, without deadlines.
+        digests: Known digests of the sources; by default those beside the stores.
+        watcher: Hears how it goes; by default nothing is shown.
+        rank: Place of this process among those that build together.
+        groups_per_batch: Samples that are committed at a time, where the configuration leaves that open, in
+            groups of samples that are encoded together; small batches make the first samples come soon.
+    Raises:
+        SourceError: If sources are missing, unreadable, or don't go together.
+        StoreError: As the encoder, if stores hold latents.
+    """
+    plan = partition_of(plan_store(config, task, split, readers=readers), rank)
+    if groups_per_batch is not None and plan.batch_size is None:
+        plan = replace(plan, batch_size=groups_per_batch * plan.group_size)
+    return Build(
+        plan,
+        digests=digests or DigestCache(config.cache.dir, readers=readers),
+        on_nan=config.data.on_nan,
+        readers=readers,
+        watcher=watcher or QuietWatcher(),
+        rank=rank,
+    )
+
+
+class Build:
+    """The store of one task and split: there already, or to be filled. `open_build` makes it.
+
+    `begin` finds the store or claims its file; then `fill`, as often as you like, and `finish`. If it is
+    interrupted, the next build of the same goes on with what is committed. A context manager, which `close`s.
+
+    Args:
+        plan: What the store holds, and of what it is made.
+        digests: Known digests of the sources.
+        on_nan: "fail" or "keep" NaN and Inf.
+        readers: Read the sources; None: this process does.
+        watcher: Hears how it goes.
+        rank: Place of this process among those that build together.
+
+    Attributes:
+        plan: As given.
+        rank: As given.
+        title: Task and split, for people.
+        path: Where the store goes.
+        num_samples: N; 0 for a split that would be empty.
+        clock: Seconds by stage since `begin`, or `use`.
+        is_reused: Whether `begin` found the store there already.
+        is_finished: Whether the store is complete.
+    """
+
+    def __init__(
+        self,
+        plan: StorePlan,
+        *,
+        digests: Digests,
+        on_nan: str,
+        readers: Readers | None,
+        watcher: Watcher,
+        rank: BuildRank,
+    ) -> None:
+        self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
+        self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples
+        self.is_reused = self.is_finished = False
+        self._digests, self._on_nan = digests, on_nan
+        self._readers, self._watcher = readers, watcher
+        self._committer: Committer | None = None
+        self._content: Mapping[str, Any] | None = None
+        self._store: Store | None = None
+        self._is_there: npt.NDArray[np.bool_] | None = None
+        self._filling: Filling | None = None
+        self._helps = False
+
+    def identify(self) -> Mapping[str, Any]:
+        """What `ups_store.create` takes as identity; called for the first time, it digests the sources.
+
+        Raises:
+            SourceError: If one can't be read, or changes meanwhile.
+        """
+        if self._content is None:
+            self._watcher.stage(f"{self.title}: sources", self.plan.source_nbytes, unit="bytes")
+            self._content = self.plan.identity(self._digests, self._watcher.advance)
+        return self._content
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The whole identity document; raises as `identify`."""
+        return self.plan.document(self.identify())
+
+    @cached_property
+    def config_hash(self) -> str:
+        """Hash of the identity, as the store will have it; raises as `identify`."""
+        return config_hash(self.document)
+
+    @property
+    def store(self) -> Store:
+        """The finished store, or what is committed of it so far; it is yours to close."""
+        if self._store is None:
+            assert self._committer is not None, "begin it first"
+            try:
+                self._store = open_store(building_path(self._committer.path), partial=True)
+            except StoreNotFoundError:  # another process has published it this moment
+                self._store = open_store(self._committer.path)
+        return self._store
+
+    @property
+    def filling(self) -> Filling:
+        """What reads, encodes and commits its samples."""
+        if self._filling is None:
+            assert self._committer is not None, "begin it first"
+            self._filling = self.filling_into(self._committer)
+        return self._filling
+
+    def filling_into(self, committer: Any) -> Filling:
+        """What reads and encodes its samples for something else than its file.
+
+        Args:
+            committer: Has `commit_many(samples, arrays)`, as a `ups_store.Committer`.
+        """
+        return Filling(
+            self.plan,
+            committer,
+            self._readers,
+            watcher=self._watcher,
+            clock=self.clock,
+            on_nan=self._on_nan,
+        )
+
+    def use(self, readers: Readers, watcher: Watcher) -> None:
+        """Go on with other readers and another watcher, such as those of another thread."""
+        self._readers, self._watcher, self.clock = readers, watcher, Stopwatch(watcher.waits)
+        self._filling = None
+
+    def read(self) -> Iterator[ReadBatch]:
+        """All its samples as their sources have them, in the store's dtypes, a batch at a time.
+
+        Yields:
+            `samples` (B,), `arrays` by name (B, ...), valid until the next batch is asked for.
+        Raises:
+            SourceError: If a sample can't be read, or isn't finite where that isn't to be kept.
+        """
+        samples = np.arange(self.num_samples)
+        return read_batches(self.plan, samples, on_nan=self._on_nan, readers=self._readers)
+
+    def begin(self, *, overwrite: bool = False, helps: bool = False) -> None:
+        """Find the store; or create its file, continue it, or join the process that builds it.
+
+        Args:
+            overwrite: Whether to build from scratch whatever is there.
+            helps: Whether to join any process that builds it already, and to finish the store should that
+                one end before. Otherwise that is an error, and only the ranks of one command join.
+        Raises:
+            SourceError: As `identify`.
+            IdentityMismatchError: If an unfinished file of another identity holds samples.
+            BuildLockedError: If another process builds it.
+            FormatError: If a file that isn't a store, or a damaged one, is in its place.
+            ConfigError: If there can't be a store in its place.
+            StoreError: As `ups_store.create`; kind "no_builder" if local rank 0 never begins.
+        """
+        self.clock, self._helps = Stopwatch(self._watcher.waits), helps
+        prepare_place(self.path, self._watcher.note)
+        with self.clock.timed("digest"):
+            self.identify()
+        with self.clock.timed("open"):
+            found = None if overwrite else find_valid(self.plan, self.document, self._watcher.note)
+            if found is not None:
+                self.is_reused = True
+                self._take(found)
+                return
+            if self.rank.is_builder and self._become_builder(overwrite=overwrite):
+                return
+        self._committer = join_builder(self.path, self.identify(), self.config_hash)
+        if self._committer is None:
+            self._take(open_store(self.path))
+
+    def begin_in_memory(self, shared: str | None = None) -> None:
+        """The same in memory: nothing is written to a disk, and nothing is left when the process ends.
+
+        Args:
+            shared: Text of the `path_in_memory` of the process of this machine that has begun it.
+        Raises:
+            DiskFullError: Kind "memory_full".
+        """
+        if shared is not None:
+            self._committer = ups_store.join(shared, identity=self.identify())
+            return
+        self._committer = create_file(self.plan, self.identify(), IN_MEMORY, durability="lazy")
+
+    @property
+    def path_in_memory(self) -> Path | None:
+        """Where other processes of this machine find what is filled in memory; None if it isn't."""
+        path = self._committer.path if self._committer else None
+        return path if path is not None and is_in_memory(path) else None
+
+    def missing(self) -> Samples:
+        """Numbers of the samples that are neither there nor committed, sorted."""
+        try:
+            if self._committer is not None and not self.is_finished:
+                return self._committer.missing()
+        except StoreReplacedError:  # another process has published the store
+            pass
+        return np.flatnonzero(~self.store.committed)
+
+    def has(self, samples: Samples) -> bool:
+        """Whether samples are there, by whichever process."""
+        if self._is_there is None or not self._is_there[samples].all():
+            self._is_there = self.store.committed
+        return bool(self._is_there[samples].all())
+
+    def num_there(self) -> int:
+        """How many samples are there."""
+        return int(self.store.committed.sum())
+
+    @property
+    def num_committed(self) -> int:
+        """How many samples this process has committed."""
+        return self._filling.num_committed if self._filling else 0
+
+    def fill(self, samples: Samples | None = None) -> None:
+        """Read, encode and commit samples; those that are there already are left out.
+
+        Samples that can't be read are skipped where the configuration says so; see `check_complete`.
+
+        Args:
+            samples: Their numbers, sorted; by default this process's share of all.
+        Raises:
+            SourceError: If a sample can't be read, or isn't finite where that isn't to be kept.
+            StoreError: As the encoder and `ups_store.StoreWriter.commit_many`.
+        """
+        if samples is None:
+            samples = self.rank.share(self.missing(), self.num_samples)
+        else:
+            samples = samples[~self.store.committed[samples]]
+        try:
+            self.filling.fill(samples)
+        except StoreReplacedError:  # the builder had made these too, and has published the store
+            if not self.store.committed.all():
+                raise
+
+    def check_complete(self) -> None:
+        """Fail if samples were skipped.
+
+        Raises:
+            UnreadSamplesError: The others are committed.
+        """
+        self.filling.check_complete()
+
+    def finish(self) -> Store:
+        """Commit what is still missing and publish the store; where another process builds it, wait for that.
+
+        Raises:
+            SourceError: If a source was changed meanwhile.
+            UnreadSamplesError: If samples were skipped.
+            StoreError: As `fill`; kind "no_builder" if the builder ended without finishing.
+        """
+        if not self.is_finished:
+            with self.clock.timed("finish"):
+                self._take(self._finished())
+        return self.store
+
+    def close(self) -> None:
+        """Let go of the file that is filled, finished or not; what is committed stays, `store` stays open."""
+        if self._committer is not None:
+            self._committer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _take(self, store: Store) -> None:
+        self._store, self.is_finished = store, True
+
+    def _become_builder(self, *, overwrite: bool) -> bool:
+        """Whether this process builds the store from now on, or has found it finished."""
+        try:
+            writer = open_writer(self.plan, self.identify(), overwrite=overwrite)
+        except BuildLockedError as error:
+            if not self._helps:
+                raise
+            self._watcher.note(f"{self.title}: {error.found} builds it too; helping")
+            return False
+        if overwrite or not is_finished(self.path, self.config_hash):
+            self._committer = writer
+            return True
+        with writer:  # it was published just before; while this is open no other process builds in the file
+            files.remove(building_path(self.path))
+        self._take(open_store(self.path))
+        return True
+
+    def _finished(self) -> Store:
+        committer = self._committer
+        assert committer is not None, "begin it first"
+        if isinstance(committer, StoreWriter):
+            return self._publish(committer)
+        if is_in_memory(committer.path) or not self._helps:
+            return wait_for_store(committer.path, self.config_hash)
+        return self._wait_or_take_over()
+
+    def _publish(self, writer: StoreWriter) -> Store:
+        self.filling.fill_rest()
+        self.filling.check_complete()
+        self.plan.check_sources()
+        return open_store(writer.finish())
+
+    def _wait_or_take_over(self) -> Store:
+        """The store that another process builds; should that end before, this one finishes it."""
+        while not is_finished(self.path, self.config_hash):
+            self._watcher.waits("builder")
+            try:
+                writer = open_writer(self.plan, self.identify())
+            except BuildLockedError:
+                time.sleep(_POLL_S)
+                continue
+            with writer:
+                if not is_finished(self.path, self.config_hash):
+                    return self._publish(writer)
+                files.remove(building_path(self.path))
+        return open_store(self.path)
