@@ -300,28 +300,6 @@ def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterat
         yield lambda nbytes: progress.advance(task, nbytes)
 
 
-@contextlib.contextmanager
-def count_bar(description: str, *, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with a count and the time left on stderr while the block runs, on a terminal.
-
-    Args:
-        description: What is being done.
-        total: How many there are, where that is known before.
-    Yields:
-        A function that takes how many are done, and how many there are.
-    """
-    if is_quiet() or not console.is_terminal:
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    name = TextColumn("{task.description}", markup=False)
-    with Progress(name, *columns, console=console, transient=True) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
 def format_nbytes(nbytes: int) -> str:
     """Bytes for people: "823.3 kB", decimal units."""
     size, unit = float(nbytes), "B"
