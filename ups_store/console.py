@@ -93,10 +93,17 @@ def _to_json(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
-def log(message: str, *, style: str = "", label: str = "") -> None:
-    """Write a line to stderr, such as a warning: `log("...", label="warning", style="yellow")`."""
+def log(message: str, *, style: str = "", label: str = "", is_last: bool = False) -> None:
+    """Write a line to stderr, such as a warning: `log("...", label="warning", style="yellow")`.
+
+    Args:
+        message: What is said.
+        style: Of the label.
+        label: Stands before it; -q leaves out what has none.
+        is_last: Whether it says how the command ended: -q doesn't leave that out.
+    """
     prefix = Text(f"{label}: ", style=f"bold {style}".strip()) if label else Text()
-    was_quiet, console.quiet = console.quiet, console.quiet and not label
+    was_quiet, console.quiet = console.quiet, console.quiet and not (label or is_last)
     try:
         console.print(prefix + Text(message), soft_wrap=True)
     finally:

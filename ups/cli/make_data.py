@@ -58,7 +58,7 @@ def make_data(
                 **settings,
             )
     except KeyboardInterrupt:
-        note("interrupted: nothing was written")
+        note("interrupted: nothing was written", is_last=True)
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (OSError, RuntimeError) as error:
         raise (error if isinstance(error, StoreError) else _as_ours(error, out)) from None

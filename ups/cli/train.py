@@ -101,14 +101,14 @@ def _ending(restart: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:  # a second Ctrl-C, or one while a build works
         problem = f"stopped at once: what was saved before is kept; {_CONTINUES} from there"
-        note(_truly(problem, restart))
+        note(_truly(problem, restart), is_last=True)
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (UpsError, StoreError) as error:
         error.hint = error.hint and _truly(error.hint, restart)
         if isinstance(error, InterruptedTrainingError):  # as it was asked to: no error
-            note(str(error))
+            note(str(error), is_last=True)
         elif rank():
-            note(f"error: {error}")
+            note(f"error: {error}", is_last=True)
         else:
             raise
         raise typer.Exit(error.exit_code) from None
