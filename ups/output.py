@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from ups.errors import OutputError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_terminals: list[Console] = []
 
 Note = Callable[[str], None]  # takes one sentence, without a line break at its end
 
@@ -110,9 +111,37 @@ def each_once(note: Note) -> Note:
     return once
 
 
-@cache
 def terminal() -> Console:
-    """The console on stderr where training shows its progress; `quiet` silences it."""
-    from rich.console import Console
+    """The console on stderr where progress is shown; a command shares its own by `use_terminal`."""
+    if not _terminals:
+        from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+        _terminals.append(Console(stderr=True, highlight=False))
+    return _terminals[-1]
+
+
+def use_terminal(console: Console) -> None:
+    """Show progress on another console from now on."""
+    _terminals[:] = [console]
+
+
+@contextmanager
+def progress_bar(description: str, *, total: float) -> Iterator[Callable[[float], None]]:
+    """Show a bar with the time left while the block runs; nothing unless stderr is a terminal.
+
+    Args:
+        description: What is being done.
+        total: How much there is.
+    Yields:
+        A function that takes how much is done.
+    """
+    if terminal().quiet or not terminal().is_terminal:
+        yield lambda done: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    name = TextColumn("{task.description}", markup=False)
+    with Progress(name, *columns, console=terminal(), transient=True) as progress:
+        bar = progress.add_task(description, total=total)
+        yield lambda done: progress.update(bar, completed=done)

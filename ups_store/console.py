@@ -93,10 +93,17 @@ def _to_json(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
-def log(message: str, *, style: str = "", label: str = "") -> None:
-    """Write a line to stderr, such as a warning: `log("...", label="warning", style="yellow")`."""
+def log(message: str, *, style: str = "", label: str = "", is_last: bool = False) -> None:
+    """Write a line to stderr, such as a warning: `log("...", label="warning", style="yellow")`.
+
+    Args:
+        message: What is said.
+        style: Of the label.
+        label: Stands before it; -q leaves out what has none.
+        is_last: Whether it says how the command ended: -q doesn't leave that out.
+    """
     prefix = Text(f"{label}: ", style=f"bold {style}".strip()) if label else Text()
-    was_quiet, console.quiet = console.quiet, console.quiet and not label
+    was_quiet, console.quiet = console.quiet, console.quiet and not (label or is_last)
     try:
         console.print(prefix + Text(message), soft_wrap=True)
     finally:
@@ -298,28 +305,6 @@ def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterat
     with Progress(name, *columns, console=console, transient=True) as progress:
         task = progress.add_task(description, total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
-
-
-@contextlib.contextmanager
-def count_bar(description: str, *, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with a count and the time left on stderr while the block runs, on a terminal.
-
-    Args:
-        description: What is being done.
-        total: How many there are, where that is known before.
-    Yields:
-        A function that takes how many are done, and how many there are.
-    """
-    if is_quiet() or not console.is_terminal:
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    name = TextColumn("{task.description}", markup=False)
-    with Progress(name, *columns, console=console, transient=True) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def format_nbytes(nbytes: int) -> str:

@@ -33,12 +33,17 @@ Restart = Annotated[bool, typer.Option("--restart", help="train again what is th
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout")]
 
 
-def note(text: str) -> None:
-    """Show a message on one line of stderr; ranks but the first name themselves. -q leaves warnings."""
+def note(text: str, *, is_last: bool = False) -> None:
+    """Show a message on one line of stderr; ranks but the first name themselves. -q leaves warnings.
+
+    Args:
+        text: The message; it may begin with "warning: ".
+        is_last: Whether it says how the command ended, which -q leaves, too.
+    """
     who = f"rank {rank()}: " if rank() else ""
     warning = text.removeprefix("warning: ")
     if warning == text:
-        log(f"{who}{text}")
+        log(f"{who}{text}", is_last=is_last)
     else:
         log(f"{who}{warning}", label="warning", style="yellow")
 

@@ -12,7 +12,8 @@ import typer
 
 from ups.cli.common import note
 from ups.errors import InterruptedTrainingError, OutputError
-from ups_store.console import count_bar, format_nbytes
+from ups.output import progress_bar
+from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
 from ups_store.system.interrupt import importing
 
@@ -46,18 +47,18 @@ def make_data(
     with importing():
         from ups.data.solvers import make_dataset
     try:
-        with count_bar(task, total=samples) as progress:
+        with progress_bar(task, total=samples) as advance:
             path = make_dataset(
                 task,
                 out,
                 num_samples=samples,
                 seed=seed,
                 overwrite=force,
-                progress=lambda done: progress(done, samples),
+                progress=advance,
                 **settings,
             )
     except KeyboardInterrupt:
-        note("interrupted: nothing was written")
+        note("interrupted: nothing was written", is_last=True)
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (OSError, RuntimeError) as error:
         raise (error if isinstance(error, StoreError) else _as_ours(error, out)) from None

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import AsJson, note, parse_numbers
-from ups_store.console import count_bar, print_json
+from ups.output import progress_bar
+from ups_store.console import print_json
 from ups_store.system.interrupt import importing
 
 
@@ -50,8 +51,8 @@ def predict(
         device=device,
         replace=force,
     )
-    with count_bar("predicting") as progress:
-        written = predict_store(request, note=note, progress=progress)
+    with progress_bar("predicting", total=1) as advance:
+        written = predict_store(request, note=note, progress=lambda done, total: advance(done / total))
     if as_json:
         print_json(written)
     else:

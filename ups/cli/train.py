@@ -12,7 +12,6 @@ import typer
 
 from ups.cli.common import AsJson, Config, Overrides, note, rank
 from ups.errors import InterruptedTrainingError, UpsError
-from ups_store.console import is_quiet
 from ups_store.errors import StoreError
 from ups_store.system.interrupt import importing
 
@@ -84,11 +83,9 @@ def _train(
     # DDP would warn that `find_unused_parameters` isn't needed whenever a batch needs all parameters.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with importing():
-        from ups.output import terminal
         from ups.train.all_stages import run_all
         from ups.train.meter import process_began
         from ups.train.run import run_stage, unused_in_one_stage
-    terminal().quiet = is_quiet()
     common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
     if stage == ALL:
         return run_all(resolved, config_path=config, overrides=overrides, **common)
@@ -104,14 +101,14 @@ def _ending(restart: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:  # a second Ctrl-C, or one while a build works
         problem = f"stopped at once: what was saved before is kept; {_CONTINUES} from there"
-        note(_truly(problem, restart))
+        note(_truly(problem, restart), is_last=True)
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (UpsError, StoreError) as error:
         error.hint = error.hint and _truly(error.hint, restart)
         if isinstance(error, InterruptedTrainingError):  # as it was asked to: no error
-            note(str(error))
+            note(str(error), is_last=True)
         elif rank():
-            note(f"error: {error}")
+            note(f"error: {error}", is_last=True)
         else:
             raise
         raise typer.Exit(error.exit_code) from None

@@ -19,6 +19,7 @@ from ups.eval.forecasters import AutoencoderFloor, Forecaster, Start
 from ups.eval.metrics import shell_energy
 from ups.eval.trajectory_errors import TrajectoryErrors, join, measure
 from ups.grid import domain_lengths
+from ups.output import progress_bar
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,16 @@ def roll_out(
     parts: list[TrajectoryErrors] = []
     energies = [torch.zeros(()), torch.zeros(())]
     seconds = 0.0
-    for batch in trajectories.batches(batch_size):
-        began = time.perf_counter()
-        prediction = predict(forecaster, batch, trajectories)
-        seconds += time.perf_counter() - began
-        given = None if trajectories.info.steady else batch.given
-        parts.append(measure(prediction, batch.truth, given=given, lengths=lengths))
-        for i, fields in enumerate((prediction, batch.truth)):
-            energies[i] = energies[i] + shell_energy(fields[:, -1:].double()).sum((0, 1, 3))
+    with progress_bar(f"{info.task}: {forecaster.label}", total=len(trajectories)) as advance:
+        for batch in trajectories.batches(batch_size):
+            began = time.perf_counter()
+            prediction = predict(forecaster, batch, trajectories)
+            seconds += time.perf_counter() - began
+            given = None if info.steady else batch.given
+            parts.append(measure(prediction, batch.truth, given=given, lengths=lengths))
+            for i, fields in enumerate((prediction, batch.truth)):
+                energies[i] = energies[i] + shell_energy(fields[:, -1:].double()).sum((0, 1, 3))
+            advance(float(batch.samples[-1]) + 1)
     energy, true_energy = (total / len(trajectories) for total in energies)
     return Rollout(join(parts), energy, true_energy, seconds)
 

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,7 @@ from ups.eval.baseline_model import (
 )
 from ups.losses import relative_square_error
 from ups.optim import AveragedWeights
-from ups.output import Note, check_writable, discard
+from ups.output import Note, check_writable, discard, progress_bar
 from ups.trained.simulator import Simulator
 
 _SINGLE_STEPS = 0.7  # share of the budget
@@ -133,7 +133,8 @@ def train_baseline(
     model = Baseline(spec).to(device)
     windows = FieldWindows(fields, batch_size=batch_size, stride=spec.stride, seed=seed, augmented=augmented)
     averaged = None if ema_decay is None else AveragedWeights(model, decay=ema_decay)
-    model.effort = _fit(model.train(), windows, budget, averaged, note)
+    with progress_bar(f"{spec.task}: {LABELS[spec.kind]}", total=1) as advance:
+        model.effort = _fit(model.train(), windows, budget, averaged, note, advance)
     if averaged is not None:
         averaged.adopt()
     return model.eval()
@@ -177,6 +178,7 @@ def _fit(
     budget: Budget,
     averaged: AveragedWeights | None,
     note: Note,
+    advance: Callable[[float], None],
 ) -> Effort:
     optimizer = torch.optim.Adam(model.parameters(), lr=_PEAK_LR[model.spec.kind], betas=(0.9, 0.99))
     began, samples, step, spent = time.perf_counter(), 0, 0, 0.0
@@ -194,6 +196,7 @@ def _fit(
             averaged.update()
         step, samples = step + 1, samples + len(batch)
         spent = budget.spent(seconds=time.perf_counter() - began, samples=samples)
+        advance(min(spent, 1))
         if step % _CURVE_EVERY == 0:
             curve.append((step, _finite(loss, step, LABELS[model.spec.kind])))
             if step % (50 * _CURVE_EVERY) == 0:

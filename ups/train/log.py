@@ -85,7 +85,7 @@ class RunLog:
     def note(self, text: str) -> None:
         """Say something on the terminal, also before there are sinks."""
         if not self._is_quiet:
-            self.console.print(text, markup=False)
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def epoch(self, number: int, total: int, values: dict[str, float]) -> None:
         """Show the end of an epoch on the terminal."""

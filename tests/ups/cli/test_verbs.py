@@ -182,14 +182,15 @@ def test_ranks_but_the_first_name_themselves(
     assert done.exit_code == 2
 
 
-def test_quiet_leaves_warnings_of_what_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_leaves_warnings_and_the_end_of_what_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     set_quiet(True)
     try:
         note("warning: odd")
         note("begun")
+        note("interrupted", is_last=True)
     finally:
         run_ups("--version")  # a command that isn't quiet
-    assert capsys.readouterr().err == "warning: odd\n"
+    assert capsys.readouterr().err == "warning: odd\ninterrupted\n"
 
 
 def test_numbers_by_name_are_parsed_or_refused_with_their_flag() -> None:

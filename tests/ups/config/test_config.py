@@ -181,7 +181,7 @@ def test_list_over_keys_of_an_included_file_names_the_file(tmp_path: Path) -> No
 
 
 def test_missing_task_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"missing key: expected data\.task"):
+    with pytest.raises(ConfigError, match=r"missing key: expected data\.tasks"):
         load_config()
 
 

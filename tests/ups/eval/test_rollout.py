@@ -108,7 +108,7 @@ def test_horizon_longer_than_the_trajectory_is_refused(
 
 
 def test_stride_longer_than_the_trajectory_is_refused(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"smaller training\.time_stride"):
+    with pytest.raises(ConfigError, match=r"smaller training\.stride"):
         open_split(root, stride=6)
 
 
