@@ -74,7 +74,7 @@ def test_package_without_extras_is_small_and_has_the_core(
     assert {name.replace("_", "-") for name in run(python, "-c", listed).stdout.split()} == CORE
     installed = (python.parents[1] / "lib").rglob("*")
     assert sum(path.stat().st_size for path in installed if path.is_file()) < CORE_MB * 10**6
-    compiled = run(python, "-c", "from ups_store.system.runs import compiled; print(compiled)")
+    compiled = run(python, "-c", "from ups_store.system.runs import compiled; print(bool(compiled))")
     assert compiled.stdout == "True\n"
 
 
