@@ -92,7 +92,8 @@ def test_features_of_an_extra_work_once_it_is_installed(
 
 
 @pytest.mark.parametrize(
-    ("program", "extra"), [("ups-store", "cli"), ("-m ups_store", "cli"), ("-m ups_store.build", "hdf5")]
+    ("program", "extra"),
+    [("ups-store", "cli"), ("-m ups_store", "cli"), ("-m ups_store.build", "hdf5"), ("ups", "train")],
 )
 def test_commands_without_their_extra_say_it_in_one_sentence(
     program: str, extra: str, made: tuple[Path, Path], python: Path
