@@ -31,7 +31,7 @@ compare: install
 # tests share a process, so that what they prepare is made once.
 test: install
 	$(PYTEST) tests/ups
-	$(PYTEST) tests/store tests/faults tests/interop tests/docs tests/tools \
+	$(PYTEST) tests/store tests/faults tests/interop tests/docs tests/package tests/tools \
 		--cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json --cov-fail-under=95
 	$(BIN)/python tools/check_branches.py .coverage-totals.json --at-least 95
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-
 from ups_store.console import set_quiet, set_verbosity
+from ups_store.errors import needs
 from ups_store.old_names import FLAGS
+
+with needs("cli"):
+    import typer
+    from typer.core import TyperCommand, TyperGroup
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 

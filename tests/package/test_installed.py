@@ -22,7 +22,7 @@ from tools.make_wheel import make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-CORE_MB = 100  # it is 79 MB (docs/log.md): room for another release of NumPy
+CORE_MB = 100  # it is 78 MB (docs/log.md): room for another release of NumPy
 CORE = {"ups-store", *(name_of(item) for item in PROJECT["dependencies"])}
 
 
@@ -74,7 +74,7 @@ def test_package_without_extras_is_small_and_has_the_core(
     assert {name.replace("_", "-") for name in run(python, "-c", listed).stdout.split()} == CORE
     installed = (python.parents[1] / "lib").rglob("*")
     assert sum(path.stat().st_size for path in installed if path.is_file()) < CORE_MB * 10**6
-    compiled = run(python, "-c", "from ups_store.system.runs import compiled; print(compiled)")
+    compiled = run(python, "-c", "from ups_store.system.runs import compiled; print(bool(compiled))")
     assert compiled.stdout == "True\n"
 
 
@@ -92,7 +92,8 @@ def test_features_of_an_extra_work_once_it_is_installed(
 
 
 @pytest.mark.parametrize(
-    ("program", "extra"), [("ups-store", "cli"), ("-m ups_store", "cli"), ("-m ups_store.build", "hdf5")]
+    ("program", "extra"),
+    [("ups-store", "cli"), ("-m ups_store", "cli"), ("-m ups_store.build", "hdf5"), ("ups", "train")],
 )
 def test_commands_without_their_extra_say_it_in_one_sentence(
     program: str, extra: str, made: tuple[Path, Path], python: Path

@@ -135,6 +135,10 @@ def load() -> None:
             raise
 
 
+def ups_verb() -> None:
+    command("ups", "configs")
+
+
 def figure() -> None:
     from ups.eval.figures import _png
 
@@ -183,6 +187,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "build": (("hdf5",), build),
     "make_data": (("train",), make_data),
     "load": (("train",), load),
+    "ups_verb": (("train",), ups_verb),
     "figure": (("train", "plot"), figure),
     "wandb": (("train", "wandb"), wandb),
     "neuraloperator": (("train", "neuraloperator"), neuraloperator),

@@ -14,6 +14,9 @@ def main(verb: str | None = None) -> None:
     with importing():
         import sys
 
+        from ups.errors import check_installed
+
+        check_installed("typer", "rich", "omegaconf", "pydantic", "torch", extra="train")
         from ups.cli.app import run_verb
         from ups_store.console import run
     words = sys.argv[1:] if verb is None else [verb, *sys.argv[1:]]
