@@ -64,7 +64,7 @@ class BuildInfo:
         num_committed: Samples that are there.
         durability: "durable" or "lazy"; None once only its renaming is left.
         is_running: Whether a builder holds its lock.
-        owner: Who built it last, "pid 7 on host"; None if nobody noted it.
+        owner: Who built it last, "pid 7 on host"; None if it isn't noted.
     """
 
     num_committed: int

@@ -151,7 +151,7 @@ def _build(build: BuildInfo, num_samples: int) -> str:
     text += f", {build.durability}" if build.durability else ", only its renaming is left"
     if build.is_running:
         return f"{text} · being built by {build.owner or 'an unknown process'}"
-    return f"{text} · nobody builds it" + (f" (last {build.owner})" if build.owner else "")
+    return f"{text} · no process builds it" + (f" (last {build.owner})" if build.owner else "")
 
 
 def _arrays(info: StoreInfo) -> Table:

@@ -36,10 +36,10 @@ _READ_BYTES = 4 << 20  # of neighbours together
 
 
 class Descriptor:
-    """A descriptor of a file, closed when nobody holds this any more.
+    """A descriptor of a file, closed when nothing refers to this any more.
 
-    Who reads by it holds this meanwhile: a number that is closed amid a read, by `Store.close` in another
-    thread, may by then be another file's.
+    Keep a reference as long as you read by it: a number that is closed amid a read, by `Store.close` in
+    another thread, may by then be another file's.
 
     Attributes:
         fd: The descriptor.
@@ -129,7 +129,7 @@ class StoreFile:
     def check_length(self) -> None:
         """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5)."""
         if self.is_copy:
-            self.check_open()  # nobody can cut a copy
+            self.check_open()  # a copy can't be cut
             return
         mapping = self._mapping
         if mapping is None:

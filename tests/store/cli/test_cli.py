@@ -135,7 +135,7 @@ def test_info_of_unfinished_store_tells_progress(tmp_path: Path, invoke: Invoke,
     ended = invoke("info", f"{path}{suffix}").out
     owner = f"pid {os.getpid()} on {os.uname().nodename}"
     assert f"unfinished: 2 of 4 samples committed, durable · being built by {owner}" in running
-    assert f"unfinished: 2 of 4 samples committed, durable · nobody builds it (last {owner})" in ended
+    assert f"unfinished: 2 of 4 samples committed, durable · no process builds it (last {owner})" in ended
 
 
 def test_info_verbose_shows_whole_identity(make_store: MakeStore, invoke: Invoke) -> None:

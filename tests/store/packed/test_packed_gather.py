@@ -137,3 +137,15 @@ def test_packed_store_closed_amid_a_read_reads_its_own_file(
         files.close(fd)
     with pytest.raises(StoreClosedError):
         packed._chunks.read(array, 3, out)
+
+
+def test_dataset_of_a_packed_store_gives_its_samples(stores: Stores) -> None:
+    pytest.importorskip("torch")
+    from ups_store.torch import StoreDataset, make_loader
+
+    for given in (stores[1], stores[1].path):
+        dataset = StoreDataset(given, names=["fields", "nu"])
+        found = np.stack([dataset[index]["fields"].numpy() for index in range(len(dataset))])
+        np.testing.assert_array_equal(found, mixed_values(7)["fields"])
+    batches = list(make_loader(dataset, batch_size=7, shuffle=False))
+    assert_same_bits({"nu": batches[0]["nu"].numpy()}, {"nu": mixed_values(7)["nu"]})
