@@ -276,8 +276,8 @@ def _check_fingerprint(path: Path, packed: PackedStore) -> None:
             clause="13.7",
             expected=packed.catalog.packing.fingerprint,
             found=found,
-            hint="run it again: the unfinished file, which may have held another store's samples, is gone; if it "
-            "says this once more, pack the store again",
+            hint="run it again: the unfinished file, which may have held another store's samples, is gone; "
+            "if it says this once more, pack the store again",
         )
 
 
