@@ -95,7 +95,7 @@ def test_split_that_would_be_empty_is_an_error_when_nothing_is_left(split, tmp_p
 def test_split_without_a_source_is_skipped_beside_others_and_an_error_alone(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     write(tmp_path / "source" / "burgers1d_train.h5", {"data": values("data", (3, T, X))})
-    report = build(settings(tmp_path, task=["burgers1d", "advection1d"]))
+    report = build(settings(tmp_path, tasks=["burgers1d", "advection1d"]))
     assert [result.path.name for result in report.stores] == ["burgers1d_train.zarr.zip"]
     assert len(report.skipped) == 5
     with pytest.raises(SourceError) as caught:
@@ -201,7 +201,7 @@ def test_dataset_that_is_lost_behind_the_first_sample_leaves_a_resumable_file(tm
     path = write_diffsorp(tmp_path / "source" / "1D_diff-sorp_NA_NA.h5")
     with h5py.File(path, "a") as file:
         del file["0002/data"]
-    error = error_of(settings(tmp_path, task="diffsorp1d", split="train"))
+    error = error_of(settings(tmp_path, tasks="diffsorp1d", split="train"))
     assert (error.kind, error.sample, error.path) == ("missing_dataset", 2, str(path))
 
 
@@ -210,7 +210,7 @@ def test_attribute_of_a_damaged_kind_is_a_source_error(tmp_path: Path) -> None:
     path = write_navier_stokes(tmp_path / "source" / "ns_incom_inhom_2d_128-0.h5")
     with h5py.File(path, "a") as file:
         file.attrs["latestIndex"] = "nineteen"
-    assert error_of(settings(tmp_path, task="navier_stokes2d")).kind == "read_failed"
+    assert error_of(settings(tmp_path, tasks="navier_stokes2d")).kind == "read_failed"
 
 
 def test_damaged_tree_of_a_file_still_makes_a_source_error(
@@ -256,7 +256,7 @@ def test_files_with_different_parameters_are_refused(tmp_path: Path) -> None:
 def test_plan_describes_the_store_that_is_built(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     write_darcy(tmp_path / "source" / "2D_DarcyFlow_beta1.0_Train.hdf5")
-    config = settings(tmp_path, task="darcy2d", split="train", split_fractions=(1, 0, 0), reduce_space=2)
+    config = settings(tmp_path, tasks="darcy2d", split="train", split_fractions=(1, 0, 0), reduce_space=2)
     planned = plan(config)
     (result,) = build(config).stores
     assert planned.title == "darcy2d train"
@@ -314,7 +314,7 @@ def own_settings(folder: Path, **keys: object) -> BuildConfig:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"task": "advection1d"},
+        {"tasks": "advection1d"},
         {"split": "val"},
         {"split": "test"},
         {"split_fractions": (0.8, 0.1, 0.05)},
