@@ -21,6 +21,7 @@ from typing import Annotated, Any, NoReturn
 
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError, needs
 from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
+from ups_store.system.interrupt import importing as importing  # for verbs, too
 
 with needs("cli"):
     import typer

@@ -24,7 +24,7 @@
 from pathlib import Path
 
 Path("run.yaml").write_text("""
-data: {task: burgers1d, root: data, reduce_space: 2}
+data: {tasks: burgers1d, root: data, reduce_space: 2}
 cache: {dir: cache}
 latent: {dim: 4, tokens: 16}
 encoder: {patch_size: 8, width: 32, depth: 2}
@@ -32,7 +32,7 @@ decoder: {width: 32, depth: 2}
 operator:
   size: tiny
   pdet: {depths: [2], window_size: 16}
-training: {batch_size: 16, time_stride: 2, latent_cache_dir: latents}
+training: {batch_size: 16, stride: 2, latent_cache_dir: latents}
 stages:
   autoencoder: {epochs: 1, steps_per_epoch: 60, optimizer: {lr: 4.0e-3}}
   operator: {epochs: 1, steps_per_epoch: 100, optimizer: {lr: 4.0e-3}}

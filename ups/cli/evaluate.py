@@ -19,7 +19,7 @@ from ups.cli.common import (
     publish,
 )
 from ups.output import check_writable
-from ups_store.system.interrupt import importing
+from ups_store.console import importing
 
 
 def evaluate(

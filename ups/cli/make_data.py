@@ -13,9 +13,8 @@ import typer
 from ups.cli.common import note
 from ups.errors import InterruptedTrainingError, OutputError
 from ups.output import progress_bar
-from ups_store.console import format_nbytes
+from ups_store.console import format_nbytes, importing
 from ups_store.errors import StoreError
-from ups_store.system.interrupt import importing
 
 _HDF5_ERRNO = re.compile(r"errno = (\d+)")  # libhdf5 tells the system's error in the middle of a paragraph
 

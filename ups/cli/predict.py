@@ -9,8 +9,7 @@ import typer
 
 from ups.cli.common import AsJson, note, parse_numbers
 from ups.output import progress_bar
-from ups_store.console import print_json
-from ups_store.system.interrupt import importing
+from ups_store.console import importing, print_json
 
 
 def predict(

@@ -12,8 +12,8 @@ import typer
 
 from ups.cli.common import AsJson, Config, Overrides, note, rank
 from ups.errors import InterruptedTrainingError, UpsError
+from ups_store.console import importing
 from ups_store.errors import StoreError
-from ups_store.system.interrupt import importing
 
 if TYPE_CHECKING:
     from ups.config import RunConfig

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, note
-from ups_store.console import print_json
-from ups_store.system.interrupt import importing
+from ups_store.console import importing, print_json
 
 
 def train_baselines(
