@@ -453,5 +453,5 @@ def test_missing_gpu_is_told_and_the_cpu_makes_the_same_store(folder: Path) -> N
 def test_command_line_with_a_missing_encoder_is_no_traceback(folder: Path) -> None:
     done = run(folder, "--checkpoint", "nowhere.safetensors")
     assert done.returncode == 1
-    assert "\nerror: nowhere.safetensors: no such checkpoint; run scripts/train.py" in done.stderr
+    assert "\nerror: nowhere.safetensors: no such checkpoint; run `ups train" in done.stderr
     assert "unexpected" not in done.stderr
