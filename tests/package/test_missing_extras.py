@@ -72,6 +72,35 @@ def run_with(extra: str | None, *flags: str) -> dict[str, str]:
 def expected_with(extra: str | None) -> dict[str, str]:
     """Which features work with one extra, and what the others name: the first that is missing."""
     there = extras_in(extra) if extra else set()
+    wanted = {name: needed for name, (needed, _) in FEATURES.items()}
+    return {
+        name: next((one for one in needed if one not in there), "works") for name, needed in wanted.items()
+    }
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("extra", [None, *FOR_USERS], ids=lambda extra: extra or "none")
+def test_features_work_with_their_extra_and_name_it_without(extra: str | None) -> None:
+    assert run_with(extra) == expected_with(extra)
+
+
+@pytest.mark.multi_process
+def test_every_module_is_imported_by_the_core_or_names_an_extra() -> None:
+    outcomes = run_with(None, "--modules")
+    assert len(outcomes) > 150
+    assert set(outcomes.values()) == {"works", "cli", "hdf5", "zarr", "torch", "train"}
+    assert outcomes["ups_store.read.open"] == outcomes["ups_store.write.create"] == "works"
+
+
+def test_extras_are_those_that_are_promised() -> None:
+    assert {*FOR_USERS, *OTHERS} == extras_in("all") - {"all"}
+    assert set(EXTRAS) == {*FOR_USERS, *OTHERS, "all", "dev", "bench", "docs", "interop"}
+    assert {name_of(item) for item in PROJECT["dependencies"]} == {"crc32c", "numpy", "rfc8785", "zlib-ng"}
+
+
+def test_every_dependency_has_one_version_in_the_constraints() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     groups = (*FOR_USERS, *OTHERS, "dev", "bench", "docs")
     wanted = {name_of(item) for group in groups for item in EXTRAS[group]}
     assert {name.lower().replace("_", "-") for name in wanted} - {"ups-store"} <= pinned
