@@ -94,14 +94,15 @@ def test_every_module_is_imported_by_the_core_or_names_an_extra() -> None:
 
 def test_extras_are_those_that_are_promised() -> None:
     assert {*FOR_USERS, *OTHERS} == extras_in("all") - {"all"}
-    assert set(EXTRAS) == {*FOR_USERS, *OTHERS, "all", "dev", "bench", "interop"}
+    assert set(EXTRAS) == {*FOR_USERS, *OTHERS, "all", "dev", "bench", "docs", "interop"}
     assert {name_of(item) for item in PROJECT["dependencies"]} == {"crc32c", "numpy", "rfc8785", "zlib-ng"}
 
 
 def test_every_dependency_has_one_version_in_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
-    wanted = {name_of(item) for name in (*FOR_USERS, *OTHERS, "dev", "bench") for item in EXTRAS[name]}
+    groups = (*FOR_USERS, *OTHERS, "dev", "bench", "docs")
+    wanted = {name_of(item) for group in groups for item in EXTRAS[group]}
     assert {name.lower().replace("_", "-") for name in wanted} - {"ups-store"} <= pinned
 
 
