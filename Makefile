@@ -74,9 +74,10 @@ package: install
 	$(BIN)/python -m pytest --run-slow tests/package
 
 # The site, in build/site: its reference is made from the code, its notebooks run; a warning or a dead link fails it.
+# Not with --quiet, which hides the warnings from --strict too.
 docs: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 docs-serve: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
