@@ -70,7 +70,7 @@ def test_startup_metrics_go_to_the_run_that_the_configuration_names(
     tell(REPORT)
     (begun,) = wandb.begun
     assert (begun["project"], begun["job_type"]) == ("waves", "build")
-    assert begun["config"]["data"] == {"task": "burgers1d", "limit": 3}
+    assert begun["config"]["data"] == {"tasks": "burgers1d", "limit": 3, "root": "data"}
     (logged,) = wandb.logged
     assert logged["startup/read_sec"] == 1.5
     assert logged["startup/samples_per_s"] == 20.0
