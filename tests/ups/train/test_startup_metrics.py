@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ups.errors import ConfigError
 from ups_store.build.result import PHASES, Startup
+from ups_store.errors import ConfigError, MissingExtraError
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "precompute_latent_cache.py"
 REPORT = SimpleNamespace(startup=Startup(dict.fromkeys(PHASES, 1.5), False, 20.0, 3.0))
@@ -87,7 +87,7 @@ def test_missing_wandb_is_told_before_the_work(
     script: Any, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="wandb isn't installed"):
+    with pytest.raises(MissingExtraError, match="wandb isn't installed"):
         script.begin(config, [])
 
 
