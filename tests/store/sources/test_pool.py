@@ -397,7 +397,7 @@ def test_reader_that_is_stopped_before_it_has_started_ends_at_the_deadline_of_op
         ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool,
         ends_within(0.3 + GRACE_S),
         pytest.raises(
-            ReadTimeoutError, match=r"starting for .* process stopped; find out who stops"
+            ReadTimeoutError, match=r"starting for .* process stopped; find out what stops"
         ) as caught,
     ):
         read_all(pool, [fake(FakeRead, 7)])

@@ -94,7 +94,7 @@ def test_log_on_full_disk_does_not_hide_the_error_that_ended_the_build(
     log = EventLog(tmp_path / "log.jsonl")
     log.__enter__()
     with monkeypatch.context() as full:
-        full.setattr(log, "tell", _find_no_room)
+        full.setattr(log, "write", _find_no_room)
         log.__exit__(ZeroDivisionError, ZeroDivisionError("the first"), None)
         with pytest.raises(DiskFullError):
             log.__exit__(None, None, None)
