@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 
 class StoreError(Exception):
@@ -237,17 +237,22 @@ class ConfigError(StoreError, ValueError):
 class MissingExtraError(StoreError, ImportError):
     """A package that a part of this one needs isn't installed.
 
-    Args:
+    Attributes:
         module: The package that couldn't be imported.
         extra: The extra that brings it, as in `pip install 'ups-store[EXTRA]'`.
     """
 
     kind = "missing_extra"
     exit_code = 2
+    module: str = ""
+    extra: str = ""
 
-    def __init__(self, module: str, *, extra: str) -> None:
-        super().__init__(f"{module} isn't installed", hint=f"pip install 'ups-store[{extra}]'")
-        self.module, self.extra = module, extra
+    @classmethod
+    def of(cls, module: str, *, extra: str) -> Self:
+        """The error about a package and the extra that brings it."""
+        error = cls(f"{module} isn't installed", hint=f"pip install 'ups-store[{extra}]'")
+        error.module, error.extra = module, extra
+        return error
 
 
 @contextlib.contextmanager
@@ -259,7 +264,7 @@ def needs(extra: str) -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module in ("ups", "ups_store"):  # a defect of ours, which no extra mends
             raise
-        raise MissingExtraError(module, extra=extra) from None
+        raise MissingExtraError.of(module, extra=extra) from None
 
 
 def check_installed(*modules: str, extra: str) -> None:
@@ -272,7 +277,7 @@ def check_installed(*modules: str, extra: str) -> None:
 
     for module in modules:
         if find_spec(module) is None:
-            raise MissingExtraError(module, extra=extra)
+            raise MissingExtraError.of(module, extra=extra)
 
 
 class SourceError(StoreError):

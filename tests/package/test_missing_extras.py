@@ -107,7 +107,7 @@ def test_every_dependency_has_one_version_in_the_constraints() -> None:
 
 
 def test_missing_extra_error_tells_its_module_and_extra_also_after_pickling() -> None:
-    error = MissingExtraError("h5py", extra="hdf5")
+    error = MissingExtraError.of("h5py", extra="hdf5")
     same = pickle.loads(pickle.dumps(error))
     assert (same.module, same.extra, same.kind, same.exit_code) == ("h5py", "hdf5", "missing_extra", 2)
     assert str(same) == str(error) == "h5py isn't installed; pip install 'ups-store[hdf5]'"

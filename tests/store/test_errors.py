@@ -25,10 +25,12 @@ ALSO = {
     "ConfigError": ValueError,
     "DiskFullError": OSError,
     "DeviceError": RuntimeError,
+    "MissingExtraError": ImportError,
 }
 EXIT_CODES = {  # design brief, section 4
     "SpecError": 2,
     "ConfigError": 2,
+    "MissingExtraError": 2,
     "SourceError": 3,
     "ReadTimeoutError": 4,
     "BuildInterruptedError": 5,

@@ -136,4 +136,4 @@ def test_identity_of_is_what_create_writes(path: Path) -> None:
     with begin(path, values, constants=constants, dims={}) as writer:
         writer.finish()
     with ups_store.open(path) as store:
-        assert store.identity == expected
+        assert store.identity_document == expected
