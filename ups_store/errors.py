@@ -246,6 +246,7 @@ class MissingExtraError(StoreError, ImportError):
     exit_code = 2
     module: str = ""
     extra: str = ""
+    path: str | None = None  # else it would be that of ImportError, which empties it
 
     @classmethod
     def of(cls, module: str, *, extra: str) -> Self:
