@@ -53,7 +53,7 @@ class Loop(_Epochs):
 
     def setup(self, sample_bytes: int) -> None:
         self.prepare(sample_bytes)
-        self.loader = make_loader(self.dataset, batch_size=BATCH, drop_last=True)
+        self.loader = make_loader(self.dataset, batch_size=BATCH, drop_last=True, shuffle=True)
         batch = next(iter(self.loader))
         self.check_batch(batch["index"], batch[NAME])
 

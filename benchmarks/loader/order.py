@@ -24,7 +24,7 @@ class Order:
 
     def setup(self, shuffle: str) -> None:
         chosen: Literal["block", True] = "block" if shuffle == "block" else True
-        self.order = DataOrder([NUM_ITEMS], batch_size=BATCH, shuffle=chosen, drop_last=True)
+        self.order = DataOrder([NUM_ITEMS], global_batch_size=BATCH, shuffle=chosen, drop_last=True)
         items = np.concatenate([step.items for step in islice(self.order.steps(), NUM_STEPS)])
         check(np.diff(np.sort(items)) > 0, np.ones(len(items) - 1, bool))  # none twice
 

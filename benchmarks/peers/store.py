@@ -64,7 +64,7 @@ class UpsStore(Peer):
     def loader(self, num_workers: int) -> Iterable[Tensor]:
         dataset = StoreDataset(self._path)
         if not num_workers:
-            return _Fields(make_loader(dataset, batch_size=self.samples.batch, drop_last=True))
+            return _Fields(make_loader(dataset, batch_size=self.samples.batch, drop_last=True, shuffle=True))
         return _Fields(
             DataLoader(
                 dataset,

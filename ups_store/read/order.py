@@ -24,6 +24,9 @@ SMALL_SIZE = 1024  # below, items mix slowly: fewer rounds show in the frequenci
 SMALL_NUM_ROUNDS = 24
 BLOCKS_AHEAD = 4096  # permuted at once: of a few, the calls take most of the time
 BLOCK_POSITIONS = 8192  # computed at once: malloc would map and fault in arrays larger than 64 KiB each time
+
+Shuffle = bool | Literal["block"]
+
 _HALF = np.uint64(32)
 
 
@@ -168,24 +171,28 @@ def in_order(positions: Samples, tweak: Samples | int = 0) -> Samples:
     return positions
 
 
-Shuffle = bool | Literal["block"]
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one rank takes in one step.
 
     Attributes:
+        epoch: Number of the epoch.
         number: Number of the step in its epoch.
         source: Number of the source; the same on all ranks.
-        items: Item numbers within the source, int64, shape (b,), b = batch size / world size.
-        mask: False where a row only fills up the last batch, bool, shape (b,); None if those are dropped.
+        items: Item numbers within the source, int64, shape (b,), b = global batch size / world size, or less
+            in the last step of a pass over a source.
+        first: Row of the global batch that `items` begin with.
+        num_rows: Items of the step over all ranks, padding not counted.
+        mask: False where a row only fills up the last batch, bool, shape (b,); None without `pad_last`.
     """
 
+    epoch: int
     number: int
     source: int
     items: Samples
-    mask: npt.NDArray[np.bool_] | None
+    first: int
+    num_rows: int
+    mask: npt.NDArray[np.bool_] | None = None
 
 
 class DataOrder:
@@ -195,115 +202,179 @@ class DataOrder:
     (s + 1) * G, G the global batch size, and every rank a slice of those: so the samples of a step don't
     depend on the number of ranks. Of several sources one gives all samples of a step; which one is drawn.
 
+    A last batch that isn't full is shorter, and divided among the ranks as evenly as possible, so all ranks
+    make equally many steps. It must have an item for each of them, unless it is dropped or padded.
+
     Args:
         sizes: Number of items of each source.
-        batch_size: G, items of one step over all ranks.
+        global_batch_size: G, items of one step over all ranks.
         seed: From 0 to 2**64 - 1.
-        shuffle: True; False for the order of the store; "block" to keep neighbours close (cold files).
-        drop_last: Whether to leave out a last batch that isn't full; else items of the epoch's beginning
-            fill it up, and a mask tells which rows those are.
+        shuffle: False for the order of the store; True; "block" to keep neighbours close (cold files).
+        drop_last: Whether to leave out a last batch that isn't full.
+        pad_last: Whether to fill it up with items of the epoch's beginning; a mask says which rows those are.
         weights: Shares of the steps, one per source; by default every item is taken once.
         rank: This process, 0 <= rank < `world_size`.
         world_size: Number of processes that share a batch.
         block_size: Samples of a block, with shuffle="block".
         blocks_per_window: Blocks that are mixed, with shuffle="block".
+        keeps_shuffle: Whether the state says how the order is shuffled, and a loaded one decides about it.
 
     Attributes:
         epoch: Number of the current epoch.
-        consumed: Samples of the current epoch, over all ranks, that the training loop has been given.
+        consumed: What the training loop has been given of it: steps times G.
         num_steps: Steps of an epoch, equal on all ranks.
 
     Raises:
-        ConfigError: For arguments out of range; its `kind` is the argument's name.
+        ConfigError: For arguments out of range; its `kind` is the argument's name, for both batch sizes
+            "batch_size".
     """
 
     def __init__(
         self,
         sizes: Sequence[int],
         *,
-        batch_size: int,
+        global_batch_size: int,
         seed: int = 0,
-        shuffle: Shuffle = True,
+        shuffle: Shuffle = False,
         drop_last: bool = False,
+        pad_last: bool = False,
         weights: Sequence[float] | None = None,
         rank: int = 0,
         world_size: int = 1,
         block_size: int = 64,
         blocks_per_window: int = 64,
+        keeps_shuffle: bool = False,
     ) -> None:
-        numbers = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": world_size}
+        numbers = {"batch_size": global_batch_size, "seed": seed, "rank": rank, "world_size": world_size}
         numbers |= {"block_size": block_size, "blocks_per_window": blocks_per_window}
         for name, number in numbers.items():
             _check(name, isinstance(number, int | np.integer), "a whole number", number)
         _check("world_size", world_size >= 1, "at least 1", world_size)
         _check("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
-        _check("batch_size", batch_size >= 1, "at least 1", batch_size)
-        divides = batch_size % world_size == 0
-        _check("batch_size", divides, f"a multiple of the {world_size} ranks", batch_size)
+        _check("batch_size", global_batch_size >= 1, "at least 1", global_batch_size)
+        divides = global_batch_size % world_size == 0
+        _check("batch_size", divides, f"a multiple of the {world_size} ranks", global_batch_size)
         _check("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
         _check("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
         _check("block_size", block_size >= 1, "at least 1", block_size)
         _check("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
+        _check("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
         smallest = min(sizes, default=0)
         _check("sizes", smallest >= 1, "at least one item in every source", list(sizes))
-        fits = batch_size <= smallest or not drop_last
-        _check("batch_size", fits, f"at most {smallest}, the items of the smallest source", batch_size)
+        fits = global_batch_size <= smallest or not drop_last
+        _check("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
         self.sizes = tuple(int(size) for size in sizes)
-        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
-        self.seed, self.drop_last = int(seed), drop_last
+        self.global_batch_size, self.rank, self.world_size = int(global_batch_size), rank, world_size
+        self.seed, self.drop_last, self.pad_last = int(seed), drop_last, pad_last
         self.shuffle: Shuffle = "block" if shuffle == "block" else bool(shuffle)
         self.block_size, self.blocks_per_window = block_size, blocks_per_window
+        self.keeps_shuffle = keeps_shuffle
         self.epoch, self.consumed = 0, 0
-        self._pass_steps = np.array([n // batch_size if drop_last else -(-n // batch_size) for n in sizes])
+        self._last_rows = [(size - 1) % self.global_batch_size + 1 for size in self.sizes]
+        if not (drop_last or pad_last):
+            self._check_last()
+        whole = [size // self.global_batch_size for size in self.sizes]
+        self._pass_steps = np.array(whole if drop_last else [-(-n // global_batch_size) for n in self.sizes])
         self._share = _steps_by_source(self._pass_steps, weights)
         self.num_steps = int(self._share.sum())
+
+    @property
+    def key(self) -> tuple[int, Shuffle]:
+        """What the steps of all epochs depend on and `load_state_dict` may change."""
+        return self.seed, self.shuffle
 
     def steps(self, epoch: int | None = None) -> Iterator[Step]:
         """The steps of the current epoch that haven't been consumed when this is called; all of `epoch`."""
         if epoch is not None:
             return self._steps(epoch, 0)
-        return self._steps(self.epoch, self.consumed // self.batch_size)
+        return self._steps(self.epoch, self.consumed // self.global_batch_size)
 
-    def state_dict(self) -> dict[str, int]:
-        """What continues the run from here: {seed, epoch, consumed}; the same on all ranks."""
-        return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
+    def state_dict(self) -> dict[str, Any]:
+        """What continues the run from here: seed, epoch, consumed, global_batch_size; equal on all ranks."""
+        chosen = {"shuffle": self.shuffle} if self.keeps_shuffle else {}
+        state = {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
+        return {**state, "global_batch_size": self.global_batch_size, **chosen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called; with the key "shuffle" also in that way.
 
         Raises:
-            ConfigError: If the state can't come from an order like this one.
+            ConfigError: If the state can't come from an order like this one, such as one of another global
+                batch size.
         """
-        keys = {"seed", "epoch", "consumed"}
+        keys = {"seed", "epoch", "consumed", "global_batch_size"}
         _check("state", state.keys() >= keys, f"the keys {sorted(keys)}", sorted(state))
-        seed, epoch, consumed = (int(state[key]) for key in ("seed", "epoch", "consumed"))
-        total = self.num_steps * self.batch_size
-        expected = f"consumed to be a multiple of the batch size {self.batch_size}, at most {total}"
-        fits = 0 <= consumed <= total and consumed % self.batch_size == 0
+        seed, epoch, consumed, saved = (
+            int(state[k]) for k in ("seed", "epoch", "consumed", "global_batch_size")
+        )
+        if saved != self.global_batch_size:
+            raise ConfigError(
+                "the state is of another global batch size",
+                kind="state",
+                expected=f"{self.global_batch_size}, on {self.world_size} ranks",
+                found=saved,
+                hint=f"global_batch_size={saved} goes on with the same batches, on any ranks that divide it",
+            )
+        total = self.num_steps * self.global_batch_size
+        expected = f"consumed to be a multiple of the global batch size {saved}, at most {total}"
+        fits = 0 <= consumed <= total and consumed % saved == 0
         _check("state", fits and epoch >= 0 and 0 <= seed < 1 << 64, expected, dict(state))
         shuffle = state.get("shuffle", self.shuffle)
         _check("state", shuffle in (True, False, "block"), "shuffle to be True, False or 'block'", shuffle)
         self.seed, self.epoch, self.consumed, self.shuffle = seed, epoch, consumed, shuffle
 
-    def _steps(self, epoch: int, first: int) -> Iterator[Step]:
-        rows = self.batch_size // self.world_size
+    def _check_last(self) -> None:
+        """Every rank has an item of each source's last batch."""
+        least = min(self._last_rows)
+        if least < self.world_size:
+            raise ConfigError(
+                "a last batch that not every rank has an item of",
+                kind="drop_last",
+                expected=f"at least {self.world_size} items, one for each rank",
+                found=least,
+                hint="drop_last=True leaves it out, pad_last=True fills it up",
+            )
+
+    def _steps(self, epoch: int, begin: int) -> Iterator[Step]:
+        size = self.global_batch_size
+        rows = size // self.world_size
+        first = self.rank * rows
         sequences = [self._sequence(source, epoch) for source in range(len(self.sizes))]
         for numbers, sources, batches in self._schedule(epoch, max(1, BLOCK_POSITIONS // rows)):
-            late = numbers >= first
+            late = numbers >= begin
             numbers, sources, batches = numbers[late], sources[late], batches[late]
             items = np.empty((len(numbers), rows), np.int64)
-            mask = np.ones((len(numbers), rows), bool)
+            is_short = np.zeros(len(numbers), bool)
             for source, mine in _by_source(sources):
                 passes, batch = np.divmod(batches[mine], self._pass_steps[source])
-                positions = (batch * self.batch_size + self.rank * rows)[:, None] + np.arange(rows)
+                positions = (batch * size + first)[:, None] + np.arange(rows)
                 if not self.drop_last:
-                    mask[mine] = positions < self.sizes[source]
+                    if self._last_rows[source] < size:
+                        is_short[mine] = is_last = batch == self._pass_steps[source] - 1
+                        positions[is_last] += self._share_of_last(source).start - first
                     positions %= self.sizes[source]
                 is_one_pass = passes[0] == passes[-1]  # they never fall
                 tweak = int(passes[0]) if is_one_pass else np.repeat(passes, rows)
                 items[mine] = sequences[source](positions.ravel(), tweak).reshape(positions.shape)
             for row, (number, source) in enumerate(zip(numbers.tolist(), sources.tolist(), strict=True)):
-                yield Step(number, source, items[row], None if self.drop_last else mask[row])
+                if is_short[row]:
+                    yield self._short_step(epoch, number, source, items[row])
+                else:
+                    mask = np.ones(rows, bool) if self.pad_last else None
+                    yield Step(epoch, number, source, items[row], first, size, mask)
+
+    def _share_of_last(self, source: int) -> range:
+        """This rank's rows of the last batch of a pass over a source, which isn't full."""
+        num, ranks = self._last_rows[source], self.world_size
+        if self.pad_last:
+            first = self.rank * (self.global_batch_size // ranks)
+            return range(first, first + self.global_batch_size // ranks)
+        return range(num * self.rank // ranks, num * (self.rank + 1) // ranks)
+
+    def _short_step(self, epoch: int, number: int, source: int, items: Samples) -> Step:
+        mine, num = self._share_of_last(source), self._last_rows[source]
+        mask = np.array(mine) < num if self.pad_last else None
+        return Step(epoch, number, source, items[: len(mine)], mine.start, num, mask)
 
     def _schedule(self, epoch: int, chunk: int) -> Iterator[tuple[Samples, Samples, Samples]]:
         """Chunks of steps: their numbers, their sources, and how many batches each source gave before."""

@@ -12,6 +12,7 @@ with needs("torch"):
     from ups_store.torch.device_store import DeviceStore
     from ups_store.torch.fallback import OpenedDataset, open_dataset
     from ups_store.torch.loader import Loader, make_batch_sampler, make_loader
+    from ups_store.torch.sampler import StoreBatchSampler
     from ups_store.torch.windows import Window
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Loader",
     "OpenedDataset",
     "Sample",
+    "StoreBatchSampler",
     "StoreDataset",
     "Window",
     "make_batch_sampler",

@@ -1,4 +1,7 @@
-"""`Ahead`: results that threads work out while earlier ones are in use, in the order of the jobs."""
+"""`Ahead`: results that threads work out while earlier ones are in use, in the order of the jobs.
+
+`Inline` has the same face without threads.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ from ups_store.errors import StoreClosedError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+OnWait = Callable[[], None]
+
+POLL_S = 0.2  # between two calls of `on_wait`
 
 
 class Ahead(Iterator[Result], Generic[Job, Result]):
@@ -53,11 +60,49 @@ class Ahead(Iterator[Result], Generic[Job, Result]):
             thread.start()
 
     def __next__(self) -> Result:
-        return self._desk.get()
+        return self.get()
+
+    def get(self, on_wait: OnWait | None = None) -> Result:
+        """The next result.
+
+        Args:
+            on_wait: Called now and then while it is waited for; what it raises ends the wait.
+        """
+        return self._desk.get(on_wait)
 
     def close(self) -> None:
         """End the threads and drop what lies ready; closing twice is allowed."""
         self._finalizer()
+
+
+class Inline(Iterator[Result], Generic[Job, Result]):
+    """The results of jobs, each worked out by the thread that asks for it, when it does.
+
+    Args:
+        jobs: One after the other.
+        work: Makes the result of a job.
+    """
+
+    def __init__(self, jobs: Iterator[Job], work: Callable[[Job], Result]) -> None:
+        self._jobs, self._work = jobs, work
+        self._is_closed = False
+
+    def __next__(self) -> Result:
+        return self.get()
+
+    def get(self, on_wait: OnWait | None = None) -> Result:
+        """The next result; nothing is waited for."""
+        if self._is_closed:
+            raise _closed()
+        return self._work(next(self._jobs))
+
+    def close(self) -> None:
+        """Have the next `get` fail."""
+        self._is_closed = True
+
+
+def _closed() -> StoreClosedError:
+    return StoreClosedError("the iterator was closed", hint="a loader has one iterator at a time: the newest")
 
 
 class _Slot(Generic[Result]):
@@ -75,8 +120,12 @@ class _Slot(Generic[Result]):
         self.result, self.error = result, error
         self._filled.release()
 
-    def wait(self) -> None:
-        self._filled.acquire()
+    def wait(self, on_wait: OnWait | None) -> None:
+        if on_wait is None:
+            self._filled.acquire()
+            return
+        while not self._filled.acquire(timeout=POLL_S):
+            on_wait()
 
 
 class _Desk(Generic[Job, Result]):
@@ -126,12 +175,12 @@ class _Desk(Generic[Job, Result]):
             self.put(slot, None, error)
             self._slots.put(slot)
 
-    def get(self) -> Result:
+    def get(self, on_wait: OnWait | None) -> Result:
         """The next result, or its error."""
         if self._last is not None:
             raise self._last  # again and again
         slot = self._slots.get()
-        slot.wait()
+        slot.wait(on_wait)
         if not self._is_closed:
             self._last = slot.error
         if self._last is not None:
@@ -140,9 +189,7 @@ class _Desk(Generic[Job, Result]):
         return slot.result  # type: ignore[return-value]
 
     def close(self) -> None:
-        self._last = StoreClosedError(
-            "the iterator was closed", hint="a loader has one iterator at a time: the newest"
-        )
+        self._last = _closed()
         self._is_closed = True
         with contextlib.suppress(Empty):
             while True:

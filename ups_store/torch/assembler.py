@@ -1,36 +1,70 @@
-"""`Assembler`: makes the batch of a step; what a loader's threads run.
+"""`Assembler`: makes the batch of a step; what a loader's threads run. `EpochReport`: what an epoch took.
 
-It doesn't refer to the loader, so that dropping the loader ends its threads.
-
-`EpochReport`: what an epoch moved, and what the training loop waited for.
+The assembler doesn't refer to the loader, so that dropping the loader ends its threads.
 """
 
 from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+from torch.utils.data import default_collate
 
-from ups_store.read.order import DataOrder, Step
-from ups_store.torch.batch import Batch
-from ups_store.torch.dataset import StoreDataset
+from ups_store.read.order import Step
+from ups_store.torch.batch import Batch, BatchRows
+from ups_store.torch.dataset import BatchSource
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import Allocate
 
 _THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
-EpochStep = tuple[int, Step]
+WAIT_SHARE = 0.05  # a loop that waits less than this is not held up by its data
+
+FAULTS_PER_S = 100.0  # major page faults, each a read from the disk
+
+Collate = Callable[[Sequence[Any]], Any]
+
+BatchTransform = Callable[[Any, Step], Any]
 
 
-def jobs_of(order: DataOrder, *, goes_on: bool) -> Iterator[EpochStep]:
-    """The steps that have not been consumed, with their epoch; if it goes on, those of later epochs, too."""
+class Order(Protocol):
+    """Which samples each step takes: a `DataOrder`, or one that depends on what there is.
+
+    Attributes:
+        epoch: Number of the current epoch.
+        consumed: Samples of it that the training loop has been given: steps times `global_batch_size`.
+        num_steps: Steps of an epoch, equal on all ranks.
+        global_batch_size: Samples of a whole step over all ranks.
+    """
+
+    epoch: int
+    consumed: int
+    num_steps: int
+    global_batch_size: int
+
+    @property
+    def key(self) -> object:
+        """What the steps of all epochs depend on: batches that were made before it changed are stale."""
+
+    def steps(self, epoch: int | None = None) -> Iterator[Step]:
+        """The steps of the current epoch that haven't been consumed; all of `epoch`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What continues from here."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue where `state_dict` was called."""
+
+
+def jobs_of(order: Order, *, goes_on: bool) -> Iterator[Step]:
+    """The steps that have not been consumed; if it goes on, those of later epochs, too."""
     epoch, steps = order.epoch, order.steps()
     while True:
-        for step in steps:
-            yield epoch, step
+        yield from steps
         if not goes_on:
             return
         epoch += 1
@@ -42,7 +76,8 @@ class Made:
     """A batch and what it took; its copy to the device is done when `copied` says so."""
 
     step: Step
-    batch: Batch
+    batch: Any
+    nbytes: int
     seconds: float
     major_faults: int
     copied: torch.cuda.Event | None
@@ -55,28 +90,54 @@ class Assembler:
         dataset: Where the samples come from.
         allocate: Where their memory comes from.
         feed: Copies them to a device, if they are wanted there.
+        collate: Makes a batch of samples, as torch's `collate_fn`; None takes the gathered batch as it is.
+        batch_transform: Called with every batch and its step.
     """
 
-    def __init__(self, dataset: StoreDataset, *, allocate: Allocate, feed: DeviceFeed | None) -> None:
+    def __init__(
+        self,
+        dataset: BatchSource,
+        *,
+        allocate: Allocate,
+        feed: DeviceFeed | None,
+        collate: Collate | None = None,
+        batch_transform: BatchTransform | None = None,
+    ) -> None:
         self._dataset, self._allocate, self._feed = dataset, allocate, feed
+        self._transform = getattr(dataset, "transform", None)
+        self._collate, self._batch_transform = collate, batch_transform
+        self._nbytes: dict[tuple[int, int], int] = {}
 
-    def __call__(self, job: EpochStep) -> Made:
+    def __call__(self, step: Step) -> Made:
         """The batch of a step."""
-        epoch, step = job
         began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt
-        batch = self._dataset.fetch(step.source, step.items, epoch=epoch, allocate=self._allocate)
+        batch = self._dataset.fetch(step.source, step.items, epoch=step.epoch, allocate=self._allocate)
         if step.mask is not None:
             batch["valid"] = torch.from_numpy(step.mask)
+        nbytes = self._nbytes_of(batch, step)
+        if self._transform is not None or self._collate is not None:
+            batch = self._collated(batch)
+        if self._batch_transform is not None:
+            batch = self._batch_transform(batch, step)
         copied = None
         if self._feed is not None:
             batch, copied = self._feed.send(batch)
         faults = resource.getrusage(_THREAD_USAGE).ru_majflt - faults
-        return Made(step, batch, time.perf_counter() - began, faults, copied)
+        return Made(step, batch, nbytes, time.perf_counter() - began, faults, copied)
 
+    def _collated(self, batch: Batch) -> Any:
+        rows: Any = BatchRows(batch)
+        if self._transform is not None:
+            rows = [self._transform(sample) for sample in rows]
+        return (self._collate or default_collate)(rows)
 
-WAIT_SHARE = 0.05  # a loop that waits less than this is not held up by its data
-
-FAULTS_PER_S = 100.0  # major page faults, each a read from the disk
+    def _nbytes_of(self, batch: Any, step: Step) -> int:
+        """Bytes of a batch; counted once, as batches of a source and a length are alike."""
+        alike = step.source, len(step.items)
+        nbytes = self._nbytes.get(alike)
+        if nbytes is None:
+            nbytes = self._nbytes[alike] = batch.nbytes
+        return nbytes
 
 
 @dataclass(frozen=True)
@@ -87,7 +148,7 @@ class EpochReport:
         epoch: Its number.
         num_steps: Batches that the loop was given.
         num_samples: Samples in them on this rank, those that only fill up the last batch included.
-        nbytes: Bytes of them.
+        nbytes: Bytes that were gathered for them.
         seconds: From the first `next` on.
         waited_s: Of those, what the loop waited for batches.
         assembled_s: What the background threads spent on making them, added up.

@@ -1,19 +1,22 @@
-"""`Batch` and `Sample`: tensors by name, which PyTorch's default collate knows."""
+"""`Batch` and `Sample`: tensors by name, which PyTorch's default collate and its workers know."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ups_store.errors import SpecError
+from ups_store.torch.memory import shared_copy
 
 # Smaller tensors go to another process by value: sharing one takes a file, two descriptors and longer.
 SENT_BYTES = 64 << 10
@@ -24,7 +27,8 @@ class _Tensors(dict[str, Any]):
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Self:
         """A new object with `function` of every tensor; everything else is taken over."""
-        return type(self)(_map(self, Tensor, function))
+        changed: Self = map_tensors(self, function)
+        return changed
 
     def tensors(self) -> list[Tensor]:
         """All tensors."""
@@ -59,7 +63,7 @@ class Batch(_Tensors):
     | a name in `names` | (B, H + 1, ...) | with windows: an array that varies in time, at the steps of both |
     | `index` | (B,) int64 | items of the dataset |
     | `task` | str | task of the store; a list of B where a batch mixes tasks |
-    | `valid` | (B,) bool | loaders with `drop_last=False`: False where a row only fills up the last batch |
+    | `valid` | (B,) bool | loaders with `pad_last=True`: False where a row only fills up the last batch |
     """
 
     @property
@@ -73,22 +77,53 @@ class Batch(_Tensors):
         sample["task"] = self["task"] if isinstance(self["task"], str) else self["task"][index]
         return sample
 
-    def __missing__(self, key: object) -> Sample:
-        # default_collate looks at batch[0] to choose a function, which then gets the batch as it is.
-        if isinstance(key, int):
-            return self.row(key)
+    def __missing__(self, key: object) -> Any:
         raise KeyError(f"no {key!r} in this batch; it has {', '.join(map(str, self))}")
 
 
-def _map(values: Mapping[str, Any], kind: type[Any], function: Callable[[Any], Any]) -> dict[str, Any]:
-    """A new dict with `function` of every value of a kind, also of those in dicts within."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            result[key] = _map(value, kind, function)
-        else:
-            result[key] = function(value) if isinstance(value, kind) else value
-    return result
+class BatchRows(Sequence[Sample]):
+    """The samples of a batch that was gathered as a whole, as views: what a `collate_fn` is given.
+
+    Args:
+        batch: The batch, which default collate takes as it is.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return self.batch.num_samples
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self.batch.row(row) for row in range(*index.indices(len(self)))]
+        return self.batch.row(range(len(self))[index])  # raises IndexError, which ends an iteration
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """`value` with `function` of every tensor in mappings, lists, tuples, dataclasses; all else as it is."""
+    return _map(value, Tensor, function)
+
+
+def _map(value: Any, kind: type[Any], function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, Mapping):
+        changed = {key: _map(item, kind, function) for key, item in value.items()}
+        return type(value)(changed) if isinstance(value, _Tensors) else changed
+    if isinstance(value, list | tuple):
+        items = [_map(item, kind, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(
+            value, **{name: _map(getattr(value, name), kind, function) for name in names}
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -110,18 +145,16 @@ def _packed(tensor: Tensor) -> Tensor | _Packed:
 
 
 def _sent(values: _Tensors) -> tuple[Any, ...]:
-    return _unpacked, (type(values), _map(values, Tensor, _packed))
+    return _unpacked, (type(values), _map(dict(values), Tensor, _packed))
 
 
 def _unpacked(cls: type[_Tensors], values: Mapping[str, Any]) -> _Tensors:
     return cls(_map(values, _Packed, lambda it: torch.from_numpy(it.raw).view(it.dtype).view(it.shape)))
 
 
-def _collate(
-    rows: Batch | Sequence[Sample], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
-) -> Batch:
-    if isinstance(rows, Batch):  # a dataset's __getitems__ made it already
-        return rows
+def _collate(rows: Sequence[Sample], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Batch:
+    if isinstance(rows, BatchRows):  # a dataset's __getitems__ made the batch already
+        return rows.batch if get_worker_info() is None else rows.batch.apply(_as_sent)
     if any(row.keys() != rows[0].keys() for row in rows):
         raise SpecError(
             "samples with different arrays don't make a batch",
@@ -133,6 +166,11 @@ def _collate(
     values = {key: collate([row[key] for row in rows], collate_fn_map=collate_fn_map) for key in rows[0]}
     values["task"] = one_or_all(values["task"])
     return Batch(values)
+
+
+def _as_sent(tensor: Tensor) -> Tensor:
+    """In shared memory where it is large: a worker writes it there once."""
+    return tensor if tensor.nbytes < SENT_BYTES else shared_copy(tensor)
 
 
 def one_or_all(tasks: Sequence[str]) -> str | list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, default_collate
 
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.read.base import BaseStore
@@ -17,20 +18,35 @@ from ups_store.read.gather import Samples, names_of
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
-from ups_store.torch.batch import SENT_BYTES, Batch, Sample, one_or_all
-from ups_store.torch.memory import Allocate, BufferPool, new_tensor, shared_copy
+from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
+from ups_store.torch.memory import Allocate, BufferPool, new_tensor
 from ups_store.torch.source import SourceSelection, StoreSource
 from ups_store.torch.windows import Window
 
 StoreLike = AnyStore | str | os.PathLike[str]
 
 
-class StoreDataset(Dataset[Sample]):
+class BatchSource(Protocol):
+    """What a `Loader` takes batches of: a `StoreDataset`, or something that makes batches otherwise."""
+
+    @property
+    def stores(self) -> Sequence[AnyStore]:
+        """Where the samples lie, for reports."""
+
+    @property
+    def num_tensors(self) -> int:
+        """Most tensors of a batch that have the same shape and dtype."""
+
+    def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Any:
+        """A batch of one source; called by several threads at a time. See `StoreDataset.fetch`."""
+
+
+class StoreDataset(Dataset[Any]):
     """Samples of one or several stores, one after the other.
 
-    `dataset[i]` is a `Sample`, and what a `DataLoader` asks for is copied as a whole `Batch`, which its
-    workers then write to memory that is shared with the main process. Picklable; workers may be forked or
-    spawned.
+    `dataset[i]` is a `Sample`, `dataset[2:5]` a `Batch`, and negative numbers count from the end. What a
+    `DataLoader` asks for is copied as a whole `Batch`, which its workers then write to memory that is shared
+    with the main process. Picklable; workers may be forked or spawned.
 
     Args:
         stores: A store, its path, or several of them; of a store in partitions the pattern of their names.
@@ -46,9 +62,12 @@ class StoreDataset(Dataset[Sample]):
             this process then reads what it wrote, the file and other processes don't. They are views of the
             map, whatever the store's `access`, and `verify="touch"` doesn't check samples of 4096 bytes or
             more there.
+        transform: Called with every `Sample`; what it returns is the item instead. In a loader its samples
+            are views of a batch that was gathered as a whole.
 
     Attributes:
         sources: One per store.
+        transform: As given.
         epoch: What windows are drawn for, with `samples_per_trajectory`; `set_epoch` changes it.
 
     Raises:
@@ -67,6 +86,7 @@ class StoreDataset(Dataset[Sample]):
         state: str | None = None,
         dtype: torch.dtype | None = None,
         views: bool = False,
+        transform: Callable[[Sample], Any] | None = None,
     ) -> None:
         single = isinstance(stores, BaseStore | str | os.PathLike)
         given: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
@@ -77,7 +97,7 @@ class StoreDataset(Dataset[Sample]):
             raise SpecError("`state` without `window`", kind="state", found=repr(state), hint=hint)
         _check_dtype(dtype, views=views)
         self._selection = SourceSelection(None if names is None else names_of(names), state, window, dtype)
-        self._views = views
+        self._views, self.transform = views, transform
         self.epoch = 0
         self._open([store for each in given for store in _opened(each)])
 
@@ -85,10 +105,38 @@ class StoreDataset(Dataset[Sample]):
         self.sources = tuple(StoreSource(store, self._selection) for store in stores)
         self._ends: Samples = np.cumsum([len(source) for source in self.sources])
         self._first = [0, *self._ends[:-1].tolist()]
-        self._pool = BufferPool(limit=2 * max(len(source.fields) for source in self.sources))
+        self._pool = BufferPool(limit=2 * self.num_tensors)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    def __repr__(self) -> str:
+        return in_words("StoreDataset", self.facts())
+
+    def _repr_html_(self) -> str:
+        return as_table("StoreDataset", self.facts())
+
+    def facts(self) -> dict[str, object]:
+        """What `repr` shows."""
+        window, first = self._selection.window, self.sources[0]
+        tasks = ", ".join(sorted({source.task for source in self.sources}))
+        tensors = [f"{field.key} {field.shape} {str(field.dtype)[6:]}" for field in first.fields]
+        return {
+            "items": f"{len(self):,} {'samples' if window is None else 'windows'}",
+            "stores": f"{len(self.sources)} ({tasks})",
+            **({} if window is None else {"window": window}),
+            "tensors": ", ".join(tensors),
+        }
+
+    @property
+    def stores(self) -> tuple[AnyStore, ...]:
+        """The stores that the samples lie in."""
+        return tuple(source.store for source in self.sources)
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of a batch that are gathered."""
+        return max(len(source.fields) for source in self.sources)
 
     @property
     def first_items(self) -> list[int]:
@@ -110,31 +158,37 @@ class StoreDataset(Dataset[Sample]):
             samples[mine], starts[mine] = self.sources[number].locate(local, epoch=self.epoch)
         return numbers, samples, starts
 
-    def __getitem__(self, index: int) -> Sample:
-        """One item; its tensors are new, or views.
+    def __getitem__(self, index: int | slice) -> Any:
+        """One item, whose tensors are new, or views; of a slice a `Batch`, or what default collate makes.
 
         Raises:
-            SampleIndexError: Unless 0 <= index < len(dataset); also an IndexError.
+            SampleIndexError: Unless -len(dataset) <= index < len(dataset), or for an empty slice; also an
+                IndexError.
         """
+        if isinstance(index, slice):
+            return default_collate(self.__getitems__(range(*index.indices(len(self)))))
         items = self._check([index])
-        if not self._views:
-            return self._fetch(items, new_tensor).row(0)
-        number = int(np.searchsorted(self._ends, items, side="right")[0])
-        source, local = self.sources[number], int(items[0]) - self._first[number]
-        sample = Sample(source.view(local, epoch=self.epoch))
-        return Sample({**sample, "index": torch.tensor(index), "task": source.task})
+        sample = self._view(int(items[0])) if self._views else self._fetch(items, new_tensor).row(0)
+        return sample if self.transform is None else self.transform(sample)
 
-    def __getitems__(self, indices: Sequence[int] | Samples) -> Batch:
-        """A whole batch, in memory that nothing else refers to.
-
-        In a `DataLoader`'s workers large tensors are in shared memory; small ones are sent as they are.
+    def __getitems__(self, indices: Sequence[int] | Samples) -> Any:
+        """Items that a `DataLoader` asks for, gathered as one batch; its default collate takes that as it is.
 
         Raises:
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
-        batch = self._fetch(self._check(indices), self._pool.empty)
-        return batch if get_worker_info() is None else batch.apply(_as_sent)
+        rows = BatchRows(self.batch(indices))
+        return rows if self.transform is None else [self.transform(sample) for sample in rows]
+
+    def batch(self, indices: Sequence[int] | Samples) -> Batch:
+        """A whole batch in memory that nothing else refers to; `transform` isn't applied.
+
+        Raises:
+            SampleIndexError: For an index outside the dataset.
+            SpecError: If samples come from stores whose arrays differ.
+        """
+        return self._fetch(self._check(indices), self._pool.empty)
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
         """A batch of one source.
@@ -150,6 +204,12 @@ class StoreDataset(Dataset[Sample]):
         values["index"] = torch.from_numpy(items + self._first[number])
         values["task"] = source.task
         return Batch(values)
+
+    def _view(self, item: int) -> Sample:
+        number = int(np.searchsorted(self._ends, item, side="right"))
+        source = self.sources[number]
+        values = source.view(item - self._first[number], epoch=self.epoch)
+        return Sample({**values, "index": torch.tensor(item), "task": source.task})
 
     def _fetch(self, items: Samples, allocate: Allocate) -> Batch:
         numbers = np.searchsorted(self._ends, items, side="right")
@@ -169,14 +229,14 @@ class StoreDataset(Dataset[Sample]):
         raw = np.asarray(indices)
         if raw.ndim != 1 or not raw.size or raw.dtype.kind not in "iu":
             raise SampleIndexError("index", expected="integers", found=f"{raw.dtype} of shape {raw.shape}")
-        items = raw.astype(np.int64)
-        if items.min() < 0 or items.max() >= len(self):
-            wrong = int(items[(items < 0) | (items >= len(self))][0])
+        items, num = raw.astype(np.int64), len(self)
+        if items.min() < -num or items.max() >= num:
+            wrong = int(items[(items < -num) | (items >= num)][0])
             path = self.sources[0].store.path
             raise SampleIndexError(
-                "no such item", path=path, expected=f"0 <= index < {len(self)}", found=wrong
+                "no such item", path=path, expected=f"-{num} <= index < {num}", found=wrong
             )
-        return items
+        return np.where(items < 0, items + num, items)
 
     def _check_alike(self, numbers: Sequence[int]) -> None:
         first = self.sources[numbers[0]]
@@ -203,10 +263,6 @@ class StoreDataset(Dataset[Sample]):
         stores = state.pop("stores")
         vars(self).update(state)
         self._open(stores)
-
-
-def _as_sent(tensor: Tensor) -> Tensor:
-    return tensor if tensor.nbytes < SENT_BYTES else shared_copy(tensor)
 
 
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
@@ -237,3 +293,14 @@ def _check_dtype(dtype: object, *, views: bool) -> None:
         raise SpecError("dtype", kind="dtype", expected=expected, found=repr(dtype))
     if views:
         raise SpecError("views keep their dtype", kind="dtype", hint="leave out `views` or `dtype`")
+
+
+def in_words(name: str, facts: Mapping[str, object]) -> str:
+    """What `repr` gives for an object of which these facts are known."""
+    return f"<{name}: " + "; ".join(f"{key}: {value}" for key, value in facts.items()) + ">"
+
+
+def as_table(name: str, facts: Mapping[str, object]) -> str:
+    """The same as HTML, for notebooks."""
+    rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
+    return f"<table><caption>{html.escape(name)}</caption>{''.join(rows)}</table>"

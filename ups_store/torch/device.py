@@ -1,8 +1,7 @@
-"""Preload mode "device": samples moved to a device's memory, and gathered there.
+"""What goes to a device: samples that are preloaded there (`budget`, `load`), and batches (`DeviceFeed`).
 
-`Staging`: from a file to a device through two buffers, one being filled while the other is copied.
-
-`DeviceFeed`: batches on their way to a CUDA device, on a stream of their own.
+A file is staged through two buffers, one being filled while the other is copied; batches go on a stream of
+their own.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ups_store.errors import DeviceError, MemoryLimitError
 from ups_store.format.layout import ArrayLayout
 from ups_store.read.page_cache import STEP_BYTES, read_steps
 from ups_store.read.preload import Budget, PreloadJob, ram_budget
-from ups_store.torch.batch import Batch
+from ups_store.torch.batch import map_tensors
 from ups_store.torch.device_store import DeviceRows, DeviceStore
 
 _DEFAULT = "cuda"
@@ -204,16 +204,19 @@ class DeviceFeed:
                 warnings.warn(f"no page-locked memory ({error}): copies wait for the device", stacklevel=2)
         return torch.empty(shape, dtype=dtype)
 
-    def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
-        """Start the copy; the event comes when it is done."""
+    def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+        """Start the copy of all tensors of a batch; the event comes when it is done."""
         with torch.cuda.stream(self._stream):
-            there = batch.to(self._device, non_blocking=True)
+            there = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
             return there, self._stream.record_event()
 
-    def receive(self, batch: Batch, copied: torch.cuda.Event) -> Batch:
+    def receive(self, batch: Any, copied: torch.cuda.Event) -> None:
         """Have the current stream wait for the copy; the memory stays until that stream is done with it."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied)
-        for tensor in batch.tensors():
+
+        def keep(tensor: Tensor) -> Tensor:
             tensor.record_stream(current)
-        return batch
+            return tensor
+
+        map_tensors(batch, keep)

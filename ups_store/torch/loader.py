@@ -18,14 +18,27 @@ import numpy as np
 import torch
 
 from ups_store.errors import ConfigError
-from ups_store.read.order import DataOrder, Shuffle
-from ups_store.torch.ahead import Ahead
-from ups_store.torch.assembler import Assembler, EpochReport, EpochStep, Made, jobs_of
-from ups_store.torch.batch import Batch
-from ups_store.torch.dataset import StoreDataset
+from ups_store.read.order import DataOrder, Shuffle, Step
+from ups_store.torch.ahead import Ahead, Inline, OnWait
+from ups_store.torch.assembler import (
+    Assembler,
+    BatchTransform,
+    Collate,
+    EpochReport,
+    Made,
+    Order,
+    jobs_of,
+)
+from ups_store.torch.dataset import BatchSource, StoreDataset, as_table, in_words
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import BufferPool
 from ups_store.torch.sampler import StoreBatchSampler, choose_shuffle
+
+BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a network's round trip disappears
+
+MAX_BLOCK_SIZE = 4096
+
+NUM_WORKERS = 2
 
 
 @dataclass
@@ -48,50 +61,63 @@ class Loader:
     Every iteration is the next epoch, also after one that was abandoned; after `load_state_dict` it is the
     rest of the epoch that was saved. There is one iterator at a time: a new one closes the one before.
     Where it works across epochs, the first batches of the next epoch are made while one ends, and lie ready
-    until they are asked for, or it is closed or dropped. `make_loader` makes loaders.
+    until they are asked for, or it is closed or dropped. `make_loader` makes loaders; the arguments that
+    both have mean the same.
+
+    Args:
+        dataset: Where batches come from.
+        order: Which samples each step takes.
 
     Attributes:
         dataset: Where the samples come from.
         order: Which ones each step takes, and how many have been consumed.
+        on_wait: Called now and then by the thread that waits for a batch; what it raises ends the iteration.
     """
 
     def __init__(
         self,
-        dataset: StoreDataset,
-        order: DataOrder,
+        dataset: BatchSource,
+        order: Order,
         *,
-        prefetch: int = 2,
+        num_workers: int = NUM_WORKERS,
+        prefetch_factor: int | None = None,
+        collate_fn: Collate | None = None,
+        batch_transform: BatchTransform | None = None,
         device: torch.device | None = None,
-        num_threads: int = 2,
         across_epochs: bool = False,
-        keeps_shuffle: bool = False,
     ) -> None:
         self.dataset, self.order = dataset, order
-        self._prefetch, self._num_threads = prefetch, num_threads
-        self._across_epochs, self._keeps_shuffle = across_epochs, keeps_shuffle
+        self.on_wait: OnWait | None = None
+        self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or 1)
+        self._collate, self._batch_transform = collate_fn, batch_transform
+        self._across_epochs = across_epochs and num_workers > 0
         self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
-        num_tensors = max(len(source.fields) for source in dataset.sources)
-        pool = BufferPool(limit=(prefetch + 2) * num_tensors)  # ready, being made, in use
+        pool = BufferPool(limit=(self._depth + 2) * dataset.num_tensors)  # ready, being made, in use
         self._allocate = self._feed.allocate if self._feed else pool.empty
-        self._made: Ahead[EpochStep, Made] | None = None
+        self._made: Ahead[Step, Made] | Inline[Step, Made] | None = None
         self._made_of: tuple[Any, ...] = ()  # what all its batches depend on
         self._made_next: tuple[int, int] | None = None  # epoch and position that it waits to go on from
         self._is_abandoned = False
         self._meter = _Meter(order.epoch)
-        self._batch_nbytes: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on all ranks."""
         return self.order.num_steps
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __repr__(self) -> str:
+        return in_words("Loader", self._facts())
+
+    def _repr_html_(self) -> str:
+        return as_table("Loader", self._facts())
+
+    def __iter__(self) -> Iterator[Any]:
         if self._is_abandoned:
             self.set_epoch(self.order.epoch + 1)
         meter = self._meter = _Meter(self.order.epoch)
         began = time.perf_counter()
         made = self._take_up()
         try:
-            total = self.order.num_steps * self.order.batch_size
+            total = self.order.num_steps * self.order.global_batch_size
             while self._made is not made or self.order.consumed < total:  # one that was replaced says so
                 batch = self._next(made, meter)
                 meter.seconds = time.perf_counter() - began
@@ -113,18 +139,17 @@ class Loader:
         self._is_abandoned = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What the training loop has been given so far: {seed, epoch, consumed}; equal on all ranks.
+        """What the training loop has been given so far, as `DataOrder.state_dict`; equal on all ranks.
 
         With `shuffle="auto"` also what that chose, which might be something else when the run goes on.
         """
-        chosen = {"shuffle": self.order.shuffle} if self._keeps_shuffle else {}
-        return {**self.order.state_dict(), **chosen}
+        return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration give the batches that followed when `state_dict` was called.
 
         Raises:
-            ConfigError: If the state can't come from a loader of this batch size and dataset.
+            ConfigError: If the state can't come from a loader of this global batch size and dataset.
         """
         self.close()
         self.order.load_state_dict(state)
@@ -132,7 +157,7 @@ class Loader:
 
     def report(self) -> EpochReport:
         """What the last epoch moved and waited for, or the current one so far; `str` of it is one line."""
-        stores = [source.store for source in self.dataset.sources]
+        stores = self.dataset.stores
         resident = sum(store.residency() * store.nbytes for store in stores)
         return EpochReport(**vars(self._meter), resident=resident / sum(store.nbytes for store in stores))
 
@@ -142,21 +167,32 @@ class Loader:
             self._made.close()
             self._made = self._made_next = None
 
-    def _take_up(self) -> Ahead[EpochStep, Made]:
+    def _take_up(self) -> Ahead[Step, Made] | Inline[Step, Made]:
         """What gives the batches from here on: the one that there is, if it goes on from here."""
-        wanted = (os.getpid(), self.dataset, self.order.seed, self.order.shuffle)
+        wanted = (os.getpid(), self.dataset, self.order.key)
         goes_on = self._made_next == (self.order.epoch, self.order.consumed) and self._made_of == wanted
         if self._made is not None and goes_on:
             self._made_next = None
             return self._made
         self.close()
-        usual = torch.get_num_threads()  # ask now: afterwards the answer might be the one for our threads
+        jobs = jobs_of(self.order, goes_on=self._across_epochs)
+        work = Assembler(
+            self.dataset,
+            allocate=self._allocate,
+            feed=self._feed,
+            collate=self._collate,
+            batch_transform=self._batch_transform,
+        )
         self._made_of = wanted
+        if not self._num_workers:
+            self._made = Inline(jobs, work)
+            return self._made
+        usual = torch.get_num_threads()  # ask now: afterwards the answer might be the one for our threads
         self._made = Ahead(
-            jobs_of(self.order, goes_on=self._across_epochs),
-            Assembler(self.dataset, allocate=self._allocate, feed=self._feed),
-            depth=self._prefetch,
-            num_threads=min(self._num_threads, self._prefetch),
+            jobs,
+            work,
+            depth=self._depth,
+            num_threads=self._num_workers,
             setup=functools.partial(_use_one_thread, usual),
             name="ups_store loader",
         )
@@ -165,26 +201,30 @@ class Loader:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_made": None, "_made_of": (), "_made_next": None}  # threads stay here
 
-    def _next(self, made: Iterator[Made], meter: _Meter) -> Batch:
+    def _next(self, made: Ahead[Step, Made] | Inline[Step, Made], meter: _Meter) -> Any:
         began = time.perf_counter()
-        got = next(made)
+        got = made.get(self.on_wait)
         meter.waited_s += time.perf_counter() - began
         if self._feed is not None and got.copied is not None:
             self._feed.receive(got.batch, got.copied)
         self._is_abandoned = True
-        self.order.consumed = (got.step.number + 1) * self.order.batch_size
+        self.order.consumed = (got.step.number + 1) * self.order.global_batch_size
         meter.num_steps += 1
         meter.num_samples += len(got.step.items)
-        meter.nbytes += self._nbytes_of(got)
+        meter.nbytes += got.nbytes
         meter.assembled_s += got.seconds
         meter.major_faults += got.major_faults
         return got.batch
 
-    def _nbytes_of(self, made: Made) -> int:
-        nbytes = self._batch_nbytes.get(made.step.source)
-        if nbytes is None:  # counting takes as long as half the rest, and all batches of a source are alike
-            nbytes = self._batch_nbytes[made.step.source] = made.batch.nbytes
-        return nbytes
+    def _facts(self) -> dict[str, object]:
+        order = self.order
+        ready = f"{self._num_workers} workers, {self._depth} batches ahead" if self._num_workers else "none"
+        return {
+            "steps": f"{order.num_steps:,} of {order.global_batch_size:,} samples over all ranks",
+            "position": f"epoch {order.epoch}, {order.consumed:,} samples consumed",
+            "workers": ready,
+            "dataset": repr(self.dataset),
+        }
 
 
 def _use_one_thread(usual: int) -> None:
@@ -198,27 +238,24 @@ def _use_one_thread(usual: int) -> None:
     undo.join()
 
 
-BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a network's round trip disappears
-
-MAX_BLOCK_SIZE = 4096
-
-
 def make_loader(
     dataset: StoreDataset,
     *,
-    batch_size: int,
-    shuffle: Shuffle | Literal["auto"] = True,
+    batch_size: int | None = None,
+    global_batch_size: int | None = None,
+    shuffle: Shuffle | Literal["auto"] = False,
     seed: int = 0,
     drop_last: bool = False,
+    pad_last: bool = False,
     weights: Sequence[float] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-    prefetch: int = 2,
+    num_workers: int = NUM_WORKERS,
+    prefetch_factor: int | None = None,
+    collate_fn: Collate | None = None,
+    batch_transform: BatchTransform | None = None,
     device: torch.device | str | None = None,
-    num_threads: int = 2,
     across_epochs: bool | None = None,
-    block_size: int | None = None,
-    blocks_per_window: int = 64,
 ) -> Loader:
     """A loader that has the next batches ready.
 
@@ -226,114 +263,134 @@ def make_loader(
     it any more. Of a dataset with several stores every batch comes from one of them, on all ranks the same.
 
     Args:
-        dataset: Where the samples come from.
-        batch_size: Samples of one step, over all ranks: the same number gives the same samples in every
-            step, whatever the number of ranks.
-        shuffle: True; False for the order of the stores; "block" for stores that are larger than RAM or lie
+        dataset: Where the samples come from; its `transform` is applied in the workers.
+        batch_size: Samples of a batch, on each rank. Give this or `global_batch_size`.
+        global_batch_size: Samples of a step over all ranks: the same number gives the same samples in every
+            step, whatever the number of ranks, which have to divide it.
+        shuffle: False for the order of the stores; True; "block" for stores that are larger than RAM or lie
             on slow disks: items are read in blocks of neighbours and mixed within a window of blocks; "auto"
             for "block" where the stores are larger than the memory or lie on a network file system, and True
             elsewhere. What it chose is logged, and kept in `state_dict`.
         seed: Of the order.
-        drop_last: Whether to leave out the last batch of an epoch if it isn't full. Else it is filled up with
-            samples from the epoch's beginning, and `batch["valid"]` is False for those.
+        drop_last: Whether to leave out the last batch of an epoch if it isn't full. Else it is shorter.
+            Several ranks divide it as evenly as possible, so that all make equally many steps; if there are
+            fewer samples in it than ranks, that is an error.
+        pad_last: Whether to fill it up with samples from the epoch's beginning; `batch["valid"]` is False
+            for those, and True for all others.
         weights: Shares of the steps, one per store; by default an epoch takes every sample once.
         rank: This process; by default as torch.distributed says.
-        world_size: Processes that share a batch; by default as torch.distributed says.
-        prefetch: Batches that lie ready or are in the making.
+        world_size: Processes that share a step; by default as torch.distributed says.
+        num_workers: Threads that assemble batches, each another one; with 0 the loop's thread does it.
+        prefetch_factor: Batches that each worker has ready or in the making, 1 by default.
+        collate_fn: Makes a batch of a sequence of samples, as torch's. By default the batch that was gathered
+            is taken as it is, which is faster; or, of transformed samples, what torch's default makes.
+        batch_transform: Called in the workers with every batch and its `Step`, whose `epoch` and `number` are
+            what random numbers may depend on; what it returns is the batch.
         device: A CUDA device that batches are copied to while it computes; by default they stay in RAM.
-        num_threads: Threads that assemble batches, each another one; more than `prefetch` have no use.
-        across_epochs: Whether to make the first batches of the next epoch while one ends, so that nobody
-            waits between epochs; they lie ready, `prefetch` of them, until the next iteration, or until the
-            loader is closed or dropped. By default where the order is shuffled, which is for training.
-        block_size: Items of a block with shuffle="block"; about 4 MiB of them by default.
-        blocks_per_window: Blocks that are mixed with shuffle="block".
+        across_epochs: Whether to make the first batches of the next epoch while one ends, so that nothing
+            waits between epochs; they lie ready until the next iteration, or until the loader is closed or
+            dropped. By default where the order is shuffled, which is for training.
     Raises:
-        ConfigError: For an argument out of range, a rank >= world_size, a batch that the ranks can't share.
+        ConfigError: For an argument out of range, both batch sizes or none, a rank >= world_size, a batch
+            that the ranks can't share.
     """
-    for name, number in {"prefetch": prefetch, "num_threads": num_threads}.items():
-        fits = isinstance(number, int | np.integer) and number >= 1
-        _check(name, fits, "a whole number of at least 1", number)
-    found, is_chosen = _device(device), shuffle == "auto"
+    _check("num_workers", _is_number(num_workers, 0), "a whole number of at least 0", num_workers)
+    if prefetch_factor is not None:
+        fits = _is_number(prefetch_factor, 1) and num_workers > 0
+        expected = (
+            "a whole number of at least 1" if num_workers else "None, as num_workers=0 has nothing ready"
+        )
+        _check("prefetch_factor", fits, expected, prefetch_factor)
+    found = _device(device)
     order = _make_order(
         dataset,
-        rank,
-        world_size,
-        batch_size=batch_size,
+        _ranks(rank, world_size),
+        (batch_size, global_batch_size),
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
+        pad_last=pad_last,
         weights=weights,
-        block_size=block_size,
-        blocks_per_window=blocks_per_window,
     )
     return Loader(
         dataset,
         order,
-        prefetch=prefetch,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        collate_fn=collate_fn,
+        batch_transform=batch_transform,
         device=found,
-        num_threads=num_threads,
         across_epochs=order.shuffle is not False if across_epochs is None else across_epochs,
-        keeps_shuffle=is_chosen,
     )
 
 
 def make_batch_sampler(
     dataset: StoreDataset,
     *,
-    batch_size: int,
-    shuffle: Shuffle | Literal["auto"] = True,
+    batch_size: int | None = None,
+    global_batch_size: int | None = None,
+    shuffle: Shuffle | Literal["auto"] = False,
     seed: int = 0,
     drop_last: bool = False,
+    pad_last: bool = False,
     weights: Sequence[float] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-    block_size: int | None = None,
-    blocks_per_window: int = 64,
 ) -> StoreBatchSampler:
     """What gives torch's `DataLoader` the batches of `make_loader`: `DataLoader(dataset, batch_sampler=...)`.
 
     Needed where stores of different shapes are in one dataset; the arguments are those of `make_loader`.
 
     Raises:
-        ConfigError: For an argument out of range, a rank >= world_size, a batch that the ranks can't share.
+        ConfigError: As `make_loader`.
     """
     order = _make_order(
         dataset,
-        rank,
-        world_size,
-        batch_size=batch_size,
+        _ranks(rank, world_size),
+        (batch_size, global_batch_size),
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
+        pad_last=pad_last,
         weights=weights,
-        block_size=block_size,
-        blocks_per_window=blocks_per_window,
     )
     return StoreBatchSampler(order, dataset.first_items)
 
 
 def _make_order(
     dataset: StoreDataset,
-    rank: int | None,
-    world_size: int | None,
+    ranks: tuple[int, int],
+    batch_sizes: tuple[int | None, int | None],
     *,
     shuffle: Shuffle | Literal["auto"],
-    block_size: int | None,
     **options: Any,
 ) -> DataOrder:
     _check("dataset", isinstance(dataset, StoreDataset), "StoreDataset(path)", repr(dataset))
-    rank, world_size = _ranks(rank, world_size)
     _check("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
+    rank, world_size = ranks
+    size, global_size = batch_sizes
+    fits = (size is None) != (global_size is None)
+    _check("batch_size", fits, "batch_size (per rank) or global_batch_size, and not both", batch_sizes)
+    if size is not None:
+        _check("batch_size", _is_number(size, 1), "a whole number of at least 1", size)
+        global_size = size * world_size
+    keeps_shuffle = shuffle == "auto"
     if shuffle == "auto":
         shuffle = choose_shuffle(dataset, world_size=world_size).shuffle
     return DataOrder(
         [len(source) for source in dataset.sources],
+        global_batch_size=global_size,  # type: ignore[arg-type]
         shuffle=shuffle,
         rank=rank,
         world_size=world_size,
-        block_size=_block_size(dataset) if block_size is None else block_size,
+        block_size=_block_size(dataset),
+        keeps_shuffle=keeps_shuffle,
         **options,
     )
+
+
+def _is_number(value: object, least: int) -> bool:
+    return isinstance(value, int | np.integer) and bool(value >= least)
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -17,53 +18,75 @@ from ups_store.read.order import DataOrder, Shuffle
 from ups_store.system.memory import available_bytes
 from ups_store.torch.dataset import StoreDataset
 
+RESIDENT_SHARE = 0.99  # from here on nothing worth mentioning is read from the disk
+
+logger = logging.getLogger(__name__)
+
 
 class StoreBatchSampler(Sampler[list[int]]):
     """Batches of items of a `StoreDataset`, each from one store: `DataLoader(dataset, batch_sampler=...)`.
 
     Without it a `DataLoader` mixes stores in a batch, which only works where their arrays have equal shapes.
-    Every iteration is the next epoch. The order is that of `make_loader`.
+    Every iteration is the next epoch, also after one that was abandoned; after `load_state_dict` it is the
+    rest of the epoch that was saved. The order is that of `make_loader`; with `pad_last` nothing marks the
+    rows that fill up a batch.
 
-    A last batch that isn't full is shorter for a single rank; several ranks fill it up with items from the
-    epoch's beginning, as `DistributedSampler` does, so that they have equally many steps.
+    `state_dict` counts the batches that were taken from here. A `DataLoader` takes some before the loop needs
+    them; torchdata's `StatefulDataLoader` knows that, and its own state has this one as it was.
 
     Args:
         order: Which items each step takes, as numbers within a store.
         first: Number of each store's first item in the dataset.
+
+    Attributes:
+        order: As given, and how many items have been taken.
+        batch_size: Items of a batch on this rank.
+        drop_last: Whether batches that aren't full are left out.
     """
 
     def __init__(self, order: DataOrder, first: list[int]) -> None:
         self.order = order
+        self.batch_size, self.drop_last = order.global_batch_size // order.world_size, order.drop_last
         self._first = first
+        self._is_abandoned = False
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on all ranks."""
         return self.order.num_steps
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self._is_abandoned:
+            self.set_epoch(self.order.epoch + 1)
         for step in self.order.steps():
-            items = step.items + self._first[step.source]
-            if step.mask is not None and self.order.world_size == 1:
-                items = items[step.mask]
-            yield items.tolist()
+            self.order.consumed = (step.number + 1) * self.order.global_batch_size
+            self._is_abandoned = True
+            yield (step.items + self._first[step.source]).tolist()
         self.set_epoch(self.order.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been taken from here so far, as `Loader.state_dict`; equal on all ranks."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration give the batches that followed when `state_dict` was called.
+
+        Raises:
+            ConfigError: If the state can't come from a sampler of this global batch size and dataset.
+        """
+        self.order.load_state_dict(state)
+        self._is_abandoned = False
 
     def set_epoch(self, epoch: int, *, consumed: int = 0) -> None:
         """Have the next iteration be epoch number `epoch`.
 
         Args:
             epoch: Its number.
-            consumed: Items of it that the training loop has had, over all ranks: steps * batch size. Only the
-                loop knows: a `DataLoader` takes batches from here before it needs them.
+            consumed: Items of it that the training loop has had, over all ranks: steps times the global batch
+                size.
         Raises:
             ConfigError: If the order can't stand there.
         """
-        self.order.load_state_dict({"seed": self.order.seed, "epoch": epoch, "consumed": consumed})
-
-
-RESIDENT_SHARE = 0.99  # from here on nothing worth mentioning is read from the disk
-
-logger = logging.getLogger(__name__)
+        self.load_state_dict({**self.order.state_dict(), "epoch": epoch, "consumed": consumed})
 
 
 @dataclass(frozen=True)

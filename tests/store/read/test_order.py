@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -128,7 +128,7 @@ def test_permutation_gives_the_same_numbers_as_when_the_format_of_states_was_fix
     blocks = BlockPermutation(1000, 42, 3, block_size=7, blocks_per_window=5)
     assert blocks(np.arange(30, 40)).tolist() == GOLDEN_BLOCKS
     assert blocks(np.arange(990, 1000), 2).tolist() == GOLDEN_LAST_BLOCKS
-    order = DataOrder([1000, 70], batch_size=4, seed=7, weights=[1, 1])
+    order = DataOrder([1000, 70], shuffle=True, global_batch_size=4, seed=7, weights=[1, 1])
     assert [(step.source, step.items.tolist()) for step in itertools.islice(order.steps(), 3)] == GOLDEN_STEPS
 
 
@@ -191,7 +191,7 @@ def test_block_shuffle_draws_other_items_for_the_last_block_every_epoch() -> Non
 def test_epoch_without_drop_last_takes_every_item_once(
     size: int, batch_size: int, seed: int, shuffle: Any
 ) -> None:
-    order = DataOrder([size], batch_size=batch_size, seed=seed, shuffle=shuffle, block_size=7)
+    order = DataOrder([size], global_batch_size=batch_size, seed=seed, shuffle=shuffle, block_size=7)
     steps = items_of(order)
     assert len(steps) == order.num_steps == -(-size // batch_size)
     assert sorted(itertools.chain(*steps)) == list(range(size))
@@ -202,17 +202,16 @@ def test_epoch_without_drop_last_takes_every_item_once(
     world_size=st.integers(1, 5),
     size=st.integers(30, 200),
     shuffle=st.sampled_from(SHUFFLES),
-    drop_last=st.booleans(),
+    last=st.sampled_from(["short", "drop_last", "pad_last"]),
 )
 def test_steps_hold_the_same_samples_whatever_the_world_size(
-    per_rank: int, world_size: int, size: int, shuffle: Any, drop_last: bool
+    per_rank: int, world_size: int, size: int, shuffle: Any, last: str
 ) -> None:
-    options: dict[str, Any] = {
-        "batch_size": per_rank * world_size,
-        "shuffle": shuffle,
-        "drop_last": drop_last,
-        "seed": 3,
-    }
+    batch_size = per_rank * world_size
+    assume(last != "short" or (size - 1) % batch_size + 1 >= world_size)
+    options: dict[str, Any] = {"global_batch_size": batch_size, "shuffle": shuffle, "seed": 3}
+    if last != "short":
+        options[last] = True
     alone = [steps[0] for steps in global_steps(size, 1, **options)]
     together = global_steps(size, world_size, **options)
     assert len(alone) == len(together)
@@ -223,16 +222,54 @@ def test_steps_hold_the_same_samples_whatever_the_world_size(
 
 
 def test_partial_last_batch_is_dropped_or_padded_from_the_beginning_of_the_epoch() -> None:
-    padded = list(DataOrder([10], batch_size=4).steps())
+    padded = list(DataOrder([10], global_batch_size=4, shuffle=True, pad_last=True).steps())
     assert [step.mask.tolist() for step in padded if step.mask is not None][-1] == [True, True, False, False]
     assert padded[-1].items[2:].tolist() == padded[0].items[:2].tolist()
-    dropped = list(DataOrder([10], batch_size=4, drop_last=True).steps())
+    dropped = list(DataOrder([10], global_batch_size=4, shuffle=True, drop_last=True).steps())
     assert [step.items.tolist() for step in dropped] == [step.items.tolist() for step in padded[:2]]
     assert all(step.mask is None for step in dropped)
 
 
+@pytest.mark.parametrize(("world_size", "shares"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (4, [1, 2, 2, 2])])
+def test_last_batch_is_shorter_and_divided_as_evenly_as_possible(world_size: int, shares: list[int]) -> None:
+    ranks = [
+        list(DataOrder([19], global_batch_size=12, rank=rank, world_size=world_size).steps())
+        for rank in range(world_size)
+    ]
+    assert [len(steps) for steps in ranks] == [2] * world_size
+    lasts = [steps[-1] for steps in ranks]
+    assert [len(step.items) for step in lasts] == shares
+    assert [item for step in lasts for item in step.items.tolist()] == list(range(12, 19))
+    assert [(step.first, step.num_rows, step.mask) for step in lasts] == [
+        (sum(shares[:rank]), 7, None) for rank in range(world_size)
+    ]
+
+
+def test_last_batch_that_not_every_rank_has_an_item_of_is_an_error_that_names_both_ways_out() -> None:
+    options: dict[str, Any] = {"global_batch_size": 4, "rank": 0, "world_size": 4}
+    with pytest.raises(ConfigError) as caught:
+        DataOrder([40, 10], **options)
+    assert (caught.value.kind, caught.value.found) == ("drop_last", 2)
+    assert "drop_last=True" in str(caught.value.hint)
+    assert "pad_last=True" in str(caught.value.hint)
+    assert DataOrder([40, 10], drop_last=True, **options).num_steps == 12
+    assert DataOrder([40, 10], pad_last=True, **options).num_steps == 13
+
+
+def test_state_of_another_global_batch_is_an_error_that_names_both_numbers() -> None:
+    state = DataOrder([100], global_batch_size=16, world_size=4).state_dict()
+    with pytest.raises(ConfigError) as caught:
+        DataOrder([100], global_batch_size=8, world_size=2).load_state_dict(state)
+    assert (caught.value.kind, caught.value.found) == ("state", 16)
+    assert "8, on 2 ranks" in str(caught.value)
+    assert "global_batch_size=16" in str(caught.value.hint)
+    other = DataOrder([100], global_batch_size=16, world_size=2)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+
+
 def test_batch_larger_than_the_dataset_repeats_it_as_padding() -> None:
-    (step,) = DataOrder([3], batch_size=8, shuffle=False).steps()
+    (step,) = DataOrder([3], global_batch_size=8, pad_last=True).steps()
     assert step.items.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert step.mask is not None
     assert step.mask.tolist() == [True] * 3 + [False] * 5
@@ -247,7 +284,7 @@ def test_batch_larger_than_the_dataset_repeats_it_as_padding() -> None:
 def test_resumed_order_continues_with_the_same_items(
     shuffle: Any, consumed: int, epoch: int, weights: list[float] | None
 ) -> None:
-    options: dict[str, Any] = {"batch_size": 6, "shuffle": shuffle, "weights": weights}
+    options: dict[str, Any] = {"global_batch_size": 6, "shuffle": shuffle, "weights": weights}
     order = DataOrder([90, 61], seed=11, **options)
     order.epoch = epoch
     everything = [(step.number, step.source, step.items.tolist()) for step in order.steps()]
@@ -259,15 +296,15 @@ def test_resumed_order_continues_with_the_same_items(
     assert rest == everything[taken:]
 
 
-def test_state_holds_seed_epoch_and_consumed_only() -> None:
-    order = DataOrder([100], batch_size=10, seed=np.int64(5))
+def test_state_holds_seed_epoch_consumed_and_global_batch_size_only() -> None:
+    order = DataOrder([100], global_batch_size=10, seed=np.int64(5))
     order.epoch, order.consumed = 2, 30
-    assert order.state_dict() == {"seed": 5, "epoch": 2, "consumed": 30}
+    assert order.state_dict() == {"seed": 5, "epoch": 2, "consumed": 30, "global_batch_size": 10}
 
 
 def test_epochs_and_seeds_give_other_orders() -> None:
     def first(seed: int, epoch: int) -> tuple[int, ...]:
-        order = DataOrder([1000], batch_size=50, seed=seed)
+        order = DataOrder([1000], global_batch_size=50, shuffle=True, seed=seed)
         order.epoch = epoch
         return tuple(next(order.steps()).items.tolist())
 
@@ -275,10 +312,10 @@ def test_epochs_and_seeds_give_other_orders() -> None:
 
 
 def test_several_sources_are_taken_once_each_and_never_mixed_in_a_step() -> None:
-    order = DataOrder([40, 25, 9], batch_size=5)
+    order = DataOrder([40, 25, 9], global_batch_size=5, shuffle=True)
     steps = list(order.steps())
     for source, size in enumerate(order.sizes):
-        items = [step.items[step.mask] for step in steps if step.source == source]
+        items = [step.items for step in steps if step.source == source]
         assert np.sort(np.concatenate(items)).tolist() == list(range(size))
     sources = [step.source for step in steps]
     assert sources != sorted(sources)
@@ -286,14 +323,16 @@ def test_several_sources_are_taken_once_each_and_never_mixed_in_a_step() -> None
 
 def test_source_of_a_step_is_the_same_on_all_ranks_and_for_all_batch_shares() -> None:
     def sources(rank: int, world_size: int) -> list[int]:
-        order = DataOrder([4000, 900], batch_size=8, rank=rank, world_size=world_size, seed=1)
+        order = DataOrder(
+            [4000, 900], global_batch_size=8, shuffle=True, rank=rank, world_size=world_size, seed=1
+        )
         return [step.source for step in order.steps()]
 
     assert sources(0, 1) == sources(0, 4) == sources(3, 4)
 
 
 def test_weights_set_the_shares_of_steps_and_repeat_small_sources_in_new_orders() -> None:
-    order = DataOrder([8000, 80], batch_size=8, weights=[1, 3])
+    order = DataOrder([8000, 80], global_batch_size=8, shuffle=True, weights=[1, 3])
     steps = list(order.steps())
     assert len(steps) == order.num_steps == 1010
     of_small = [step.items.tolist() for step in steps if step.source == 1]
@@ -304,13 +343,13 @@ def test_weights_set_the_shares_of_steps_and_repeat_small_sources_in_new_orders(
 
 
 def test_sources_without_shuffle_come_one_after_the_other() -> None:
-    steps = list(DataOrder([6, 5], batch_size=3, shuffle=False).steps())
+    steps = list(DataOrder([6, 5], global_batch_size=3).steps())
     assert [step.source for step in steps] == [0, 0, 1, 1]
-    assert [step.items.tolist() for step in steps] == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4, 0]]
+    assert [step.items.tolist() for step in steps] == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4]]
 
 
 def _order(**options: Any) -> Callable[[], DataOrder]:
-    return lambda: DataOrder(options.pop("sizes", [100]), **{"batch_size": 8, **options})
+    return lambda: DataOrder(options.pop("sizes", [100]), **{"global_batch_size": 8, **options})
 
 
 @pytest.mark.parametrize(
@@ -320,7 +359,7 @@ def _order(**options: Any) -> Callable[[], DataOrder]:
         (_order(rank=-1), "rank"),
         (_order(world_size=0), "world_size"),
         (_order(world_size=3), "batch_size"),
-        (_order(batch_size=0), "batch_size"),
+        (_order(global_batch_size=0), "batch_size"),
         (_order(seed=-1), "seed"),
         (_order(shuffle="blocks"), "shuffle"),
         (_order(block_size=0), "block_size"),
@@ -328,6 +367,7 @@ def _order(**options: Any) -> Callable[[], DataOrder]:
         (_order(sizes=[]), "sizes"),
         (_order(sizes=[100, 0]), "sizes"),
         (_order(sizes=[7], drop_last=True), "batch_size"),
+        (_order(drop_last=True, pad_last=True), "pad_last"),
         (_order(weights=[1, 2]), "weights"),
         (_order(weights=[0.0]), "weights"),
         (_order(weights=[float("nan")]), "weights"),
@@ -342,25 +382,28 @@ def test_order_refuses_arguments_out_of_range(make: Callable[[], DataOrder], kin
 @pytest.mark.parametrize(
     "state",
     [
-        {"seed": 0, "epoch": 0},
-        {"seed": 0, "epoch": 0, "consumed": 5},
-        {"seed": 0, "epoch": 0, "consumed": 112},
-        {"seed": 0, "epoch": 0, "consumed": -8},
-        {"seed": 0, "epoch": -1, "consumed": 0},
-        {"seed": -1, "epoch": 0, "consumed": 0},
+        {"consumed": None},
+        {"global_batch_size": None},
+        {"global_batch_size": 16},
+        {"consumed": 5},
+        {"consumed": 112},
+        {"consumed": -8},
+        {"epoch": -1},
+        {"seed": -1},
     ],
 )
-def test_load_state_dict_refuses_what_no_such_order_has_saved(state: dict[str, int]) -> None:
-    order = DataOrder([100], batch_size=8)
+def test_load_state_dict_refuses_what_no_such_order_has_saved(state: dict[str, int | None]) -> None:
+    order = DataOrder([100], global_batch_size=8)
+    changed = {**order.state_dict(), **state}
     with pytest.raises(ConfigError) as caught:
-        order.load_state_dict(state)
+        order.load_state_dict({key: value for key, value in changed.items() if value is not None})
     assert caught.value.kind == "state"
-    assert order.state_dict() == {"seed": 0, "epoch": 0, "consumed": 0}
+    assert order.state_dict() == {"seed": 0, "epoch": 0, "consumed": 0, "global_batch_size": 8}
 
 
 def test_steps_hold_nothing_for_a_whole_epoch() -> None:
     """A billion items: the first step costs what it costs for a thousand."""
-    order = DataOrder([10**9], batch_size=64)
+    order = DataOrder([10**9], global_batch_size=64, shuffle=True)
     step = next(order.steps())
     assert step.items.base is not None
     assert step.items.base.nbytes <= 1 << 16

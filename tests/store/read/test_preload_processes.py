@@ -122,7 +122,7 @@ def test_dataset_takes_its_batches_from_the_copy_in_every_process(path: Path) ->
         store.preload("copy", shared=True)
         dataset = pickle.loads(pickle.dumps(StoreDataset(store)))
         os.truncate(path, 0)  # so there is nothing else to take them from
-        batch = dataset.__getitems__([3, 0])
+        batch = dataset.batch([3, 0])
         assert np.array_equal(batch["fields"].numpy(), store["fields"][[3, 0]])
 
 

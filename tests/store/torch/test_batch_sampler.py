@@ -48,7 +48,7 @@ def test_stores_of_different_shapes_are_never_mixed_in_a_batch(
     paths: list[Path], context: str | None
 ) -> None:
     dataset = StoreDataset(paths)
-    sampler = make_batch_sampler(dataset, batch_size=4, seed=2)
+    sampler = make_batch_sampler(dataset, batch_size=4, shuffle=True, seed=2)
     options = {"num_workers": 2, "multiprocessing_context": context} if context else {}
     batches = list(DataLoader(dataset, batch_sampler=sampler, **options))
     assert len(batches) == len(sampler) == 12
@@ -61,7 +61,13 @@ def test_stores_of_different_shapes_are_never_mixed_in_a_batch(
 
 def test_order_is_that_of_the_loader(paths: list[Path]) -> None:
     dataset = StoreDataset(paths)
-    options: dict[str, Any] = {"batch_size": 4, "seed": 5, "drop_last": True, "weights": [1, 2]}
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "shuffle": True,
+        "seed": 5,
+        "drop_last": True,
+        "weights": [1, 2],
+    }
     sampler, loader = make_batch_sampler(dataset, **options), make_loader(dataset, **options)
     for _ in range(2):
         assert list(sampler) == indices(loader)
@@ -69,19 +75,21 @@ def test_order_is_that_of_the_loader(paths: list[Path]) -> None:
 
 def test_ranks_share_the_batches_and_have_equally_many(paths: list[Path]) -> None:
     dataset = StoreDataset(paths)
-    alone = list(make_batch_sampler(dataset, batch_size=4))
-    ranks = [list(make_batch_sampler(dataset, batch_size=4, rank=rank, world_size=2)) for rank in range(2)]
-    together = [first + second for first, second in zip(*ranks, strict=True)]
-    assert [len(step) for step in together] == [4] * 12
-    assert [step[: len(part)] for step, part in zip(together, alone, strict=True)] == alone
+    alone = list(make_batch_sampler(dataset, batch_size=6, pad_last=True))
+    ranks = [
+        list(make_batch_sampler(dataset, global_batch_size=6, pad_last=True, rank=rank, world_size=2))
+        for rank in range(2)
+    ]
+    assert [first + second for first, second in zip(*ranks, strict=True)] == alone
+    assert [len(step) for step in alone] == [6] * 8
 
 
 def test_epoch_goes_on_where_the_loop_stopped(paths: list[Path]) -> None:
     dataset = StoreDataset(paths)
-    sampler = make_batch_sampler(dataset, batch_size=4)
+    sampler = make_batch_sampler(dataset, batch_size=4, shuffle=True)
     epochs = [list(sampler) for _ in range(3)]
     assert epochs[0] != epochs[1]
-    resumed = make_batch_sampler(dataset, batch_size=4)
+    resumed = make_batch_sampler(dataset, batch_size=4, shuffle=True)
     resumed.set_epoch(1, consumed=5 * 4)
     assert list(resumed) == epochs[1][5:]
     assert list(resumed) == epochs[2]

@@ -19,13 +19,14 @@ import pytest
 import torch
 from small_stores import MakeStore, mixed_constants, mixed_values
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 import ups_store
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.format.metadata import DTYPE_NAMES
-from ups_store.read.order import DataOrder
+from ups_store.read.order import DataOrder, Step
 from ups_store.system import runs
-from ups_store.torch import Batch, EpochReport, Loader, StoreDataset, Window, make_loader
+from ups_store.torch import Batch, EpochReport, Loader, Sample, StoreDataset, Window, make_loader
 from ups_store.torch.ahead import Ahead
 from ups_store.torch.memory import SMALL_BYTES, BufferPool
 
@@ -64,7 +65,7 @@ def indices(batches: Iterator[Batch] | list[Batch] | Loader) -> list[list[int]]:
 
 
 def test_epoch_has_every_sample_once_in_a_new_order_every_time(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     epochs = []
     for _ in range(2):
         batches = list(loader)
@@ -72,7 +73,7 @@ def test_epoch_has_every_sample_once_in_a_new_order_every_time(dataset: StoreDat
         for batch in batches:
             assert isinstance(batch, Batch)
             assert_holds_its_samples(batch)
-        valid = [index for batch in batches for index in batch["index"][batch["valid"]].tolist()]
+        valid = [index for batch in batches for index in batch["index"].tolist()]
         assert sorted(valid) == list(range(NUM_SAMPLES))
         epochs.append(valid)
     assert epochs[0] != epochs[1]
@@ -84,37 +85,169 @@ def test_batches_are_the_same_where_numpy_copies(
     values = mixed_values(NUM_SAMPLES)
     del values["nothing"]
     dataset = StoreDataset(make_store(values, constants=mixed_constants()), window=Window(horizon=2))
-    compiled = list(make_loader(dataset, batch_size=7, seed=3))
+    compiled = list(make_loader(dataset, batch_size=7, seed=3, shuffle=True))
     monkeypatch.setattr(runs, "compiled", None)
-    for batch, expected in zip(make_loader(dataset, batch_size=7, seed=3), compiled, strict=True):
+    for batch, expected in zip(
+        make_loader(dataset, batch_size=7, seed=3, shuffle=True), compiled, strict=True
+    ):
         assert batch.keys() == expected.keys()
         tensors = [name for name in expected if isinstance(expected[name], Tensor)]
-        assert {"z0", "dt", "valid"} <= set(tensors)
+        assert {"z0", "dt", "index"} <= set(tensors)
         assert all(torch.equal(batch[name], expected[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "block"])
-def test_loader_gives_the_batches_of_its_order(dataset: StoreDataset, shuffle: Any) -> None:
-    loader = make_loader(dataset, batch_size=6, shuffle=shuffle, seed=9, block_size=5, blocks_per_window=2)
-    order = DataOrder([NUM_SAMPLES], batch_size=6, shuffle=shuffle, seed=9, block_size=5, blocks_per_window=2)
+def test_loader_gives_the_batches_of_its_order(
+    dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch, shuffle: Any
+) -> None:
+    monkeypatch.setattr("ups_store.torch.loader.MAX_BLOCK_SIZE", 5)
+    loader = make_loader(dataset, batch_size=6, shuffle=shuffle, seed=9)
+    order = DataOrder([NUM_SAMPLES], global_batch_size=6, shuffle=shuffle, seed=9, block_size=5)
     assert indices(loader) == [step.items.tolist() for step in order.steps()]
 
 
-def test_last_batch_is_dropped_or_filled_up(dataset: StoreDataset) -> None:
-    filled, dropped = make_loader(dataset, batch_size=8), make_loader(dataset, batch_size=8, drop_last=True)
-    batches = list(filled)
-    assert batches[-1]["valid"].tolist() == [True] * 2 + [False] * 6
-    assert all(batch["valid"].all() for batch in batches[:-1])
-    rest = list(dropped)
-    assert indices(rest) == indices(batches[:-1])
-    assert all("valid" not in batch for batch in rest)
+def test_last_batch_is_shorter_dropped_or_padded_as_asked_for(dataset: StoreDataset) -> None:
+    plain, dropped, padded = (
+        list(make_loader(dataset, batch_size=8, shuffle=True, **options))
+        for options in ({}, {"drop_last": True}, {"pad_last": True})
+    )
+    assert [len(batch["index"]) for batch in plain] == [8] * 6 + [2]
+    assert indices(dropped) == indices(plain[:-1])
+    assert all("valid" not in batch for batch in plain + dropped)
+    assert indices(padded[:-1]) == indices(dropped)
+    assert padded[-1]["index"].tolist() == indices(plain)[-1] + indices(plain)[0][:6]
+    assert padded[-1]["valid"].tolist() == [True] * 2 + [False] * 6
+    assert all(batch["valid"].all() for batch in padded[:-1])
+
+
+def test_order_of_the_store_is_the_default(dataset: StoreDataset) -> None:
+    assert list(itertools.chain(*indices(make_loader(dataset, batch_size=8)))) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_batch_size_is_per_rank_and_all_ranks_make_equally_many_steps(
+    dataset: StoreDataset, world_size: int
+) -> None:
+    ranks = [
+        indices(make_loader(dataset, batch_size=7, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    assert {len(steps) for steps in ranks} == {-(-NUM_SAMPLES // (7 * world_size))}
+    assert all(len(step) == 7 for steps in ranks for step in steps[:-1])
+    taken = [index for steps in ranks for step in steps for index in step]
+    assert sorted(taken) == list(range(NUM_SAMPLES))
+
+
+def test_rank_gathers_its_own_rows_only(dataset: StoreDataset) -> None:
+    gathered: list[int] = []
+    fetch = dataset.fetch
+    dataset.fetch = lambda number, items, **options: (  # type: ignore[method-assign]
+        gathered.extend(items.tolist()),
+        fetch(number, items, **options),
+    )[1]
+    loader = make_loader(dataset, batch_size=4, rank=1, world_size=2, num_workers=0)
+    assert gathered == list(itertools.chain(*indices(loader)))
+    assert len(gathered) == NUM_SAMPLES // 2
+
+
+def test_loader_without_workers_gives_the_same_batches_in_the_loops_own_thread(dataset: StoreDataset) -> None:
+    threads = set()
+    fetch = dataset.fetch
+    dataset.fetch = lambda *args, **options: (  # type: ignore[method-assign]
+        threads.add(threading.current_thread()),
+        fetch(*args, **options),
+    )[1]
+    loader = make_loader(dataset, batch_size=4, shuffle=True, num_workers=0)
+    alone = [indices(loader), indices(loader)]
+    assert threads == {threading.current_thread()}
+    other = make_loader(dataset, batch_size=4, shuffle=True)
+    assert alone == [indices(other), indices(other)]
+    old = iter(loader)
+    next(old)
+    list(loader)
+    with pytest.raises(StoreClosedError):
+        next(old)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_collate_fn_and_transform_mean_what_they_mean_in_torch(
+    make_store: MakeStore, num_workers: int
+) -> None:
+    path = make_store({"a": np.arange(20.0).reshape(10, 2)})
+
+    def double(sample: Sample) -> dict[str, Any]:
+        return {"twice": 2 * sample["a"], "index": sample["index"]}
+
+    def total(samples: Any) -> tuple[int, float]:
+        return len(samples), float(sum(sample["twice"].sum() for sample in samples))
+
+    data = StoreDataset(path, transform=double)
+    for options in ({}, {"collate_fn": total}):
+        theirs = list(DataLoader(data, batch_size=4, **options))
+        ours = list(make_loader(data, batch_size=4, num_workers=num_workers, **options))
+        assert str(ours) == str(theirs)
+    assert ours[0] == (4, 2 * sum(range(8)))
+    rows = list(make_loader(StoreDataset(path), batch_size=4, collate_fn=list, num_workers=num_workers))
+    assert [[int(sample["index"]) for sample in batch] for batch in rows] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+
+
+def test_batch_transform_is_given_the_step_that_random_numbers_depend_on(dataset: StoreDataset) -> None:
+    def noted(batch: Batch, step: Step) -> Batch:
+        batch["step"] = torch.tensor([step.epoch, step.number, step.first, step.num_rows])
+        return batch
+
+    options: dict[str, Any] = {"batch_size": 16, "batch_transform": noted, "world_size": 2}
+    first, second = (make_loader(dataset, rank=rank, **options) for rank in range(2))
+    assert [batch["step"].tolist() for batch in first] == [[0, 0, 0, 32], [0, 1, 0, 18]]
+    assert [batch["step"].tolist() for batch in second] == [[0, 0, 16, 32], [0, 1, 9, 18]]
+    assert next(iter(first))["step"].tolist() == [1, 0, 0, 32]
+
+
+def test_loop_that_waits_is_asked_whether_to_go_on(
+    dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ups_store.torch.ahead.POLL_S", 0.001)
+    may_end, fetch = threading.Event(), dataset.fetch
+    dataset.fetch = lambda *args, **options: (  # type: ignore[method-assign]
+        may_end.wait(30),
+        fetch(*args, **options),
+    )[1]
+    loader = make_loader(dataset, batch_size=4)
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        if len(asked) == 3:
+            may_end.set()
+            raise KeyboardInterrupt
+
+    loader.on_wait = ask
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    assert len(asked) == 3
+
+
+def test_repr_shows_what_there_is(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4, rank=0, world_size=2)
+    assert repr(dataset).startswith("<StoreDataset: items: 50 samples; stores: 1 (")
+    assert "a (8192,) float32, nu () float64" in repr(dataset)
+    assert repr(loader).startswith("<Loader: steps: 7 of 8 samples over all ranks; position: epoch 0, 0")
+    assert repr(dataset) in repr(loader)
+    for shown in (dataset._repr_html_(), loader._repr_html_()):
+        assert shown.startswith("<table><caption>")
+        assert "<StoreDataset" not in shown  # escaped
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_share_the_batches_of_one_process(dataset: StoreDataset, world_size: int) -> None:
-    alone = indices(make_loader(dataset, batch_size=8))
+    options: dict[str, Any] = {"global_batch_size": 8, "shuffle": True, "pad_last": True}
+    alone = indices(make_loader(dataset, **options))
     ranks = [
-        indices(make_loader(dataset, batch_size=8, rank=rank, world_size=world_size))
+        indices(make_loader(dataset, rank=rank, world_size=world_size, **options))
         for rank in range(world_size)
     ]
     together = [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
@@ -125,19 +258,19 @@ def test_rank_comes_from_torch_distributed(dataset: StoreDataset, monkeypatch: p
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    order = make_loader(dataset, batch_size=8).order
+    order = make_loader(dataset, batch_size=8, shuffle=True).order
     assert (order.rank, order.world_size) == (1, 4)
 
 
 def test_all_batches_kept_are_distinct(dataset: StoreDataset) -> None:
-    batches = list(make_loader(dataset, batch_size=4))
+    batches = list(make_loader(dataset, batch_size=4, shuffle=True))
     assert len({batch["a"].data_ptr() for batch in batches}) == len(batches)
     for batch in batches:
         assert_holds_its_samples(batch)
 
 
 def test_memory_is_used_again_when_batches_are_dropped(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, prefetch=2)
+    loader = make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True)
     pointers = [batch["a"].data_ptr() for _ in range(4) for batch in loader]
     assert len(pointers) == 52
     assert len(set(pointers)) <= 5  # two ready, one being made, two that the loop holds between batches
@@ -163,7 +296,7 @@ def bytes_of(kept: Any) -> bytes:
 )
 def test_whatever_is_kept_of_a_batch_keeps_its_memory(dataset: StoreDataset, keep: Any) -> None:
     kept, copies = [], []
-    for batch in make_loader(dataset, batch_size=4):
+    for batch in make_loader(dataset, batch_size=4, shuffle=True):
         kept.append(keep(batch["a"]))
         copies.append(keep(batch["a"].clone()))
     assert [bytes_of(found) for found in kept] == [bytes_of(expected) for expected in copies]
@@ -171,7 +304,7 @@ def test_whatever_is_kept_of_a_batch_keeps_its_memory(dataset: StoreDataset, kee
 
 def test_tensor_saved_for_backward_keeps_its_memory(dataset: StoreDataset) -> None:
     """The batch itself is dropped: only autograd still refers to it while many more are made."""
-    batches = iter(make_loader(dataset, batch_size=4))
+    batches = iter(make_loader(dataset, batch_size=4, shuffle=True))
     weight = torch.ones(WIDTH, requires_grad=True)
     batch = next(batches)
     expected = batch["a"].sum(0)
@@ -187,7 +320,7 @@ def test_tensor_saved_for_backward_keeps_its_memory(dataset: StoreDataset) -> No
 def test_training_on_reused_memory_gives_the_gradients_of_copies(dataset: StoreDataset) -> None:
     def gradients(*, copy: bool) -> list[Tensor]:
         weight, found = torch.full((WIDTH,), 0.5, requires_grad=True), []
-        for batch in make_loader(dataset, batch_size=4):
+        for batch in make_loader(dataset, batch_size=4, shuffle=True):
             values = batch["a"].clone() if copy else batch["a"]
             loss = (values * weight).square().mean()
             del batch, values
@@ -200,17 +333,21 @@ def test_training_on_reused_memory_gives_the_gradients_of_copies(dataset: StoreD
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 13])
 def test_resumed_loader_continues_with_the_same_batches(dataset: StoreDataset, taken: int) -> None:
-    loader = make_loader(dataset, batch_size=4, seed=3)
+    loader = make_loader(dataset, batch_size=4, seed=3, shuffle=True)
     list(loader)
     batches = iter(loader)
     for _ in range(taken):
         next(batches)
     state = loader.state_dict()
-    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken}
-    resumed = make_loader(dataset, batch_size=4)
+    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken, "global_batch_size": 4}
+    resumed = make_loader(dataset, batch_size=4, shuffle=True)
     resumed.load_state_dict(state)
     assert indices(resumed) == indices(batches)
-    assert resumed.state_dict() == loader.state_dict() == {"seed": 3, "epoch": 2, "consumed": 0}
+    assert (
+        resumed.state_dict()
+        == loader.state_dict()
+        == {"seed": 3, "epoch": 2, "consumed": 0, "global_batch_size": 4}
+    )
     assert indices(resumed) == indices(loader)
 
 
@@ -228,11 +365,11 @@ def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict
         for task in "ab"
     ]
     data = StoreDataset(paths, window=Window(horizon=2, samples_per_trajectory=3), dtype=torch.float32)
-    loader = make_loader(data, batch_size=4, seed=3, **options)
+    loader = make_loader(data, batch_size=4, seed=3, **{"shuffle": True, **options})
     batches = iter(loader)
     for _ in range(5):
         next(batches)
-    resumed = make_loader(data, batch_size=4, **options)
+    resumed = make_loader(data, batch_size=4, **{"shuffle": True, **options})
     resumed.load_state_dict(loader.state_dict())
     expected, found = [*batches, *loader], [*resumed, *resumed]
     assert len(expected) > len(loader)
@@ -244,14 +381,17 @@ def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict
 
 
 def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
-    loader, other = make_loader(dataset, batch_size=4), make_loader(dataset, batch_size=4)
+    loader, other = (
+        make_loader(dataset, batch_size=4, shuffle=True),
+        make_loader(dataset, batch_size=4, shuffle=True),
+    )
     next(iter(loader))
     list(other)
     assert indices(loader) == indices(other)
 
 
 def test_set_epoch_chooses_the_order(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     epochs = [indices(loader) for _ in range(3)]
     loader.set_epoch(1)
     assert indices(loader) == epochs[1]
@@ -273,24 +413,28 @@ def test_stores_of_different_shapes_are_never_mixed_in_a_batch(make_store: MakeS
         make_store({"a": np.full((size, width), width)}, name=f"{task}.zarr.zip", identity={"task": task})
         for task, size, width in (("burgers1d", 30, 3), ("advection1d", 12, 5))
     ]
-    batches = list(make_loader(StoreDataset(paths), batch_size=4))
+    batches = list(make_loader(StoreDataset(paths), batch_size=4, shuffle=True))
     for batch in batches:
         assert (batch["a"] == batch["a"].shape[1]).all()
         assert batch["task"] == ("burgers1d" if batch["a"].shape[1] == 3 else "advection1d")
     tasks = [batch["task"] for batch in batches]
     assert (tasks.count("burgers1d"), tasks.count("advection1d")) == (8, 3)
-    weighted = make_loader(StoreDataset(paths), batch_size=4, weights=[1, 10])
+    weighted = make_loader(StoreDataset(paths), batch_size=4, weights=[1, 10], shuffle=True)
     assert [batch["task"] for batch in weighted].count("advection1d") == 10
-    seen = [index for batch in batches for index in batch["index"][batch["valid"]].tolist()]
+    seen = [index for batch in batches for index in batch["index"].tolist()]
     assert sorted(seen) == list(range(42))
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 8])
-def test_prefetch_makes_as_many_batches_ahead_and_no_more(dataset: StoreDataset, num_threads: int) -> None:
+@pytest.mark.parametrize(("num_workers", "factor"), [(1, 3), (3, 1), (3, None)])
+def test_workers_make_as_many_batches_ahead_as_prefetch_factor_says_and_no_more(
+    dataset: StoreDataset, num_workers: int, factor: int | None
+) -> None:
     made = []
     fetch = dataset.fetch
     dataset.fetch = lambda *args, **options: (made.append(1), fetch(*args, **options))[1]  # type: ignore[method-assign]
-    batches = iter(make_loader(dataset, batch_size=4, prefetch=3, num_threads=num_threads))
+    batches = iter(
+        make_loader(dataset, batch_size=4, num_workers=num_workers, prefetch_factor=factor, shuffle=True)
+    )
     next(batches)
     deadline = time.monotonic() + 60
     while len(made) < 4 and time.monotonic() < deadline:
@@ -322,11 +466,11 @@ def wait_for(made: list[int], num: int) -> None:
 
 def test_first_batches_of_the_next_epoch_are_made_while_one_ends(dataset: StoreDataset) -> None:
     made = count_fetches(dataset)
-    loader = make_loader(dataset, batch_size=4, prefetch=3)
-    order = DataOrder([NUM_SAMPLES], batch_size=4)
+    loader = make_loader(dataset, batch_size=4, num_workers=3, shuffle=True)
+    order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
     for epoch in range(3):
         assert indices(loader) == [step.items.tolist() for step in order.steps(epoch)]
-        assert loader.state_dict() == {"seed": 0, "epoch": epoch + 1, "consumed": 0}
+        assert loader.state_dict() == {"seed": 0, "epoch": epoch + 1, "consumed": 0, "global_batch_size": 4}
         wait_for(made, 13 * (epoch + 1) + 3)
         assert made.count(epoch + 1) == 3
     loader.close()
@@ -337,8 +481,8 @@ def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it
     dataset: StoreDataset,
 ) -> None:
     made = count_fetches(dataset)
-    loader = make_loader(dataset, batch_size=4)
-    order = DataOrder([NUM_SAMPLES], batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
+    order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
     list(loader)
     wait_for(made, 15)
     loader.set_epoch(1)
@@ -351,10 +495,10 @@ def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it
 
 
 def test_epoch_that_is_resumed_drops_what_was_made_for_the_next(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     list(loader)
-    loader.load_state_dict({"seed": 3, "epoch": 1, "consumed": 40})
-    order = DataOrder([NUM_SAMPLES], batch_size=4, seed=3)
+    loader.load_state_dict({"seed": 3, "epoch": 1, "consumed": 40, "global_batch_size": 4})
+    order = DataOrder([NUM_SAMPLES], global_batch_size=4, seed=3, shuffle=True)
     assert indices(loader) == [step.items.tolist() for step in order.steps(1)][10:]
 
 
@@ -367,7 +511,7 @@ def change_epoch(loader: Loader) -> None:
 
 
 def load_order(loader: Loader) -> None:
-    loader.order.load_state_dict({"seed": 4, "epoch": 1, "consumed": 0})
+    loader.order.load_state_dict({"seed": 4, "epoch": 1, "consumed": 0, "global_batch_size": 4})
 
 
 @pytest.mark.parametrize("change", [change_seed, change_epoch, load_order])
@@ -375,7 +519,7 @@ def load_order(loader: Loader) -> None:
 def test_order_that_is_changed_gives_its_own_batches_from_the_next_epoch_on(
     dataset: StoreDataset, change: Callable[[Loader], None], taken: int
 ) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     batches = iter(loader)
     for _ in range(taken):
         next(batches)
@@ -384,20 +528,20 @@ def test_order_that_is_changed_gives_its_own_batches_from_the_next_epoch_on(
     change(loader)
     if taken == 5 and change is not load_order:
         list(batches)
-    expected = DataOrder([NUM_SAMPLES], batch_size=4, seed=loader.order.seed)
+    expected = DataOrder([NUM_SAMPLES], global_batch_size=4, seed=loader.order.seed, shuffle=True)
     epoch = loader.order.epoch + (taken == 5 and change is load_order)  # that one was abandoned
     assert indices(loader) == [step.items.tolist() for step in expected.steps(epoch)]
 
 
 def test_dataset_that_is_changed_gives_the_next_epoch(dataset: StoreDataset, make_store: MakeStore) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     list(loader)
     loader.dataset = StoreDataset(make_store({"b": np.zeros((NUM_SAMPLES, 3))}, name="other.zarr.zip"))
     assert all("b" in batch for batch in loader)
 
 
 def test_iterator_that_was_replaced_at_its_last_batch_is_an_error(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     old = iter(loader)
     for _ in range(13):
         next(old)
@@ -412,7 +556,7 @@ def test_iterator_that_was_replaced_at_its_last_batch_is_an_error(dataset: Store
 def test_copy_of_a_loader_gives_the_same_batches(
     dataset: StoreDataset, copy_of: Callable[[Loader], Loader], num_epochs: int
 ) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     for _ in range(num_epochs):
         list(loader)
     other = copy_of(loader)
@@ -420,7 +564,7 @@ def test_copy_of_a_loader_gives_the_same_batches(
 
 
 def test_copy_of_a_loader_has_no_memory_of_its_batches(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     list(loader)
     gc.collect()
     assert len(pickle.dumps(loader)) < SMALL_BYTES
@@ -431,7 +575,7 @@ def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
     dataset: StoreDataset, options: dict[str, Any]
 ) -> None:
     made = count_fetches(dataset)
-    loader = make_loader(dataset, batch_size=4, **options)
+    loader = make_loader(dataset, batch_size=4, **{"shuffle": True, **options})
     for epoch in range(2):
         assert len(indices(loader)) == 13
         assert loader_threads() == []
@@ -439,7 +583,7 @@ def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
 
 
 def test_loader_that_is_dropped_ends_its_threads(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     list(loader)
     assert loader_threads() != []
     del loader
@@ -449,9 +593,11 @@ def test_loader_that_is_dropped_ends_its_threads(dataset: StoreDataset) -> None:
 @pytest.mark.multi_process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_makes_its_own_batches_of_the_next_epoch(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     list(loader)
-    expected = [step.items.tolist() for step in DataOrder([NUM_SAMPLES], batch_size=4).steps(1)]
+    expected = [
+        step.items.tolist() for step in DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True).steps(1)
+    ]
     child = os.fork()
     if child == 0:
         os._exit(7 if indices(loader) == expected else 8)
@@ -468,7 +614,7 @@ def test_error_in_the_thread_reaches_the_loop_with_its_place(dataset: StoreDatas
         return fetch(*args, **options)
 
     dataset.fetch = fail_third  # type: ignore[method-assign]
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     got = []
     with pytest.raises(OSError, match="the disk is gone") as caught:
         got.extend(loader)
@@ -478,7 +624,7 @@ def test_error_in_the_thread_reaches_the_loop_with_its_place(dataset: StoreDatas
 
 
 def test_file_that_is_cut_during_an_epoch_is_an_error(dataset: StoreDataset) -> None:
-    batches = iter(make_loader(dataset, batch_size=4, prefetch=1))
+    batches = iter(make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True))
     next(batches)
     os.truncate(dataset.sources[0].store.path, 4096)
     with pytest.raises(TruncatedError):
@@ -488,7 +634,7 @@ def test_file_that_is_cut_during_an_epoch_is_an_error(dataset: StoreDataset) -> 
 def test_store_that_is_replaced_during_an_epoch_gives_the_old_data(
     dataset: StoreDataset, make_store: MakeStore
 ) -> None:
-    batches = iter(make_loader(dataset, batch_size=4))
+    batches = iter(make_loader(dataset, batch_size=4, shuffle=True))
     first = next(batches)
     make_store({"a": np.zeros((2, 3))}, name="new.zarr.zip").rename(dataset.sources[0].store.path)
     for batch in itertools.chain([first], batches):
@@ -496,7 +642,7 @@ def test_store_that_is_replaced_during_an_epoch_gives_the_old_data(
 
 
 def test_loop_that_breaks_or_fails_leaves_no_thread(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     for _ in loader:
         assert loader_threads() != []
         break
@@ -512,7 +658,7 @@ def test_loop_that_breaks_or_fails_leaves_no_thread(dataset: StoreDataset) -> No
 
 
 def test_closed_loader_ends_its_iterator_with_an_error(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     batches = iter(loader)
     next(batches)
     loader.close()
@@ -523,7 +669,7 @@ def test_closed_loader_ends_its_iterator_with_an_error(dataset: StoreDataset) ->
 
 
 def test_new_iterator_closes_the_one_before(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     old = iter(loader)
     next(old)
     assert len(list(loader)) == 13
@@ -535,7 +681,7 @@ def test_new_iterator_closes_the_one_before(dataset: StoreDataset) -> None:
 def test_program_that_ends_amid_an_epoch_ends_at_once(dataset: StoreDataset) -> None:
     program = (
         "import sys; from ups_store.torch import StoreDataset, make_loader\n"
-        "loader = make_loader(StoreDataset(sys.argv[1]), batch_size=2)\n"
+        "loader = make_loader(StoreDataset(sys.argv[1]), batch_size=2, shuffle=True)\n"
         "batches = iter(loader); print(len(next(batches)['index']))"
     )
     path = str(dataset.sources[0].store.path)
@@ -548,7 +694,7 @@ def test_loader_leaves_the_number_of_torch_threads_alone(dataset: StoreDataset) 
     """In a new process: there the thread asks before anybody else, which is when torch mixes them up."""
     program = (
         "import sys, threading, torch; from ups_store.torch import StoreDataset, make_loader\n"
-        "list(make_loader(StoreDataset(sys.argv[1]), batch_size=2))\n"
+        "list(make_loader(StoreDataset(sys.argv[1]), batch_size=2, shuffle=True))\n"
         "found = [torch.get_num_threads()]\n"
         "other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))\n"
         "other.start(); other.join(); print(*found)"
@@ -563,20 +709,20 @@ def test_loader_leaves_the_number_of_torch_threads_alone(dataset: StoreDataset) 
 
 
 def test_report_counts_what_was_moved_and_waited_for(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
     assert loader.report().num_steps == 0
     for number, _ in enumerate(loader):
         time.sleep(0.005)
         assert loader.report().num_steps == number + 1
     report = loader.report()
-    assert (report.epoch, report.num_steps, report.num_samples) == (0, 13, 52)
-    assert report.nbytes == 52 * (WIDTH * 4 + 8 + 8 + 1)  # a, nu, index, valid
+    assert (report.epoch, report.num_steps, report.num_samples) == (0, 13, 50)
+    assert report.nbytes == 50 * (WIDTH * 4 + 8 + 8)  # a, nu, index
     assert report.seconds >= 13 * 0.005
     assert 0 < report.waited_s < report.seconds
     assert 0 < report.assembled_s < report.seconds
-    assert report.samples_per_s == pytest.approx(52 / report.seconds)
+    assert report.samples_per_s == pytest.approx(50 / report.seconds)
     assert report.resident == dataset.sources[0].store.residency()
-    assert str(report).startswith("epoch 0: 13 steps, 52 samples, 1.7 MB in ")
+    assert str(report).startswith("epoch 0: 13 steps, 50 samples, 1.6 MB in ")
     assert "\n" not in str(report)
 
 
@@ -612,11 +758,16 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
         ({"seed": 1.5}, "seed", "a whole number"),
         ({"batch_size": 0}, "batch_size", "at least 1"),
         ({"batch_size": 2.5}, "batch_size", "a whole number"),
-        ({"batch_size": 9, "world_size": 2}, "batch_size", "a multiple of the 2 ranks"),
+        ({"batch_size": None, "global_batch_size": 9, "world_size": 2}, "batch_size", "a multiple of the 2"),
+        ({"global_batch_size": 8}, "batch_size", "and not both"),
+        ({"batch_size": None}, "batch_size", "and not both"),
+        ({"drop_last": True, "pad_last": True}, "pad_last", "not with drop_last"),
+        ({"batch_size": 1, "world_size": 7}, "drop_last", "at least 7 items"),
         ({"batch_size": 51, "drop_last": True}, "batch_size", "at most 50, the items"),
-        ({"prefetch": 0}, "prefetch", "at least 1"),
-        ({"num_threads": 0}, "num_threads", "at least 1"),
-        ({"num_threads": 1.5}, "num_threads", "a whole number"),
+        ({"prefetch_factor": 0}, "prefetch_factor", "at least 1"),
+        ({"prefetch_factor": 2, "num_workers": 0}, "prefetch_factor", "None"),
+        ({"num_workers": -1}, "num_workers", "at least 0"),
+        ({"num_workers": 1.5}, "num_workers", "a whole number"),
         ({"shuffle": "all"}, "shuffle", "'block' or 'auto'"),
         ({"weights": [1, 1]}, "weights", "1 positive numbers"),
         ({"device": "meta"}, "device", "cpu, or cuda where"),
@@ -636,14 +787,14 @@ def test_loader_refuses_arguments_out_of_range(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none_is_refused(dataset: StoreDataset) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_loader(dataset, batch_size=8, device="cuda")
+        make_loader(dataset, batch_size=8, device="cuda", shuffle=True)
     assert caught.value.kind == "device"
 
 
 def test_state_of_another_batch_size_is_refused(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=8)
+    loader = make_loader(dataset, batch_size=8, shuffle=True)
     with pytest.raises(ConfigError) as caught:
-        loader.load_state_dict({"seed": 0, "epoch": 0, "consumed": 12})
+        loader.load_state_dict({**loader.state_dict(), "consumed": 12})
     assert caught.value.kind == "state"
 
 
@@ -772,13 +923,15 @@ def test_ahead_that_one_of_its_own_threads_drops_ends_without_waiting_for_itself
 def test_checked_store_feeds_a_loader(dataset: StoreDataset) -> None:
     path = dataset.sources[0].store.path
     checked = StoreDataset(ups_store.open(path, verify="touch"))
-    assert indices(make_loader(checked, batch_size=4)) == indices(make_loader(dataset, batch_size=4))
+    assert indices(make_loader(checked, batch_size=4, shuffle=True)) == indices(
+        make_loader(dataset, batch_size=4, shuffle=True)
+    )
 
 
 @pytest.mark.gpu
 def test_batches_on_the_device_are_those_in_memory(dataset: StoreDataset) -> None:
-    here = make_loader(dataset, batch_size=4)
-    there = make_loader(dataset, batch_size=4, device="cuda")
+    here = make_loader(dataset, batch_size=4, shuffle=True)
+    there = make_loader(dataset, batch_size=4, device="cuda", shuffle=True)
     for expected, found in zip(here, there, strict=True):
         assert found["a"].is_cuda
         scratch = torch.zeros_like(found["a"])  # memory that a careless loader would have freed
@@ -789,14 +942,14 @@ def test_batches_on_the_device_are_those_in_memory(dataset: StoreDataset) -> Non
 
 @pytest.mark.gpu
 def test_batches_on_the_device_may_all_be_kept(dataset: StoreDataset) -> None:
-    batches = list(make_loader(dataset, batch_size=4, device="cuda"))
+    batches = list(make_loader(dataset, batch_size=4, device="cuda", shuffle=True))
     for batch in batches:
         assert_holds_its_samples(batch.to("cpu"))
 
 
 @pytest.mark.gpu
 def test_copy_of_a_loader_to_the_device_gives_the_same_batches(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, device="cuda")
+    loader = make_loader(dataset, batch_size=4, device="cuda", shuffle=True)
     list(loader)
     assert [batch["index"].tolist() for batch in copy.deepcopy(loader)] == [
         batch["index"].tolist() for batch in loader

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_stores import MakeStore, begin, build, mixed_values, samples_of
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
 import ups_store
 from ups_store.errors import (
@@ -44,10 +44,6 @@ NUM_SAMPLES, NUM_TIMES = 6, 9
 workers = pytest.mark.filterwarnings(  # of Python 3.12 on, about every fork; of torch, about small machines
     "ignore:.*fork.*:DeprecationWarning", "ignore:This DataLoader will create:UserWarning"
 )
-
-
-def identity(batch: Any) -> Any:
-    return batch
 
 
 def trajectories(
@@ -119,7 +115,7 @@ def test_batch_has_the_bits_of_the_store_for_every_dtype(
     values = {"a": (raw % 2 if name == "bool" else raw).view(dtype_of(name))}
     dataset = StoreDataset(make_store(values))
     indices = [6, 0, 3, 3, 5]
-    batch = dataset.__getitems__(indices)
+    batch = dataset.batch(indices)
     assert batch["a"].dtype == getattr(torch, name)
     assert bits_of(batch["a"]) == values["a"][indices].tobytes()
     assert batch["index"].tolist() == indices
@@ -128,19 +124,19 @@ def test_batch_has_the_bits_of_the_store_for_every_dtype(
 def test_batch_rows_are_the_items(trajectory_store: Path) -> None:
     for window in (None, Window(horizon=2)):
         dataset = StoreDataset(trajectory_store, window=window)
-        batch = dataset.__getitems__([4, 1])
+        batch = dataset.batch([4, 1])
         assert batch.num_samples == 2
-        assert equal(batch[0], dataset[4])
+        assert equal(batch.row(0), dataset[4])
         assert equal(batch.row(1), dataset[1])
 
 
 def test_batch_names_its_keys_when_one_is_missing(trajectory_store: Path) -> None:
     with pytest.raises(KeyError, match=r"no 'z0' in this batch; it has .*latent"):
-        StoreDataset(trajectory_store).__getitems__([0])["z0"]
+        StoreDataset(trajectory_store).batch([0])["z0"]
 
 
 def test_arrays_without_elements_make_tensors_without_elements(make_store: MakeStore) -> None:
-    batch = StoreDataset(make_store()).__getitems__([0, 3])
+    batch = StoreDataset(make_store()).batch([0, 3])
     assert batch["nothing"].shape == (2, 0, 2)
     assert batch["nothing"].dtype == torch.int16
     assert StoreDataset(make_store(), views=True)[1]["nothing"].shape == (0, 2)
@@ -191,7 +187,7 @@ def test_window_has_the_states_at_its_steps_and_the_conditions(trajectory_store:
     values, times = trajectories(), np.linspace(0, 2, NUM_TIMES) ** 2
     dataset = StoreDataset(trajectory_store, window=Window(horizon=3, time_stride=2))
     assert len(dataset) == NUM_SAMPLES * (NUM_TIMES - 6)
-    batch = dataset.__getitems__([0, 4, len(dataset) - 1])
+    batch = dataset.batch([0, 4, len(dataset) - 1])
     for row, (sample, start) in enumerate([(0, 0), (1, 1), (5, 2)]):
         assert np.array_equal(batch["z0"][row], values["latent"][sample, start])
         assert np.array_equal(batch["z1"][row], values["latent"][sample, start + 2 : start + 7 : 2])
@@ -234,7 +230,7 @@ def test_windows_are_all_spans_inside_num_steps(
         assert caught.value.kind == "window"
         return
     dataset = StoreDataset(path, window=window)
-    batch = dataset.__getitems__(range(len(dataset)))
+    batch = dataset.batch(range(len(dataset)))
     _, samples, starts = dataset.locate(range(len(dataset)))
     assert list(zip(samples.tolist(), starts.tolist(), strict=True)) == expected
     steps = starts[:, None] + np.arange(1, horizon + 1) * stride
@@ -259,7 +255,7 @@ def test_drawn_windows_lie_one_in_each_part_of_a_trajectory_and_change_with_the_
         assert (starts.reshape(-1, 4) >= first).all()
         assert (starts.reshape(-1, 4) < first + 7).all()
         assert starts.max() == 24
-        batch = dataset.__getitems__(range(len(dataset)))
+        batch = dataset.batch(range(len(dataset)))
         assert np.array_equal(batch["z0"], values["fields"][samples, starts])
         epochs.append(starts.tolist())
     assert epochs[0] == epochs[2] != epochs[1]
@@ -268,14 +264,14 @@ def test_drawn_windows_lie_one_in_each_part_of_a_trajectory_and_change_with_the_
 
 def test_windows_without_times_count_steps(make_store: MakeStore) -> None:
     dataset = StoreDataset(make_store({"fields": trajectories()["latent"]}), window=Window(time_stride=3))
-    batch = dataset.__getitems__([2])
+    batch = dataset.batch([2])
     assert (batch["t"].item(), batch["dt"].tolist(), batch["params"]) == (2.0, [[3.0]], {})
 
 
 def test_times_may_belong_to_each_sample(make_store: MakeStore) -> None:
     values = {"fields": trajectories()["latent"], "t": np.random.default_rng(0).random((6, NUM_TIMES))}
     path = make_store(values, dims={"fields": ("sample", "time", "x", "c"), "t": ("sample", "time")})
-    batch = StoreDataset(path, window=Window(horizon=2)).__getitems__([8])
+    batch = StoreDataset(path, window=Window(horizon=2)).batch([8])
     expected = values["t"][1, 1:4]
     assert np.allclose(batch["t"], expected[:1])
     assert np.allclose(batch["dt"], np.diff(expected)[None])
@@ -288,7 +284,7 @@ def test_other_arrays_over_time_are_given_for_the_whole_window_when_they_are_nam
     dims = {"latent": ("sample", "time", "l", "d"), "bc_right": ("sample", "time", "c")}
     path, window = make_store(values, dims=dims), Window(horizon=2, time_stride=2)
     assert "bc_right" not in StoreDataset(path, window=window)[0]
-    batch = StoreDataset(path, window=window, names=["bc_right"]).__getitems__([1, 6])
+    batch = StoreDataset(path, window=window, names=["bc_right"]).batch([1, 6])
     assert np.array_equal(batch["bc_right"], values["bc_right"][[0, 1], 1:6:2])
 
 
@@ -303,7 +299,7 @@ def test_other_arrays_whose_second_axis_is_not_time_are_refused_for_windows(make
 def test_state_may_be_one_number_per_time_step(make_store: MakeStore) -> None:
     values = {"fields": np.arange(24.0).reshape(2, 12)}
     path = make_store(values, dims={"fields": ("sample", "time")})
-    batch = StoreDataset(path, window=Window(horizon=2)).__getitems__([1, 12])
+    batch = StoreDataset(path, window=Window(horizon=2)).batch([1, 12])
     assert batch["z0"].tolist() == [1, 14]
     assert batch["z1"].tolist() == [[2, 3], [15, 16]]
 
@@ -332,7 +328,7 @@ def test_floating_point_arrays_are_converted_on_the_way(
     """700,000 values: a row is larger than the memory that rows are converted in, 7,000: several fit."""
     raw = np.random.default_rng(0).standard_normal((5, num_values)).astype(dtype_of(stored))
     values = {"a": raw, "count": np.arange(5), "mask": np.arange(5) > 2}
-    batch = StoreDataset(make_store(values, dims={}), dtype=asked).__getitems__([4, 0, 0])
+    batch = StoreDataset(make_store(values, dims={}), dtype=asked).batch([4, 0, 0])
     expected = torch.from_numpy(raw[[4, 0, 0]].astype(np.float64)).to(asked)
     assert batch["a"].dtype == asked
     assert torch.equal(batch["a"], expected)
@@ -343,19 +339,21 @@ def test_windows_are_converted_and_parameters_stay_float32(trajectory_store: Pat
     plain = StoreDataset(trajectory_store, window=Window(horizon=2))
     half = StoreDataset(trajectory_store, window=Window(horizon=2), dtype=torch.float16)
     items = range(len(plain))
-    expected, found = plain.__getitems__(items), half.__getitems__(items)
+    expected, found = plain.batch(items), half.batch(items)
     assert torch.equal(found["z1"], expected["z1"].half())
     assert equal(found["params"], expected["params"])
     assert found["t"].dtype == torch.float32
 
 
-def test_dataloader_needs_no_collate_fn_and_identity_gets_the_same_batch(trajectory_store: Path) -> None:
+def test_dataloader_needs_no_collate_fn_and_gives_one_the_samples(trajectory_store: Path) -> None:
     dataset = StoreDataset(trajectory_store, window=Window())
     default = list(DataLoader(dataset, batch_size=20))
-    custom = list(DataLoader(dataset, batch_size=20, collate_fn=identity))
+    custom = list(DataLoader(dataset, batch_size=20, collate_fn=list))
     assert [batch.num_samples for batch in default] == [20, 20, 8]
-    assert all(isinstance(batch, Batch) for batch in default + custom)
-    assert all(equal(one, other) for one, other in zip(default, custom, strict=True))
+    for batch, samples in zip(default, custom, strict=True):
+        assert isinstance(batch, Batch)
+        assert [type(sample) for sample in samples] == [Sample] * batch.num_samples
+        assert all(equal(batch.row(row), sample) for row, sample in enumerate(samples))
     assert torch.equal(torch.cat([batch["index"] for batch in default]), torch.arange(48))
 
 
@@ -363,9 +361,9 @@ def test_samples_that_come_one_by_one_are_collated_to_the_same_batch(trajectory_
     dataset = StoreDataset(trajectory_store, window=Window(horizon=2))
     (batch,) = DataLoader(ConcatDataset([dataset]), batch_size=len(dataset))
     assert isinstance(batch, Batch)
-    assert equal(batch, dataset.__getitems__(range(len(dataset))))
+    assert equal(batch, dataset.batch(range(len(dataset))))
     (part,) = DataLoader(Subset(dataset, [7, 3]), batch_size=2)
-    assert equal(part, dataset.__getitems__([7, 3]))
+    assert equal(part, dataset.batch([7, 3]))
 
 
 def test_samples_of_different_arrays_are_not_collated(make_store: MakeStore) -> None:
@@ -390,7 +388,8 @@ def test_dataloader_workers_give_the_batches_of_the_main_process(make_store: Mak
 @workers
 @pytest.mark.multi_process
 def test_worker_puts_large_tensors_in_shared_memory_and_sends_small_ones(make_store: MakeStore) -> None:
-    def was_shared(batch: Batch) -> Batch:  # runs in the worker
+    def was_shared(rows: Any) -> Batch:  # runs in the worker
+        batch = default_collate(rows)
         return Batch(batch | {"task": str([batch[name].is_shared() for name in ("large", "small", "index")])})
 
     values = {"large": np.arange(4 * SENT_BYTES).reshape(4, -1), "small": np.arange(4 * 999).reshape(4, -1)}
@@ -498,7 +497,7 @@ def test_memory_of_batches_is_used_again_once_they_are_dropped(make_store: MakeS
 
 
 def test_batch_moves_as_a_whole_and_counts_its_bytes(trajectory_store: Path) -> None:
-    batch = StoreDataset(trajectory_store, window=Window()).__getitems__([0, 1])
+    batch = StoreDataset(trajectory_store, window=Window()).batch([0, 1])
     there = batch.to("meta")
     assert isinstance(there, Batch)
     assert all(tensor.is_meta for tensor in there.tensors())
@@ -519,8 +518,8 @@ def test_stores_that_are_read_or_checked_give_the_batches_of_mapped_ones(
     mapped, other = path, ups_store.open(path, **options)
     for dtype in (None, torch.float64):
         chosen: dict[str, Any] = {"window": window, "dtype": dtype, **options_of_windows}
-        expected = StoreDataset(mapped, **chosen).__getitems__([3, 0, 0])
-        assert equal(StoreDataset(other, **chosen).__getitems__([3, 0, 0]), expected)
+        expected = StoreDataset(mapped, **chosen).batch([3, 0, 0])
+        assert equal(StoreDataset(other, **chosen).batch([3, 0, 0]), expected)
 
 
 def test_damage_is_reported_by_the_batch_that_would_hold_it(make_store: MakeStore) -> None:
@@ -531,9 +530,9 @@ def test_damage_is_reported_by_the_batch_that_would_hold_it(make_store: MakeStor
     raw[first] ^= 1
     path.write_bytes(raw)
     dataset = StoreDataset(ups_store.open(path, verify="touch"))
-    assert dataset.__getitems__([0, 1, 3]).num_samples == 3
+    assert dataset.batch([0, 1, 3]).num_samples == 3
     with pytest.raises(CorruptChunkError) as caught:
-        dataset.__getitems__([0, 2])
+        dataset.batch([0, 2])
     assert (caught.value.array, caught.value.sample) == ("fields", 2)
 
 
@@ -555,7 +554,7 @@ def test_pickled_dataset_opens_the_store_again(trajectory_store: Path) -> None:
     )
     dataset.set_epoch(5)
     twin = pickle.loads(pickle.dumps(dataset))
-    assert equal(twin.__getitems__([3, 8]), dataset.__getitems__([3, 8]))
+    assert equal(twin.batch([3, 8]), dataset.batch([3, 8]))
     assert len(pickle.dumps(dataset)) < 2000
 
 
@@ -576,21 +575,21 @@ def test_several_stores_of_equal_arrays_mix_in_a_batch_in_the_order_asked_for(ma
     ]
     dataset = StoreDataset([ups_store.open(paths[0]), str(paths[1]), paths[2]])
     indices = [11, 0, 5, 4, 11, 2]
-    batch = dataset.__getitems__(indices)
+    batch = dataset.batch(indices)
     assert (len(dataset), batch["index"].tolist()) == (12, indices)
     assert batch["task"] == ["c", "a", "b", "b", "c", "a"]
     expected = np.concatenate([value["fields"] for value in values])[indices]
     assert np.array_equal(batch["fields"], expected)
-    assert dataset.__getitems__([4, 7])["task"] == "b"
-    assert [batch[row]["task"] for row in range(6)] == batch["task"]
+    assert dataset.batch([4, 7])["task"] == "b"
+    assert [batch.row(row)["task"] for row in range(6)] == batch["task"]
 
 
 def test_windows_of_several_stores_mix_with_their_conditions(make_store: MakeStore) -> None:
     paths = [make_store(trajectories(number), name=f"{number}_train.zarr.zip") for number in (2, 3)]
     dataset = StoreDataset(paths, window=Window(horizon=2))
     indices = [30, 0, 13, 14]
-    batch = dataset.__getitems__(indices)
-    assert all(equal(batch[row], dataset[index]) for row, index in enumerate(indices))
+    batch = dataset.batch(indices)
+    assert all(equal(batch.row(row), dataset[index]) for row, index in enumerate(indices))
 
 
 def test_stores_of_different_arrays_share_a_dataset_but_no_batch(make_store: MakeStore) -> None:
@@ -602,7 +601,7 @@ def test_stores_of_different_arrays_share_a_dataset_but_no_batch(make_store: Mak
     assert dataset[1]["latent"].shape == (4, 5, 2)
     assert dataset[4]["latent"].shape == (4, 6, 2)
     with pytest.raises(SpecError) as caught:
-        dataset.__getitems__([1, 4])
+        dataset.batch([1, 4])
     assert caught.value.kind == "mixed"
 
 
@@ -614,7 +613,20 @@ def test_task_is_named_by_attributes_identity_or_file(make_store: MakeStore) -> 
     assert tasks == ["advection1d", "darcy2d_val"]
 
 
-@pytest.mark.parametrize("index", [-1, 6, 10**12])
+def test_negative_numbers_count_from_the_end_and_slices_give_batches(trajectory_store: Path) -> None:
+    for options in ({}, {"views": True}, {"window": Window(horizon=2)}):
+        dataset = StoreDataset(trajectory_store, **options)
+        num = len(dataset)
+        assert equal(dataset[-1], dataset[num - 1])
+        assert equal(dataset[-num], dataset[0])
+        assert equal(dataset[2:5], dataset.batch([2, 3, 4]))
+        assert equal(dataset[-2:], dataset.batch([-2, -1]))
+        assert dataset[-2:]["index"].tolist() == [num - 2, num - 1]
+    doubled = StoreDataset(trajectory_store, transform=lambda sample: {"twice": 2 * sample["latent"]})
+    assert torch.equal(doubled[1:3]["twice"], 2 * StoreDataset(trajectory_store)[1:3]["latent"])
+
+
+@pytest.mark.parametrize("index", [-7, 6, 10**12])
 def test_index_outside_the_dataset_is_refused(trajectory_store: Path, index: int) -> None:
     for views in (False, True):
         dataset = StoreDataset(trajectory_store, views=views)
@@ -623,13 +635,16 @@ def test_index_outside_the_dataset_is_refused(trajectory_store: Path, index: int
         assert caught.value.found == index
         assert isinstance(caught.value, IndexError)
     with pytest.raises(SampleIndexError):
-        dataset.__getitems__([0, index])
+        dataset.batch([0, index])
 
 
 @pytest.mark.parametrize("indices", [[0.5], [True], [], [[0, 1]]])
 def test_indices_that_are_no_list_of_integers_are_refused(trajectory_store: Path, indices: Any) -> None:
+    dataset = StoreDataset(trajectory_store)
     with pytest.raises(SampleIndexError):
-        StoreDataset(trajectory_store).__getitems__(indices)
+        dataset.batch(indices)
+    with pytest.raises(SampleIndexError):
+        dataset[4:2]
 
 
 def test_iteration_over_the_items_ends(trajectory_store: Path) -> None:
