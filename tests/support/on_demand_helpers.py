@@ -10,10 +10,10 @@ import torch
 from quiet import Quiet
 
 from ups.config import RunConfig, load_config
-from ups.data.on_demand.live_windows import LiveWindows
+from ups.data.batches import TrainingData
 from ups.data.on_demand.opening import open_training_windows
 from ups.data.solvers import make_dataset
-from ups.data.windows import WindowBatches
+from ups.data.windows import WindowSource
 from ups.grid import GridSpec
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
@@ -102,12 +102,12 @@ def configure(folder: Path, *overrides: str) -> RunConfig:
 
 def open_windows(
     folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0
-) -> WindowBatches | LiveWindows:
+) -> TrainingData[WindowSource]:
     return open_training_windows(
         configure(folder, *overrides),
         "train",
         autoencoder_path=checkpoint(folder),
-        batch_size=BATCH,
+        global_batch_size=BATCH,
         horizon=HORIZON,
         seed=seed,
         device="cpu",

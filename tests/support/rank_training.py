@@ -14,14 +14,18 @@ from typing import Any
 
 import on_demand_helpers
 import torch
+from numbered_batches import numbered_loader
 from torch import Tensor, nn
 
 from ups.config import RunConfig, load_config
+from ups.data.augment import Draws
+from ups.data.batches import TaskBatch
 from ups.errors import UpsError
 from ups.train.distributed import ALONE, Ranks, joined_ranks
 from ups.train.operator import make_operator_stage
 from ups.train.stage import Losses, Stage
 from ups.train.trainer import Trainer
+from ups_store.torch import ranks_of_torch
 
 CPU = torch.device("cpu")
 OPERATOR = [
@@ -32,7 +36,7 @@ OPERATOR = [
     "operator.noise=0.05",
     "operator.val_trajectories=1",
     "training.cache_mode=store",
-    "training.batch_size=5",
+    "training.global_batch_size=6",
     "training.horizon=2",
     "training.accum_steps=2",
     "training.lambda_relative=1",
@@ -45,15 +49,10 @@ OPERATOR = [
 
 
 @dataclass(frozen=True)
-class Points:
+class Points(TaskBatch):
     """A batch of one of two tasks."""
 
-    task: str
     x: Tensor
-    generator: torch.Generator
-
-    def __len__(self) -> int:
-        return len(self.x)
 
 
 class TwoParts(nn.Module):
@@ -72,22 +71,25 @@ class Waves(Stage):
     """A stage of two tasks, with batches of 5 rows: no number of ranks divides them."""
 
     name = "autoencoder"
-    batches_per_pass = 6
 
     def __init__(self, on_batch: Callable[[int], None] | None = None) -> None:
         torch.manual_seed(0)
         self.model = TwoParts()
         self.on_batch = on_batch
         self.num_validations = 0
+        self.loader = numbered_loader(self.batch, 6)
 
     def batch(self, number: int) -> Points:
         if self.on_batch is not None:
             self.on_batch(number)
-        generator = torch.Generator().manual_seed(number)
-        return Points(("sine", "cosine")[number % 3 == 2], torch.rand(5, 1, generator=generator), generator)
+        rank, world_size = ranks_of_torch()
+        first, end = (5 * each // world_size for each in (rank, rank + 1))
+        draws = Draws(torch.Generator().manual_seed(number), 5, first, end - first)
+        task = ("sine", "cosine")[number % 3 == 2]
+        return Points(task, draws.uniform()[:, None], draws=draws, share=(end - first) / 5)
 
     def losses(self, forward: Callable[..., Tensor], batch: Points) -> Losses:
-        shift = torch.rand(1, generator=batch.generator)
+        shift = torch.rand(1, generator=batch.draws.generator)
         truth = (batch.x + shift).sin() if batch.task == "sine" else (batch.x + shift).cos()
         once = forward(batch.x, task=batch.task)
         twice = forward(once, task=batch.task)
@@ -120,7 +122,7 @@ def make_config(folder: Path, *overrides: str) -> RunConfig:
 
 
 def operator_trainer(folder: Path, ranks: Ranks = ALONE) -> Trainer:
-    """Stage operator on the finished latents of `on_demand_helpers`: two tasks, batches of 5 windows."""
+    """Stage operator on the finished latents of `on_demand_helpers`: two tasks, batches of 6 windows."""
     config = on_demand_helpers.configure(folder, *OPERATOR)
     return Trainer(make_operator_stage(config, device=CPU), config, device=CPU, ranks=ranks)
 

@@ -87,17 +87,28 @@ class SchedulerConfig(Section):
         return _SCHEDULER_NAMES.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
+def _check_one_batch_size(section: StageConfig | TrainingConfig) -> None:
+    if section.batch_size is not None and section.global_batch_size is not None:
+        raise ValueError("batch_size (per rank) and global_batch_size (over all ranks): give one of them")
+
+
 class StageConfig(Section):
     """One entry of `stages`."""
 
     epochs: CountOrZero = Field(10, description="passes over the training data; 0 leaves the stage out")
     steps_per_epoch: Count | None = Field(None, description="optimiser steps an epoch; by default all data")
     batch_size: Count | None = Field(None, description="by default training.batch_size")
+    global_batch_size: Count | None = Field(None, description="by default training.global_batch_size")
     grad_clip: Positive | None = Field(None, description="by default training.grad_clip")
     ema_decay: Fraction | None = Field(None, description="by default training.ema_decay")
     patience: Count | None = Field(None, description="by default training.patience")
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+
+    @model_validator(mode="after")
+    def _has_one_batch_size(self) -> StageConfig:
+        _check_one_batch_size(self)
+        return self
 
     @field_validator("optimizer", "scheduler", mode="before")
     @classmethod
@@ -119,7 +130,10 @@ class QuerySamplingConfig(Section):
 class TrainingConfig(Section):
     """Loop, precision, losses; a stage's own values win."""
 
-    batch_size: Count = Field(32, description="frames or windows a batch")
+    batch_size: Count | None = Field(
+        None, description="frames or windows a batch on each rank; by default 32"
+    )
+    global_batch_size: Count | None = Field(None, description="instead: a batch over all ranks")
     lr: Positive = Field(1e-3, description="peak learning rate")
     accum_steps: Count = Field(1, description="batches an optimiser step")
     grad_clip: Positive | None = Field(1.0, description="largest norm of the gradient")
@@ -167,6 +181,13 @@ class TrainingConfig(Section):
     )
     inverse_loss_frequency: Count = Field(1, description="optimiser steps from one inverse loss to the next")
 
+    @model_validator(mode="after")
+    def _has_one_batch_size(self) -> TrainingConfig:
+        _check_one_batch_size(self)
+        return self
+
+
+_BATCH_SIZE = 32  # on each rank, unless the configuration says something about it
 
 # Stages of earlier configurations that aren't there yet, and what they train.
 LATER_STAGES = {
@@ -355,9 +376,13 @@ class RunConfig(Section):
         _check_there(name, stage)
         open_values: dict[str, Any] = {
             key: getattr(self.training, key)
-            for key in ("batch_size", "grad_clip", "ema_decay", "patience")
+            for key in ("grad_clip", "ema_decay", "patience")
             if getattr(stage, key) is None
         }
+        if stage.batch_size is None and stage.global_batch_size is None:
+            over_all = self.training.global_batch_size
+            each = self.training.batch_size or (_BATCH_SIZE if over_all is None else None)
+            open_values |= {"batch_size": each, "global_batch_size": over_all}
         if stage.optimizer.lr is None:
             open_values["optimizer"] = stage.optimizer.model_copy(update={"lr": self.training.lr})
         return stage.model_copy(update=open_values)

@@ -5,6 +5,8 @@ Letters: B batch, T time steps, X the axes of the grid, C channels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,30 +14,65 @@ from torch import Tensor
 _ODD_REFLECTION = frozenset({"burgers1d"})
 
 
-def augment(
-    values_BXC: Tensor, *, task: str, periodic: tuple[bool, ...], generator: torch.Generator
-) -> Tensor:
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers for some rows of a batch, the same whichever ranks share it: drawn for all, then cut.
+
+    Attributes:
+        generator: Source of randomness, on the CPU; a function of the batch's number.
+        num_rows: Rows of the whole batch.
+        first: The first of these rows in it.
+        num: B, how many these are.
+    """
+
+    generator: torch.Generator
+    num_rows: int
+    first: int
+    num: int
+
+    @classmethod
+    def of_batch(cls, num_rows: int, *, seed: int) -> Draws:
+        """For all rows of a batch."""
+        return cls(torch.Generator().manual_seed(seed), num_rows, 0, num_rows)
+
+    def integers(self, limit: int) -> Tensor:
+        """From 0 to `limit` - 1, int64, shape (B,)."""
+        return self._mine(torch.randint(limit, (self.num_rows,), generator=self.generator))
+
+    def uniform(self) -> Tensor:
+        """From 0 to 1, float32, shape (B,)."""
+        return self._mine(torch.rand(self.num_rows, generator=self.generator))
+
+    def normal(self, shape: torch.Size) -> Tensor:
+        """Of mean 0 and deviation 1, float32, shape (B, *shape)."""
+        return self._mine(torch.randn((self.num_rows, *shape), generator=self.generator))
+
+    def _mine(self, values: Tensor) -> Tensor:
+        return values[self.first : self.first + self.num]
+
+
+def augment(values_BXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws) -> Tensor:
     """Shift every frame along its periodic axes by a random number of points, and reflect half of them.
 
     Args:
         values_BXC: Frames in physical units, shape (B, X..., C).
         task: Decides about reflections.
         periodic: Whether each axis is.
-        generator: Source of randomness; on the CPU.
+        draws: Random numbers for these rows.
 
     Returns:
         Frames of the same shape; new ones, or `values_BXC` itself where the task has no symmetry of these.
     """
-    values_BXC = shift_periodic(values_BXC, periodic, first_axis=1, generator=generator)
+    values_BXC = shift_periodic(values_BXC, periodic, first_axis=1, draws=draws)
     if task in _ODD_REFLECTION:
-        chosen_B = torch.rand(len(values_BXC), generator=generator).to(values_BXC.device) < 0.5
+        chosen_B = draws.uniform().to(values_BXC.device) < 0.5
         chosen = chosen_B.reshape(-1, *(1,) * (values_BXC.ndim - 1))
         values_BXC = torch.where(chosen, -values_BXC.flip(1), values_BXC)
     return values_BXC
 
 
 def augment_trajectories(
-    values_BTXC: Tensor, *, task: str, periodic: tuple[bool, ...], generator: torch.Generator
+    values_BTXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws
 ) -> Tensor:
     """As `augment`, all frames of a trajectory alike.
 
@@ -43,35 +80,33 @@ def augment_trajectories(
         values_BTXC: Trajectories, or windows of them, in physical units, shape (B, T, X..., C).
         task: Decides about reflections.
         periodic: Whether each axis of the grid is.
-        generator: Source of randomness; on the CPU.
+        draws: Random numbers for these rows.
 
     Returns:
         Trajectories of the same shape; they share the memory of `values_BTXC` where nothing is changed.
     """
     # Time steps are channels meanwhile, so that all of a trajectory share their shift.
     values_BXTC = values_BTXC.movedim(1, -2)
-    changed = augment(values_BXTC.flatten(-2), task=task, periodic=periodic, generator=generator)
+    changed = augment(values_BXTC.flatten(-2), task=task, periodic=periodic, draws=draws)
     return changed.unflatten(-1, values_BXTC.shape[-2:]).movedim(-2, 1)
 
 
-def shift_periodic(
-    values: Tensor, periodic: tuple[bool, ...], *, first_axis: int, generator: torch.Generator
-) -> Tensor:
+def shift_periodic(values: Tensor, periodic: tuple[bool, ...], *, first_axis: int, draws: Draws) -> Tensor:
     """Roll each item of a batch along its periodic axes by a random number of points.
 
     Args:
         values: Shape (B, ...).
         periodic: Whether each axis of the grid is.
         first_axis: Where the axes of the grid begin in `values`.
-        generator: Source of randomness; on the CPU.
+        draws: Random numbers for these rows.
 
     Returns:
         New values of the same shape; `values` itself where no axis is periodic.
     """
     for axis, wraps in enumerate(periodic, start=first_axis):
         if wraps:
-            shift_B = torch.randint(values.shape[axis], (len(values),), generator=generator)
-            values = shift_frames(values, shift_B.to(values.device), axis=axis)
+            shift_B = draws.integers(values.shape[axis]).to(values.device)
+            values = shift_frames(values, shift_B, axis=axis)
     return values
 
 

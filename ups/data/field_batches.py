@@ -1,15 +1,11 @@
-"""Random windows of fields: a frame and those after it; batch i is a function of (seed, i) alone.
+"""Batches of fields: random frames of one task and array, and random windows for baselines.
 
-Letters: B windows, K frames after the first, X the axes of the grid, C channels.
-
-Random frames in batches of one task and one array; batch i is a function of (seed, i) alone.
-
-That makes resuming exact: the data position is a number. Letters: B batch, X the axes of the grid, C
-channels, P parameters.
+Letters: B batch, K frames after the first, X the axes of the grid, C channels, P parameters.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,11 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.augment import augment, augment_trajectories
+from ups.data.augment import Draws, augment, augment_trajectories
+from ups.data.batches import TaskBatch, TrainingData, random_order
 from ups.data.fields import Fields
 from ups.data.statistics import frame_items
 from ups.data.trajectories import given_array
-from ups.data.windows import evenly_spread, parameter_table, seed_of
+from ups.data.windows import evenly_spread, parameter_table
 from ups.errors import ConfigError
 from ups.grid import FIELDS
 
@@ -84,8 +81,8 @@ class FieldWindows:
         parameters = self._fields.parameters(samples)
         given, truth = self._read(samples, starts, steps)
         if self._augmented:
-            generator = torch.Generator().manual_seed(int(seeds.generate_state(1)[0]))
-            given, truth = self._augment(given, truth, generator)
+            draws = Draws.of_batch(len(given), seed=int(seeds.generate_state(1)[0]))
+            given, truth = self._augment(given, truth, draws)
         return FieldWindow(
             given, truth, {name: torch.from_numpy(column) for name, column in parameters.items()}
         )
@@ -111,30 +108,26 @@ class FieldWindows:
         samples = np.searchsorted(ends, chosen, side="right")
         return samples, chosen - np.where(samples > 0, ends[samples - 1], 0)
 
-    def _augment(self, given: Tensor, truth: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _augment(self, given: Tensor, truth: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         frames, info = torch.cat([given.unsqueeze(1), truth], dim=1), self._fields.info
-        moved = augment_trajectories(frames, task=info.task, periodic=info.grid.periodic, generator=generator)
+        moved = augment_trajectories(frames, task=info.task, periodic=info.grid.periodic, draws=draws)
         return moved[:, 0], moved[:, 1:]
 
 
 @dataclass(frozen=True)
-class FrameBatch:
-    """Frames of one array of one task.
+class FrameBatch(TaskBatch):
+    """Frames of one array of one task; also see `TaskBatch`.
 
     Attributes:
-        task: Name of the task.
         array: "fields", or a constant field.
         values: Physical units, float32, shape (B, X..., C).
         parameters: Parameters in the order that was asked for, NaN where the task has none of that name,
             float32, shape (B, P).
-        generator: Source of randomness for whoever uses the batch, a function of the batch's number.
     """
 
-    task: str
     array: str
     values: Tensor
     parameters: Tensor
-    generator: torch.Generator
 
     def __len__(self) -> int:
         return len(self.values)
@@ -150,65 +143,56 @@ class _Stream:
     steps: npt.NDArray[np.int64]
 
 
-class FrameBatches:
-    """Batches of random frames, homogeneous in task and array, without end.
-
-    In a pass every frame comes at most once, tasks and arrays mixed. All batches of an array are of one size,
-    so that no frame weighs more than another and a compiled model sees one shape: the frames that don't fill
-    a last batch, fewer than `batch_size` of each array, are left out of the pass. Which ones is drawn anew
-    for every pass, so in the long run every frame comes equally often.
+class FrameSource:
+    """Frames of all arrays of all tasks, each array a source of `ups_store.torch.Loader`.
 
     Args:
         fields: Training fields by task.
-        batch_size: Frames of a batch; of an array that has fewer, all of them.
-        seed: Seed of order and augmentation.
         parameters: Names of the parameters, in the order that batches give them.
-        augmented: Whether frames are shifted and reflected at random.
     """
 
-    def __init__(
-        self,
-        fields: Mapping[str, Fields],
-        *,
-        batch_size: int,
-        seed: int,
-        parameters: tuple[str, ...] = (),
-        augmented: bool = True,
-    ) -> None:
-        self._streams = _streams(fields)
-        self._batch_size, self._seed = batch_size, seed
-        self._parameters, self._augmented = parameters, augmented
-        self._counts = [max(1, len(stream.samples) // batch_size) for stream in self._streams]
-        self._pass = -1
-        self._order: list[tuple[int, npt.NDArray[np.int64]]] = []
+    num_tensors = 1
+    stores = ()
 
-    @property
-    def batches_per_pass(self) -> int:
-        """Number of batches in which every frame comes at most once."""
-        return sum(self._counts)
+    def __init__(self, fields: Mapping[str, Fields], *, parameters: tuple[str, ...] = ()) -> None:
+        self._streams, self._parameters = _streams(fields), parameters
+        self.sizes = [len(stream.samples) for stream in self._streams]
 
-    def batch(self, number: int) -> FrameBatch:
-        """The batch of a number, >= 0; cheap when numbers go up."""
-        which, position = divmod(number, self.batches_per_pass)
-        if which != self._pass:
-            self._pass, self._order = which, self._draw_order(which)
-        index, items = self._order[position]
-        generator = torch.Generator().manual_seed(seed_of(self._seed, 1, number))
-        made = _read(self._streams[index], items, self._parameters, generator)
-        if not self._augmented:
-            return made
-        periodic = self._streams[index].fields.info.grid.periodic
-        values = augment(made.values, task=made.task, periodic=periodic, generator=generator)
-        return FrameBatch(made.task, made.array, values, made.parameters, generator)
+    def fetch(self, number: int, items: npt.NDArray[np.int64], *, epoch: int, allocate: object) -> FrameBatch:
+        """Frames of these numbers of an array; see `ups_store.torch.StoreDataset.fetch`."""
+        return _read(self._streams[number], items, self._parameters)
 
-    def _draw_order(self, which: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
-        """Streams and items of every batch of a pass."""
-        rng = np.random.default_rng(seed_of(self._seed, 0, which))
-        order: list[tuple[int, npt.NDArray[np.int64]]] = []
-        for index, (stream, count) in enumerate(zip(self._streams, self._counts, strict=True)):
-            items = rng.permutation(len(stream.samples))
-            order += [(index, items[i * self._batch_size : (i + 1) * self._batch_size]) for i in range(count)]
-        return [order[i] for i in rng.permutation(len(order))]
+
+def frame_data(
+    fields: Mapping[str, Fields],
+    *,
+    global_batch_size: int,
+    seed: int,
+    parameters: tuple[str, ...] = (),
+) -> TrainingData[FrameSource]:
+    """Batches of random frames, each of one task and array.
+
+    In a pass every frame comes at most once, tasks and arrays mixed. All batches are of one size, so that no
+    frame weighs more than another and a compiled model sees one shape: frames that don't fill a last batch
+    are left out of the pass, other ones every time. Where an array has too few for one batch, no array's
+    are left out.
+
+    Args:
+        fields: Training fields by task.
+        global_batch_size: Frames of a batch, over all ranks.
+        seed: Seed of the order, and of what is drawn for each batch.
+        parameters: Names of the parameters, in the order that batches give them.
+    """
+    source = FrameSource(fields, parameters=parameters)
+    drop_last = min(source.sizes) >= global_batch_size
+    order = random_order(source.sizes, global_batch_size=global_batch_size, seed=seed, drop_last=drop_last)
+    return TrainingData(source, order, seed=seed)
+
+
+def augmented(batch: FrameBatch, *, periodic: tuple[bool, ...]) -> FrameBatch:
+    """With its frames shifted and reflected at random."""
+    values = augment(batch.values, task=batch.task, periodic=periodic, draws=batch.draws)
+    return dataclasses.replace(batch, values=values)
 
 
 def spread_batches(
@@ -218,8 +202,7 @@ def spread_batches(
     for stream in _streams(fields):
         items = evenly_spread(len(stream.samples), max_frames)
         for first in range(0, len(items), batch_size):
-            generator = torch.Generator().manual_seed(first)
-            yield _read(stream, items[first : first + batch_size], parameters, generator)
+            yield _read(stream, items[first : first + batch_size], parameters)
 
 
 def _streams(fields: Mapping[str, Fields]) -> list[_Stream]:
@@ -230,9 +213,7 @@ def _streams(fields: Mapping[str, Fields]) -> list[_Stream]:
     ]
 
 
-def _read(
-    stream: _Stream, items: npt.NDArray[np.int64], parameters: tuple[str, ...], generator: torch.Generator
-) -> FrameBatch:
+def _read(stream: _Stream, items: npt.NDArray[np.int64], parameters: tuple[str, ...]) -> FrameBatch:
     samples, steps = stream.samples[items], stream.steps[items]
     values = stream.fields.read(stream.array, samples, steps)
     return FrameBatch(
@@ -240,5 +221,4 @@ def _read(
         stream.array,
         torch.from_numpy(values),
         parameter_table(stream.fields.parameters(samples), parameters, len(items)),
-        generator,
     )

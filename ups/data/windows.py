@@ -1,18 +1,7 @@
-"""`TaskWindows`: the windows of one store, each some frames of a trajectory, a time stride apart.
+"""`TaskWindows`: the windows of one store, some frames of a trajectory each; `WindowSource`: batches of them.
 
 Letters: B batch, K steps of a window, T stored time steps, L tokens, D channels of a token, X the axes of the
-grid, C channels.
-
-Batches of windows for training an operator; batch i is a function of (seed, i) alone.
-
-That makes resuming exact: the data position is a number. Letters: B batch, K steps, L tokens, D channels of a
-token, X the axes of the grid, C channels, P parameters.
-
-What batches are made of: which items of a pass, evenly spread ones, their parameters, seeds.
-
-Augmentation of windows by symmetries of the equations; all frames of a window are changed alike.
-
-Letters: B batch.
+grid, C channels, P parameters.
 """
 
 from __future__ import annotations
@@ -29,11 +18,12 @@ from torch import Tensor
 
 import ups_store
 from ups.data.augment import augment_trajectories, shift_periodic
+from ups.data.batches import TaskBatch, TrainingData, random_order
 from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, STEP_TOLERANCE, TIMES, parameters_among
 from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
-from ups_store.read.order import Permutation
+from ups_store.torch.memory import Allocate, new_tensor
 from ups_store.torch.windows import Window, WindowIndex
 
 # Where a store lies by the mode of its preload, in words.
@@ -116,15 +106,16 @@ class TaskWindows:
         """Number of windows."""
         return self.num_samples if self.is_steady else len(self._index)
 
-    def read(self, items: Items) -> Windows:
-        """Windows of these numbers, shape (B,); new arrays."""
+    def read(self, items: Items, *, allocate: Allocate = new_tensor) -> Windows:
+        """Windows of these numbers, shape (B,); new arrays, the states' from `allocate`."""
         if self.is_steady:
             samples, states = items, self._pairs(items)
             dt = np.ones(len(items))
         else:
             samples, starts = self._index.locate(items, epoch=0)
             length = self.horizon + 1
-            states = self._gather(self.state, samples, start=starts, length=length, stride=self._stride)
+            window = {"start": starts, "length": length, "stride": self._stride}
+            states = self._gather(self.state, samples, allocate, **window)
             dt = self._dt(samples, starts)
         values = self.store.gather(samples, self.parameters) if self.parameters else {}
         return Windows(states, {name: column.astype(np.float64) for name, column in values.items()}, dt)
@@ -163,7 +154,7 @@ class TaskWindows:
         valid: npt.NDArray[np.bool_] = np.arange(self._num_times) < self.num_steps[samples, None]
         return valid
 
-    def _gather(self, name: str, samples: Items, **window: Any) -> Tensor:
+    def _gather(self, name: str, samples: Items, allocate: Allocate = new_tensor, **window: Any) -> Tensor:
         """Samples or windows of them as float32, converted while they are copied."""
         if self._on_device is not None:
             gathered: Tensor = self._on_device.gather(samples, [name], **window)[name]
@@ -171,8 +162,9 @@ class TaskWindows:
         shape = self.store.arrays[name].shape[1:]
         if window:
             shape = (window["length"], *shape[1:])
-        out = np.empty((len(samples), *shape), np.float32)
-        return torch.from_numpy(self.store.gather(samples, [name], **window, out={name: out})[name])
+        out = allocate((len(samples), *shape), torch.float32)
+        self.store.gather(samples, [name], **window, out={name: out.numpy()})
+        return out
 
     def _pairs(self, samples: Items) -> Tensor:
         """Input and solution of a steady task side by side."""
@@ -254,122 +246,68 @@ class TaskWindows:
         return (times[rows, ends] - times[rows, starts]) / self.horizon
 
 
-_ORDER, _ITEMS, _GENERATOR = range(3)  # purposes of random numbers
-
-
 @dataclass(frozen=True)
-class WindowBatch:
-    """Windows of one task.
+class WindowBatch(TaskBatch):
+    """Windows of one task; also see `TaskBatch`.
 
     Attributes:
-        task: Name of the task.
         states: As stored, not normalised, float32: latents (B, K + 1, L, D), or fields (B, K + 1, X..., C).
             Of a steady task input and solution, K = 1.
         parameters: In the order that was asked for, NaN where the task has none of that name, float32,
             shape (B, P).
         dt: Physical time of one step, float32, shape (B,); 1 for a steady task.
-        generator: Source of randomness for whoever uses the batch, a function of the batch's number.
     """
 
-    task: str
     states: Tensor
     parameters: Tensor
     dt: Tensor
-    generator: torch.Generator
 
     def __len__(self) -> int:
         return len(self.states)
 
 
-class WindowBatches:
-    """Batches of random windows, homogeneous in task, without end.
-
-    A pass goes through all windows once, tasks mixed and each as often as it has windows. The batches of a
-    task have as many windows as one another, or one more; never more than `batch_size`.
+class WindowSource:
+    """Windows of several tasks, each a source of `ups_store.torch.Loader`.
 
     Args:
-        tasks: Windows by task.
-        batch_size: Most windows of a batch.
-        seed: Seed of the order.
+        tasks: Windows by task; of samples that are there.
         parameters: Names of the parameters, in the order that batches give them.
-
-    Attributes:
-        tasks: Windows by task.
     """
 
-    def __init__(
-        self,
-        tasks: Mapping[str, TaskWindows],
-        *,
-        batch_size: int,
-        seed: int,
-        parameters: tuple[str, ...] = (),
-    ) -> None:
-        self.tasks = tasks
-        self._names = tuple(tasks)
-        self._tasks = tuple(tasks.values())
-        self._seed, self._parameters = seed, parameters
-        self._ends = [
-            batch_ends(len(windows), count_batches(len(windows), batch_size)) for windows in self._tasks
-        ]
-        self._items = [
-            Permutation(len(windows), seed, _ITEMS, number) for number, windows in enumerate(self._tasks)
-        ]
-        self._pass = -1
-        self._order = np.zeros((0, 2), np.int64)
+    num_tensors = 1
+
+    def __init__(self, tasks: Mapping[str, TaskWindows], *, parameters: tuple[str, ...] = ()) -> None:
+        self.tasks, self.parameters, self._names = tasks, parameters, tuple(tasks)
 
     @property
-    def batches_per_pass(self) -> int:
-        """Number of batches in which every window comes once."""
-        return sum(map(len, self._ends))
+    def stores(self) -> Sequence[ups_store.Store]:
+        """Those of one file each."""
+        return [some.store for some in self.tasks.values() if isinstance(some.store, ups_store.Store)]
 
-    def batch(self, number: int) -> WindowBatch:
-        """The batch of a number, >= 0; cheap when numbers go up."""
-        which, position = divmod(number, self.batches_per_pass)
-        if which != self._pass:
-            self._pass, self._order = which, self._draw_order(which)
-        task, place = self._order[position].tolist()
-        windows = self._tasks[task]
-        ends = self._ends[task]
-        positions = np.arange(ends[place - 1] if place else 0, ends[place])
-        items = self._items[task](positions, tweak=which)
-        generator = torch.Generator().manual_seed(seed_of(self._seed, _GENERATOR, number))
-        return make_batch(
-            self._names[task], windows.read(items), parameters=self._parameters, generator=generator
-        )
+    def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> WindowBatch:
+        """Windows of these numbers of a task; see `ups_store.torch.StoreDataset.fetch`."""
+        return self.read(self._names[number], self.tasks[self._names[number]], items, allocate)
 
-    def _draw_order(self, which: int) -> np.ndarray:
-        """Task, and place among its batches, of every batch of a pass, shape (batches, 2)."""
-        places = [
-            np.stack([np.full(len(ends), task), np.arange(len(ends))], axis=1)
-            for task, ends in enumerate(self._ends)
-        ]
-        rng = np.random.default_rng(seed_of(self._seed, _ORDER, which))
-        return rng.permutation(np.concatenate(places))
+    def read(self, task: str, windows: TaskWindows, items: Items, allocate: Allocate) -> WindowBatch:
+        """Windows of a task, with their parameters in the models' order."""
+        found = windows.read(items, allocate=allocate)
+        table = parameter_table(found.parameters, self.parameters, len(items))
+        return WindowBatch(task, found.states, table, torch.from_numpy(found.dt.astype(np.float32)))
 
 
-def make_batch(
-    task: str, windows: Windows, *, parameters: tuple[str, ...], generator: torch.Generator
-) -> WindowBatch:
-    """Windows as tensors, with their parameters in the models' order."""
-    return WindowBatch(
-        task,
-        windows.states,
-        parameter_table(windows.parameters, parameters, len(windows.states)),
-        torch.from_numpy(windows.dt.astype(np.float32)),
-        generator,
+def window_data(
+    windows: Mapping[str, TaskWindows],
+    *,
+    global_batch_size: int,
+    seed: int,
+    parameters: tuple[str, ...],
+) -> TrainingData[WindowSource]:
+    """Batches of random windows of stores that are there, one task each; a pass takes each window once."""
+    source = WindowSource(windows, parameters=parameters)
+    sizes = [len(some) for some in windows.values()]
+    return TrainingData(
+        source, random_order(sizes, global_batch_size=global_batch_size, seed=seed), seed=seed
     )
-
-
-def count_batches(num_items: int, batch_size: int) -> int:
-    """The fewest batches of at most `batch_size` that hold all items; at least 1."""
-    return max(1, -(-num_items // batch_size))
-
-
-def batch_ends(num_items: int, num_batches: int) -> npt.NDArray[np.int64]:
-    """Where batches end that hold all items, shape (num_batches,); the last ones may be one longer."""
-    size, num_longer = divmod(num_items, num_batches)
-    return np.cumsum([size] * (num_batches - num_longer) + [size + 1] * num_longer, dtype=np.int64)
 
 
 def evenly_spread(num_items: int, num: int) -> npt.NDArray[np.int64]:
@@ -404,11 +342,6 @@ def parameter_table(known: Mapping[str, npt.ArrayLike], names: Sequence[str], nu
     return torch.from_numpy(table)
 
 
-def seed_of(*numbers: int) -> int:
-    """One seed of several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
 def augment_windows(
     batch: WindowBatch, *, tokens: tuple[int, ...], periodic: tuple[bool, ...], is_latent: bool
 ) -> WindowBatch:
@@ -422,10 +355,9 @@ def augment_windows(
         periodic: Whether each axis is.
         is_latent: Whether the states are latents, not fields.
     """
-    generator = batch.generator
     if not is_latent:
-        moved = augment_trajectories(batch.states, task=batch.task, periodic=periodic, generator=generator)
+        moved = augment_trajectories(batch.states, task=batch.task, periodic=periodic, draws=batch.draws)
         return dataclasses.replace(batch, states=moved)
     states = batch.states.unflatten(2, tokens)
-    states = shift_periodic(states, periodic, first_axis=2, generator=generator)
+    states = shift_periodic(states, periodic, first_axis=2, draws=batch.draws)
     return dataclasses.replace(batch, states=states.flatten(2, 1 + len(tokens)))

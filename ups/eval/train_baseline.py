@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig
+from ups.data.batches import batch_size_of
 from ups.data.field_batches import FieldWindow, FieldWindows
 from ups.data.fields import Fields
 from ups.data.statistics import measure_statistics
@@ -303,7 +304,7 @@ def obtain_baseline(
     trajectories = open_trajectories(config.build, task, "train", source=training.field_source, stride=stride)
     spec = make_spec(kind, trajectories.fields, dt=trajectories.dt, stride=stride)
     options: dict[str, Any] = {
-        "batch_size": operator.batch_size,
+        "batch_size": batch_size_of(operator),
         "ema_decay": operator.ema_decay,
         "seed": config.seed,
         "augmented": training.augment,

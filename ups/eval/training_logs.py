@@ -111,7 +111,7 @@ def _shortened(line: str) -> str:
 
 
 def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
-    batch_size = _samples_per_step(stage, records)
+    batch_size = _samples_per_step(records)
     steps = [record for record in records if record.get("event") == "step"]
     epochs = [record for record in records if record.get("event") == "epoch" and "score" in record]
     runs = [run for run in _runs(records) if any(map(_is_of_training, run))]
@@ -174,10 +174,9 @@ def _run_seconds(run: Sequence[Mapping[str, Any]]) -> float:
     return ended - began
 
 
-def _samples_per_step(stage: str, records: Sequence[Mapping[str, Any]]) -> int:
-    config = next((record["config"] for record in records if "config" in record), None)
-    if config is None:
+def _samples_per_step(records: Sequence[Mapping[str, Any]]) -> int:
+    start = next((record for record in records if "config" in record), None)
+    if start is None:
         return 1
-    training = config.get("training", {})
-    own = (config.get("stages", {}).get(stage) or {}).get("batch_size")
-    return int(own or training.get("batch_size", 1)) * int(training.get("accum_steps", 1))
+    accum_steps = int(start["config"].get("training", {}).get("accum_steps", 1))
+    return int(start.get("global_batch_size", 1)) * accum_steps

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.field_batches import FrameBatch, FrameBatches, spread_batches
+from ups.data.batches import batch_size_of
+from ups.data.field_batches import FrameBatch, augmented, frame_data, spread_batches
 from ups.data.fields import Fields, open_fields, parameter_names
 from ups.data.statistics import measure_statistics
 from ups.eval.reconstruction import Floor, measure_floor, write_figure
@@ -94,26 +95,19 @@ class AutoencoderStage(Stage):
         device: torch.device,
     ) -> None:
         self.model, self._config, self._val, self._device = model, config, val, device
-        settings = config.stage(self.name)
-        assert settings.batch_size is not None
-        self._batch_size = settings.batch_size
-        self._batches = FrameBatches(
+        self._batch_size = batch_size_of(config.stage(self.name))
+        data = frame_data(
             train,
-            batch_size=settings.batch_size,
+            global_batch_size=self._batch_size,
             seed=config.seed,
             parameters=model.spec.parameters,
-            augmented=config.training.augment,
         )
-        self.batches_per_pass = self._batches.batches_per_pass
+        self.loader = data.loader(config, device, prepare=self._prepare)
         self._num_queries = config.training.query_sampling.num_queries
         self._queries = {
             name: grid_queries(task.grid.points).to(device) for name, task in model.spec.tasks.items()
         }
         self.path = config.checkpoint.dir / AUTOENCODER_FILE
-
-    def batch(self, number: int) -> FrameBatch:
-        """Random frames of one task and array, on the CPU."""
-        return self._batches.batch(number)
 
     def losses(self, forward: Callable[..., Tensor], batch: FrameBatch) -> Losses:
         """Relative square error at random points of the grid."""
@@ -176,10 +170,15 @@ class AutoencoderStage(Stage):
             "validation_frames": floor.num_frames,
         }
 
+    def _prepare(self, batch: FrameBatch, number: int) -> FrameBatch:
+        if not self._config.training.augment:
+            return batch
+        return augmented(batch, periodic=self.model.spec.tasks[batch.task].grid.periodic)
+
     def _choose_points(self, batch: FrameBatch) -> Tensor:
         """Numbers of the points that the decoder is asked at, the same for all frames of the batch."""
         num_points = len(self._queries[batch.task])
-        order = torch.randperm(num_points, generator=batch.generator)
+        order = torch.randperm(num_points, generator=batch.draws.generator)
         return order[: self._num_queries].to(self._device)
 
     def _measure(self, model: Autoencoder, *, latent_dtype: torch.dtype = torch.float32) -> Floor:

@@ -1,13 +1,12 @@
 """Data-parallel training: `Ranks`, the processes that train one model together, and their part of a batch.
 
 `torchrun` starts them and gives each its place; their messages go through the CPU (gloo), so no GPU waits for
-one. Every rank makes the whole batch of a number and takes its rows, so the batch, and every random choice
-that was made with it, doesn't depend on the number of ranks; DDP averages the gradients.
+one. Every rank gathers its own rows of a batch. Which rows a batch has, and every random choice that is made
+with it, doesn't depend on the number of ranks; DDP averages the gradients.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import warnings
@@ -63,10 +62,7 @@ class ParallelLosses:
         The sum over ranks of losses times shares is the batch's; for gradients DDP divides by the number of
         ranks, so there the share is to be multiplied by it.
         """
-        if self._ranks.world_size == 1:
-            return self._losses(batch), 1.0
-        rows, share = self._ranks.rows_of(len(batch))
-        return self._losses(take_rows(batch, rows)), share
+        return self._losses(batch), batch.share
 
 
 class _StageLosses(nn.Module):
@@ -82,30 +78,11 @@ class _StageLosses(nn.Module):
         return self._stage.losses(self._model[0], batch)
 
 
-def take_rows(batch: Any, rows: slice) -> Any:
-    """Some rows of a batch; views. Every tensor in it has the batch as its first axis."""
-    return map_tensors(batch, lambda tensor: tensor[rows])
-
-
-def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with every tensor changed; whatever isn't a tensor (task, generator) as it is.
-
-    Args:
-        batch: A tensor, or a dataclass.
-        change: Called with each tensor.
-    """
-    if isinstance(batch, Tensor):
-        return change(batch)
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
-    return dataclasses.replace(batch, **changed)
-
-
 @dataclass(frozen=True)
 class Ranks:
     """This process's place among those that train together, and what they send each other.
 
-    Every method but `rows_of` and `device` is a collective: all ranks call it at the same point.
+    Every method but `device` is a collective: all ranks call it at the same point.
 
     Attributes:
         rank: Number of this process, from 0.
@@ -141,17 +118,6 @@ class Ranks:
                 found=f"local rank {self.local_rank}",
             )
         return torch.device("cuda", self.local_rank)
-
-    def rows_of(self, num_rows: int) -> tuple[slice, float]:
-        """This rank's rows of a batch, and their share of it.
-
-        With fewer rows than ranks some have none: those compute row 0 with the weight 0, so that every rank
-        takes part in every collective.
-        """
-        first, last = (num_rows * rank // self.world_size for rank in (self.rank, self.rank + 1))
-        if first == last:
-            return slice(0, 1), 0.0
-        return slice(first, last), (last - first) / num_rows
 
     def tell(self, value: Any = None) -> Any:
         """What the first rank says, as JSON values, to all."""

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig
+from ups.data.batches import batch_size_of
 from ups.data.fields import StoreFields
 from ups.data.statistics import INPUT, LEAST_STD_OF_LATENTS, Statistics, channel_statistics
-from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, augment_windows, evenly_spread
+from ups.data.windows import TaskWindows, WindowBatch, augment_windows, evenly_spread, window_data
 from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS
@@ -51,7 +52,7 @@ _FRAMES_OF_SCALE = 256  # of a task, that the scale of its latents is measured o
 class JointBatch(WindowBatch):
     """Windows of fields, (B, K + 1, X..., C), and whether their step takes the inverse losses, too."""
 
-    is_inverse: bool
+    is_inverse: bool = False
 
 
 def make_joint_stage(
@@ -105,20 +106,21 @@ class JointStage(Stage):
         assert model.autoencoder is not None
         self.model, self.autoencoder = model, model.autoencoder
         self._config, self._validation, self._device = config, validation, device
-        settings = config.stage(self.name)
-        assert settings.batch_size is not None
-        self._windows = WindowBatches(
-            windows, batch_size=settings.batch_size, seed=config.seed, parameters=model.spec.parameters
+        data = window_data(
+            windows,
+            global_batch_size=batch_size_of(config.stage(self.name)),
+            seed=config.seed,
+            parameters=model.spec.parameters,
         )
-        self.batches_per_pass = self._windows.batches_per_pass
+        self.loader = data.loader(config, device, prepare=self._prepare)
         self._data_hashes = data_hashes(windows)
         self.path = config.checkpoint.dir / JOINT_FILE
         self.operator_path = config.checkpoint.dir / OPERATOR_FILE
         self.autoencoder_path = config.checkpoint.dir / AUTOENCODER_FILE
 
-    def batch(self, number: int) -> JointBatch:
-        """Random windows of one task, augmented."""
-        batch, training = self._windows.batch(number), self._config.training
+    def _prepare(self, batch: WindowBatch, number: int) -> JointBatch:
+        """Augmented, and whether its step takes the inverse losses."""
+        training = self._config.training
         if training.augment:
             task = self.model.spec.tasks[batch.task]
             batch = augment_windows(batch, tokens=task.tokens, periodic=task.grid.periodic, is_latent=False)
@@ -128,7 +130,7 @@ class JointStage(Stage):
     def losses(self, forward: Callable[..., Tensor], batch: JointBatch) -> Losses:
         """Prediction and inverse losses at random points of the grid."""
         num_points = len(self.model.queries.get_buffer(batch.task))
-        order = torch.randperm(num_points, generator=batch.generator)
+        order = torch.randperm(num_points, generator=batch.draws.generator)
         return inverse_losses(
             self.model,
             batch.states.to(self._device, non_blocking=True),

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.on_demand.live_windows import LiveWindows
+from ups.data.batches import TrainingData, batch_size_of
 from ups.data.on_demand.opening import open_training_windows
+from ups.data.on_demand.sources import LiveSource
 from ups.data.statistics import measure_state_statistics
 from ups.data.stores import open_field_states, tells_encoder
-from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, augment_windows
+from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.grid import FIELDS
@@ -39,7 +40,7 @@ STAGE = "operator"
 
 def open_windows(
     config: RunConfig, *, autoencoder_path: Path, device: torch.device, start: StageStart
-) -> WindowBatches | LiveWindows:
+) -> TrainingData[WindowSource]:
     """Training windows of all tasks: latents as `training.cache_mode` says, or those of field stores.
 
     Args:
@@ -51,14 +52,13 @@ def open_windows(
         ConfigError: As `open_training_windows`, `open_field_states` and `TaskWindows`.
         ups_store.StoreError: If a store can't be read.
     """
-    batch_size = config.stage(STAGE).batch_size
-    assert batch_size is not None
+    batch_size = batch_size_of(config.stage(STAGE))
     if config.operator.state == "latent":
         return open_training_windows(
             config,
             "train",
             autoencoder_path=autoencoder_path,
-            batch_size=batch_size,
+            global_batch_size=batch_size,
             horizon=config.training.horizon,
             seed=config.seed,
             device=str(device),
@@ -68,7 +68,7 @@ def open_windows(
     windows = open_field_windows(config)
     preload_windows(config, windows, device=device, note=start.note)
     parameters = window_parameters(windows)
-    return WindowBatches(windows, batch_size=batch_size, seed=config.seed, parameters=parameters)
+    return window_data(windows, global_batch_size=batch_size, seed=config.seed, parameters=parameters)
 
 
 def open_field_windows(config: RunConfig) -> dict[str, TaskWindows]:
@@ -103,11 +103,9 @@ def data_hashes(windows: Mapping[str, TaskWindows]) -> dict[str, str]:
     return {task: some.store.config_hash for task, some in windows.items()}
 
 
-def are_of_known_encoder(windows: WindowBatches | LiveWindows) -> bool:
+def are_of_known_encoder(source: WindowSource) -> bool:
     """Whether all stores of latents say what encoded them; those that are made while training do."""
-    if isinstance(windows, LiveWindows):
-        return True
-    return all(tells_encoder(some.store) for some in windows.tasks.values())
+    return isinstance(source, LiveSource) or all(tells_encoder(some.store) for some in source.tasks.values())
 
 
 def make_operator_stage(
@@ -126,8 +124,9 @@ def make_operator_stage(
     if config.operator.state == "latent":
         autoencoder, digest = _load_autoencoder(config, path, device), hash_tensors(path)
     with startup_phase("data_opening"):
-        windows = open_windows(config, autoencoder_path=path, device=device, start=start)
-        is_known = are_of_known_encoder(windows)
+        data = open_windows(config, autoencoder_path=path, device=device, start=start)
+        windows = data.source.tasks
+        is_known = are_of_known_encoder(data.source)
         validation = open_validation(config) if is_known else open_latent_validation(config)
         if not is_known:
             what = "they aren't decoded, errors are those of latents"
@@ -135,8 +134,8 @@ def make_operator_stage(
     with startup_phase("statistics"):
         spec = make_spec(
             config,
-            windows.tasks,
-            statistics={name: measure_state_statistics(some) for name, some in windows.tasks.items()},
+            windows,
+            statistics={name: measure_state_statistics(some) for name, some in windows.items()},
             autoencoder=autoencoder,
             autoencoder_sha256=digest,
             is_encoder_known=is_known,
@@ -144,7 +143,7 @@ def make_operator_stage(
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
         simulator = Simulator(spec, autoencoder).to(device)
-    return OperatorStage(config, simulator, windows=windows, validation=validation, device=device)
+    return OperatorStage(config, simulator, data=data, validation=validation, device=device)
 
 
 class OperatorStage(Stage):
@@ -153,7 +152,7 @@ class OperatorStage(Stage):
     Args:
         config: Configuration of the run.
         model: On its device.
-        windows: Batches of training windows.
+        data: Training windows.
         validation: Trajectories that are rolled out.
         device: Where the model is.
     """
@@ -166,23 +165,22 @@ class OperatorStage(Stage):
         config: RunConfig,
         model: Simulator,
         *,
-        windows: WindowBatches | LiveWindows,
+        data: TrainingData[WindowSource],
         validation: RolloutValidation,
         device: torch.device,
     ) -> None:
         self.model, self._config, self._validation, self._device = model, config, validation, device
         settings = config.stage(self.name)
-        self._windows = windows
-        self.batches_per_pass = windows.batches_per_pass
-        self._data_hashes = data_hashes(windows.tasks)
+        self._data = data
+        self.loader = data.loader(config, device, prepare=self._prepare)
+        self._data_hashes = data_hashes(data.source.tasks)
         accum_steps = config.training.accum_steps
-        steps_per_epoch = settings.steps_per_epoch or max(1, self.batches_per_pass // accum_steps)
+        steps_per_epoch = settings.steps_per_epoch or max(1, len(self.loader) // accum_steps)
         self._num_batches = settings.epochs * steps_per_epoch * accum_steps
         self.path = config.checkpoint.dir / OPERATOR_FILE
 
-    def batch(self, number: int) -> WindowBatch:
-        """Random windows of one task, as long as the curriculum says, augmented."""
-        batch = self._windows.batch(number)
+    def _prepare(self, batch: WindowBatch, number: int) -> WindowBatch:
+        """As long as the curriculum says, with noise, augmented."""
         num_frames = 1 + min(self.horizon_at(number), batch.states.shape[1] - 1)
         batch = self._with_noise(dataclasses.replace(batch, states=batch.states[:, :num_frames]))
         if self._config.training.augment:
@@ -244,8 +242,7 @@ class OperatorStage(Stage):
 
     def close(self) -> None:
         """End what makes latents in the background; closing twice is allowed."""
-        if isinstance(self._windows, LiveWindows):
-            self._windows.close()
+        self._data.close()
 
     def finish(self) -> dict[str, Any]:
         """Errors of what was exported beside persistence and the autoencoder's floor."""
@@ -278,7 +275,7 @@ class OperatorStage(Stage):
             return batch
         given = batch.states[:, :1]
         std = given.new_tensor(task.statistics[FIELDS]["std"])
-        drawn = torch.randn(given.shape, generator=batch.generator).to(given.device)
+        drawn = batch.draws.normal(given.shape[1:]).to(given.device)
         return dataclasses.replace(
             batch, states=torch.cat([given + level * std * drawn, batch.states[:, 1:]], dim=1)
         )

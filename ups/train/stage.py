@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig, TrainingConfig
+from ups.data.batches import Loader
 from ups.device import compiled_or_eager
 from ups.errors import ConfigError
 from ups.output import Note, discard
@@ -48,29 +49,21 @@ QUIET_START = StageStart()
 class Stage(ABC):
     """One thing to train: its model, data, losses and validation.
 
-    Under `torchrun` every rank makes the same stage with the same weights. A batch is the whole batch of all
-    ranks; the trainer takes each rank's rows with `take_rows`, so a batch is a tensor, or a dataclass each of
-    whose tensors has the batch as its first axis. What is drawn at random for a batch comes from the batch
-    (its `generator`), and once for all rows: so it is the same on every rank. `validate`, `export` and
+    Under `torchrun` every rank makes the same stage with the same weights. A batch is this rank's rows of
+    it, an `ups.data.batches.TaskBatch`; what is drawn at random for it comes from its `draws`, which are the
+    same whichever ranks share it. `validate`, `export` and
     `finish` run on the first rank alone, and never train or synchronise anything. Parts of its making may be
     timed with `ups.train.meter.startup_phase`.
 
     Attributes:
         name: As in the configuration.
         model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
-        batches_per_pass: Batches in one pass through the training data.
+        loader: Training batches, a pass at a time; each a function of the seed and its number alone.
     """
 
     name: str
     model: nn.Module
-    batches_per_pass: int
-
-    @abstractmethod
-    def batch(self, number: int) -> Any:
-        """Training batch of a number, a function of the seed and the number alone; has a length.
-
-        Numbers are asked for one after another, by a thread that runs ahead of the training.
-        """
+    loader: Loader
 
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
@@ -108,7 +101,7 @@ class Stage(ABC):
         """Take what `state` gave."""
 
     def close(self) -> None:  # noqa: B027
-        """End what works for its data in the background, and with it a `batch` that waits for that.
+        """End what works for its data in the background, and with it a batch that waits for that.
 
         Called on every rank when training ends, however it ends, and perhaps twice.
         """

@@ -30,6 +30,7 @@ _PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_update
 POSITION = frozenset(
     {
         "step",
+        "global_batch_size",
         "wandb_id",
         "learning_rate",
         "stage",
@@ -134,6 +135,21 @@ def load_state(
     return dict(document["position"])
 
 
+def check_batch(path: Path, *, saved: int, now: int, ranks: Ranks) -> None:
+    """Fail unless a run goes on with batches of as many rows, over all ranks.
+
+    Raises:
+        CheckpointError: Kind "other_config", with both numbers.
+    """
+    if saved != now:
+        _check_same(
+            path,
+            "configuration",
+            [f"a batch over all ranks had {saved} rows and has {now} on {ranks.world_size} ranks"],
+            hint=f"training.global_batch_size={saved} keeps it, on any number of ranks that divides it",
+        )
+
+
 def check_shared(path: Path, *, step: int, ranks: Ranks) -> None:
     """Fail unless all ranks found the same state; a collective.
 
@@ -159,6 +175,8 @@ _FREE_KEYS = (
     "data.root",
     "training.log_",
     "training.patience",
+    "training.batch_size",  # the batch over all ranks is compared, see `check_batch`
+    "training.global_batch_size",
     "training.device",
     "training.rank_timeout_s",
     "training.num_workers",
@@ -281,7 +299,13 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _check_same(path: Path, what: str, differing: list[str]) -> None:
+def _check_same(
+    path: Path,
+    what: str,
+    differing: list[str],
+    *,
+    hint: str = "go back to it, use another checkpoint.dir, or --restart",
+) -> None:
     if differing:
         shown = "; ".join(differing[:_MOST_SHOWN])
         more = f" and {len(differing) - _MOST_SHOWN} more" if len(differing) > _MOST_SHOWN else ""
@@ -289,7 +313,7 @@ def _check_same(path: Path, what: str, differing: list[str]) -> None:
             f"the training state is of another {what}: {shown}{more}",
             kind="other_config" if what == "configuration" else "other_data",
             path=path,
-            hint="go back to it, use another checkpoint.dir, or --restart",
+            hint=hint,
         )
         error.exit_code = ConfigError.exit_code  # as for a store that is of something else
         raise error
@@ -297,7 +321,8 @@ def _check_same(path: Path, what: str, differing: list[str]) -> None:
 
 def _matters(key: str, stage: str) -> bool:
     of_other_stage = key.startswith("stages.") and not key.startswith(f"stages.{stage}.")
-    return not (of_other_stage or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
+    is_batch = key.endswith(("batch_size", "global_batch_size")) and key.startswith("stages.")
+    return not (of_other_stage or is_batch or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
 
 
 def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

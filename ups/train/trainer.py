@@ -5,25 +5,29 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from ups.config import RunConfig
+from ups.data.batches import endless
 from ups.errors import InterruptedTrainingError
 from ups.optim import AveragedWeights, LearningRate, make_optimizer
 from ups.train.best import BestWeights
 from ups.train.distributed import ALONE, Agreement, ParallelLosses, Ranks
-from ups.train.feed import BatchFeed, WaitEndedError
 from ups.train.interrupt import CONTINUES, StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, StartupClock, StepClock, diverged
 from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Stage, forward_of
-from ups.train.state import SavedState, check_shared, load_state, save_state, state_path
+from ups.train.state import SavedState, check_batch, check_shared, load_state, save_state, state_path
+
+
+class WaitEndedError(Exception):
+    """Training waited for a batch, and was asked to stop."""
 
 
 class Trainer:
@@ -54,7 +58,7 @@ class Trainer:
         self.stage, self.config, self.device, self.ranks = stage, config, device, ranks
         self.settings = config.stage(stage.name)
         self.steps_per_epoch = self.settings.steps_per_epoch or max(
-            1, stage.batches_per_pass // config.training.accum_steps
+            1, len(stage.loader) // config.training.accum_steps
         )
         self.total_steps = self.steps_per_epoch * self.settings.epochs
         assert self.settings.optimizer.lr is not None
@@ -85,12 +89,7 @@ class Trainer:
         )
         forward = forward_of(stage.model, config.training, note=self.log.note)
         self.losses = ParallelLosses(stage, forward, ranks=ranks)
-        self.feed = BatchFeed(
-            stage.batch,
-            ahead=config.training.prefetch_factor,
-            end=self.total_steps * config.training.accum_steps,
-            is_pinned=config.training.pin_memory and device.type == "cuda",
-        )
+        self._batches: Iterator[Any] | None = None
         if ranks.rank:
             torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank
         if is_continuing:
@@ -118,7 +117,7 @@ class Trainer:
         begin, end = self.step * accum_steps, (self.step + 1) * accum_steps
         for number in range(begin, end):
             with self.stopwatch.waiting():
-                batch = self.feed.get(number, is_stopping=is_stopping if number == begin else None)
+                batch = self._batch(number, is_stopping=is_stopping if number == begin else None)
             with self.losses.accumulating(is_last=number == end - 1):
                 with self._autocast():
                     losses, share = self.losses(batch)
@@ -126,7 +125,7 @@ class Trainer:
                 total = torch.stack(list(losses.values())).sum() * (share * self.ranks.world_size)
                 self.scaler.scale(total / accum_steps).backward()
             self.meter.add(losses, step=self.step + 1, share=share)
-            self.stopwatch.count(len(batch))
+            self.stopwatch.count(batch.num_rows)
         self.scaler.unscale_(self.optimizer)
         if self.settings.grad_clip is not None:
             nn.utils.clip_grad_norm_(self.stage.model.parameters(), self.settings.grad_clip)
@@ -148,13 +147,18 @@ class Trainer:
         if self.ranks.is_first:
             log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id)
             self.wandb_id = next((sink.run_id for sink in log.sinks if sink.run_id), None)
-        with log, self.gpu, self.feed, stop_on_signals() as stop:
-            log.record("start", step=self.step, config=self.config.model_dump(mode="json"))
+        with log, self.gpu, closing(self.stage.loader), stop_on_signals() as stop:
+            log.record(
+                "start",
+                step=self.step,
+                config=self.config.model_dump(mode="json"),
+                global_batch_size=self.stage.loader.order.global_batch_size,
+            )
             log.note(_sizes(self.stage.model, self.total_steps, self.ranks, resumed_at=self.step))
             try:
                 report = self._train(stop)
             finally:
-                self.stage.close()  # first, or leaving the feed waits for a batch that may never come
+                self.stage.close()  # first, or closing the loader waits for a batch that may never come
             log.record("end", step=self.step, report=report)
         if not self.config.checkpoint.keep_training_state and self.ranks.is_first:
             self.state_path.unlink(missing_ok=True)
@@ -172,6 +176,7 @@ class Trainer:
             data_identity=self.stage.data_identity(),
             position={
                 "step": self.step,
+                "global_batch_size": self.stage.loader.order.global_batch_size,
                 **self.best_weights.state(),
                 "learning_rate": self.learning_rate.state(),
                 "wandb_id": self.wandb_id,
@@ -179,6 +184,18 @@ class Trainer:
             },
             ranks=self.ranks,
         )
+
+    def _batch(self, number: int, *, is_stopping: Callable[[], bool] | None) -> Any:
+        """The batch of a number; numbers are asked for one after another."""
+        if self._batches is None:
+            self._batches = endless(self.stage.loader, number)
+
+        def give_up() -> None:
+            if is_stopping is not None and is_stopping():
+                raise WaitEndedError
+
+        self.stage.loader.on_wait = give_up
+        return next(self._batches)
 
     def _train(self, stop: StopRequest) -> Any:
         """The remaining epochs, and the stage's report."""
@@ -282,6 +299,8 @@ class Trainer:
             stage=self.stage.name,
             ranks=self.ranks,
         )
+        rows = self.stage.loader.order.global_batch_size
+        check_batch(self.state_path, saved=position["global_batch_size"], now=rows, ranks=self.ranks)
         self.step, self.wandb_id = position["step"], position["wandb_id"]
         self.best_weights.restore(position)
         self.learning_rate.restore(position["learning_rate"])

@@ -6,26 +6,33 @@ The only part of the package that imports torch.
 from ups_store.errors import needs
 
 with needs("torch"):
-    from ups_store.torch.assembler import EpochReport
-    from ups_store.torch.batch import Batch, Sample
-    from ups_store.torch.dataset import StoreDataset
+    from ups_store.read.order import DataOrder, Step
+    from ups_store.torch.assembler import EpochReport, Order
+    from ups_store.torch.batch import Batch, Sample, map_tensors
+    from ups_store.torch.dataset import BatchSource, StoreDataset
     from ups_store.torch.device_store import DeviceStore
     from ups_store.torch.fallback import OpenedDataset, open_dataset
-    from ups_store.torch.loader import Loader, make_batch_sampler, make_loader
+    from ups_store.torch.loader import Loader, make_batch_sampler, make_loader, ranks_of_torch
     from ups_store.torch.sampler import StoreBatchSampler
     from ups_store.torch.windows import Window
 
 __all__ = [
     "Batch",
+    "BatchSource",
+    "DataOrder",
     "DeviceStore",
     "EpochReport",
     "Loader",
     "OpenedDataset",
+    "Order",
     "Sample",
+    "Step",
     "StoreBatchSampler",
     "StoreDataset",
     "Window",
     "make_batch_sampler",
     "make_loader",
+    "map_tensors",
     "open_dataset",
+    "ranks_of_torch",
 ]

@@ -304,7 +304,7 @@ def make_loader(
     found = _device(device)
     order = _make_order(
         dataset,
-        _ranks(rank, world_size),
+        ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
         shuffle=shuffle,
@@ -346,7 +346,7 @@ def make_batch_sampler(
     """
     order = _make_order(
         dataset,
-        _ranks(rank, world_size),
+        ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
         shuffle=shuffle,
@@ -393,7 +393,8 @@ def _is_number(value: object, least: int) -> bool:
     return isinstance(value, int | np.integer) and bool(value >= least)
 
 
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def ranks_of_torch(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """Number of this process and of all, as torch.distributed says where they aren't given."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if rank is None:
         rank = torch.distributed.get_rank() if distributed else 0

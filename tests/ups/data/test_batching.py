@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.data.windows import batch_ends, count_batches, evenly_spread
+from ups.data.on_demand.order import batch_ends, count_batches
+from ups.data.windows import evenly_spread
 
 
 @pytest.mark.parametrize(

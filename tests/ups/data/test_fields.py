@@ -14,11 +14,13 @@ import psutil
 import pytest
 import torch
 from control_groups import GROUP_BYTES
+from numbered_batches import batch_of
 from typer.testing import CliRunner
 
 import ups_store
-from ups.data.augment import augment, shift_frames
-from ups.data.field_batches import FrameBatch, FrameBatches, spread_batches
+from ups.data.augment import Draws, augment, shift_frames
+from ups.data.batches import TrainingData
+from ups.data.field_batches import FrameBatch, FrameSource, frame_data, spread_batches
 from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
 from ups.data.solvers import make_dataset
 from ups.data.statistics import measure_statistics
@@ -45,9 +47,9 @@ def open_split(root: Path, task: str = "burgers1d", split: str = "train", **opti
     return open_fields(BuildConfig(data=data, cache=CacheConfig(dir=cache)), task, split, source=source)
 
 
-def make_batches(root: Path, **options: Any) -> FrameBatches:
+def make_batches(root: Path) -> TrainingData[FrameSource]:
     fields = {task: open_split(root, task) for task in ("burgers1d", "darcy2d")}
-    return FrameBatches(fields, batch_size=4, seed=3, parameters=parameter_names(fields), **options)
+    return frame_data(fields, global_batch_size=4, seed=3, parameters=parameter_names(fields))
 
 
 # --- where fields come from ----------------------------------------------------------------------------
@@ -275,21 +277,21 @@ def test_shift_moves_each_frame_by_its_own_number() -> None:
 
 def test_burgers_is_reflected_with_its_sign_and_others_never() -> None:
     values = torch.arange(6.0).reshape(1, 6, 1).expand(64, -1, -1) + 1
-    generator = torch.Generator().manual_seed(0)
+    draws = Draws.of_batch(64, seed=0)
     seen = {
         tuple(frame[:, 0].sign().tolist())
-        for frame in augment(values, task="burgers1d", periodic=(True,), generator=generator)
+        for frame in augment(values, task="burgers1d", periodic=(True,), draws=draws)
     }
     assert seen == {(1.0,) * 6, (-1.0,) * 6}
-    assert augment(values, task="advection1d", periodic=(True,), generator=generator).min() > 0
-    reflected = augment(values, task="burgers1d", periodic=(False,), generator=generator)
+    assert augment(values, task="advection1d", periodic=(True,), draws=draws).min() > 0
+    reflected = augment(values, task="burgers1d", periodic=(False,), draws=draws)
     torch.testing.assert_close(reflected[reflected[:, 0, 0] < 0][0], -values[0].flip(0))
 
 
 def test_axes_with_ends_are_left_alone() -> None:
     values = torch.randn(8, 4, 5, 1, generator=torch.Generator().manual_seed(0))
-    generator = torch.Generator().manual_seed(0)
-    moved = augment(values, task="darcy2d", periodic=(False, False), generator=generator)
+    draws = Draws.of_batch(8, seed=0)
+    moved = augment(values, task="darcy2d", periodic=(False, False), draws=draws)
     torch.testing.assert_close(moved, values, rtol=0, atol=0)
 
 
@@ -297,8 +299,8 @@ def test_axes_with_ends_are_left_alone() -> None:
 
 
 def test_pass_takes_every_frame_once_and_never_mixes_tasks(root: Path) -> None:
-    batches = make_batches(root, augmented=False)
-    made = [batches.batch(number) for number in range(batches.batches_per_pass)]
+    batches = make_batches(root)
+    made = [batch_of(batches, number) for number in range(batches.order.num_steps)]
     assert {(batch.task, batch.array) for batch in made} == {
         ("burgers1d", "fields"),
         ("darcy2d", "fields"),
@@ -311,13 +313,13 @@ def test_pass_takes_every_frame_once_and_never_mixes_tasks(root: Path) -> None:
 
 def test_batches_are_of_one_size_and_another_rest_is_left_out_of_each_pass(root: Path) -> None:
     fields = {"burgers1d": open_split(root)}  # 40 frames
-    batches = FrameBatches(fields, batch_size=32, seed=0, augmented=False)
-    made = [batches.batch(number).values for number in range(12)]
-    assert batches.batches_per_pass == 1
+    batches = frame_data(fields, global_batch_size=32, seed=0)
+    made = [batch_of(batches, number).values for number in range(12)]
+    assert batches.order.num_steps == 1
     assert {len(values) for values in made} == {32}
     assert len({frame.numpy().tobytes() for values in made for frame in values}) == 40
-    few = FrameBatches(fields, batch_size=64, seed=0, augmented=False)
-    assert [len(few.batch(number)) for number in range(3)] == [40] * 3
+    few = frame_data(fields, global_batch_size=64, seed=0)
+    assert [len(batch_of(few, number)) for number in range(3)] == [40] * 3
 
 
 def test_batch_is_a_function_of_seed_and_number(root: Path) -> None:
@@ -325,19 +327,19 @@ def test_batch_is_a_function_of_seed_and_number(root: Path) -> None:
     numbers = [0, 5, 2, 30]
 
     def content(batch: FrameBatch) -> tuple[str, str, bytes, int]:
-        drawn = torch.randint(1 << 40, (), generator=batch.generator).item()
+        drawn = torch.randint(1 << 40, (), generator=batch.draws.generator).item()
         return batch.task, batch.array, batch.values.numpy().tobytes(), int(drawn)
 
-    made = {number: content(batches.batch(number)) for number in numbers}
-    assert made == {number: content(again.batch(number)) for number in reversed(numbers)}
+    made = {number: content(batch_of(batches, number)) for number in numbers}
+    assert made == {number: content(batch_of(again, number)) for number in reversed(numbers)}
     assert len(set(made.values())) == len(numbers)
 
 
 def test_second_pass_has_another_order(root: Path) -> None:
-    batches = make_batches(root, augmented=False)
-    num = batches.batches_per_pass
-    first = [batches.batch(number).values.numpy().tobytes() for number in range(num)]
-    second = [batches.batch(number).values.numpy().tobytes() for number in range(num, 2 * num)]
+    batches = make_batches(root)
+    num = batches.order.num_steps
+    first = [batch_of(batches, number).values.numpy().tobytes() for number in range(num)]
+    second = [batch_of(batches, number).values.numpy().tobytes() for number in range(num, 2 * num)]
     assert set(first) != set(second)
 
 

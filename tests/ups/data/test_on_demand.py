@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from numbered_batches import batch_of
 from on_demand_helpers import (
     BURGERS,
     NUM_TRAIN,
@@ -28,13 +29,14 @@ from on_demand_helpers import (
 )
 
 import ups_store
-from ups.data.on_demand import passes as all_passes
+from ups.data.batches import TrainingData
+from ups.data.on_demand import sources as all_sources
 from ups.data.on_demand.background import BuildEndedError
 from ups.data.on_demand.latent_builds import latent_build
-from ups.data.on_demand.live_windows import LiveWindows
+from ups.data.on_demand.sources import LiveSource
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.statistics import measure_state_statistics
-from ups.data.windows import WindowBatch, WindowBatches
+from ups.data.windows import WindowBatch, WindowSource
 from ups.errors import ConfigError
 from ups.trained.encoder import LatentEncoder
 from ups_store.build.config import load_config as load_build_config
@@ -55,14 +57,16 @@ def store_path(folder: Path, task: str = "burgers1d") -> Path:
     return folder / "latents" / f"{task}_train.zarr.zip"
 
 
-def live(folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0) -> LiveWindows:
+def live(
+    folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0
+) -> TrainingData[WindowSource]:
     windows = open_windows(folder, *overrides, notes=notes, seed=seed)
-    assert isinstance(windows, LiveWindows)
+    assert isinstance(windows.source, LiveSource)
     return windows
 
 
-def first_pass(windows: LiveWindows | WindowBatches) -> list[WindowBatch]:
-    return [windows.batch(number) for number in range(windows.batches_per_pass)]
+def first_pass(windows: TrainingData[WindowSource]) -> list[WindowBatch]:
+    return [batch_of(windows, number) for number in range(windows.order.num_steps)]
 
 
 def rows_of(batches: list[WindowBatch]) -> Counter[bytes]:
@@ -75,7 +79,7 @@ def expect_equal(found: list[WindowBatch], expected: list[WindowBatch]) -> None:
         assert torch.equal(one.states, other.states)
         assert torch.equal(one.dt, other.dt)
         assert torch.equal(one.parameters.nan_to_num(7), other.parameters.nan_to_num(7))
-        assert one.generator.initial_seed() == other.generator.initial_seed()
+        assert one.draws.generator.initial_seed() == other.draws.generator.initial_seed()
 
 
 def all_windows(folder: Path, *tasks: str) -> Counter[bytes]:
@@ -150,7 +154,7 @@ def _threads_end() -> Any:
 def test_first_pass_has_every_window_once_and_leaves_the_store_of_a_build(folder: Path) -> None:
     windows = live(folder)
     batches = first_pass(windows)
-    windows.batch(windows.batches_per_pass)  # the second pass begins once the store is finished
+    batch_of(windows, windows.order.num_steps)  # the second pass begins once the store is finished
     assert sum(map(len, batches)) == NUM_WINDOWS
     assert rows_of(batches) == all_windows(folder)
     made = store_path(folder).read_bytes()
@@ -161,12 +165,12 @@ def test_first_pass_has_every_window_once_and_leaves_the_store_of_a_build(folder
 
 def test_later_passes_are_those_of_the_finished_store(folder: Path) -> None:
     windows = live(folder)
-    num = windows.batches_per_pass
-    found = [windows.batch(number) for number in range(3 * num)][num:]
+    num = windows.order.num_steps
+    found = [batch_of(windows, number) for number in range(3 * num)][num:]
     stored = open_windows(folder, "training.cache_mode=store")
-    assert isinstance(stored, WindowBatches)
-    assert stored.batches_per_pass == num
-    expect_equal(found, [stored.batch(number) for number in range(num, 3 * num)])
+    assert not isinstance(stored.source, LiveSource)
+    assert stored.order.num_steps == num
+    expect_equal(found, [batch_of(stored, number) for number in range(num, 3 * num)])
 
 
 def test_batches_do_not_depend_on_whether_the_store_was_there(folder: Path) -> None:
@@ -183,15 +187,17 @@ def test_batches_do_not_depend_on_whether_the_store_was_there(folder: Path) -> N
 @pytest.mark.parametrize("mode", ["auto", "none"])
 def test_no_batch_is_larger_than_was_asked_for(folder: Path, mode: str) -> None:
     windows = live(folder, f"training.cache_mode={mode}", "data.limit=10")  # 30 windows, batches of 16
-    num = windows.batches_per_pass
-    sizes = [len(windows.batch(number)) for number in range(2 * num)]
+    num = windows.order.num_steps
+    sizes = [len(batch_of(windows, number)) for number in range(2 * num)]
     windows.close()
-    assert sorted(sizes) == [15] * 4
+    later = [15, 15] if mode == "none" else [14, 16]  # of the finished store only the last one is smaller
+    assert sorted(sizes[:num]) == [15, 15]
+    assert sorted(sizes[num:]) == later
 
 
 def test_batches_are_a_function_of_the_seed(folder: Path) -> None:
     build(folder)
-    one, again, other = (live(folder, seed=seed).batch(0) for seed in (0, 0, 1))
+    one, again, other = (batch_of(live(folder, seed=seed), 0) for seed in (0, 0, 1))
     assert torch.equal(one.states, again.states)
     assert not torch.equal(one.states, other.states)
 
@@ -199,7 +205,7 @@ def test_batches_are_a_function_of_the_seed(folder: Path) -> None:
 def test_two_tasks_are_mixed_and_each_window_comes_once(folder: Path) -> None:
     windows = live(folder, TWO_TASKS)
     batches = first_pass(windows)
-    windows.batch(windows.batches_per_pass)
+    batch_of(windows, windows.order.num_steps)
     assert rows_of(batches) == all_windows(folder, "burgers1d", "advection1d")
     tasks = [batch.task for batch in batches]
     assert set(tasks) == {"burgers1d", "advection1d"}
@@ -215,8 +221,8 @@ def test_two_tasks_are_mixed_and_each_window_comes_once(folder: Path) -> None:
 def test_steady_task_gives_every_pair_once(tmp_path: Path, mode: str) -> None:
     folder = make_steady_folder(tmp_path)
     windows = live(folder, f"training.cache_mode={mode}")
-    assert windows.tasks["darcy2d"].is_steady
-    assert set(measure_state_statistics(windows.tasks["darcy2d"])) == {"fields", "input"}
+    assert windows.source.tasks["darcy2d"].is_steady
+    assert set(measure_state_statistics(windows.source.tasks["darcy2d"])) == {"fields", "input"}
     found = rows_of(first_pass(windows))
     windows.close()
     build(folder)
@@ -230,7 +236,7 @@ def test_one_task_is_reused_while_the_other_is_made(folder: Path) -> None:
     notes: list[str] = []
     windows = live(folder, TWO_TASKS, notes=notes)
     batches = first_pass(windows)
-    windows.batch(windows.batches_per_pass)
+    batch_of(windows, windows.order.num_steps)
     assert rows_of(batches) == all_windows(folder, "burgers1d", "advection1d")
     assert sum("latents reused" in note for note in notes) == 1
     assert sum("on demand" in note for note in notes) == 1
@@ -242,11 +248,11 @@ def test_first_batch_comes_before_the_build_has_got_far(
     gate = Gate(10)
     on_each_forward(monkeypatch, gate)
     windows = live(folder)
-    assert len(windows.batch(0)) >= 16
+    assert len(batch_of(windows, 0)) >= 16
     assert gate.num_passed <= 10 < NUM_TRAIN // 2
     gate.open()
     assert sum(len(batch) for batch in first_pass(windows)) == NUM_WINDOWS
-    windows.batch(windows.batches_per_pass)
+    batch_of(windows, windows.order.num_steps)
 
 
 def test_statistics_wait_for_the_first_trajectories_only(
@@ -255,15 +261,17 @@ def test_statistics_wait_for_the_first_trajectories_only(
     gate = Gate(8)
     on_each_forward(monkeypatch, gate)
     windows = live(folder)
-    (task,) = windows.tasks.values()
+    (task,) = windows.source.tasks.values()
     measured = measure_state_statistics(task)["fields"]
     assert task.parameter_ranges() == {"nu": (0.01, 0.01)}
     assert task.typical_dt() == pytest.approx(0.4)
     assert not task.is_steady
     assert gate.num_passed <= 8
     gate.open()
-    windows.batch(windows.batches_per_pass)
-    again = measure_state_statistics(live(folder).tasks["burgers1d"])["fields"]  # of the finished store
+    batch_of(windows, windows.order.num_steps)
+    again = measure_state_statistics(live(folder).source.tasks["burgers1d"])[
+        "fields"
+    ]  # of the finished store
     assert measured == again
 
 
@@ -272,7 +280,7 @@ def test_interrupted_run_goes_on_where_it_was(folder: Path, monkeypatch: pytest.
     crawl = Crawl(16)
     on_each_forward(monkeypatch, crawl)
     windows = live(folder)
-    begun = [windows.batch(number) for number in range(3)]
+    begun = [batch_of(windows, number) for number in range(3)]
     windows.close()
     with ups_store.open(building_path(store_path(folder)), partial=True) as store:
         num_there = int(store.committed.sum())
@@ -280,11 +288,11 @@ def test_interrupted_run_goes_on_where_it_was(folder: Path, monkeypatch: pytest.
     crawl.end()
     notes: list[str] = []
     continued = live(folder, notes=notes)
-    num = continued.batches_per_pass
-    rest = [continued.batch(number) for number in range(3, num)]
+    num = continued.order.num_steps
+    rest = [batch_of(continued, number) for number in range(3, num)]
     expect_equal(begun + rest, expected)
     assert any(f"{num_there} of {NUM_TRAIN} there" in note for note in notes)
-    continued.batch(num)
+    batch_of(continued, num)
     assert any(f"all {NUM_TRAIN} encoded" in note for note in notes)
     with ups_store.open(store_path(folder)) as store:
         assert store.verify().ok
@@ -293,9 +301,9 @@ def test_interrupted_run_goes_on_where_it_was(folder: Path, monkeypatch: pytest.
 def test_run_that_continues_after_the_store_was_finished_draws_the_same(folder: Path) -> None:
     windows = live(folder)
     expected = first_pass(windows)
-    windows.batch(windows.batches_per_pass)
+    batch_of(windows, windows.order.num_steps)
     continued = live(folder)
-    expect_equal([continued.batch(number) for number in range(4, 9)], expected[4:9])
+    expect_equal([batch_of(continued, number) for number in range(4, 9)], expected[4:9])
 
 
 def test_failing_encoder_is_told_where_batches_are_asked_for(
@@ -307,9 +315,9 @@ def test_failing_encoder_is_told_where_batches_are_asked_for(
     on_each_forward(monkeypatch, fail)
     windows = live(folder)
     with pytest.raises(RuntimeError, match="the encoder broke"):
-        windows.batch(0)
+        batch_of(windows, 0)
     with pytest.raises(RuntimeError, match="the encoder broke"):
-        windows.batch(windows.batches_per_pass)
+        batch_of(windows, windows.order.num_steps)
 
 
 def test_source_that_is_replaced_midway_is_told_where_batches_are_asked_for(folder: Path) -> None:
@@ -319,7 +327,7 @@ def test_source_that_is_replaced_midway_is_told_where_batches_are_asked_for(fold
     other.write_bytes(source.read_bytes())
     other.replace(source)
     with pytest.raises(SourceError, match="changed"):
-        windows.batch(windows.batches_per_pass)
+        batch_of(windows, windows.order.num_steps)
 
 
 def test_failing_disk_is_told_where_batches_are_asked_for(
@@ -331,7 +339,7 @@ def test_failing_disk_is_told_where_batches_are_asked_for(
     monkeypatch.setattr(ups_store.StoreWriter, "commit_many", fail)
     windows = live(folder)
     with pytest.raises(DiskFullError):
-        windows.batch(0)
+        batch_of(windows, 0)
 
 
 def test_sample_that_can_not_be_read_ends_the_first_pass(folder: Path) -> None:
@@ -356,37 +364,38 @@ def test_close_ends_the_thread_and_keeps_what_is_committed(
 ) -> None:
     on_each_forward(monkeypatch, Crawl(10))
     windows = live(folder)
-    windows.batch(0)
+    batch_of(windows, 0)
     windows.close()
     assert not background_threads()
     with ups_store.open(store_path(folder), partial=True) as store:
         assert 0 < store.committed.sum() < NUM_TRAIN
     with pytest.raises(BuildEndedError):
-        windows.batch(windows.batches_per_pass)
+        batch_of(windows, windows.order.num_steps)
 
 
 def test_forgotten_windows_end_their_thread(folder: Path) -> None:
     windows = live(folder)
-    windows.batch(0)
+    batch_of(windows, 0)
     del windows
-    live(folder).batch(0)  # nobody holds the store's locks any more
+    gc.collect()
+    batch_of(live(folder), 0)  # nobody holds the store's locks any more
 
 
 def test_memory_mode_writes_no_file_and_maps_the_second_pass(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     windows = live(folder, "training.cache_mode=memory")
-    num = windows.batches_per_pass
-    found = [windows.batch(number) for number in range(2 * num)]
+    num = windows.order.num_steps
+    found = [batch_of(windows, number) for number in range(2 * num)]
     assert sorted(folder.rglob("*")) == before
     stored = live(folder)
-    expect_equal(found, [stored.batch(number) for number in range(2 * num)])
+    expect_equal(found, [batch_of(stored, number) for number in range(2 * num)])
 
 
 def test_none_mode_encodes_every_pass_to_the_bytes_of_a_store(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     windows = live(folder, "training.cache_mode=none", TWO_TASKS)
-    num = windows.batches_per_pass
-    passes = [[windows.batch(which * num + i) for i in range(num)] for which in range(2)]
+    num = windows.order.num_steps
+    passes = [[batch_of(windows, which * num + i) for i in range(num)] for which in range(2)]
     windows.close()
     assert sorted(folder.rglob("*")) == before
     build(folder, TWO_TASKS)
@@ -397,25 +406,24 @@ def test_none_mode_encodes_every_pass_to_the_bytes_of_a_store(folder: Path) -> N
 
 def test_none_mode_continues_in_the_middle_of_a_pass(folder: Path) -> None:
     whole = live(folder, "training.cache_mode=none")
-    num = whole.batches_per_pass
-    expected = [whole.batch(number) for number in range(2 * num)]
+    num = whole.order.num_steps
+    expected = [batch_of(whole, number) for number in range(2 * num)]
     whole.close()
     continued = live(folder, "training.cache_mode=none")
-    expect_equal([continued.batch(number) for number in range(num + 3, 2 * num)], expected[num + 3 :])
-    expect_equal([continued.batch(2)], expected[2:3])  # backwards, too
+    expect_equal([batch_of(continued, number) for number in range(num + 3, 2 * num)], expected[num + 3 :])
+    expect_equal([batch_of(continued, 2)], expected[2:3])  # backwards, too
     continued.close()
 
 
 def test_none_mode_holds_only_what_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_passes, "_UNKEPT_NBYTES", 1)
+    monkeypatch.setattr(all_sources, "_UNKEPT_NBYTES", 1)
     windows = live(folder, "training.cache_mode=none")
     held = []
-    for number in range(windows.batches_per_pass):
-        windows.batch(number)
-        assert windows._current is not None
-        source = windows._current[1].tasks["burgers1d"].source
-        assert isinstance(source, UnkeptJob)
-        held.append(len(source.store.held()))
+    for number in range(windows.order.num_steps):
+        batch_of(windows, number)
+        job = windows.source._jobs["burgers1d"]
+        assert isinstance(job, UnkeptJob)
+        held.append(len(job.store.held()))
     assert max(held) < NUM_TRAIN
     windows.close()
 
@@ -426,7 +434,7 @@ def test_auto_mode_without_a_folder_needs_a_finished_store(folder: Path) -> None
         open_windows(folder, *config)
     assert caught.value.kind == "no_store"
     build(folder)
-    assert isinstance(open_windows(folder, *config), WindowBatches)
+    assert not isinstance(open_windows(folder, *config).source, LiveSource)
 
 
 def test_store_mode_does_not_build(folder: Path) -> None:
@@ -440,7 +448,7 @@ def test_stale_store_is_made_anew_and_the_reason_told(folder: Path) -> None:
     build(folder, "latent.micro_batch=5")
     notes: list[str] = []
     windows = live(folder, notes=notes)
-    windows.batch(windows.batches_per_pass)
+    batch_of(windows, windows.order.num_steps)
     (note,) = [note for note in notes if "made from something else" in note]
     assert "micro_batch" in note
     with ups_store.open(store_path(folder)) as store:
@@ -451,7 +459,7 @@ def test_limit_takes_its_samples_from_the_whole_store_and_leaves_it(folder: Path
     build(folder)
     before = store_path(folder).read_bytes()
     windows = open_windows(folder, "data.limit=8")
-    assert isinstance(windows, WindowBatches)
+    assert not isinstance(windows.source, LiveSource)
     found = rows_of(first_pass(windows))
     assert sum(found.values()) == 24
     whole = live(folder)
@@ -462,14 +470,14 @@ def test_limit_takes_its_samples_from_the_whole_store_and_leaves_it(folder: Path
 def test_limited_store_is_made_on_demand(folder: Path) -> None:
     windows = live(folder, "data.limit=8")
     assert sum(map(len, first_pass(windows))) == 24
-    windows.batch(windows.batches_per_pass)
+    batch_of(windows, windows.order.num_steps)
     with ups_store.open(store_path(folder)) as store:
         assert len(store) == 8
 
 
 def test_unfinished_store_of_something_else_is_refused(folder: Path) -> None:
     windows = live(folder, "latent.micro_batch=5")
-    windows.batch(0)
+    batch_of(windows, 0)
     windows.close()
     with pytest.raises(IdentityMismatchError):
         open_windows(folder)
@@ -500,11 +508,11 @@ def test_run_that_helps_finishes_the_store_if_its_builder_ends(
     notes: list[str] = []
     builder, helper = live(folder), live(folder, notes=notes)
     assert any("builds it too; helping" in note for note in notes)
-    expect_equal([helper.batch(0)], [builder.batch(0)])
+    expect_equal([batch_of(helper, 0)], [batch_of(builder, 0)])
     builder.close()
     assert not store_path(folder).exists()
     crawl.end()
-    helper.batch(helper.batches_per_pass)
+    batch_of(helper, helper.order.num_steps)
     with ups_store.open(store_path(folder)) as store:
         assert store.verify().ok
 
@@ -513,7 +521,7 @@ def test_run_that_helps_uses_what_its_builder_published(folder: Path) -> None:
     builder, helper = live(folder), live(folder)
     expect_equal(first_pass(helper), first_pass(builder))
     for windows in (builder, helper):
-        windows.batch(windows.batches_per_pass)
+        batch_of(windows, windows.order.num_steps)
     assert not building_path(store_path(folder)).exists()
 
 
@@ -525,7 +533,7 @@ def test_chunks_of_several_samples_are_read_together(folder: Path) -> None:
         file.create_dataset("tensor", data=values, chunks=(7, T, 16), compression="gzip")
     windows = live(folder)
     assert rows_of(first_pass(windows)) == rows_of(expected)
-    windows.batch(windows.batches_per_pass)
+    batch_of(windows, windows.order.num_steps)
 
 
 def test_store_whose_sources_are_gone_is_used(folder: Path) -> None:
@@ -533,7 +541,7 @@ def test_store_whose_sources_are_gone_is_used(folder: Path) -> None:
     for source in (folder / "data").iterdir():
         source.unlink()
     notes: list[str] = []
-    assert isinstance(open_windows(folder, notes=notes), WindowBatches)
+    assert not isinstance(open_windows(folder, notes=notes).source, LiveSource)
     assert any("can't be compared" in note for note in notes)
     store_path(folder).unlink()
     with pytest.raises(SourceError):
@@ -552,7 +560,7 @@ def test_store_of_an_unknown_encoder_is_never_replaced(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         open_windows(folder)
     assert caught.value.kind == "unknown_encoder"
-    assert isinstance(open_windows(folder, "training.allow_unknown_encoder=true"), WindowBatches)
+    assert not isinstance(open_windows(folder, "training.allow_unknown_encoder=true").source, LiveSource)
 
 
 def test_first_note_comes_first(folder: Path) -> None:

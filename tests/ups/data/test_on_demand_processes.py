@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from multiprocessing.process import BaseProcess
@@ -10,6 +11,7 @@ from typing import Any
 
 import on_demand_process
 import pytest
+from numbered_batches import batch_of
 from on_demand_helpers import NUM_TRAIN, build, make_folder, open_windows
 from on_demand_process import digest
 from rank_processes import rank_variables, start, wait
@@ -44,10 +46,16 @@ def what_was_said(folder: Path, *processes: BaseProcess, said: str) -> list[dict
     return [json.loads(path.read_text()) for path in sorted(folder.glob(said))]
 
 
-def digests_of(folder: Path, *overrides: str, notes: list[str] | None = None) -> list[str]:
+def digests_of(folder: Path, *overrides: str, notes: list[str] | None = None) -> list[list[str]]:
     """What a process that nothing happens to draws: this one, which has torch already."""
     windows = open_windows(folder, *overrides, notes=notes)
-    return [digest(windows.batch(number)) for number in range(windows.batches_per_pass + 1)]
+    return [digest(batch_of(windows, number)) for number in range(windows.order.num_steps + 1)]
+
+
+def together(ranks: list[dict[str, Any]]) -> list[list[str]]:
+    """The batches whose rows the ranks have."""
+    assert all(rank["digests"] != ranks[0]["digests"] for rank in ranks[1:])
+    return [list(itertools.chain(*parts)) for parts in zip(*(rank["digests"] for rank in ranks), strict=True)]
 
 
 def store_bytes(folder: Path, task: str = "burgers1d") -> bytes:
@@ -63,9 +71,8 @@ def test_ranks_fill_one_store_and_draw_the_batches_of_one_process(folder: Path) 
     ranks = what_was_said(folder, *begin_ranks(folder, NEVER, TWO_TASKS), said="rank*.json")
     tasks = ["burgers1d", "advection1d"]
     assert [store_bytes(folder, task) for task in tasks] == bytes_of_a_build(folder, *tasks)
-    assert ranks[0]["digests"] == ranks[1]["digests"]
     notes: list[str] = []
-    assert digests_of(folder, TWO_TASKS, notes=notes) == ranks[0]["digests"]
+    assert digests_of(folder, TWO_TASKS, notes=notes) == together(ranks)
     assert sum("latents reused" in note for note in notes) == 2
 
 
@@ -76,7 +83,7 @@ def test_ranks_share_one_store_in_memory(folder: Path) -> None:
     )
     left = [path for path in sorted(folder.rglob("*")) if path.name not in ("rank0.json", "rank1.json")]
     assert left == before
-    assert [rank["digests"] for rank in ranks] == [digests_of(folder, TWO_TASKS)] * 2
+    assert together(ranks) == digests_of(folder, TWO_TASKS)
 
 
 def test_two_runs_of_one_configuration_fill_one_store(folder: Path) -> None:
@@ -103,5 +110,5 @@ def test_killed_run_goes_on_where_it_was(folder: Path) -> None:
 def test_killed_ranks_leave_what_the_next_run_takes_up(folder: Path) -> None:
     assert -signal.SIGKILL in wait(begin_ranks(folder, 1))
     ranks = what_was_said(folder, *begin_ranks(folder, NEVER), said="rank*.json")
-    assert ranks[0]["digests"] == ranks[1]["digests"]
+    assert together(ranks) == digests_of(folder)
     assert [store_bytes(folder)] == bytes_of_a_build(folder, "burgers1d")

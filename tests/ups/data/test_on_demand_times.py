@@ -9,10 +9,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from numbered_batches import batch_of
 from on_demand_helpers import BURGERS, NUM_TRAIN, NUM_WINDOWS, N, T, X, build, make_folder, open_windows
 
-from ups.data.on_demand.live_windows import LiveWindows
-from ups.data.windows import WindowBatch, WindowBatches
+from ups.data.batches import TrainingData
+from ups.data.on_demand.sources import LiveSource
+from ups.data.windows import WindowBatch, WindowSource
 from ups.errors import ConfigError
 
 
@@ -38,10 +40,10 @@ def times(*, num: int = N) -> np.ndarray:
     return ((1.0 + np.arange(num))[:, None] / 100 * np.arange(T)).astype(np.float32)
 
 
-def first_pass(windows: WindowBatches | LiveWindows) -> list[WindowBatch]:
+def first_pass(windows: TrainingData[WindowSource]) -> list[WindowBatch]:
     """All batches of the first pass; then nothing works in the background any more."""
-    with closing(windows) if isinstance(windows, LiveWindows) else nullcontext():
-        return [windows.batch(number) for number in range(windows.batches_per_pass)]
+    with closing(windows) if isinstance(windows.source, LiveSource) else nullcontext():
+        return [batch_of(windows, number) for number in range(windows.order.num_steps)]
 
 
 def steps_of(batches: list[WindowBatch]) -> np.ndarray:
@@ -58,8 +60,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mode", ["auto", "memory", "none"])
 def test_windows_of_samples_with_their_own_times_have_their_steps(folder: Path, mode: str) -> None:
     windows = open_windows(folder, f"training.cache_mode={mode}")
-    assert isinstance(windows, LiveWindows)
-    assert 0.01 <= windows.tasks["burgers1d"].typical_dt() <= 0.01 * N
+    assert isinstance(windows.source, LiveSource)
+    assert 0.01 <= windows.source.tasks["burgers1d"].typical_dt() <= 0.01 * N
     batches = first_pass(windows)
     steps, counts = np.unique(steps_of(batches).round(4), return_counts=True)
     assert len(steps) == NUM_TRAIN

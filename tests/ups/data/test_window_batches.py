@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numbered_batches import batch_of
 
 import ups_store
+from ups.data.augment import Draws
+from ups.data.batches import TrainingData
 from ups.data.statistics import measure_state_statistics
-from ups.data.windows import TaskWindows, WindowBatch, WindowBatches, augment_windows
+from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
 from ups.errors import ConfigError
 from ups_store import ArraySpec
 
@@ -166,60 +169,62 @@ def test_preloaded_store_gives_the_same_windows(transient: Path, mode: Any, plac
 
 
 @pytest.fixture
-def batches(tmp_path: Path) -> WindowBatches:
+def batches(tmp_path: Path) -> TrainingData[WindowSource]:
     """48 windows of one task, 16 of another, 10 pairs of a steady one; batches of 4."""
     tasks = {
         "burgers1d": open_windows(write_transient(tmp_path / "b.zarr.zip")),
         "advection1d": open_windows(write_transient(tmp_path / "a.zarr.zip", num_samples=2, offset=0.5)),
         "darcy2d": open_windows(write_steady(tmp_path / "d.zarr.zip")),
     }
-    return WindowBatches(tasks, batch_size=4, seed=3, parameters=("beta", "nu"))
+    return window_data(tasks, global_batch_size=4, seed=3, parameters=("beta", "nu"))
 
 
-def test_batch_is_a_function_of_its_number(batches: WindowBatches) -> None:
+def test_batch_is_a_function_of_its_number(batches: TrainingData[WindowSource]) -> None:
     order = [3, 40, 0, 3, 17]
-    found = [batches.batch(number) for number in order]
+    found = [batch_of(batches, number) for number in order]
     assert torch.equal(found[0].states, found[3].states)
-    assert torch.equal(found[0].generator.get_state(), found[3].generator.get_state())
-    assert not torch.equal(found[0].generator.get_state(), found[1].generator.get_state())
-    later = [batches.batch(number).states for number in order]
+    assert torch.equal(found[0].draws.generator.get_state(), found[3].draws.generator.get_state())
+    assert not torch.equal(found[0].draws.generator.get_state(), found[1].draws.generator.get_state())
+    later = [batch_of(batches, number).states for number in order]
     assert all(torch.equal(one.states, other) for one, other in zip(found, later, strict=True))
 
 
-def test_pass_takes_every_window_once_and_tasks_by_their_number_of_windows(batches: WindowBatches) -> None:
-    found = [batches.batch(number) for number in range(batches.batches_per_pass)]
+def test_pass_takes_every_window_once_and_tasks_by_their_number_of_windows(
+    batches: TrainingData[WindowSource],
+) -> None:
+    found = [batch_of(batches, number) for number in range(batches.order.num_steps)]
     tasks = [batch.task for batch in found]
     assert {name: tasks.count(name) for name in set(tasks)} == {
         "burgers1d": 12,
         "advection1d": 4,
         "darcy2d": 3,
     }
-    assert sorted(len(batch) for batch in found if batch.task == "darcy2d") == [3, 3, 4]
+    assert sorted(len(batch) for batch in found if batch.task == "darcy2d") == [2, 4, 4]
     first = torch.cat([batch.states[:, 0, 0, 0] for batch in found if batch.task == "burgers1d"])
     assert sorted(first.tolist()) == [100.0 * i + step for i in range(N) for step in range(T - 1)]
     assert tasks != sorted(tasks)
 
 
-def test_passes_differ(batches: WindowBatches) -> None:
-    num = batches.batches_per_pass
-    passes = [[batches.batch(which * num + i) for i in range(num)] for which in range(2)]
+def test_passes_differ(batches: TrainingData[WindowSource]) -> None:
+    num = batches.order.num_steps
+    passes = [[batch_of(batches, which * num + i) for i in range(num)] for which in range(2)]
     assert [batch.task for batch in passes[0]] != [batch.task for batch in passes[1]]
     first = [[b.states[:, 0, 0, 0].tolist() for b in some if b.task == "burgers1d"] for some in passes]
     assert first[0] != first[1]
 
 
-def test_parameters_come_in_the_order_that_was_asked_for(batches: WindowBatches) -> None:
-    for number in range(batches.batches_per_pass):
-        batch = batches.batch(number)
+def test_parameters_come_in_the_order_that_was_asked_for(batches: TrainingData[WindowSource]) -> None:
+    for number in range(batches.order.num_steps):
+        batch = batch_of(batches, number)
         assert batch.parameters.shape == (len(batch), 2)
         assert batch.parameters.isnan().all(0).tolist() == [batch.task != "darcy2d", batch.task == "darcy2d"]
 
 
 def test_task_of_fewer_windows_than_a_batch_still_comes(tmp_path: Path) -> None:
     windows = open_windows(write_transient(tmp_path / "b.zarr.zip", num_samples=1), horizon=6)
-    batches = WindowBatches({"burgers1d": windows}, batch_size=32, seed=0)
-    assert batches.batches_per_pass == 1
-    batch = batches.batch(5)
+    batches = window_data({"burgers1d": windows}, global_batch_size=32, seed=0, parameters=())
+    assert batches.order.num_steps == 1
+    batch = batch_of(batches, 5)
     assert sorted(batch.states[:, 0, 0, 0].tolist()) == [0.0, 1.0, 2.0]
     assert batch.parameters.shape == (3, 0)
 
@@ -268,8 +273,8 @@ def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 def make_batch(states: torch.Tensor, task: str = "burgers1d") -> WindowBatch:
     num = len(states)
-    generator = torch.Generator().manual_seed(0)
-    return WindowBatch(task, states, torch.zeros(num, 1), torch.ones(num), generator)
+    draws = Draws.of_batch(num, seed=0)
+    return WindowBatch(task, states, torch.zeros(num, 1), torch.ones(num), draws=draws)
 
 
 def test_latents_are_shifted_by_whole_tokens_all_frames_of_a_window_alike() -> None:

@@ -16,12 +16,15 @@ import rank_training
 import torch
 from on_demand_helpers import build, make_folder
 from rank_processes import rank_variables, start, wait
-from rank_training import Points, Waves, make_config, operator_trainer
+from rank_training import Waves, make_config, operator_trainer
 
+from ups.data.batches import TaskBatch
 from ups.errors import CheckpointError, ConfigError
-from ups.train.distributed import Ranks, joined_ranks, take_rows
+from ups.train.distributed import Ranks, joined_ranks
+from ups.train.state import check_batch
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
+from ups_store.torch import DataOrder
 
 REPO = Path(__file__).resolve().parents[3]
 SCRIPT = Path(rank_training.__file__)
@@ -100,7 +103,7 @@ def test_ranks_train_the_operator_as_one_process_does(tmp_path: Path) -> None:
     assert [one["step"] for one in run_ranks("operator", tmp_path / "ranks")] == [6, 6]
     mine, theirs = (state_of(tmp_path / name / "checkpoints", "operator") for name in ("alone", "ranks"))
     largest = max(float((mine[name] - tensor).abs().max()) for name, tensor in untrained.items())
-    # Two ranks add 3 and 2 rows where one adds 5: the same sums in another order. Gradients differ by a few
+    # Two ranks add 3 rows each where one adds 6: the same sums in another order. Gradients differ by a few
     # last bits, each 6e-8 of numbers around 1, and SGD's momentum adds up to ten of them.
     assert largest > 1e-3
     torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-6)
@@ -136,23 +139,48 @@ def test_rank_that_fails_does_not_hang_the_others(tmp_path: Path, case: str) -> 
 # --- parts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_rows", "world_size"), [(8, 1), (8, 2), (5, 2), (7, 4), (2, 4), (1, 3)])
+def parts_of(num_rows: int, world_size: int) -> list[Row]:
+    """The last batch of each rank, of an epoch that ends with so many rows."""
+    parts = []
+    for rank in range(world_size):
+        order = DataOrder(
+            [8 + num_rows], global_batch_size=8, pad_last=world_size > 1, rank=rank, world_size=world_size
+        )
+        *_, step = order.steps()
+        parts.append(Row("sine", torch.from_numpy(step.items)).of_step(step, seed=3))
+    return parts
+
+
+@dataclass(frozen=True)
+class Row(TaskBatch):
+    """Items of an order."""
+
+    items: torch.Tensor
+
+
+@pytest.mark.parametrize(("num_rows", "world_size"), [(8, 1), (8, 2), (5, 2), (7, 4), (2, 4), (1, 4)])
 def test_rows_of_all_ranks_are_the_batch_and_shares_add_up(num_rows: int, world_size: int) -> None:
-    parts = [Ranks(rank, world_size).rows_of(num_rows) for rank in range(world_size)]
-    taken = [row for rows, share in parts if share for row in range(rows.start, rows.stop)]
-    assert taken == list(range(num_rows))
-    assert sum(share for _, share in parts) == pytest.approx(1.0)
-    assert all(rows == slice(0, 1) for rows, share in parts if not share)  # takes part without weight
+    parts = parts_of(num_rows, world_size)
+    taken = [item for part in parts if part.share for item in part.items.tolist()]
+    assert taken == list(range(8, 8 + num_rows))
+    assert sum(part.share for part in parts) == pytest.approx(1.0)
+    assert all(len(part.items) == 1 for part in parts if not part.share)  # takes part without weight
 
 
-def test_rows_are_taken_of_every_tensor_and_the_rest_stays() -> None:
-    generator = torch.Generator()
-    batch = Points("sine", torch.arange(5.0)[:, None], generator)
-    taken = take_rows(batch, slice(1, 3))
-    assert (taken.task, taken.x.flatten().tolist()) == ("sine", [1.0, 2.0])
-    assert taken.generator is generator
-    assert taken.x.untyped_storage().data_ptr() == batch.x.untyped_storage().data_ptr()
-    assert take_rows(batch.x, slice(4, 5)).tolist() == [[4.0]]
+def test_random_numbers_of_the_rows_are_those_of_the_batch() -> None:
+    (alone,), ranks = parts_of(6, 1), parts_of(6, 4)
+    shared = torch.cat([part.draws.normal(torch.Size([2])) for part in ranks if part.share])
+    assert torch.equal(shared, alone.draws.normal(torch.Size([2])))
+    assert {part.num_rows for part in ranks if part.share} == {6}
+
+
+def test_state_of_another_batch_over_all_ranks_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    check_batch(path, saved=16, now=16, ranks=Ranks())
+    with pytest.raises(CheckpointError, match="had 16 rows and has 8 on 2 ranks") as caught:
+        check_batch(path, saved=16, now=8, ranks=Ranks(world_size=2))
+    assert caught.value.kind == "other_config"
+    assert "training.global_batch_size=16" in str(caught.value.hint)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from numbered_batches import batch_of
 from operator_runs import SETTINGS, build, configure, made_once, own_copy
 from torch import Tensor
 
@@ -60,15 +61,15 @@ def make_stage(folder: Path, *overrides: str) -> JointStage:
     return make_joint_stage(joint(folder, *overrides), device=CPU)
 
 
-def batch_of(stage: JointStage, task: str) -> object:
-    return next(batch for batch in map(stage.batch, range(100)) if batch.task == task)
+def batch_with(stage: JointStage, task: str) -> object:
+    return next(batch for batch in (batch_of(stage, i) for i in range(100)) if batch.task == task)
 
 
 def test_losses_agree_with_their_formulas(run: Path) -> None:
     stage = make_stage(run, ONE, "training.horizon=2")
     model, autoencoder = stage.model, stage.autoencoder
     torch.nn.init.normal_(model.operator.out.weight, std=0.1)  # untrained it is the identity
-    batch = stage.batch(0)
+    batch = batch_of(stage, 0)
     frames, parameters, points = batch.states, batch.parameters, torch.tensor([3, 0, 17])
 
     def error(values: Tensor, truth: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ def test_gradients_reach_encoder_operator_and_decoder(run: Path, task: str) -> N
             )
             if is_reached(module, loss)
         }
-        for name, loss in stage.losses(stage.model, batch_of(stage, task)).items()  # type: ignore[arg-type]
+        for name, loss in stage.losses(stage.model, batch_with(stage, task)).items()  # type: ignore[arg-type]
     }
     assert reached == {
         "prediction": {"E", "A", "D"},
@@ -132,9 +133,9 @@ def is_reached(module: torch.nn.Module, loss: Tensor) -> bool:
 
 def test_inverse_losses_come_every_few_optimiser_steps(run: Path) -> None:
     stage = make_stage(run, ONE, "training.inverse_loss_frequency=3", "training.accum_steps=2")
-    flags = [stage.batch(number).is_inverse for number in range(14)]
+    flags = [batch_of(stage, number).is_inverse for number in range(14)]
     assert flags == [True, True, *[False] * 4, True, True, *[False] * 4, True, True]
-    without = stage.losses(stage.model, stage.batch(2))
+    without = stage.losses(stage.model, batch_of(stage, 2))
     assert without.keys() == {"prediction"}
 
 

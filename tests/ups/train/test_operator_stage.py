@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numbered_batches import batch_of
 from operator_runs import AUTOENCODER, TASKS, build, change_weights, configure, own_copy, shared_run
 
 import ups
@@ -21,12 +22,12 @@ from ups.data.stores import open_field_states, open_latents
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
 from ups.eval.metrics import nrmse
 from ups.models.latent_operator import SIZES
-from ups.train.distributed import take_rows
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.operator_spec import operator_size
 from ups.train.run import run_stage
 from ups.trained.autoencoder import load_autoencoder
 from ups.trained.checkpoint import hash_tensors, read_document
+from ups_store.torch import map_tensors
 
 CPU = torch.device("cpu")
 
@@ -206,13 +207,13 @@ def test_batch_is_a_function_of_its_number_with_augmentation_and_noise(run: Path
     overrides = ["operator.noise=0.1", "training.horizon=2"]
     stage, other = make_stage(run, *overrides), make_stage(run, *overrides)
     for number in (4, 0, 11):
-        first, second = stage.batch(number), other.batch(number)
+        first, second = batch_of(stage, number), batch_of(other, number)
         assert first.task == second.task
         assert torch.equal(first.states, second.states)
     plain = make_stage(run, "training.horizon=2", "training.augment=false")
     noisy = make_stage(run, *overrides, "training.augment=false")
-    number = next(i for i in range(20) if plain.batch(i).task == "burgers1d")
-    one, with_noise = plain.batch(number).states, noisy.batch(number).states
+    number = next(i for i in range(20) if batch_of(plain, i).task == "burgers1d")
+    one, with_noise = batch_of(plain, number).states, batch_of(noisy, number).states
     assert torch.equal(one[:, 1:], with_noise[:, 1:])
     std = torch.tensor(plain.model.spec.tasks["burgers1d"].statistics["fields"]["std"])
     level = ((with_noise - one)[:, 0] / std).std().item()
@@ -224,7 +225,7 @@ def test_curriculum_lengthens_rollouts_and_short_tasks_stay_as_they_are(run: Pat
     assert [stage.horizon_at(number) for number in (0, 6, 7, 14, 39)] == [1, 1, 2, 3, 3]
     lengths = {"burgers1d": set(), "advection1d": set(), "darcy2d": set()}
     for number in range(40):
-        batch = stage.batch(number)
+        batch = batch_of(stage, number)
         lengths[batch.task].add(batch.states.shape[1])
     assert lengths["darcy2d"] == {2}
     assert lengths["burgers1d"] | lengths["advection1d"] == {2, 3, 4}
@@ -235,7 +236,7 @@ def test_losses_are_those_of_normalised_rollouts(run: Path) -> None:
     overrides = ["training.horizon=2", "training.lambda_relative=0.5", "training.lambda_spectral=0.1"]
     stage = make_stage(run, *overrides)
     for number in range(12):
-        batch = stage.batch(number)
+        batch = batch_of(stage, number)
         losses = stage.losses(stage.model, batch)
         longer = {"rollout"} if batch.task != "darcy2d" else set()
         assert losses.keys() == {"one_step", "relative", "spectral"} | longer
@@ -250,9 +251,12 @@ def test_losses_of_a_batch_are_the_weighted_means_of_those_of_its_rows(run: Path
     overrides = ["training.horizon=2", "training.lambda_relative=1", "training.lambda_spectral=1"]
     stage = make_stage(run, *overrides, "operator.noise=0.1")
     for number in range(4):
-        batch = stage.batch(number)
+        batch = batch_of(stage, number)
         whole = stage.losses(stage.model, batch)
-        parts = [stage.losses(stage.model, take_rows(batch, rows)) for rows in (slice(0, 3), slice(3, None))]
+        parts = [
+            stage.losses(stage.model, map_tensors(batch, lambda tensor, rows=rows: tensor[rows]))
+            for rows in (slice(0, 3), slice(3, None))
+        ]
         for name, loss in whole.items():
             torch.testing.assert_close(
                 (3 * parts[0][name] + (len(batch) - 3) * parts[1][name]) / len(batch), loss
@@ -315,8 +319,8 @@ def test_transient_and_steady_task_of_different_grids_train_together(run: Path) 
 def _mean_loss(stage: OperatorStage) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     with torch.no_grad():
-        for number in range(stage.batches_per_pass):
-            batch = stage.batch(number)
+        for number in range(len(stage.loader)):
+            batch = batch_of(stage, number)
             loss = sum(stage.losses(stage.model, batch).values())
             found.setdefault(batch.task, []).append(float(loss))
     return {name: float(np.mean(values)) for name, values in found.items()}
@@ -331,7 +335,7 @@ def test_fields_of_tasks_with_different_grids_share_an_operator(run: Path) -> No
         "darcy2d": (4, 4),
     }
     for number in range(6):
-        losses = stage.losses(stage.model, stage.batch(number))
+        losses = stage.losses(stage.model, batch_of(stage, number))
         assert torch.stack(list(losses.values())).isfinite().all()
     assert set(stage.validate()) == {"score", *(f"val/nrmse/{name}" for name in TASKS)}
 

@@ -19,7 +19,6 @@ from test_trainer import CPU, Regression, make_config, records, train
 
 from ups.config import RunConfig
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, MissingExtraError
-from ups.train.feed import BatchFeed
 from ups.train.log import RunLog
 from ups.train.meter import StartupClock, StepClock, measuring, process_began, startup_phase
 from ups.train.run import run_stage, unused_in_one_stage, unused_settings
@@ -241,34 +240,8 @@ def test_stopwatch_leaves_out_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -
 # --- batches ahead -------------------------------------------------------------------------------------
 
 
-def test_batches_come_in_order_from_a_thread_and_none_after_the_last() -> None:
-    made: list[tuple[int, str]] = []
-
-    def make(number: int) -> torch.Tensor:
-        made.append((number, threading.current_thread().name))
-        return torch.tensor([number])
-
-    with BatchFeed(make, ahead=3, end=7, is_pinned=False) as feed:
-        assert [int(feed.get(number)) for number in range(2, 7)] == [2, 3, 4, 5, 6]
-        assert int(feed.get(7)) == 7  # whoever asks beyond the end is served
-    assert [number for number, _ in made] == [2, 3, 4, 5, 6, 7]
-    assert all(name.startswith("batches") for _, name in made)
-
-
-def test_batch_that_can_not_be_made_fails_when_it_is_asked_for() -> None:
-    def make(number: int) -> torch.Tensor:
-        if number == 1:
-            raise OSError("gone")
-        return torch.tensor([number])
-
-    with BatchFeed(make, ahead=2, end=5, is_pinned=False) as feed:
-        assert int(feed.get(0)) == 0
-        with pytest.raises(OSError, match="gone"):
-            feed.get(1)
-
-
 def test_training_is_the_same_with_and_without_batches_ahead(tmp_path: Path) -> None:
-    ahead = train(Regression(), make_config(tmp_path / "ahead", "training.prefetch_factor=3"))
+    ahead = train(Regression(ahead=3), make_config(tmp_path / "ahead", "training.prefetch_factor=3"))
     without = train(Regression(), make_config(tmp_path / "without"))
     for name, tensor in without.stage.model.state_dict().items():
         torch.testing.assert_close(ahead.stage.model.state_dict()[name], tensor, rtol=0, atol=0)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from numbered_batches import numbered_loader
 from torch import Tensor, nn
 
 from ups.config import RunConfig, load_config
+from ups.data.augment import Draws
+from ups.data.batches import TaskBatch
 from ups.errors import CheckpointError, ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.meter import LossMeter
 from ups.train.stage import Losses, Stage, make_stage
@@ -26,31 +31,43 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class Rows(TaskBatch):
+    """Where a sine is wanted, (B, 1)."""
+
+    x: Tensor
+
+
 class Regression(Stage):
     """A stage: fit y = sin(x) with dropout, so that the generators of random numbers matter too."""
 
     name = "autoencoder"
-    batches_per_pass = 5
 
     def __init__(
-        self, *, bad_batch: int | None = None, on_batch: Callable[[int], None] | None = None
+        self,
+        *,
+        bad_batch: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+        ahead: int = 0,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
         self.bad_batch, self.on_batch = bad_batch, on_batch
         self.numbers: list[int] = []
         self.exported: list[float] = []
+        self.loader = numbered_loader(self.batch, 5, ahead=ahead)
 
-    def batch(self, number: int) -> Tensor:
+    def batch(self, number: int) -> Rows:
         self.numbers.append(number)
         if self.on_batch is not None:
             self.on_batch(number)
         x = torch.rand(4, 1, generator=torch.Generator().manual_seed(number))
-        return x * math.nan if number == self.bad_batch else x
+        draws = Draws.of_batch(4, seed=number)
+        return Rows("sine", x * math.nan if number == self.bad_batch else x, draws=draws)
 
-    def losses(self, forward: Callable[..., Tensor], batch: Tensor) -> Losses:
-        error = (forward(batch) - batch.sin()).square().mean()
-        return {"error": error, "size": 1e-3 * forward(batch).square().mean()}
+    def losses(self, forward: Callable[..., Tensor], batch: Rows) -> Losses:
+        error = (forward(batch.x) - batch.x.sin()).square().mean()
+        return {"error": error, "size": 1e-3 * forward(batch.x).square().mean()}
 
     def validate(self) -> dict[str, float]:
         assert not self.model.training
@@ -253,8 +270,9 @@ def test_meter_averages_and_names_the_first_loss_that_is_not_finite() -> None:
 
 def test_accumulated_batches_equal_one_large_batch(tmp_path: Path) -> None:
     class Large(Regression):
-        def batch(self, number: int) -> Tensor:
-            return torch.cat([super(Large, self).batch(2 * number + i) for i in range(2)])
+        def batch(self, number: int) -> Rows:
+            parts = [super(Large, self).batch(2 * number + i) for i in range(2)]
+            return dataclasses.replace(parts[0], x=torch.cat([part.x for part in parts]))
 
     def without_dropout(stage: Regression, *overrides: str) -> Regression:
         stage.model[2].p = 0.0
@@ -303,8 +321,8 @@ def test_autocast_computes_in_bfloat16_and_keeps_float32_weights(tmp_path: Path)
     seen: list[torch.dtype] = []
 
     class Watched(Regression):
-        def losses(self, forward: Callable[..., Tensor], batch: Tensor) -> Losses:
-            seen.append(forward(batch).dtype)
+        def losses(self, forward: Callable[..., Tensor], batch: Rows) -> Losses:
+            seen.append(forward(batch.x).dtype)
             return super().losses(forward, batch)
 
     trainer = train(Watched(), make_config(tmp_path, "training.amp=true"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from numbered_batches import batch_of
 from on_demand_helpers import make_folder
 from test_trainer import CPU, Regression, make_config, records, train
 from torch import Tensor, nn
@@ -225,7 +226,7 @@ def test_decoder_is_asked_at_as_many_points_as_is_said(folder: Path) -> None:
 
     for overrides in ([], ["training.query_sampling.num_queries=5"]):
         stage = autoencoder(folder, *overrides)
-        stage.losses(forward, stage.batch(0))
+        stage.losses(forward, batch_of(stage, 0))
     assert asked == [32, 5]
 
 
@@ -236,7 +237,10 @@ def test_validation_looks_at_as_many_frames_as_is_said(folder: Path) -> None:
 
 
 def test_frames_are_augmented_unless_it_is_switched_off(folder: Path) -> None:
-    augmented, plain = autoencoder(folder).batch(0), autoencoder(folder, "training.augment=false").batch(0)
+    augmented, plain = (
+        batch_of(autoencoder(folder), 0),
+        batch_of(autoencoder(folder, "training.augment=false"), 0),
+    )
     assert augmented.values.shape == plain.values.shape
     assert not torch.equal(augmented.values, plain.values)
 
@@ -248,4 +252,4 @@ def test_source_of_fields_is_the_one_that_is_insisted_on(folder: Path) -> None:
 
 
 def test_batches_have_the_size_that_is_said(folder: Path) -> None:
-    assert [len(autoencoder(folder, f"training.batch_size={num}").batch(0)) for num in (3, 7)] == [3, 7]
+    assert [len(batch_of(autoencoder(folder, f"training.batch_size={num}"), 0)) for num in (3, 7)] == [3, 7]

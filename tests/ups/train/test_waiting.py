@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_trainer import CPU, Regression, expect_equal, make_config, records, train
-from torch import Tensor
+from numbered_batches import numbered_loader
+from test_trainer import CPU, Regression, Rows, expect_equal, make_config, records, train
 
 from ups.errors import DivergedError, InterruptedTrainingError
-from ups.train.feed import BatchFeed, WaitEndedError
 from ups.train.trainer import Trainer
 
 AHEAD = "training.prefetch_factor=2"
@@ -24,12 +23,12 @@ _LONG_S = 20.0
 class Waiting(Regression):
     """A stage one of whose batches waits until the stage is closed, as one whose trajectories don't come."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__()
+    def __init__(self, number: int, *, ahead: int = 0) -> None:
+        super().__init__(ahead=ahead)
         self._waiting_number = number
         self.closed, self.num_closed = threading.Event(), 0
 
-    def batch(self, number: int) -> Tensor:
+    def batch(self, number: int) -> Rows:
         if number == self._waiting_number:
             assert self.closed.wait(_LONG_S), "nobody closed the stage"
             raise RuntimeError("the data were closed")
@@ -61,20 +60,20 @@ def test_signal_while_training_waits_for_data_saves_and_the_next_run_continues(
     tmp_path: Path, number: signal.Signals, batch: int, steps: list[int]
 ) -> None:
     config = make_config(tmp_path / "parts", AHEAD)
-    stage = Waiting(batch)
+    stage = Waiting(batch, ahead=2)
     trainer = Trainer(stage, config, device=CPU)
     signal_at(trainer, batch, number)
     with pytest.raises(InterruptedTrainingError, match=f"stopped by {number.name} after step {batch} of 10"):
         trainer.fit()
     assert stage.num_closed == 1
     assert [record["step"] for record in records(tmp_path / "parts", "step")] == steps
-    through = train(Regression(), make_config(tmp_path / "through", AHEAD))
-    expect_equal(through, train(Regression(), config))
+    through = train(Regression(ahead=2), make_config(tmp_path / "through", AHEAD))
+    expect_equal(through, train(Regression(ahead=2), config))
 
 
 def test_signal_amid_accumulation_waits_for_the_steps_end(tmp_path: Path) -> None:
     config = make_config(tmp_path, AHEAD, "training.accum_steps=2", "stages.autoencoder.steps_per_epoch=4")
-    stage = Waiting(7)
+    stage = Waiting(7, ahead=2)
     trainer = Trainer(stage, config, device=CPU)
     signal_at(trainer, 3, signal.SIGTERM, then=stage.closed.set)
     with pytest.raises(RuntimeError, match="the data were closed"):
@@ -87,33 +86,18 @@ def test_data_are_closed_after_training_and_after_an_error(tmp_path: Path) -> No
     stage = Waiting(-1)
     train(stage, make_config(tmp_path / "through"))
     assert stage.num_closed == 1
-    stage = Waiting(7)
+    stage = Waiting(7, ahead=5)
     stage.bad_batch = 2
     with pytest.raises(DivergedError):
         train(stage, make_config(tmp_path / "error", "training.prefetch_factor=5"))
     assert stage.num_closed == 1
 
 
-def test_feed_serves_a_batch_after_waiting_for_it_was_given_up() -> None:
-    is_there = threading.Event()
-
-    def make(number: int) -> int:
-        assert is_there.wait(_LONG_S)
-        return number
-
-    with BatchFeed(make, ahead=2, end=4, is_pinned=False) as feed:
-        with pytest.raises(WaitEndedError):
-            feed.get(0, is_stopping=lambda: True)
-        is_there.set()
-        assert [feed.get(number, is_stopping=lambda: False) for number in range(4)] == [0, 1, 2, 3]
-
-
-def test_error_of_a_batch_is_no_end_of_the_waiting() -> None:
-    def make(number: int) -> int:
+def test_error_of_a_batch_is_no_end_of_the_waiting(tmp_path: Path) -> None:
+    def make(number: int) -> Rows:
         raise TimeoutError("disk")
 
-    with (
-        BatchFeed(make, ahead=1, end=2, is_pinned=False) as feed,
-        pytest.raises(TimeoutError, match="disk"),
-    ):
-        feed.get(0, is_stopping=lambda: False)
+    stage = Regression()
+    stage.loader = numbered_loader(make, 2, ahead=1)
+    with pytest.raises(TimeoutError, match="disk"):
+        train(stage, make_config(tmp_path))

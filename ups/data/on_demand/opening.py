@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ups_store
+from ups.data.batches import TrainingData
 from ups.data.on_demand.latent_builds import (
     begin_in_memory,
     begin_store,
     latent_build,
     open_latent_builds,
 )
-from ups.data.on_demand.live_windows import LiveWindows, Passes
-from ups.data.on_demand.passes import StorePasses, UnkeptPasses, WindowSettings
+from ups.data.on_demand.sources import FilledStores, UnkeptWindows, WindowSettings
 from ups.data.stores import Store, encoder_of, latent_folder, open_latents, place_of, store_path
-from ups.data.windows import TaskWindows, WindowBatches
+from ups.data.windows import TaskWindows, WindowSource, window_data
 from ups.errors import ConfigError
 from ups.output import Note, check_writable
 from ups.trained.checkpoint import read_document
@@ -38,20 +38,20 @@ def open_training_windows(
     split: str,
     *,
     autoencoder_path: Path,
-    batch_size: int,
+    global_batch_size: int,
     horizon: int,
     seed: int,
     device: str,
     note: Note,
     check_data: Callable[[Mapping[str, Any]], None] | None = None,
-) -> WindowBatches | LiveWindows:
+) -> TrainingData[WindowSource]:
     """Open the latents of all tasks as batches of windows, as `training.cache_mode` says.
 
     Args:
         config: Configuration of the run.
         split: "train", usually.
         autoencoder_path: The checkpoint whose latents are wanted.
-        batch_size: Most windows of a batch.
+        global_batch_size: Most windows of a batch, over all ranks.
         horizon: Steps of a window.
         seed: Seed of the order.
         device: Where latents are made, and used.
@@ -68,7 +68,7 @@ def open_training_windows(
     note(f"latents of {', '.join(config.data.tasks)} ({split}): {_plan_in_words(config, mode)}")
     training = config.training
     settings = WindowSettings(
-        batch_size=batch_size,
+        global_batch_size=global_batch_size,
         horizon=horizon,
         time_stride=training.stride,
         seed=seed,
@@ -95,33 +95,32 @@ def open_training_windows(
         return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
     if check_data is not None:
         check_data({task: some.config_hash for task, some in wanted.items()})
-    passes = _passes(mode, wanted, settings, rank, build, note)
-    return LiveWindows(passes, seed=seed, parameters=settings.parameters)
+    return _live(mode, wanted, settings, rank, build, note)
 
 
-def _passes(
+def _live(
     mode: str,
     wanted: Mapping[str, Build],
     settings: WindowSettings,
     rank: BuildRank,
     build: BuildConfig,
     note: Note,
-) -> Passes:
+) -> TrainingData[WindowSource]:
     if mode == "none":
-        return UnkeptPasses(wanted, settings, reading=build.reading, note=note)
+        return UnkeptWindows(wanted, settings, reading=build.reading, note=note).data()
     with ExitStack() as stack:
         opened: dict[str, Build | Store] = {}
         for task, some in wanted.items():
             opened[task] = begin_in_memory(some) if mode == "memory" else begin_store(some, note=note)
             stack.callback(opened[task].close)
-        passes = StorePasses(wanted, opened, settings, ranks=rank, reading=build.reading, note=note)
+        source = FilledStores(wanted, opened, settings, ranks=rank, reading=build.reading, note=note)
         stack.pop_all()
-    return passes
+    return source.data()
 
 
 def _finished(
     config: RunConfig, split: str, settings: WindowSettings, *, autoencoder_path: Path, note: Note
-) -> WindowBatches:
+) -> TrainingData[WindowSource]:
     """Windows of finished stores, whatever made them."""
     windows = {}
     for task in config.data.tasks:
@@ -141,7 +140,12 @@ def _finished(
         windows[task] = TaskWindows(store, horizon=settings.horizon, time_stride=stride, limit=limit)
         why = windows[task].preload(settings.preload, device=settings.device)
         note(f"{task} {split}: latents reused, {store.config_hash[:12]}, {store.path}, {why}")
-    return settings.batches(windows)
+    return window_data(
+        windows,
+        global_batch_size=settings.global_batch_size,
+        seed=settings.seed,
+        parameters=settings.parameters,
+    )
 
 
 def _may_be_made(config: RunConfig, split: str) -> bool:

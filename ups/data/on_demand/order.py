@@ -6,13 +6,16 @@ batch waits for those that it is drawn from, and is the same in every run, resum
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.windows import batch_ends, evenly_spread, seed_of
+from ups.data.batches import seed_of
+from ups.data.windows import evenly_spread
+from ups_store.torch import DataOrder, Step, ranks_of_torch
 
 Items = npt.NDArray[np.int64]
 
@@ -59,6 +62,17 @@ def in_turns(stretches: Mapping[str, Sequence[Items]]) -> list[tuple[str, int]]:
         for number in range(len(some))
     ]
     return [(task, number) for _, task, number in sorted(places)]
+
+
+def count_batches(num_items: int, batch_size: int) -> int:
+    """The fewest batches of at most `batch_size` that hold all items; at least 1."""
+    return max(1, -(-num_items // batch_size))
+
+
+def batch_ends(num_items: int, num_batches: int) -> Items:
+    """Where batches end that hold all items, shape (num_batches,); the last ones may be one longer."""
+    size, num_longer = divmod(num_items, num_batches)
+    return np.cumsum([size] * (num_batches - num_longer) + [size + 1] * num_longer, dtype=np.int64)
 
 
 def most_ahead(num_trajectories: int) -> int:
@@ -156,14 +170,10 @@ class Draw:
     Attributes:
         task: Name of the task.
         items: Numbers of its windows, shape (B,).
-        trajectories: Numbers of the trajectories that they are of, sorted.
-        stretch: Number of the last stretch that it could be drawn from.
     """
 
     task: str
     items: Items
-    trajectories: Items
-    stretch: int
 
 
 class PassDraws:
@@ -190,9 +200,6 @@ class PassDraws:
             )
             for number, (task, some) in enumerate(arrivals.items())
         }
-        self._ends = {
-            task: np.cumsum([len(stretch) for stretch in some.stretches]) for task, some in arrivals.items()
-        }
         names = [task for task, some in arrivals.items() for _ in range(some.num_batches)]
         order = np.random.default_rng(seed_of(seed, _TASKS, which)).permutation(len(names))
         self._tasks = [names[place] for place in order.tolist()]
@@ -201,11 +208,8 @@ class PassDraws:
     def draw(self) -> Draw:
         """The next batch."""
         task = self._tasks[self.position]
-        buffer = self._buffers[task]
-        items = buffer.draw()
         self.position += 1
-        stretch = int(np.searchsorted(self._ends[task], buffer.num_arrived))
-        return Draw(task, items, np.unique(items // self._arrivals[task].num_windows), stretch)
+        return Draw(task, self._buffers[task].draw())
 
     def skip_to(self, position: int) -> None:
         """Draw batches that nobody wants, up to the one of a position."""
@@ -215,3 +219,78 @@ class PassDraws:
     def is_used_up(self, task: str, trajectories: Items) -> npt.NDArray[np.bool_]:
         """Which trajectories have come and have no window left to be drawn, shape (M,)."""
         return self._buffers[task].is_used_up(trajectories)
+
+
+class Passes(Protocol):
+    """Where trajectories come from, pass after pass.
+
+    Attributes:
+        num_batches: Batches in which every window comes once.
+    """
+
+    num_batches: int
+
+    def begin(self, which: int, position: int) -> PassDraws:
+        """The batches of a pass, from a position on, whose trajectories will come."""
+
+
+class ArrivalOrder:
+    """An order for `ups_store.torch.Loader` that takes the trajectories that have come so far.
+
+    Batch i is a function of the seed and i: how fast trajectories come, and which were there before, changes
+    nothing. Ranks divide a batch as evenly as possible; one that would have no row is given a masked one.
+
+    Args:
+        passes: Where trajectories come from.
+        names: Tasks, in the order of the sources.
+        later: The order of all passes but the first; None where they are like the first.
+        global_batch_size: Most windows of a batch, over all ranks.
+
+    Attributes:
+        epoch: Number of the pass.
+        consumed: Batches of it that were trained on, times `global_batch_size`.
+        num_steps: Batches of a pass.
+        global_batch_size: As given.
+    """
+
+    def __init__(
+        self, passes: Passes, names: Sequence[str], *, later: DataOrder | None, global_batch_size: int
+    ) -> None:
+        self._passes, self._names, self._later = passes, tuple(names), later
+        self.num_steps, self.global_batch_size = passes.num_batches, global_batch_size
+        self.epoch = self.consumed = 0
+        self._rank, self._world_size = ranks_of_torch()
+
+    @property
+    def key(self) -> object:
+        """Nothing can be changed."""
+        return None
+
+    def steps(self, epoch: int | None = None) -> Iterator[Step]:
+        """The batches of the pass that haven't been consumed; all of pass number `epoch`."""
+        which, position = (
+            (self.epoch, self.consumed // self.global_batch_size) if epoch is None else (epoch, 0)
+        )
+        if which > 0 and self._later is not None:
+            self._later.epoch, self._later.consumed = which, position * self.global_batch_size
+            yield from self._later.steps()
+            return
+        draws = self._passes.begin(which, position)
+        for number in range(position, self.num_steps):
+            yield self._step(which, number, draws.draw())
+
+    def state_dict(self) -> dict[str, int]:
+        """Pass and position."""
+        return {"epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on there."""
+        self.epoch, self.consumed = state["epoch"], state["consumed"]
+
+    def _step(self, which: int, number: int, draw: Draw) -> Step:
+        num = len(draw.items)
+        first, end = (num * rank // self._world_size for rank in (self._rank, self._rank + 1))
+        mask = None
+        if first == end:
+            first, end, mask = 0, 1, np.zeros(1, bool)
+        return Step(which, number, self._names.index(draw.task), draw.items[first:end], first, num, mask)
