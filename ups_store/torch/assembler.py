@@ -112,7 +112,7 @@ class Assembler:
         """The batch of a step."""
         began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt
         batch = self._dataset.fetch(step.source, step.items, epoch=step.epoch, allocate=self._allocate)
-        if step.mask is not None:
+        if step.mask is not None and isinstance(batch, Batch):
             batch["valid"] = torch.from_numpy(step.mask)
         nbytes = self._nbytes_of(batch, step)
         if self._transform is not None or self._collate is not None:

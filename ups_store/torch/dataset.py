@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.read.base import BaseStore
-from ups_store.read.gather import Samples, names_of
+from ups_store.read.gather import Samples, check_indices, names_of
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
@@ -226,17 +226,11 @@ class StoreDataset(Dataset[Any]):
         return _interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate)
 
     def _check(self, indices: Sequence[int] | Samples) -> Samples:
-        raw = np.asarray(indices)
-        if raw.ndim != 1 or not raw.size or raw.dtype.kind not in "iu":
-            raise SampleIndexError("index", expected="integers", found=f"{raw.dtype} of shape {raw.shape}")
-        items, num = raw.astype(np.int64), len(self)
-        if items.min() < -num or items.max() >= num:
-            wrong = int(items[(items < -num) | (items >= num)][0])
-            path = self.sources[0].store.path
-            raise SampleIndexError(
-                "no such item", path=path, expected=f"-{num} <= index < {num}", found=wrong
-            )
-        return np.where(items < 0, items + num, items)
+        path = self.sources[0].store.path
+        items = check_indices(indices, len(self), path=path)
+        if not items.size:
+            raise SampleIndexError("no items", path=path, expected="at least one", found=0)
+        return items
 
     def _check_alike(self, numbers: Sequence[int]) -> None:
         first = self.sources[numbers[0]]

@@ -638,13 +638,15 @@ def test_index_outside_the_dataset_is_refused(trajectory_store: Path, index: int
         dataset.batch([0, index])
 
 
-@pytest.mark.parametrize("indices", [[0.5], [True], [], [[0, 1]]])
+@pytest.mark.parametrize("indices", [[0.5], [True], [[0, 1]]])
 def test_indices_that_are_no_list_of_integers_are_refused(trajectory_store: Path, indices: Any) -> None:
     dataset = StoreDataset(trajectory_store)
-    with pytest.raises(SampleIndexError):
+    with pytest.raises(SpecError) as caught:
         dataset.batch(indices)
-    with pytest.raises(SampleIndexError):
-        dataset[4:2]
+    assert caught.value.kind == "index"
+    for empty in (lambda: dataset[4:2], lambda: dataset.batch([])):
+        with pytest.raises(SampleIndexError):
+            empty()
 
 
 def test_iteration_over_the_items_ends(trajectory_store: Path) -> None:

@@ -345,7 +345,7 @@ def test_second_pass_has_another_order(root: Path) -> None:
 
 def test_parameters_come_in_the_order_asked_for(root: Path) -> None:
     batches = make_batches(root)
-    by_task = {batch.task: batch.parameters[0] for batch in map(batches.batch, range(14))}
+    by_task = {batch.task: batch.parameters[0] for batch in (batch_of(batches, i) for i in range(14))}
     assert by_task["burgers1d"].isnan().tolist() == [True, False]
     assert by_task["burgers1d"][1].item() == pytest.approx(0.1)
     assert by_task["darcy2d"].isnan().tolist() == [False, True]

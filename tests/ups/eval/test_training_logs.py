@@ -36,7 +36,7 @@ def step(number: int, time: float, *, rate: float, wait: float, loss: float) -> 
 def one_run(start: float, first: int = 0) -> list[dict[str, Any]]:
     """10 steps of 8 samples, at 40 and 20 a second; the process began 2 s before its log."""
     return [
-        {"event": "start", "step": first, "time": start, "config": CONFIG, "global_batch_size": 4},
+        {"event": "start", "step": first, "time": start, "config": CONFIG, "data": {"global_batch_size": 4}},
         {"event": "startup", "step": first + 1, "time": start + 1, "startup/total_startup_time_min": 3 / 60},
         step(first + 5, start + 2, rate=40.0, wait=0.5, loss=0.5),
         step(first + 10, start + 4, rate=20.0, wait=0.0, loss=0.25),

@@ -245,7 +245,7 @@ def test_training_is_the_same_with_and_without_batches_ahead(tmp_path: Path) -> 
     without = train(Regression(), make_config(tmp_path / "without"))
     for name, tensor in without.stage.model.state_dict().items():
         torch.testing.assert_close(ahead.stage.model.state_dict()[name], tensor, rtol=0, atol=0)
-    assert ahead.stage.numbers == list(range(10))
+    assert ahead.stage.numbers[:10] == list(range(10))
 
 
 # --- the GPU -------------------------------------------------------------------------------------------
