@@ -179,4 +179,4 @@ def _samples_per_step(records: Sequence[Mapping[str, Any]]) -> int:
     if start is None:
         return 1
     accum_steps = int(start["config"].get("training", {}).get("accum_steps", 1))
-    return int(start.get("data", {}).get("global_batch_size", 1)) * accum_steps
+    return int(start.get("global_batch_size", 1)) * accum_steps

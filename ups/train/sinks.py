@@ -22,7 +22,7 @@ from ups.errors import ConfigError, needs
 
 Record = Mapping[str, Any]
 
-_NO_METRICS = ("event", "stage", "time", "step", "config")
+_NO_METRICS = ("event", "stage", "time", "step", "config", "global_batch_size")
 _LIBRARY = "libnvidia-ml.so.1"  # comes with the driver
 _SECONDS_BETWEEN_LOOKS = 1.0  # NVML's own period is between 1/6 s and 1 s
 

@@ -152,7 +152,7 @@ class Trainer:
                 "start",
                 step=self.step,
                 config=self.config.model_dump(mode="json"),
-                data={"global_batch_size": self.stage.loader.order.global_batch_size},
+                global_batch_size=self.stage.loader.order.global_batch_size,
             )
             log.note(_sizes(self.stage.model, self.total_steps, self.ranks, resumed_at=self.step))
             try:

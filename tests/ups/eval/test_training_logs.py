@@ -36,7 +36,7 @@ def step(number: int, time: float, *, rate: float, wait: float, loss: float) -> 
 def one_run(start: float, first: int = 0) -> list[dict[str, Any]]:
     """10 steps of 8 samples, at 40 and 20 a second; the process began 2 s before its log."""
     return [
-        {"event": "start", "step": first, "time": start, "config": CONFIG, "data": {"global_batch_size": 4}},
+        {"event": "start", "step": first, "time": start, "config": CONFIG, "global_batch_size": 4},
         {"event": "startup", "step": first + 1, "time": start + 1, "startup/total_startup_time_min": 3 / 60},
         step(first + 5, start + 2, rate=40.0, wait=0.5, loss=0.5),
         step(first + 10, start + 4, rate=20.0, wait=0.0, loss=0.25),
@@ -90,7 +90,7 @@ def test_stages_come_in_the_order_of_training_also_from_one_file(tmp_path: Path)
     write_log(path, one_run(0.0), stage="autoencoder")
     logs = read_stage_logs(configure(tmp_path, log_path=path))
     assert [log.stage for log in logs] == ["autoencoder", "operator"]
-    assert data_wait_share(logs) == pytest.approx(sum(log.data_wait_s for log in logs) / 9)
+    assert data_wait_share(logs) == pytest.approx(sum(log.data_wait_s for log in logs) / 6)
 
 
 def test_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_run_continues_with_the_statistics_that_it_began_with(
     assert second.stage.model.spec == first.stage.model.spec
     for before, now in zip(first.stage.model.buffers(), stage.model.buffers(), strict=True):
         torch.testing.assert_close(now, before, rtol=0, atol=0)
-    hashes = {name: some.store.config_hash for name, some in stage._windows.tasks.items()}
+    hashes = {name: some.store.config_hash for name, some in stage.loader.dataset.tasks.items()}
     assert stage.data_identity() == hashes
 
 

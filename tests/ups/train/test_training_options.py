@@ -11,7 +11,7 @@ import pytest
 import torch
 from numbered_batches import batch_of
 from on_demand_helpers import make_folder
-from test_trainer import CPU, Regression, make_config, records, train
+from test_trainer import CPU, Regression, Rows, make_config, records, train
 from torch import Tensor, nn
 
 from ups.config import OptimizerConfig, load_config
@@ -140,8 +140,8 @@ def test_dtype_of_autocast_is_the_one_that_is_said(tmp_path: Path, dtype: str) -
     seen: set[torch.dtype] = set()
 
     class Watched(Regression):
-        def losses(self, forward: Callable[..., Tensor], batch: Tensor) -> dict[str, Tensor]:
-            seen.add(forward(batch).dtype)
+        def losses(self, forward: Callable[..., Tensor], batch: Rows) -> dict[str, Tensor]:
+            seen.add(forward(batch.x).dtype)
             return super().losses(forward, batch)
 
     config = make_config(tmp_path, "training.amp=true", f"training.amp_dtype={dtype}")
