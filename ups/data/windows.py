@@ -23,8 +23,7 @@ from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, STEP_TOLERANCE, TIMES, p
 from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
-from ups_store.torch.memory import Allocate, new_tensor
-from ups_store.torch.windows import Window, WindowIndex
+from ups_store.torch import Allocate, Window, WindowIndex, new_tensor
 
 # Where a store lies by the mode of its preload, in words.
 _PLACES = {

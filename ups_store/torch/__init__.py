@@ -13,10 +13,12 @@ with needs("torch"):
     from ups_store.torch.device_store import DeviceStore
     from ups_store.torch.fallback import OpenedDataset, open_dataset
     from ups_store.torch.loader import Loader, make_batch_sampler, make_loader, ranks_of_torch
+    from ups_store.torch.memory import Allocate, new_tensor
     from ups_store.torch.sampler import StoreBatchSampler
-    from ups_store.torch.windows import Window
+    from ups_store.torch.windows import Window, WindowIndex
 
 __all__ = [
+    "Allocate",
     "Batch",
     "BatchSource",
     "DataOrder",
@@ -30,9 +32,11 @@ __all__ = [
     "StoreBatchSampler",
     "StoreDataset",
     "Window",
+    "WindowIndex",
     "make_batch_sampler",
     "make_loader",
     "map_tensors",
+    "new_tensor",
     "open_dataset",
     "ranks_of_torch",
 ]

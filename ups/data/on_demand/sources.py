@@ -28,7 +28,7 @@ from ups.data.stores import Store
 from ups.data.windows import Preload, TaskWindows, WindowBatch, WindowSource
 from ups.output import Note
 from ups_store.build import Build, BuildRank, ReadingConfig
-from ups_store.torch.memory import Allocate
+from ups_store.torch import Allocate
 
 _ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `batches`
 _UNKEPT_NBYTES = 64 << 20  # of latents that may come before they are needed where nothing keeps them
