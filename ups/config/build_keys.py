@@ -22,7 +22,17 @@ SECTIONS = frozenset(
 KEYS: dict[str, tuple[str, ...]] = {
     "training": (
         *("latent_cache_dir", "latent_cache_dtype", "num_workers", "use_parallel_encoding", "pin_memory"),
-        *("batch_size", "lr", "accum_steps", "grad_clip", "ema_decay", "amp", "amp_dtype", "compile"),
+        *(
+            "batch_size",
+            "global_batch_size",
+            "lr",
+            "accum_steps",
+            "grad_clip",
+            "ema_decay",
+            "amp",
+            "amp_dtype",
+        ),
+        "compile",
         *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
         *("augment", "query_sampling", "max_val_frames", "cache_mode", "prefetch_factor", "preload"),
         *("stride", "horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
