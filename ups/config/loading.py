@@ -14,15 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
 from ups.config.run import RunConfig, StageConfig, TrainingConfig
-from ups.errors import ConfigError, ConfigWarning
+from ups.errors import ConfigError, ConfigWarning, needs
 from ups.output import Note
 from ups_store.build import config_error, read_config
 from ups_store.errors import ConfigError as StoreConfigError
 from ups_store.old_names import with_present_names as with_present_names
+
+with needs("train"):
+    import yaml
+    from pydantic import ValidationError
 
 # Keys of `training` that each stage may have for itself, and where it has them.
 _OF_STAGES: dict[str, tuple[str, ...]] = {

@@ -6,9 +6,7 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
-
-from ups.errors import ConfigError
+from ups.errors import ConfigError, needs
 from ups.trained.specs import AUTOENCODER_FILE
 from ups_store.build import (
     BuildConfig,
@@ -19,6 +17,9 @@ from ups_store.build import (
     long_dtype,
 )
 from ups_store.sources import TaskDeclaration
+
+with needs("train"):
+    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 # strict: `yes` isn't 1 and 1.5 isn't a count
 Count = Annotated[int, Field(strict=True, ge=1)]

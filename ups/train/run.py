@@ -9,10 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from ups.config import RunConfig
-from ups.errors import ConfigError
+from ups.errors import ConfigError, needs
 from ups.optim import check_optimizer
 from ups.output import Note
 from ups.train.distributed import joined_ranks
@@ -22,6 +20,9 @@ from ups.train.sinks import import_wandb
 from ups.train.stage import StageStart, make_stage
 from ups.train.state import SavedState, state_path
 from ups.train.trainer import Trainer
+
+with needs("train"):
+    from pydantic import BaseModel
 
 # Which kinds of optimiser and schedule read a setting.
 _READ_BY_OPTIMIZER = {

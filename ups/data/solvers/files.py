@@ -12,13 +12,15 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from ups.data.solvers.problem import Array, Trajectories
-from ups_store.errors import ConfigError
+from ups_store.errors import ConfigError, needs
+
+with needs("train"):
+    import h5py
+    from omegaconf import OmegaConf
 
 _FLOAT32 = np.dtype("<f4")
 # Steady Darcy flow has no times, yet its files hold this many values in `t-coordinate`.
