@@ -120,7 +120,7 @@ def _load(
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
         raise as_own(
-            config_error(error, model=RunConfig, path=where, outside=outside, see="docs/training.md")
+            config_error(error, model=RunConfig, path=where, outside=outside, see="docs/guides/train.md")
         ) from error
 
 
