@@ -1,8 +1,8 @@
 """`python -m benchmarks.peers.run --quick|--full`: the same samples through every peer, in one run.
 
 Peers are other ways to keep a training set, one small file each. `make bench-peers` makes their environment,
-measures, and writes the tables of `docs/results/performance.md`. This folder has no `__init__.py`: asv, which imports
-every module of a package, then passes over it.
+measures, and writes the tables of `docs/results/performance.md`. This folder has no `__init__.py`: asv, which
+imports every module of a package, then passes over it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worked examples of docs/guides/layouts.md: their YAML builds what it says from files as it draws them."""
+"""The examples of docs/guides/layouts.md: their YAML builds what it says from files as it draws them."""
 
 from __future__ import annotations
 

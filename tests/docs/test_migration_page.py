@@ -1,4 +1,4 @@
-"""docs/guides/migrate.md names every key, flag, script, stage, metric and file of old, and what it says holds."""
+"""docs/guides/migrate.md names every old key, flag, script, stage, metric and file; what it says holds."""
 
 from __future__ import annotations
 

@@ -56,6 +56,7 @@ OLD_KEYS: dict[str, frozenset[str]] = {
 _LATER_KEYS = frozenset(("use_fsdp2", "cpu_offload_optimizer", "physics_priors", "tau_distribution"))
 _LATER_PREFIX = "distill_"
 
+LISTS_KEYS = "`ups train --config demo --print-config`"
 _LATENT_DTYPE = "float16"
 _CHECKPOINT = "autoencoder.safetensors"
 
@@ -75,7 +76,7 @@ def without_effect(values: dict[str, Any]) -> Iterator[str]:
         for name in map(str, _section(values, section)):
             if name not in passed and not name.startswith(_LATER_PREFIX):
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {section}.{near[0]}?" if near else "docs/guides/train.md has the known keys"
+                hint = f"did you mean {section}.{near[0]}?" if near else f"{LISTS_KEYS} shows the known keys"
                 yield f"{section}.{name} is no key and has no effect; {hint}"
 
 

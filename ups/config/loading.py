@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from ups.config.build_keys import LISTS_KEYS
 from ups.config.run import RunConfig, StageConfig, TrainingConfig
 from ups.errors import ConfigError, ConfigWarning
 from ups.output import Note
@@ -120,7 +121,7 @@ def _load(
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
         raise as_own(
-            config_error(error, model=RunConfig, path=where, outside=outside, see="docs/guides/train.md")
+            config_error(error, model=RunConfig, path=where, outside=outside, see=LISTS_KEYS)
         ) from error
 
 

@@ -98,7 +98,8 @@ def told(*overrides: str) -> list[str]:
         ),
         (
             "training.zzz=1",
-            "training.zzz is no key and has no effect; docs/guides/train.md has the known keys",
+            "training.zzz is no key and has no effect;"
+            " `ups train --config demo --print-config` shows the known keys",
         ),
         (
             "training.dt=0.1",
