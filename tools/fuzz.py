@@ -2,7 +2,7 @@
 
 Changes are blind (bits, cuts, splices), or know the format (fields of ZIP records, JSON documents, payloads,
 with all checksums made right again, so that they get past them). Each input is a function of seed and number.
-Blind changes must also be noticed: by opening, or by `verify`. Results go to docs/reliability.md.
+Blind changes must also be noticed: by opening, or by `verify`. Results go to docs/results/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Build real stores in processes that are killed at random moments, again and again, and check what is left.
 
 After every kill: each sample whose commit had returned is committed, each committed sample holds its own
-bytes, and a store that was published is byte for byte the undisturbed one. Results go to docs/reliability.md.
+bytes, and a store that was published is byte for byte the undisturbed one. Results go to
+docs/results/reliability.md.
 """
 
 from __future__ import annotations

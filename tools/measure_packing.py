@@ -1,4 +1,4 @@
-"""Measure codecs and shuffles on the samples of HDF5 files; prints the table of docs/packing.md.
+"""Measure codecs and shuffles on the samples of HDF5 files; prints the table of docs/results/packing.md.
 
     python tools/measure_packing.py FOLDER [--limit-mb 24]
 

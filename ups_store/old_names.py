@@ -1,6 +1,6 @@
 """Names of earlier versions that still parse: keys of configurations, and flags of commands.
 
-One thing has one name in the command line, in YAML and in Python; docs/migration.md lists these rows.
+One thing has one name in the command line, in YAML and in Python; docs/guides/migrate.md lists these rows.
 """
 
 from __future__ import annotations

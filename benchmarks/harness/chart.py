@@ -1,4 +1,4 @@
-"""The chart of `docs/performance.md`: ours as a share of the reference's speed, with the targets."""
+"""The chart of `docs/results/performance.md`: ours as a share of the reference's speed, with the targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as a table for the terminal, as the table and the chart of `docs/performance.md`, and as JSON."""
+"""Results for the terminal, as the table and the chart of `docs/results/performance.md`, and as JSON."""
 
 from __future__ import annotations
 

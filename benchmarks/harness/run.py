@@ -32,7 +32,7 @@ OPERATIONS = (
     "build.encode",
 )
 _HERE = Path(__file__).resolve().parents[1]
-_PAGE = _HERE.parent / "docs" / "performance.md"
+_PAGE = _HERE.parent / "docs" / "results" / "performance.md"
 _CHART = _HERE.parent / "docs" / "images" / "performance.png"
 
 console = Console()

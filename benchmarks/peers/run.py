@@ -1,8 +1,8 @@
 """`python -m benchmarks.peers.run --quick|--full`: the same samples through every peer, in one run.
 
 Peers are other ways to keep a training set, one small file each. `make bench-peers` makes their environment,
-measures, and writes the tables of `docs/performance.md`. This folder has no `__init__.py`: asv, which imports
-every module of a package, then passes over it.
+measures, and writes the tables of `docs/results/performance.md`. This folder has no `__init__.py`: asv, which
+imports every module of a package, then passes over it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.peers.registry import PEERS
 from benchmarks.peers.sizes import Samples, sizes
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PAGE = _ROOT / "docs" / "performance.md"
+_PAGE = _ROOT / "docs" / "results" / "performance.md"
 _CHART = _ROOT / "docs" / "images" / "peers.png"
 _RESULTS = _ROOT / "benchmarks" / "results"
 _FIGURE_S = {False: 60.0, True: 600.0}  # at most, per figure

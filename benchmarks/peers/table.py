@@ -1,4 +1,4 @@
-"""The peers' results as tables of `docs/performance.md` and as JSON."""
+"""The peers' results as tables of `docs/results/performance.md` and as JSON."""
 
 from __future__ import annotations
 

@@ -103,4 +103,4 @@ print(f"operator {nrmse(predicted):.2f}, persistence {nrmse(fields[:, :1]):.2f}"
 
 # %% [markdown]
 # `ups evaluate` makes a whole report of it, beside FNO, U-Net and other baselines:
-# [Evaluate](../evaluation.md).
+# [Evaluate](../guides/evaluate.md).

@@ -133,5 +133,5 @@ for problem in report.problems:
 store.identity
 
 # %% [markdown]
-# Where to go from here: [train on it](../loader.md), [build stores from HDF5](../build.md), or read how
-# the file is laid out, [on one page](../format/design.md).
+# Where to go from here: [train on it](../guides/load.md), [build stores from HDF5](../guides/build.md), or
+# read how the file is laid out, [on one page](../format/design.md).

@@ -50,9 +50,9 @@ def test_commands_of_the_packing_page_give_the_same_file_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pcodec")
-    unpacked = run_page("packing.md", monkeypatch)[-1].split()[-1]
+    unpacked = run_page("guides/pack.md", monkeypatch)[-1].split()[-1]
     assert (folder / unpacked).read_bytes() == (folder / "burgers1d_train.zarr.zip").read_bytes()
-    (code,) = blocks("packing.md", "python")
+    (code,) = blocks("guides/pack.md", "python")
     assert_same_bits(run_python(code)["batch"], samples_of(VALUES, [3, 1, 2]))
 
 
@@ -62,7 +62,7 @@ def test_commands_of_the_concat_page_join_and_cut(folder: Path, monkeypatch: pyt
     parts = {"burgers1d_a.zarr.zip": range(50), "burgers1d_b.zarr.zip": range(50, 120)}
     for name, samples in parts.items():
         build(folder / name, samples_of(VALUES, samples), constants=mixed_constants())
-    assert len(run_page("concat.md", monkeypatch)) == 3
+    assert len(run_page("guides/concat.md", monkeypatch)) == 3
     assert_same_bits(all_arrays(whole), VALUES)
     assert_same_bits(all_arrays(folder / "first.zarr.zip"), samples_of(VALUES, range(100)))
     names = ("train", "val", "test")
@@ -73,8 +73,8 @@ def test_commands_of_the_convert_page_write_hdf5_and_read_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h5py = pytest.importorskip("h5py")
-    exported = blocks("convert.md", "sh")[0].split()
-    imported = blocks("convert.md", "sh")[1].split()
+    exported = blocks("guides/convert.md", "sh")[0].split()
+    imported = blocks("guides/convert.md", "sh")[1].split()
     assert run_command(monkeypatch, *exported[1:]) == 0
     with h5py.File(folder / exported[-1]) as file:
         assert file["fields"][...].tobytes() == VALUES["fields"].tobytes()
@@ -90,7 +90,7 @@ def test_python_of_the_preload_page_says_mode_and_residency(
 ) -> None:
     (folder / "cache").mkdir()
     (folder / "burgers1d_train.zarr.zip").rename("cache/burgers1d_train.zarr.zip")
-    left = run_python(blocks("preload.md", "python")[0])
+    left = run_python(blocks("guides/preload.md", "python")[0])
     assert left["report"].mode == "page-cache"
     first, residency = capsys.readouterr().out.splitlines()
     assert first.startswith("page-cache ")

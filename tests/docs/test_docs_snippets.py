@@ -49,14 +49,14 @@ def fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 
 def test_zarr_snippet_reads_the_last_sample(fields: np.ndarray) -> None:
-    (code,) = [code for code in snippets("docs/interop.md") if "zarr.open_group" in code]
+    (code,) = [code for code in snippets("docs/guides/interop.md") if "zarr.open_group" in code]
     left = run(code)
     np.testing.assert_array_equal(left["sample"], fields[-1])
     left["store"].close()
 
 
 def test_xarray_snippet_finds_places_by_x_and_times_by_t(fields: np.ndarray) -> None:
-    (code,) = [code for code in snippets("docs/interop.md") if "import xarray" in code]
+    (code,) = [code for code in snippets("docs/guides/interop.md") if "import xarray" in code]
     left = run(code)
     np.testing.assert_array_equal(left["series"], fields[-1, :, NUM_POINTS // 2])
     np.testing.assert_array_equal(left["frame"], fields[-1, 1])

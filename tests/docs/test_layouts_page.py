@@ -1,4 +1,4 @@
-"""The worked examples of docs/layouts.md: their YAML builds what it says from files as it draws them."""
+"""The examples of docs/guides/layouts.md: their YAML builds what it says from files as it draws them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ups_store.errors import SourceError
 from ups_store.sources.layouts import LAYOUTS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "layouts.md").read_text()
+PAGE = (REPOSITORY / "docs" / "guides" / "layouts.md").read_text()
 EXAMPLES = sorted((REPOSITORY / "ups" / "configs" / "own").glob("*.yaml"))
 N = 10
 

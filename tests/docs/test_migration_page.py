@@ -1,4 +1,4 @@
-"""docs/migration.md names every key, flag, script, stage, metric and file of old, and what it says holds."""
+"""docs/guides/migrate.md names every old key, flag, script, stage, metric and file; what it says holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ups.config.run import LATER_STAGES, STAGE_NAMES
 from ups.train.stage import STAGES
 from ups_store import old_names
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "migrate.md").read_text()
 OLD = sorted((Path(__file__).parents[1] / "ups" / "configs").glob("old_*.yaml"))
 KEY = re.compile(r"`([a-z_]+(?:\.[a-z_0-9*]+)*)`")
 OF_STAGES = re.compile(r"`stages\.<stage>\.\{([a-z_,]+)\}`")

@@ -1,4 +1,4 @@
-"""`docs/reliability.md` promises nothing without a test."""
+"""`docs/results/reliability.md` promises nothing without a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "reliability.md"
+PAGE = REPOSITORY / "docs" / "results" / "reliability.md"
 
 
 def names_of_tests() -> set[str]:

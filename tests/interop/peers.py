@@ -47,7 +47,7 @@ class Peer:
     """A reader.
 
     Attributes:
-        name: As in the table of docs/interop.md.
+        name: As in the table of docs/results/readers.md.
         command: What starts it; a script of this folder last.
         package: Python package that it needs, or the folder of its Node package.
         refuses: Dtypes, or NO_ELEMENTS, that it refuses with an error, and why.

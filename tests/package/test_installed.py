@@ -22,7 +22,7 @@ from tools.make_wheel import make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-CORE_MB = 100  # it is 78 MB (docs/log.md): room for another release of NumPy
+CORE_MB = 100  # it is 78 MB (docs/results/log.md): room for another release of NumPy
 CORE = {"ups-store", *(name_of(item) for item in PROJECT["dependencies"])}
 
 

@@ -202,7 +202,7 @@ def _show_speed(path: Path, root: Path) -> None:
     if nbytes < SMALL_NBYTES:
         console.print(
             f"A batch has {format_nbytes(nbytes)}, so these numbers are noisy: run it again to see how much. "
-            "Measured tables are in docs/performance.md."
+            "Measured tables are in docs/results/performance.md."
         )
 
 

@@ -40,7 +40,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint": ("dir", "interval", "keep_training_state"),
 }
-# Sections and keys of earlier configurations that have no effect (docs/migration.md).
+# Sections and keys of earlier configurations that have no effect (docs/guides/migrate.md).
 OLD_SECTIONS = frozenset(("diffusion", "ttc", "benchmark", "deterministic"))
 OLD_KEYS: dict[str, frozenset[str]] = {
     "data": frozenset(("patch_size", "shard_limit", "download", "task_sampling")),
@@ -56,6 +56,7 @@ OLD_KEYS: dict[str, frozenset[str]] = {
 _LATER_KEYS = frozenset(("use_fsdp2", "cpu_offload_optimizer", "physics_priors", "tau_distribution"))
 _LATER_PREFIX = "distill_"
 
+LISTS_KEYS = "`ups train --config demo --print-config`"
 _LATENT_DTYPE = "float16"
 _CHECKPOINT = "autoencoder.safetensors"
 
@@ -69,13 +70,13 @@ def without_effect(values: dict[str, Any]) -> Iterator[str]:
     for section, old in OLD_KEYS.items():
         for name in _section(values, section):
             if name in old:
-                yield f"{section}.{name} has no effect; docs/migration.md says what there is instead"
+                yield f"{section}.{name} has no effect; docs/guides/migrate.md says what there is instead"
     for section, known in KEYS.items():
         passed = {*known, *OLD_KEYS.get(section, ()), *_LATER_KEYS}
         for name in map(str, _section(values, section)):
             if name not in passed and not name.startswith(_LATER_PREFIX):
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {section}.{near[0]}?" if near else "docs/training.md has the known keys"
+                hint = f"did you mean {section}.{near[0]}?" if near else f"{LISTS_KEYS} shows the known keys"
                 yield f"{section}.{name} is no key and has no effect; {hint}"
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ups.config.build_keys import LISTS_KEYS
 from ups.config.run import RunConfig, StageConfig, TrainingConfig
 from ups.errors import ConfigError, ConfigWarning, needs
 from ups.output import Note
@@ -121,7 +122,7 @@ def _load(
     except ValidationError as error:
         outside = [override.partition("=")[0] for override in overrides]
         raise as_own(
-            config_error(error, model=RunConfig, path=where, outside=outside, see="docs/training.md")
+            config_error(error, model=RunConfig, path=where, outside=outside, see=LISTS_KEYS)
         ) from error
 
 

@@ -314,7 +314,7 @@ class RunConfig(Section):
     """Everything that decides a run; written into every checkpoint."""
 
     data: DataConfig
-    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of the user's own, docs/layouts.md")
+    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of your own, see docs/guides/layouts.md")
     cache: CacheConfig = CacheConfig()
     reading: ReadingConfig = ReadingConfig()
     latent: RunLatentConfig = RunLatentConfig()

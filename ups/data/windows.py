@@ -133,7 +133,7 @@ class TaskWindows:
         return float(np.median(self._dt(*self._index.locate(some, epoch=0))))
 
     def preload(self, mode: Preload, *, device: str) -> str:
-        """Bring the store into memory, as `docs/preload.md` says, and return where it lies then, in words.
+        """Bring the store into memory (`docs/guides/preload.md`), and return where it lies then, in words.
 
         Args:
             mode: "off" leaves it on the disk; so do partitions, whatever is asked for.

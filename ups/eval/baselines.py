@@ -1,9 +1,9 @@
 """Baselines that every table shows: FNO and U-Net, small, one step ahead on the fields themselves.
 
 Our own short forms of Li et al. 2021 (Fourier neural operator, arXiv:2010.08895) and Ronneberger et al. 2015
-(U-Net, arXiv:1505.04597); `docs/evaluation.md` says how they differ from PDEBench's. Both predict the change
-from one frame to the next, or of a steady task the whole solution, and start at zero. Letters: B batch,
-C channels of the field, W width, G the axes of the grid.
+(U-Net, arXiv:1505.04597); `docs/guides/evaluate.md` says how they differ from PDEBench's. Both predict the
+change from one frame to the next, or of a steady task the whole solution, and start at zero. Letters: B
+batch, C channels of the field, W width, G the axes of the grid.
 """
 
 from __future__ import annotations

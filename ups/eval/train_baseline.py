@@ -46,7 +46,7 @@ from ups.trained.simulator import Simulator
 
 _SINGLE_STEPS = 0.7  # share of the budget
 _ROLLOUT_STEPS = 3
-# Of 5e-4 to 1e-2 the best on the validation split of the demo, 60 s each (docs/evaluation.md).
+# Of 5e-4 to 1e-2 the best on the validation split of the demo, 60 s each (docs/results/accuracy.md).
 _PEAK_LR: Mapping[Kind, float] = {"fno": 1e-3, "unet": 1e-3, "fno_neuraloperator": 1e-3}
 _GRAD_CLIP = 1.0
 _CURVE_EVERY = 20  # optimiser steps

@@ -155,7 +155,7 @@ class BuildConfig(DeclaredSection):
     cache: CacheConfig = CacheConfig()
     reading: ReadingConfig = ReadingConfig()
     latent: LatentConfig | None = Field(None, description="where stores hold latents")
-    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of the user's own, docs/layouts.md")
+    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of your own, see docs/guides/layouts.md")
 
     @field_validator("tasks")
     @classmethod

@@ -43,7 +43,7 @@ def config_error(
         model: The configuration's type.
         path: File that was read, or another name for it.
         outside: Dotted keys that the file didn't decide.
-        see: A page that lists all keys; by default an unknown one that resembles none is shown all of them.
+        see: A page or a command that lists all keys; by default the error lists them.
     """
     known, problems = known_keys(model), dict[str, ConfigError]()
     for one in error.errors():

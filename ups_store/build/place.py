@@ -46,7 +46,7 @@ def prepare_place(path: Path, note: Callable[[str], None]) -> None:
     if files.is_network(path.parent):
         note(
             f"{path.parent} lies on a network file system, whose locks, syncs and renames may not hold what "
-            "a build relies on (docs/reliability.md): build on a local disk and copy the store"
+            "a build relies on (docs/results/reliability.md): build on a local disk and copy the store"
         )
 
 

@@ -44,7 +44,7 @@ def export_store(
     """Write a finished store in another format, in bounded memory; the target appears when it is whole.
 
     Arrays and constants keep names, shapes, dtypes and bits; identity, config hash and attributes travel
-    with them. `docs/convert.md` says how each format holds them.
+    with them. `docs/guides/convert.md` says how each format holds them.
 
     Args:
         store: A finished store.

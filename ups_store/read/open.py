@@ -39,7 +39,7 @@ def open_store(
             used; with "pread" it is always a `TruncatedError`, except in views (`store[name]`).
         verify: "touch" checks a sample's CRC-32C when `sample` or `gather` use it for the first time; arrays
             without slots and constants are checked whole, also by `store[name]`. The first use of a sample
-            takes about twice as long, a later one 3 µs more per array and batch (docs/performance.md).
+            takes about twice as long, a later one 3 µs more per array and batch.
     Raises:
         StoreNotFoundError: If there is no file; also a FileNotFoundError.
         FormatError: If it isn't a store, is damaged in its structure, or is newer than this program; if it is

@@ -249,7 +249,7 @@ class Store(BaseStore):
         num_threads: int | None = None,
         progress: Progress | None = None,
     ) -> PreloadReport:
-        """Bring the store into memory before it is read; `docs/preload.md` says which mode is for what.
+        """Bring the store into memory before it is read; `docs/guides/preload.md` compares the modes.
 
         Args:
             mode: "page-cache" reads the file, whose pages all processes of the machine then share. "copy"

@@ -1,4 +1,4 @@
-"""The layout that a configuration declares for your own files (docs/layouts.md).
+"""The layout that a configuration declares for your own files (docs/guides/layouts.md).
 
 What is missing in a file is an error that names the key that asks for it.
 """

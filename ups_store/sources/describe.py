@@ -157,7 +157,7 @@ def _check_distinct_names(info: SourceInfo) -> None:
                 f"{kind} and {other} are both called {name!r}",
                 kind="name_clash",
                 path=info.path,
-                hint="declare the layout under other names (docs/layouts.md)",
+                hint="declare the layout under other names (docs/guides/layouts.md)",
             )
 
 

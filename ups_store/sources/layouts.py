@@ -45,5 +45,5 @@ def recognise(file: h5py.File, task: Task | None = None) -> Layout:
         expected=f"one of {', '.join(layout.name for layout in LAYOUTS)}",
         found=tree(file),
         hint="convert the file: one root dataset 'data' (sample, time, [z, y,] x[, channel]), or declare its "
-        "layout (docs/layouts.md)",
+        "layout (docs/guides/layouts.md)",
     )

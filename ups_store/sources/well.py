@@ -112,7 +112,7 @@ def _by_name(file: h5py.File, arrays: Iterable[tuple[str, StoredArray]]) -> dict
                 path=file.filename,
                 dataset=array.parts[0].dataset,
                 found=f"{by_name[name].parts[0].dataset} and {array.parts[0].dataset}",
-                hint="declare the layout under other names (docs/layouts.md)",
+                hint="declare the layout under other names (docs/guides/layouts.md)",
             )
         by_name[name] = array
     return by_name

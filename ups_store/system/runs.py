@@ -1,8 +1,8 @@
 """Runs: pieces of equal length, each contiguous in memory or a file, and how they are copied into a batch.
 
 `_runs.c` copies them by one call that lets go of the interpreter lock. Where it couldn't be compiled NumPy
-copies, more slowly (`docs/performance.md`): short runs by one index over overlapping items, whose second copy
-comes out of the cache, long ones by one `np.concatenate` of views.
+copies, more slowly (`docs/results/performance.md`): short runs by one index over overlapping items, whose
+second copy comes out of the cache, long ones by one `np.concatenate` of views.
 """
 
 from __future__ import annotations

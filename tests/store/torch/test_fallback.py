@@ -98,12 +98,12 @@ def test_snippets_of_the_loader_page_run(make_store: MakeStore, monkeypatch: pyt
     (path.parent / "cache").mkdir()
     path.rename(path.parent / "cache" / path.name)
     monkeypatch.chdir(path.parent)
-    page = (Path(__file__).parents[3] / "docs" / "loader.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "load.md").read_text()
     snippets = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(snippets) == 3
     left: dict[str, Any] = {}
     for snippet in snippets:
-        exec(compile(snippet.replace("num_workers=2", "num_workers=0"), "docs/loader.md", "exec"), left)
+        exec(compile(snippet.replace("num_workers=2", "num_workers=0"), "docs/guides/load.md", "exec"), left)
     assert set(left["batch"]) >= {"z0", "z1", "params", "dt", "t", "index", "task"}
     assert left["opened"].rung == "preloaded"
     assert len(left["loader"]) == len(left["sampler"]) == 1

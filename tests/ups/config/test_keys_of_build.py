@@ -48,7 +48,7 @@ def test_keys_of_features_to_come_are_passed_over() -> None:
 def test_earlier_configurations_are_told_their_meaningless_keys_alone(name: str) -> None:
     notes: list[str] = []
     load_build_config(OLD / name, note=notes.append)
-    told = {note.split(" has no effect; docs/migration.md")[0] for note in notes}
+    told = {note.split(" has no effect; docs/guides/migrate.md")[0] for note in notes}
     assert told
     assert told <= MEANINGLESS.keys()
 

@@ -98,15 +98,16 @@ def told(*overrides: str) -> list[str]:
         ),
         (
             "training.zzz=1",
-            "training.zzz is no key and has no effect; docs/training.md has the known keys",
+            "training.zzz is no key and has no effect;"
+            " `ups train --config demo --print-config` shows the known keys",
         ),
         (
             "training.dt=0.1",
-            "training.dt has no effect; docs/migration.md says what there is instead",
+            "training.dt has no effect; docs/guides/migrate.md says what there is instead",
         ),
         (
             "data.patch_size=1",
-            "data.patch_size has no effect; docs/migration.md says what there is instead",
+            "data.patch_size has no effect; docs/guides/migrate.md says what there is instead",
         ),
     ],
 )

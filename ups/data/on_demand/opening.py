@@ -1,6 +1,6 @@
 """Latents for training, wherever they are: finished stores, stores that are still being made, or none.
 
-`training.cache_mode` says what is wanted; docs/on-demand.md says what comes of it.
+`training.cache_mode` says what is wanted; docs/guides/on-demand.md says what comes of it.
 """
 
 from __future__ import annotations
