@@ -244,11 +244,7 @@ def main(
 
 
 def num_workers_of(text: str | None, parallel: bool | None) -> int | str | None:
-    """`reading.num_workers` of --num-workers and --parallel or --no-parallel.
-
-    Raises:
-        ConfigError: If they contradict each other.
-    """
+    """`reading.num_workers` of --num-workers and --parallel or --no-parallel."""
     if parallel is False and text not in (None, "0"):
         raise ConfigError("--num-workers", expected="0 beside --no-parallel", found=text)
     if text is None and parallel is not None:
@@ -262,11 +258,7 @@ def count_of(text: str | None) -> int | str | None:
 
 
 def repeat_lists(arguments: Sequence[str]) -> list[str]:
-    """Repeat --tasks and --split before each of their words: `--tasks a b` as `--tasks a --tasks b`.
-
-    Raises:
-        ConfigError: If one has no word.
-    """
+    """Repeat --tasks and --split before each of their words: `--tasks a b` as `--tasks a --tasks b`."""
     repeated: list[str] = []
     flag = ""
     for argument in arguments:
@@ -293,11 +285,7 @@ def words_of(lists: Sequence[str]) -> list[str]:
 
 
 def numbers_of(text: str) -> list[float]:
-    """The numbers of --split-fractions.
-
-    Raises:
-        ConfigError: If they are none.
-    """
+    """The numbers of --split-fractions."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:

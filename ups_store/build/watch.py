@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ups_store.build.progress import StageRates
+from ups_store.build.progress import StageRates, Watcher
 from ups_store.console import format_nbytes
 from ups_store.errors import needs
 from ups_store.system import files
@@ -70,7 +70,7 @@ class _StateColumn(ProgressColumn):
         return Text("" if task.finished else self._state())
 
 
-class ConsoleWatcher:
+class ConsoleWatcher(Watcher):
     """Shows stages as progress bars with rate and time left, and notes as lines, on stderr.
 
     Args:
@@ -152,7 +152,7 @@ _MAX_LOOK_S = 0.5
 _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
 
 
-class StallWatcher:
+class StallWatcher(Watcher):
     """A watcher that says what everything waits for, each time nothing was done for so long.
 
     A thread of its own looks, so it sees a commit that hangs, too. It can't see one of a read in the
@@ -186,9 +186,6 @@ class StallWatcher:
         """This is progress."""
         self._done += num
         self._moved_s = time.monotonic()
-
-    def note(self, message: str) -> None:
-        """Not progress: a reader that is replaced says so."""
 
     def watch(self, pool: ReaderPool) -> None:
         """Readers that the diagnosis describes."""

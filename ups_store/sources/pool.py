@@ -193,15 +193,13 @@ class ReaderPool:
         """
         num_done = 0
 
-        def pass_on(request_id: int) -> None:
+        def count(status: Activity) -> None:
             nonlocal num_done
-            for status in [lane.reader.status for lane in self._lanes if lane.reader]:
-                if status.request_id == request_id and status.num_done > num_done:  # less if tried again
-                    progress(status.num_done - num_done)
-                    num_done = status.num_done
+            if status.num_done > num_done:  # less if it is tried again
+                progress(status.num_done - num_done)
+                num_done = status.num_done
 
-        own = not self._lanes
-        for job in self._run_here([request], progress) if own else self._run([request], on_turn=pass_on):
+        for job in self._run([request], count):
             if job.error is not None:
                 raise job.error
             return job.value
@@ -231,11 +229,11 @@ class ReaderPool:
         self.close()
 
     def _run(
-        self, requests: Iterable[Request], *, on_turn: Callable[[int], None] = lambda request_id: None
+        self, requests: Iterable[Request], report: Callable[[Activity], None] = lambda status: None
     ) -> Iterator[ReadJob]:
-        """Settled jobs in the order of the requests; `on_turn` is called while the next one is awaited."""
+        """Settled jobs in the order of the requests; `report` hears how the next one goes."""
         if not self._lanes:
-            yield from self._run_here(requests)
+            yield from self._run_here(requests, report)
             return
         assert not self._jobs, "the pool is reading already"
         unseen = iter(requests)
@@ -243,24 +241,16 @@ class ReaderPool:
             while self._hand_out(unseen):
                 while not self._jobs[0].is_settled:
                     self._take_turn()
-                    on_turn(self._jobs[0].id)
+                    for lane in self._lanes:
+                        if lane.reader and (status := lane.reader.status).request_id == self._jobs[0].id:
+                            report(status)
                 yield self._jobs[0]
-                _release(self._jobs.popleft())
+                self._release_first()
         finally:
             self._abort()
 
-    def _run_here(
-        self, requests: Iterable[Request], progress: Callable[[int], None] = lambda num: None
-    ) -> Iterator[ReadJob]:
+    def _run_here(self, requests: Iterable[Request], report: Callable[[Activity], None]) -> Iterator[ReadJob]:
         from ups_store.sources.reader import Reader  # HDF5: only where it is read
-
-        num_done = 0
-
-        def report(status: Activity) -> None:
-            nonlocal num_done
-            if status.num_done > num_done:
-                progress(status.num_done - num_done)
-                num_done = status.num_done
 
         reader = Reader(report=report)
         try:
@@ -308,12 +298,12 @@ class ReaderPool:
         for lane in self._lanes:
             lane.queue.clear()
         while self._jobs:
-            _release(self._jobs.popleft())
+            self._release_first()
 
-
-def _release(job: ReadJob) -> None:
-    assert job.lane is not None
-    job.lane.release(job)
+    def _release_first(self) -> None:
+        job = self._jobs.popleft()
+        assert job.lane is not None
+        job.lane.release(job)
 
 
 def _status(lane: Lane) -> ReaderStatus | None:
