@@ -250,14 +250,8 @@ def create_building(
 ) -> BuildingFile:
     """Create a building file, complete before anybody can see it; its builder lock is held (spec 6.6).
 
-    Args:
-        path: Where the store will be published.
-        blueprint: What the store will hold.
-        is_lazy: Whether commits go unsynced.
-        replace: Whether to take the place of an existing building file, whose locks the caller holds.
-    Raises:
-        FileExistsError: If a building file appeared meanwhile.
-        OSError: As the file system says, also that it can't hold the whole store; nothing is left behind.
+    With `replace` it takes the place of one whose locks the caller holds; else FileExistsError says that
+    there is one. Nothing is left behind by an error.
     """
     target, header = building_path(path), _new_header(blueprint.layout, is_lazy=is_lazy)
     temporary = target.with_name(f"{target.name}.{header.build_id.hex()[:16]}")
@@ -279,12 +273,7 @@ def create_building(
 
 
 def create_building_in_memory(blueprint: Blueprint, *, is_lazy: bool) -> BuildingFile:
-    """Create a building file in memory; its builder lock is held (spec 6.12). As for `create_building`.
-
-    Raises:
-        DiskFullError: If so much memory isn't free.
-        StoreError: If the system has no files in memory.
-    """
+    """Create a building file in memory; its builder lock is held (spec 6.12). As for `create_building`."""
     layout = blueprint.layout
     path, header = create_in_memory(layout.building_nbytes), _new_header(layout, is_lazy=is_lazy)
     # Opened again: closing it releases the locks, while the path stays.
