@@ -33,10 +33,7 @@ with needs("hdf5"):
     from rich.text import Text
 
 if TYPE_CHECKING:
-    from ups_store.sources.pool import (  # h5py: not for --help
-        ReaderPool,  # imports h5py, which --help needn't
-        ReaderStatus,
-    )
+    from ups_store.sources.pool import ReaderPool, ReaderStatus  # h5py: not for --help
 
 
 _MAX_SHOWN = 4  # readers in one line

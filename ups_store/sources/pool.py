@@ -100,7 +100,7 @@ class ReaderPool:
 
     Args:
         num_workers: How many processes. 0: read in this one, without deadlines, for debugging.
-        slot_nbytes: Size of a slot: of the largest batch, see `slots.batch_nbytes`.
+        slot_nbytes: Size of a slot: of the largest batch, each array rounded up to `slots.ALIGN`.
         num_slots: Slots of each reader; with 2 it reads one batch while the caller works with another. Memory
             is bounded by `num_workers * num_slots * slot_nbytes` and what reading one batch takes.
         patience: Deadlines and retries.
