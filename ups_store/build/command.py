@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,27 +27,6 @@ if TYPE_CHECKING:
 
 # Called before the work with the configuration's file and the overrides; returns what is given the report.
 Begin = Callable[[Path | None, Sequence[str]], "Callable[[BuildReport], None] | None"]
-
-
-class OnNan(StrEnum):
-    """What to do with NaN and Inf in the sources."""
-
-    fail = "fail"
-    keep = "keep"
-
-
-class OnError(StrEnum):
-    """What to do with samples that can't be read."""
-
-    fail = "fail"
-    skip = "skip"
-
-
-class SourceDigest(StrEnum):
-    """How sources are identified."""
-
-    full = "full"
-    sampled = "sampled"
 
 
 @dataclass(frozen=True)
@@ -81,9 +59,11 @@ def build(
     cache_dtype: Annotated[str | None, typer.Option(help="float16, bfloat16, float32 or float64")] = None,
     split_fractions: Annotated[str | None, typer.Option(help="train,val,test, such as 0.8,0.1,0.1")] = None,
     limit: Annotated[int | None, typer.Option(help="at most so many samples a store")] = None,
-    on_nan: Annotated[OnNan | None, typer.Option(help="fail on NaN and Inf, or keep them")] = None,
+    on_nan: Annotated[
+        Literal["fail", "keep"] | None, typer.Option(help="fail on NaN and Inf, or keep them")
+    ] = None,
     source_digest: Annotated[
-        SourceDigest | None, typer.Option(help="digest all bytes of a source, or some")
+        Literal["full", "sampled"] | None, typer.Option(help="digest all bytes of a source, or some")
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="autoencoder.safetensors: store latents instead of fields")
@@ -115,7 +95,7 @@ def build(
     ] = None,
     retries: Annotated[int | None, typer.Option(help="how often a read is tried again [default: 2]")] = None,
     on_error: Annotated[
-        OnError | None, typer.Option(help="fail on samples that can't be read, or skip them")
+        Literal["fail", "skip"] | None, typer.Option(help="fail on samples that can't be read, or skip them")
     ] = None,
     stall_warning: Annotated[
         float | None, typer.Option(help="seconds without progress until a diagnosis is shown [default: 60]")
@@ -141,8 +121,8 @@ def build(
         "cache.dtype": cache_dtype,
         "data.split_fractions": split_fractions and numbers_of(split_fractions),
         "data.limit": limit,
-        "data.on_nan": on_nan and on_nan.value,
-        "data.source_digest": source_digest and source_digest.value,
+        "data.on_nan": on_nan,
+        "data.source_digest": source_digest,
         "latent.checkpoint": checkpoint and str(checkpoint),
         "latent.dim": latent_dim,
         "latent.tokens": latent_tokens,
@@ -153,7 +133,7 @@ def build(
         "reading.timeout_s": timeout,
         "reading.open_timeout_s": open_timeout,
         "reading.retries": retries,
-        "reading.on_error": on_error and on_error.value,
+        "reading.on_error": on_error,
         "reading.stall_warning_s": stall_warning,
     }
     settings = load_config(config, flags=flags, overrides=overrides or [], note=_warn)
@@ -264,11 +244,7 @@ def main(
 
 
 def num_workers_of(text: str | None, parallel: bool | None) -> int | str | None:
-    """`reading.num_workers` of --num-workers and --parallel or --no-parallel.
-
-    Raises:
-        ConfigError: If they contradict each other.
-    """
+    """`reading.num_workers` of --num-workers and --parallel or --no-parallel."""
     if parallel is False and text not in (None, "0"):
         raise ConfigError("--num-workers", expected="0 beside --no-parallel", found=text)
     if text is None and parallel is not None:
@@ -282,11 +258,7 @@ def count_of(text: str | None) -> int | str | None:
 
 
 def repeat_lists(arguments: Sequence[str]) -> list[str]:
-    """Repeat --tasks and --split before each of their words: `--tasks a b` as `--tasks a --tasks b`.
-
-    Raises:
-        ConfigError: If one has no word.
-    """
+    """Repeat --tasks and --split before each of their words: `--tasks a b` as `--tasks a --tasks b`."""
     repeated: list[str] = []
     flag = ""
     for argument in arguments:
@@ -313,11 +285,7 @@ def words_of(lists: Sequence[str]) -> list[str]:
 
 
 def numbers_of(text: str) -> list[float]:
-    """The numbers of --split-fractions.
-
-    Raises:
-        ConfigError: If they are none.
-    """
+    """The numbers of --split-fractions."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:

@@ -104,10 +104,6 @@ def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
 
     `include:` names one file or a list of them, relative to the file that it stands in, or shipped ones;
     later ones win.
-
-    Raises:
-        ConfigError: If a file can't be read, isn't YAML or has no keys, is too long or nested too deep, or if
-            files include each other.
     """
     path = find_config(path)
     real = path.resolve()
@@ -132,11 +128,7 @@ def _present(values: Any, *, path: Path | None = None) -> Any:
 
 
 def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
-    """Refuse YAML that nests deeper than `MAX_DEPTH`, without recursion; errors of syntax are left to others.
-
-    Raises:
-        ConfigError: Kind "too_deep"; kind "too_long" for more than `MAX_REFERENCES` to other values.
-    """
+    """Refuse YAML that nests deeper than `MAX_DEPTH`, without recursion; of syntax others judge."""
     if (found := text.count("${")) > MAX_REFERENCES:
         expected = f"at most {MAX_REFERENCES} references ${{...}}"
         raise ConfigError(subject, kind="too_long", path=path, expected=expected, found=found)
@@ -200,12 +192,7 @@ def _not_yaml(path: Path, error: Exception) -> ConfigError:
 
 
 def parse_overrides(overrides: Sequence[str]) -> Any:
-    """Values of overrides, as an OmegaConf dictionary; later ones win.
-
-    Raises:
-        ConfigError: If one has no `=`, isn't YAML, or nests too deep.
-        OmegaConfBaseException: If dotted keys contradict each other.
-    """
+    """Values of overrides, as an OmegaConf dictionary; later ones win."""
     for override in overrides:
         if "=" not in override:
             raise ConfigError(
@@ -230,11 +217,7 @@ def parse_overrides(overrides: Sequence[str]) -> Any:
 
 
 def check_like(file: object, given: object, key: str = "") -> None:
-    """Refuse an override that says a list where the file has keys, or the other way round.
-
-    Raises:
-        ConfigError: With the key.
-    """
+    """Refuse an override that says a list where the file has keys, or the other way round."""
     if isinstance(file, dict) and isinstance(given, dict):
         for name, value in given.items():
             if name in file:

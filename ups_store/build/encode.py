@@ -193,7 +193,8 @@ def begin_batch(
         specs: What `encoder.output_spec` announced.
         ranges: Ranges of those sources for which a reader has found them.
     Returns:
-        A function that waits for the rest, checks what comes, and raises as `encode_batch`.
+        A function that waits for the rest and checks what comes. It raises EncodeError for NaN or Inf in
+        what was encoded, and ConfigError for another output than was announced.
     """
     # What passes through unchanged lies in the reader's memory.
     given = {**arrays, **{name: np.array(arrays[name]) for name in specs if name in arrays}}
@@ -201,7 +202,7 @@ def begin_batch(
     if isinstance(encoder, OverlappingEncoder):
         wait = encoder.begin(given, samples=samples)
     else:
-        wait = partial(_same, encoder.encode(given, samples=samples))
+        wait = partial(dict, encoder.encode(given, samples=samples))
 
     def finish() -> Encoded:
         done = wait()
@@ -213,24 +214,6 @@ def begin_batch(
         return Encoded({name: done[name] for name in specs}, made)
 
     return finish
-
-
-def _same(encoded: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    return encoded
-
-
-def encode_batch(
-    arrays: Arrays, encoder: Encoder, *, samples: npt.NDArray[np.int64], specs: Mapping[str, ArraySpec]
-) -> dict[str, npt.NDArray[Any]]:
-    """Encode a batch and check what comes; arguments as those of `begin_batch`.
-
-    Returns:
-        The store's arrays, in memory of their own.
-    Raises:
-        EncodeError: For NaN or Inf in what was encoded; names sample and array.
-        ConfigError: If the output isn't what was announced.
-    """
-    return begin_batch(arrays, encoder, samples=samples, specs=specs)().arrays
 
 
 def _spoilt(arrays: Arrays, ranges: Ranges) -> dict[str, npt.NDArray[np.bool_]]:

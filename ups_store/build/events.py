@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ups_store.build.config import BuildConfig
-from ups_store.build.progress import StageRates
+from ups_store.build.progress import StageRates, Watcher
 from ups_store.build.watch import ConsoleWatcher, StallWatcher
 from ups_store.console import console, interruptible
 from ups_store.errors import ConfigError, StoreError
@@ -22,7 +22,6 @@ from ups_store.system import files
 from ups_store.system.files import make_folder
 
 if TYPE_CHECKING:
-    from ups_store.build.progress import Watcher
     from ups_store.sources.pool import ReaderPool  # h5py: not for --help
 
 
@@ -31,7 +30,7 @@ _PROGRESS_S = 1.0  # the most often that progress is logged
 _FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB
 
 
-class EventLog:
+class EventLog(Watcher):
     """A watcher that appends events to a file, one JSON object a line.
 
     Every line has "time_s" (seconds since 1970) and "event": "start", "stage" (name, total, unit), "progress"
@@ -159,7 +158,7 @@ def _is_start(line: bytes) -> bool:
     return isinstance(event, dict) and event.get("event") == "start" and "time_s" in event
 
 
-class Watchers:
+class Watchers(Watcher):
     """Several watchers as one."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:

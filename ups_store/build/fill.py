@@ -51,7 +51,6 @@ class Filling:
         plan: What the store holds.
         batch_size: Samples that are read, encoded and committed at a time; None: chosen by their size.
         progress: Of every commit when, in seconds of `time.perf_counter`, and how many samples.
-        num_committed: Samples that this process has committed, or found committed by another meanwhile.
     """
 
     def __init__(

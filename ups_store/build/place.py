@@ -187,25 +187,19 @@ def is_finished(path: Path, wanted: str) -> bool:
 def builder_at(path: Path) -> str:
     """The process that builds the store now, for people; empty if none does."""
     where = building_path(path)
-    fd = files.open_existing(where)
-    try:
+    with files.opened(where) as fd:
         if not locks.is_locked(fd, BUILDER_LOCK):
             return ""
         owner = read_owner(fd, where)
         return f"pid {owner.pid} on {owner.host}" if owner else "an unknown process"
-    finally:
-        files.close(fd)
 
 
 def _is_being_built(path: Path) -> bool:
     try:
-        fd = files.open_existing(building_path(path), writable=True)
+        with files.opened(building_path(path), writable=True) as fd:
+            return locks.is_locked(fd, BUILDER_LOCK)
     except StoreNotFoundError:
         return False
-    try:
-        return locks.is_locked(fd, BUILDER_LOCK)
-    finally:
-        files.close(fd)
 
 
 def _no_builder(path: Path) -> StoreError:

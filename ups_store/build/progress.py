@@ -1,4 +1,4 @@
-"""How a build goes: rates and seconds of its stages, the protocol of watchers, notes on skipped samples."""
+"""How a build goes: rates and seconds of its stages, the base of watchers, notes on skipped samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from ups_store.sources.pool import ReaderPool, Skipped
@@ -109,8 +109,8 @@ class Stopwatch:
 _END = object()
 
 
-class Watcher(Protocol):
-    """Hears how a build goes, and shows it; `QuietWatcher` shows nothing."""
+class Watcher:
+    """Hears how a build goes, and shows none of it; the watchers that do are made of it."""
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """A stage begins, which has so many "bytes" or "samples"."""
@@ -128,8 +128,8 @@ class Watcher(Protocol):
         """What everything waits for from now on, such as "read" or "commit"."""
 
 
-class QuietWatcher:
-    """A watcher that shows nothing; a base for those that show some of it.
+class QuietWatcher(Watcher):
+    """A watcher that shows nothing.
 
     Args:
         note: Given what the user should know; by default that isn't shown either.
@@ -138,21 +138,9 @@ class QuietWatcher:
     def __init__(self, note: Callable[[str], None] = lambda message: None) -> None:
         self._note = note
 
-    def stage(self, name: str, total: int, *, unit: str) -> None:
-        """See `Watcher.stage`."""
-
-    def advance(self, num: int) -> None:
-        """See `Watcher.advance`."""
-
     def note(self, message: str) -> None:
         """See `Watcher.note`."""
         self._note(message)
-
-    def watch(self, pool: ReaderPool) -> None:
-        """See `Watcher.watch`."""
-
-    def waits(self, what: str) -> None:
-        """See `Watcher.waits`."""
 
 
 _SHOWN = 3  # of a file and a kind of fault; the error at the end names samples too

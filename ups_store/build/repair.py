@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-import ups_store
 from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.digests import DigestCache
-from ups_store.build.plan import StorePlan, plan_store
+from ups_store.build.place import create_file
 from ups_store.build.progress import Watcher
-from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
+from ups_store.build.store_build import Build, open_build
 from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.sources.pool import ReadBatch
 from ups_store.system import files
 
 
@@ -82,16 +78,10 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
     reading = settings.reading.model_copy(update={"on_error": "fail"})  # a repaired store has all samples
     with Readers(reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
-        plan = plan_store(settings, settings.data.tasks[0], settings.data.split[0], readers=readers)
-        watcher.stage(f"{plan.title}: sources", plan.source_nbytes, unit="bytes")
-        content = plan.identity(DigestCache(plan.path.parent, readers=readers), watcher.advance)
-        _check_identity(plan, content, identity, path)
-        plan = dataclasses.replace(plan, path=path)
-
-        def read(samples: npt.NDArray[np.int64]) -> Iterator[ReadBatch]:
-            return read_batches(plan, samples, on_nan=settings.data.on_nan, readers=readers)
-
-        return _rebuild(plan, content, found, read, watcher)
+        task, split = settings.data.tasks[0], settings.data.split[0]
+        build = open_build(settings, task, split, readers=readers, watcher=watcher)
+        _check_identity(build, identity, path)
+        return _rebuild(build, found, watcher)
 
 
 def _settings(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> BuildConfig:
@@ -114,13 +104,10 @@ def flags_of(content: Any) -> dict[str, str]:
     return {"data.tasks": content["task"], "data.split": content["split"]}
 
 
-def _check_identity(
-    plan: StorePlan, content: Mapping[str, Any], found: Mapping[str, Any], path: Path
-) -> None:
-    expected = plan.document(content)
-    if config_hash(expected) == config_hash(dict(found)):
+def _check_identity(build: Build, found: Mapping[str, Any], path: Path) -> None:
+    if build.config_hash == config_hash(dict(found)):
         return
-    differing = differences(found, expected)
+    differing = differences(found, build.document)
     error = IdentityMismatchError(
         f"the configuration gives another store (found -> given):\n{describe_differences(differing)}\n",
         path=path,
@@ -139,37 +126,22 @@ def _good(found: Diagnosis) -> npt.NDArray[np.bool_]:
     return good
 
 
-def _rebuild(
-    plan: StorePlan,
-    content: Mapping[str, Any],
-    found: Diagnosis,
-    read: Callable[[npt.NDArray[np.int64]], Iterator[ReadBatch]],
-    watcher: Watcher,
-) -> Repair:
+def _rebuild(build: Build, found: Diagnosis, watcher: Watcher) -> Repair:
     assert found.catalog is not None
     layout, good = found.catalog.layout, _good(found)
+    plan = replace(build.plan, path=found.path, attrs=found.catalog.root.attrs)
     hint = "finish that build first, or move its file away"
     with hinting(hint, IdentityMismatchError, FormatError):
-        writer = ups_store.create(
-            plan.path,
-            plan.arrays,
-            constants=plan.constants,
-            dims=plan.dims,
-            identity=content,
-            attrs=found.catalog.root.attrs,
-        )
+        writer = create_file(plan, build.identify())
     with writer:
         missing = writer.missing()
         copied, damaged = missing[good[missing]], missing[~good[missing]]
         watcher.stage(f"{plan.title}: samples", len(missing), unit="samples")
-        fd = files.open_existing(plan.path)
-        try:
+        with files.opened(plan.path) as fd:
             for samples, arrays in read_intact(fd, layout, tuple(plan.arrays), copied, path=plan.path):
                 writer.commit_many(samples, arrays)
                 watcher.advance(len(samples))
-        finally:
-            files.close(fd)
-        for batch in read(damaged):
+        for batch in build.read(damaged):
             writer.commit_many(batch.samples, batch.arrays)
             watcher.advance(len(batch.samples))
         plan.check_sources()

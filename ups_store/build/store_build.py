@@ -196,15 +196,18 @@ class Build:
         self._readers, self._watcher, self.clock = readers, watcher, Stopwatch(watcher.waits)
         self._filling = None
 
-    def read(self) -> Iterator[ReadBatch]:
-        """All its samples as their sources have them, in the store's dtypes, a batch at a time.
+    def read(self, samples: Samples | None = None) -> Iterator[ReadBatch]:
+        """Samples as their sources have them, in the store's dtypes, a batch at a time.
 
+        Args:
+            samples: Their numbers, sorted; by default all.
         Yields:
             `samples` (B,), `arrays` by name (B, ...), valid until the next batch is asked for.
         Raises:
             SourceError: If a sample can't be read, or isn't finite where that isn't to be kept.
         """
-        samples = np.arange(self.num_samples)
+        if samples is None:
+            samples = np.arange(self.num_samples)
         return read_batches(self.plan, samples, on_nan=self._on_nan, readers=self._readers)
 
     def begin(self, *, overwrite: bool = False, helps: bool = False) -> None:

@@ -168,12 +168,7 @@ class Tuner:
 
 
 def rate_of(progress: Sequence[tuple[float, int]], seconds: float) -> float:
-    """Samples per second of commits `(when, how many)`: from the first, before which readers started.
-
-    Args:
-        progress: In order.
-        seconds: The whole time, for one or two commits.
-    """
+    """Samples per second of commits `(when, how many)`: from the first, before which readers started."""
     if len(progress) < 3:
         return sum(num for _, num in progress) / seconds
     return sum(num for _, num in progress[1:]) / max(1e-9, progress[-1][0] - progress[0][0])

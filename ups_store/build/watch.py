@@ -8,10 +8,9 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ups_store.build.progress import StageRates
+from ups_store.build.progress import StageRates, Watcher
 from ups_store.console import format_nbytes
 from ups_store.errors import needs
 from ups_store.system import files
@@ -34,10 +33,7 @@ with needs("hdf5"):
     from rich.text import Text
 
 if TYPE_CHECKING:
-    from ups_store.sources.pool import (  # h5py: not for --help
-        ReaderPool,  # imports h5py, which --help needn't
-        ReaderStatus,
-    )
+    from ups_store.sources.pool import ReaderPool, ReaderStatus  # h5py: not for --help
 
 
 _MAX_SHOWN = 4  # readers in one line
@@ -71,7 +67,7 @@ class _StateColumn(ProgressColumn):
         return Text("" if task.finished else self._state())
 
 
-class ConsoleWatcher:
+class ConsoleWatcher(Watcher):
     """Shows stages as progress bars with rate and time left, and notes as lines, on stderr.
 
     Args:
@@ -144,9 +140,7 @@ class ConsoleWatcher:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
 
@@ -155,7 +149,7 @@ _MAX_LOOK_S = 0.5
 _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
 
 
-class StallWatcher:
+class StallWatcher(Watcher):
     """A watcher that says what everything waits for, each time nothing was done for so long.
 
     A thread of its own looks, so it sees a commit that hangs, too. It can't see one of a read in the
@@ -189,9 +183,6 @@ class StallWatcher:
         """This is progress."""
         self._done += num
         self._moved_s = time.monotonic()
-
-    def note(self, message: str) -> None:
-        """Not progress: a reader that is replaced says so."""
 
     def watch(self, pool: ReaderPool) -> None:
         """Readers that the diagnosis describes."""
@@ -233,9 +224,7 @@ class StallWatcher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()  # not joined: the look at a disk that hangs may never end
 
 

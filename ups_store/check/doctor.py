@@ -133,8 +133,7 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
     Raises:
         StoreNotFoundError: If there is no file.
     """
-    fd = files.open_existing(path)
-    try:
+    with files.opened(path) as fd:
         try:
             catalog = read_finished(fd, path)
         except VersionTooNewError as error:
@@ -143,8 +142,6 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
             if error.kind == "packed":
                 return _examine_packed(path, progress)
             return _examine_from_start(fd, path, _what(error))
-    finally:
-        files.close(fd)
     try:
         report = verify_file(path, progress=progress)
     except VersionTooNewError as error:  # a newer minor version: it can be read

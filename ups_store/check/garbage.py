@@ -67,29 +67,23 @@ def remove_garbage(garbage: Garbage) -> bool:
     if garbage.kind not in REMOVABLE:
         return False
     try:
-        fd = files.open_existing(garbage.path, writable=True)
+        with files.opened(garbage.path, writable=True) as fd:
+            if not (locks.try_lock(fd, BUILDER_LOCK) and locks.try_lock(fd, GATE_LOCK)):
+                return False
+            if files.is_file_at(fd, garbage.path):  # not published or replaced since it was found
+                files.remove(garbage.path)
     except StoreNotFoundError:
-        return True
-    try:
-        if not (locks.try_lock(fd, BUILDER_LOCK) and locks.try_lock(fd, GATE_LOCK)):
-            return False
-        if files.is_file_at(fd, garbage.path):  # not published or replaced since it was found
-            files.remove(garbage.path)
-        return True
-    finally:
-        files.close(fd)
+        pass
+    return True
 
 
 def _examine(path: Path) -> Garbage | None:
     if not (_TEMPORARY.fullmatch(path.name) or path.name.endswith(BUILDING_SUFFIX)):
         return None
-    fd = files.open_existing(path)
-    try:
+    with files.opened(path) as fd:
         if not stat.S_ISREG(files.mode(fd)) or locks.is_locked(fd, BUILDER_LOCK):
             return None
         nbytes, kind = files.size(fd), _kind_of(path, fd)
-    finally:
-        files.close(fd)
     num_committed = num_samples = 0
     if kind == "unfinished":
         try:

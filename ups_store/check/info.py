@@ -194,13 +194,10 @@ def _sample_nbytes(spec: ArraySpec) -> int:
 
 
 def _build_info(path: Path, store: AnyStore) -> BuildInfo:
-    fd = files.open_existing(path)
-    try:
+    with files.opened(path) as fd:
         header = read_building_file(fd, path).header
         owner = read_owner(fd, path) if header else None
         is_running = locks.is_locked(fd, BUILDER_LOCK)
-    finally:
-        files.close(fd)
     return BuildInfo(
         num_committed=int(store.committed.sum()),
         durability=None if header is None else "lazy" if header.is_lazy else "durable",

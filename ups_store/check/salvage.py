@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,7 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
         )
     if files.exists(out):
         raise FileExistsError(f"{out}: there is something already; give the new store another name")
-    with _opened(diagnosis.path) as fd:
+    with files.opened(diagnosis.path) as fd:
         layout, names = catalog.layout, intact.arrays
         specs = {name: _spec(layout.arrays[name], len(samples)) for name in names}
         number = _free_name(layout.arrays)
@@ -100,12 +98,3 @@ def _free_name(taken: dict[str, ArrayLayout]) -> str:
     while name in taken:  # a store that was salvaged before
         name = f"{name}_before" if name == ORIGINAL_SAMPLE else f"{name}_"
     return name
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = files.open_existing(path)
-    try:
-        yield fd
-    finally:
-        files.close(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,11 +120,7 @@ def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
 
 
 def _show_report(path: Path, found: Report, seconds: float) -> None:
-    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS_OF_VERIFY]
-    for problem in shown:
-        print(f"{path}: {problem}")
-    if len(shown) < len(found.problems):
-        print(f"{path}: and {counted(len(found.problems) - len(shown), 'more problem')}; -v shows all")
+    _show_problems(found.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{path}: ")
     for name, samples in found.damaged.items():
         print(f"{path}: {counted(len(samples), 'damaged sample')} in array {name!r}")
     verdict = "ok" if found.ok else f"DAMAGED, {counted(len(found.problems), 'problem')}"
@@ -132,6 +129,14 @@ def _show_report(path: Path, found: Report, seconds: float) -> None:
         f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"
         f" in {seconds:.2f} s · {rate:.2f} GB/s"
     )
+
+
+def _show_problems(problems: Sequence[object], most: int, *, prefix: str) -> None:
+    shown = problems if is_verbose() else problems[:most]
+    for problem in shown:
+        print(f"{prefix}{problem}")
+    if len(shown) < len(problems):
+        print(f"{prefix}and {counted(len(problems) - len(shown), 'more problem')}; -v shows all")
 
 
 def doctor(
@@ -185,11 +190,7 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
     savable = len(found.savable)
     sound = ", sound" if found.status is Status.PACKED else ""
     print(f"{found.path}: {found.status.value.replace('_', ' ')}{sound}")
-    shown = found.problems if is_verbose() else found.problems[:MAX_PROBLEMS_OF_DOCTOR]
-    for problem in shown:
-        print(f"  {problem}")
-    if len(shown) < len(found.problems):
-        print(f"  and {counted(len(found.problems) - len(shown), 'more problem')}; -v shows all")
+    _show_problems(found.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
     if found.catalog is not None:
         print(f"  {savable:,} of {found.num_samples:,} samples verify")
     if found.lost_arrays:

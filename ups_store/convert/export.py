@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ups_store.errors import SpecError
 from ups_store.format.canonical import canonical_json
 from ups_store.read.store import Store
-from ups_store.write.target import check_not_source, check_sound
+from ups_store.write.target import check_not_source, check_sound, check_target
 
 # Each module writes one format, and is loaded with its library when it is first asked for.
 FORMATS = {
@@ -69,7 +69,7 @@ def export_store(
     path = Path(target).absolute()
     check_not_source(path, [store.path])
     writer = import_module(FORMATS[to])
-    writer.check_target(path, force=force)  # before a long check of the store
+    check_target(path, force=force)  # before a long check of the store
     if verify:
         check_sound(store)
     writer.write(store, path, force=force, progress=progress or (lambda nbytes: None))

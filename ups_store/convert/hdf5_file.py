@@ -12,12 +12,10 @@ import numpy.typing as npt
 from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import needs
 from ups_store.read.store import Store
-from ups_store.write.target import check_target, new_file
+from ups_store.write.target import new_file
 
 with needs("hdf5"):
     import h5py
-
-__all__ = ["check_target", "write"]
 
 
 def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:

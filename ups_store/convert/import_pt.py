@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from ups_store.errors import SourceError, SpecError, needs
 from ups_store.format.array_spec import ArraySpec
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
-from ups_store.write.writer import StoreWriter
 
 with needs("torch"):
     from blake3 import blake3
@@ -28,27 +27,8 @@ COMMIT_BYTES = 16 << 20
 LATENT_DIMS = ("sample", "time", "token", "width")
 
 Sample = Mapping[str, npt.NDArray[Any]]
-
-
-class Read(Protocol):
-    """Turns the bytes of one file into arrays by name; `SourceError` says what is wrong with it."""
-
-    def __call__(self, raw: bytes, *, path: Path) -> Sample:
-        """Parse the bytes of the file at `path`."""
-        ...
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file that becomes a sample.
-
-    Attributes:
-        path: The file.
-        digest: blake3 of its bytes.
-    """
-
-    path: Path
-    digest: bytes
+Read = Callable[..., Sample]  # of the bytes of a file, and its `path` for messages
+Good = dict[Path, bytes]  # the files that become samples, in order, and blake3 of their bytes
 
 
 @dataclass(frozen=True)
@@ -107,7 +87,8 @@ def import_pt(
     options: dict[str, Any] = {"identity": _identity(good), "attrs": {"source": PATTERN}}
     with create(target, specs, **options, on_mismatch="restart" if force else "raise") as writer:
         missing = writer.missing().tolist()
-        _write(writer, missing, good, read, report)
+        for indices, samples in _batches(missing, list(good.items()), read, report):
+            writer.commit_many(indices, {name: np.stack([s[name] for s in samples]) for name in samples[0]})
         return ImportReport(writer.finish(), len(good), len(missing), skipped)
 
 
@@ -127,9 +108,9 @@ def _number_key(path: Path) -> tuple[list[str | int], str]:
 
 def _examine(
     paths: list[Path], read: Read, progress: Callable[[int], None]
-) -> tuple[list[SourceFile], dict[str, ArraySpec], dict[str, str]]:
+) -> tuple[Good, dict[str, ArraySpec], dict[str, str]]:
     """Good files, the arrays that they make, and why others are no good; the first good one is the model."""
-    good: list[SourceFile] = []
+    good: Good = {}
     skipped: dict[str, str] = {}
     model: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     for path in paths:
@@ -140,20 +121,18 @@ def _examine(
             found = {name: (value.shape, value.dtype) for name, value in sample.items()}
             model = model or found
             _check_same(found, model, path, good)
-            good.append(SourceFile(path, blake3(raw).digest()))
+            good[path] = blake3(raw).digest()
         except (SourceError, OSError) as error:
             skipped[path.name] = error.problem if isinstance(error, SourceError) else str(error)
     specs = {name: _spec(name, (len(good), *shape), dtype) for name, (shape, dtype) in model.items()}
     return good, specs, skipped
 
 
-def _check_same(
-    found: Mapping[str, Any], model: Mapping[str, Any], path: Path, good: list[SourceFile]
-) -> None:
+def _check_same(found: Mapping[str, Any], model: Mapping[str, Any], path: Path, good: Good) -> None:
     for name in sorted(found.keys() | model.keys()):
         if found.get(name) != model.get(name):
             here, there = (_described(arrays.get(name)) for arrays in (found, model))
-            raise SourceError(f"array {name!r} is {here}, but {there} in {good[0].path.name}", path=path)
+            raise SourceError(f"array {name!r} is {here}, but {there} in {next(iter(good)).name}", path=path)
 
 
 def _described(array: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
@@ -175,11 +154,11 @@ def _unusable(folder: Path, skipped: dict[str, str]) -> SourceError:
     )
 
 
-def _identity(good: list[SourceFile]) -> dict[str, Any]:
+def _identity(good: Good) -> dict[str, Any]:
     """One digest over names and digests: the identity stays small whatever N is."""
     everything = blake3()
-    for file in good:
-        everything.update(file.path.name.encode("utf-8", "surrogateescape") + b"\0" + file.digest)
+    for path, digest in good.items():
+        everything.update(path.name.encode("utf-8", "surrogateescape") + b"\0" + digest)
     files = {"num": len(good), "blake3": everything.hexdigest()}
     return {
         "kind": "imported",
@@ -189,30 +168,20 @@ def _identity(good: list[SourceFile]) -> dict[str, Any]:
     }
 
 
-def _write(
-    writer: StoreWriter,
-    missing: list[int],
-    good: list[SourceFile],
-    read: Read,
-    progress: Callable[[int], None],
-) -> None:
-    for indices, samples in _batches(missing, good, read, progress):
-        writer.commit_many(indices, {name: np.stack([s[name] for s in samples]) for name in samples[0]})
-
-
 def _batches(
-    missing: list[int], good: list[SourceFile], read: Read, progress: Callable[[int], None]
+    missing: list[int], good: list[tuple[Path, bytes]], read: Read, progress: Callable[[int], None]
 ) -> Iterator[tuple[list[int], list[Sample]]]:
     indices: list[int] = []
     samples: list[Sample] = []
     nbytes = 0
     for i in missing:
-        raw = good[i].path.read_bytes()
-        if blake3(raw).digest() != good[i].digest:
+        path, digest = good[i]
+        raw = path.read_bytes()
+        if blake3(raw).digest() != digest:
             hint = "import the folder again when no program writes to it"
-            raise SourceError("the file changed during the import", path=good[i].path, hint=hint)
+            raise SourceError("the file changed during the import", path=path, hint=hint)
         indices.append(i)
-        samples.append(read(raw, path=good[i].path))
+        samples.append(read(raw, path=path))
         progress(len(raw))
         nbytes += sum(value.nbytes for value in samples[-1].values())
         if nbytes >= COMMIT_BYTES:

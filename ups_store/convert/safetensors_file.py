@@ -18,9 +18,7 @@ from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import SpecError
 from ups_store.read.store import Store
 from ups_store.system import files
-from ups_store.write.target import check_target, new_file
-
-__all__ = ["check_target", "write"]
+from ups_store.write.target import new_file
 
 MAX_HEADER_BYTES = 100_000_000  # readers of safetensors refuse longer ones
 _DTYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16"}

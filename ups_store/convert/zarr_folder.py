@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ups_store.convert.export import array_attrs, blocks_of, provenance, samples_per_block
 from ups_store.errors import needs
 from ups_store.read.store import Store
-from ups_store.write.target import check_target, new_folder
+from ups_store.write.target import new_folder
 
 with needs("zarr"):
     import zarr
@@ -19,8 +19,6 @@ with needs("zarr"):
     from zarr.storage import LocalStore
 
     import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads no data type by itself
-
-__all__ = ["check_target", "write"]
 
 CHUNK_BYTES = 4 << 20  # a file each: much smaller ones cost more than their bytes
 

@@ -98,11 +98,8 @@ def pack_store(
 
 def _metas(store: Store) -> list[ArrayMeta]:
     """All arrays, sorted by name; refuses what unpacking couldn't make again."""
-    fd = files.open_existing(store.path)
-    try:
+    with files.opened(store.path) as fd:
         catalog = read_finished(fd, store.path)
-    finally:
-        files.close(fd)
     if store.is_partial or store.version > FORMAT_VERSION or fingerprint_of(catalog) != store.fingerprint:
         hint = "finish its build, open it again, or upgrade ups-store"
         raise SpecError("not a finished store of this version", kind="unfinished", path=store.path, hint=hint)
@@ -263,11 +260,8 @@ def _create_options(packed: PackedStore) -> dict[str, Any]:
 
 
 def _check_fingerprint(path: Path, packed: PackedStore) -> None:
-    fd = files.open_existing(path)
-    try:
+    with files.opened(path) as fd:
         found = fingerprint_of(read_finished(fd, path))
-    finally:
-        files.close(fd)
     if found != packed.catalog.packing.fingerprint:
         raise CorruptChunkError(
             "unpacking gave other bytes than were packed",

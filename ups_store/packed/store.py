@@ -203,13 +203,10 @@ class PackedStore(BaseStore):
         from ups_store.packed.verify import verify_packed
 
         self.check_open()
-        fd = files.open_existing(self.path)
-        try:
+        with files.opened(self.path) as fd:
             if not self._is_same(read_packed(fd, self.path)):
                 raise StoreReplacedError("another file took the path", path=self.path, hint="open it again")
             return verify_packed(fd, self.path, self.catalog, num_threads=num_threads, progress=progress)
-        finally:
-            files.close(fd)
 
     def _is_same(self, other: PackedCatalog) -> bool:
         return fingerprint_of(other) == fingerprint_of(self.catalog)
@@ -252,11 +249,8 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
     """
     target = path_of(path)
     check_one_file(target)
-    fd = files.open_existing(target)
-    try:
+    with files.opened(target) as fd:
         return PackedStore(target, fd, read_packed(fd, target))
-    finally:
-        files.close(fd)
 
 
 def _reopen(path: str, fingerprint: str) -> PackedStore:

@@ -90,14 +90,11 @@ def _open_in_memory(path: Path, partial: bool, access: Access, verify: Verify | 
 
 def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
     where = building_path(path)
-    fd = files.open_existing(where)
-    try:
+    with files.opened(where) as fd:
         found = read_building_file(fd, where)
         building = None if found.state is State.FINISHED else found
         options: dict[str, Any] = {"access": access, "verify": verify}
         return Store(path, fd, found.catalog, reopen=reopen, building=building, **options)
-    finally:
-        files.close(fd)
 
 
 def reopen(

@@ -148,8 +148,7 @@ def verify_file(
         FormatError: If it can't be opened as a store.
         StoreReplacedError: If it isn't the file of `fingerprint`.
     """
-    fd = files.open_existing(path)
-    try:
+    with files.opened(path) as fd:
         catalog = read_finished(fd, path)
         if catalog.root.version > FORMAT_VERSION:
             raise VersionTooNewError(
@@ -163,8 +162,6 @@ def verify_file(
             raise StoreReplacedError("another file took the path", path=path, hint="open it again")
         with ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool:
             return _Verifier(fd, path, catalog, pool, progress or (lambda nbytes: None)).run()
-    finally:
-        files.close(fd)
 
 
 class _Verifier:

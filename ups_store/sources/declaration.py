@@ -13,20 +13,13 @@ from typing import Annotated, Any, Literal
 
 from ups_store.errors import ConfigError, needs
 from ups_store.format.metadata import is_name
+from ups_store.sources.contents import AXIS_NAMES
 
 with needs("hdf5"):
     from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# What an axis is called in a configuration, and its letter in `ingest.contents`.
-AXIS_LETTERS = {
-    "sample": "s",
-    "time": "t",
-    "z": "z",
-    "y": "y",
-    "x": "x",
-    "channel": "c",
-    "component": "k",
-}
+# What an axis is called in a configuration, where only The Well's tensors have columns.
+AXIS_LETTERS = {name: letter for letter, name in AXIS_NAMES.items() if letter != "d"}
 _SPACES = ("x", "xy", "xyz")
 _OWN_NAMES = frozenset(("fields", "x", "y", "z", "t"))
 

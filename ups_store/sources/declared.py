@@ -137,11 +137,7 @@ def _from_name(file: h5py.File, pattern: str, *, key: str) -> float:
 
 
 def sample_groups(file: h5py.File, pattern: str, *, key: str) -> tuple[str, ...]:
-    """The groups that match a glob pattern, numbers in their names sorted by value.
-
-    Raises:
-        SourceError: Kind "missing_group", with what the file holds.
-    """
+    """The groups that match a glob pattern, numbers in their names sorted by value."""
     with translated("can't list the groups", path=file.filename):
         found = sorted(_matching(file, pattern.strip("/")), key=natural_key)
     if found:

@@ -244,12 +244,11 @@ class Lane:
         self._restart_s = time.monotonic() + pause_s
         self._note(f"{error}; trying again in {pause_s:g} s")
 
-    def note_left_behind(self, reader: ReaderHandle) -> None:
-        """Say that a reader could not be ended."""
-        self._note(f"reader {reader.pid} can't be killed, process {reader.process_state()}: left behind")
-
-    def forget_reader(self) -> None:
+    def forget_reader(self, *, is_left_behind: bool) -> None:
         """There is no reader any more; the jobs stay, to be sent to the next one."""
+        if is_left_behind and self.reader:
+            state = self.reader.process_state()
+            self._note(f"reader {self.reader.pid} can't be killed, process {state}: left behind")
         self.reader = None
         for job in self.queue:
             job.reader = None
@@ -274,10 +273,9 @@ def replace_late(lanes: Sequence[Lane]) -> None:
 def stop_lanes(lanes: Sequence[Lane]) -> None:
     """End the readers of lanes, all at once."""
     readers = {lane.reader: lane for lane in lanes if lane.reader}
-    for reader in stop_readers(list(readers)):
-        readers[reader].note_left_behind(reader)
-    for lane in readers.values():
-        lane.forget_reader()
+    left_behind = stop_readers(list(readers))
+    for reader, lane in readers.items():
+        lane.forget_reader(is_left_behind=reader in left_behind)
 
 
 def timed_out(

@@ -12,7 +12,6 @@ import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -101,7 +100,7 @@ class ReaderPool:
 
     Args:
         num_workers: How many processes. 0: read in this one, without deadlines, for debugging.
-        slot_nbytes: Size of a slot: of the largest batch, see `slots.batch_nbytes`.
+        slot_nbytes: Size of a slot: of the largest batch, each array rounded up to `slots.ALIGN`.
         num_slots: Slots of each reader; with 2 it reads one batch while the caller works with another. Memory
             is bounded by `num_workers * num_slots * slot_nbytes` and what reading one batch takes.
         patience: Deadlines and retries.
@@ -194,15 +193,13 @@ class ReaderPool:
         """
         num_done = 0
 
-        def pass_on(request_id: int) -> None:
+        def count(status: Activity) -> None:
             nonlocal num_done
-            for status in [lane.reader.status for lane in self._lanes if lane.reader]:
-                if status.request_id == request_id and status.num_done > num_done:  # less if tried again
-                    progress(status.num_done - num_done)
-                    num_done = status.num_done
+            if status.num_done > num_done:  # less if it is tried again
+                progress(status.num_done - num_done)
+                num_done = status.num_done
 
-        own = not self._lanes
-        for job in self._run_here([request], progress) if own else self._run([request], on_turn=pass_on):
+        for job in self._run([request], count):
             if job.error is not None:
                 raise job.error
             return job.value
@@ -228,17 +225,15 @@ class ReaderPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(
-        self, requests: Iterable[Request], *, on_turn: Callable[[int], None] = lambda request_id: None
+        self, requests: Iterable[Request], report: Callable[[Activity], None] = lambda status: None
     ) -> Iterator[ReadJob]:
-        """Settled jobs in the order of the requests; `on_turn` is called while the next one is awaited."""
+        """Settled jobs in the order of the requests; `report` hears how the next one goes."""
         if not self._lanes:
-            yield from self._run_here(requests)
+            yield from self._run_here(requests, report)
             return
         assert not self._jobs, "the pool is reading already"
         unseen = iter(requests)
@@ -246,24 +241,16 @@ class ReaderPool:
             while self._hand_out(unseen):
                 while not self._jobs[0].is_settled:
                     self._take_turn()
-                    on_turn(self._jobs[0].id)
+                    for lane in self._lanes:
+                        if lane.reader and (status := lane.reader.status).request_id == self._jobs[0].id:
+                            report(status)
                 yield self._jobs[0]
-                _release(self._jobs.popleft())
+                self._release_first()
         finally:
             self._abort()
 
-    def _run_here(
-        self, requests: Iterable[Request], progress: Callable[[int], None] = lambda num: None
-    ) -> Iterator[ReadJob]:
+    def _run_here(self, requests: Iterable[Request], report: Callable[[Activity], None]) -> Iterator[ReadJob]:
         from ups_store.sources.reader import Reader  # HDF5: only where it is read
-
-        num_done = 0
-
-        def report(status: Activity) -> None:
-            nonlocal num_done
-            if status.num_done > num_done:
-                progress(status.num_done - num_done)
-                num_done = status.num_done
 
         reader = Reader(report=report)
         try:
@@ -311,12 +298,12 @@ class ReaderPool:
         for lane in self._lanes:
             lane.queue.clear()
         while self._jobs:
-            _release(self._jobs.popleft())
+            self._release_first()
 
-
-def _release(job: ReadJob) -> None:
-    assert job.lane is not None
-    job.lane.release(job)
+    def _release_first(self) -> None:
+        job = self._jobs.popleft()
+        assert job.lane is not None
+        job.lane.release(job)
 
 
 def _status(lane: Lane) -> ReaderStatus | None:

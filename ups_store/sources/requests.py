@@ -189,8 +189,6 @@ class DigestRequest:
         """The digest, blake3 in hexadecimal digits; reports bytes as they are read."""
         from ups_store.sources import digest  # HDF5: only where it is read
 
-        pass  # HDF5: only where it is read
-
         reader.doing("digesting")
         if self.kind == "full":
             return digest.full_digest(self.path, reader.progressed)

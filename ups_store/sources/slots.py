@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +62,6 @@ class Placed:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-
-
-def batch_nbytes(arrays: Mapping[str, npt.NDArray[Any]] | Mapping[str, int]) -> int:
-    """Bytes of a slot that holds these arrays, or arrays of so many bytes."""
-    sizes = (getattr(array, "nbytes", array) for array in arrays.values())
-    return sum(_round_up(int(nbytes), ALIGN) for nbytes in sizes)
 
 
 class SlotMemory:

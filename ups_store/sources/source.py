@@ -7,7 +7,6 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -165,9 +164,7 @@ class Source:
     def __enter__(self) -> Source:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check_in_range(self, indices: Sequence[int]) -> None:

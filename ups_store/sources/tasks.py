@@ -270,11 +270,3 @@ def get_task(name: str, *, declared: Iterable[str] = ()) -> Task:
         found=repr(name),
         hint=f"did you mean {near[0]!r}?" if near else None,
     )
-
-
-def task_of_file(file_name: str) -> Task | None:
-    """The task whose files have such a name: PDEBench's names, and our own `<task>_<split>...`."""
-    for task in TASKS.values():
-        if task.matches(file_name) or re.fullmatch(rf"{task.name}_.+{_SUFFIX}", file_name):
-            return task
-    return None

@@ -210,11 +210,7 @@ def _differs_between_samples(file: h5py.File, part: Part) -> bool:
 
 
 def check_group(file: h5py.File, name: str) -> h5py.Group:
-    """A group of the file.
-
-    Raises:
-        SourceError: Kind "missing_dataset", with what the file holds instead.
-    """
+    """A group of the file."""
     group = file.get(name)
     if isinstance(group, h5py.Group):
         return group
@@ -222,11 +218,7 @@ def check_group(file: h5py.File, name: str) -> h5py.Group:
 
 
 def spatial_axes(file: h5py.File) -> dict[str, str]:
-    """Names of the spatial dimensions in the order of the file, with the letter that each becomes.
-
-    Raises:
-        SourceError: Kind "missing_dataset" or "wrong_rank".
-    """
+    """Names of the spatial dimensions in the order of the file, with the letter that each becomes."""
     found = names(check_group(file, "dimensions"), "spatial_dims")
     if not 1 <= len(found) <= 3:
         raise source_error(
@@ -249,11 +241,7 @@ def names(group: h5py.Group, attribute: str) -> list[str]:
 
 
 def flags(owner: h5py.Dataset | h5py.Group, attribute: str, *, count: int = 1) -> tuple[bool, ...]:
-    """An attribute of so many truth values.
-
-    Raises:
-        SourceError: Kind "missing_attribute" or "bad_attribute".
-    """
+    """An attribute of so many truth values."""
     name = owner.name[1:]
     value: Any = owner.attrs.get(attribute)
     if value is None:
@@ -306,10 +294,6 @@ def face_types(file: h5py.File, spatial: Mapping[str, str]) -> dict[str, str]:
     """Type of boundary by the letter of the axis; "wall_open" where its two ends differ.
 
     A face is a wall if all of it is, periodic or open if any of it is: so The Well's own reader has it.
-
-    Args:
-        file: The file.
-        spatial: Letters of the spatial dimensions by their names.
     """
     faces = {axis: [_UNSAID, _UNSAID] for axis in spatial.values()}
     for boundary in _boundaries(file, spatial):

@@ -61,6 +61,16 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
         raise StoreNotFoundError("no such file", path=path, hint="check the path, or build it") from error
 
 
+@contextlib.contextmanager
+def opened(path: Path, *, writable: bool = False) -> Iterator[int]:
+    """The descriptor of a regular file for the duration of a block; raises as `open_existing`."""
+    fd = open_existing(path, writable=writable)
+    try:
+        yield fd
+    finally:
+        close(fd)
+
+
 def create_new(path: Path) -> int:
     """Create a file that must not exist yet; the caller owns the descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

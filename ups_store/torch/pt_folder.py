@@ -19,9 +19,7 @@ from ups_store.errors import SourceError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of, is_name
 from ups_store.read.store import Store
 from ups_store.torch.memory import torch_dtype
-from ups_store.write.target import check_target, new_folder
-
-__all__ = ["check_target", "read_sample", "write"]
+from ups_store.write.target import new_folder
 
 BC_PREFIX = "bc_"
 

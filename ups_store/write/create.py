@@ -103,7 +103,7 @@ def create(
     is_lazy, restart = durability == "lazy", on_mismatch == "restart"
     target = path_of(path, suffix_nbytes=_SUFFIX_BYTES)  # the process may change its folder meanwhile
     if os.fspath(path) == IN_MEMORY:
-        return _create_in_memory(blueprint, is_lazy)
+        return _with_owner(StoreWriter(create_building_in_memory(blueprint, is_lazy=is_lazy)))
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
     _check_replaceable(target, force=restart)
@@ -163,12 +163,9 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
             raise FormatError("there is a folder", path=place, kind="not_a_file", hint=_TAKEN)
     if force or not path.exists():
         return
-    fd = files.open_existing(path)
-    try:
+    with files.opened(path) as fd:
         start = files.read_at(fd, 0, MAX_LOCAL_HEADER_BYTES)
         end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
-    finally:
-        files.close(fd)
     if not may_be_store(start, end):
         raise FormatError(
             "there is another program's file",
@@ -178,13 +175,6 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
             found=start[:8].hex(" ") or "an empty file",
             hint=f"{_TAKEN}, or say {HOW_TO_REPLACE}",
         )
-
-
-def _create_in_memory(blueprint: Blueprint, is_lazy: bool) -> StoreWriter:
-    building = create_building_in_memory(
-        blueprint.layout, documents=blueprint.documents, constants=blueprint.constants, is_lazy=is_lazy
-    )
-    return _with_owner(StoreWriter(building))
 
 
 def _with_owner(writer: StoreWriter) -> StoreWriter:
@@ -203,7 +193,7 @@ def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, restart: 
     try:
         fd = files.open_existing(target, writable=True)
     except StoreNotFoundError:
-        return StoreWriter(_create(path, blueprint, is_lazy, replace=False))
+        return StoreWriter(create_building(path, blueprint, is_lazy=is_lazy))
     try:
         take_builder_lock(fd, target)
         locks.lock(fd, GATE_LOCK, timeout_s=LOCK_TIMEOUT_S, path=target)
@@ -214,23 +204,12 @@ def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, restart: 
         except (FormatError, IdentityMismatchError):
             if not restart:
                 raise
-        replacing = _create(path, blueprint, is_lazy, replace=True)
+        replacing = create_building(path, blueprint, is_lazy=is_lazy, replace=True)
         files.close(fd)
         return StoreWriter(replacing)
     except BaseException:
         files.close(fd)
         raise
-
-
-def _create(path: Path, blueprint: Blueprint, is_lazy: bool, *, replace: bool) -> BuildingFile:
-    return create_building(
-        path,
-        blueprint.layout,
-        documents=blueprint.documents,
-        constants=blueprint.constants,
-        is_lazy=is_lazy,
-        replace=replace,
-    )
 
 
 def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool) -> StoreWriter:
@@ -267,36 +246,20 @@ def _check_same(found: Any, expected: Any, path: Path) -> None:
 
 
 def create_building(
-    path: Path,
-    layout: Layout,
-    *,
-    documents: Sequence[bytes],
-    constants: Mapping[str, bytes],
-    is_lazy: bool,
-    replace: bool = False,
+    path: Path, blueprint: Blueprint, *, is_lazy: bool, replace: bool = False
 ) -> BuildingFile:
     """Create a building file, complete before anybody can see it; its builder lock is held (spec 6.6).
 
-    Args:
-        path: Where the store will be published.
-        layout: Geometry.
-        documents: The `zarr.json` documents in file order.
-        constants: C-order little-endian bytes of every constant, by name.
-        is_lazy: Whether commits go unsynced.
-        replace: Whether to take the place of an existing building file, whose locks the caller holds.
-    Raises:
-        FileExistsError: If a building file appeared meanwhile.
-        OSError: As the file system says, also that it can't hold the whole store; nothing is left behind.
+    With `replace` it takes the place of one whose locks the caller holds; else FileExistsError says that
+    there is one. Nothing is left behind by an error.
     """
-    target, header = building_path(path), _new_header(layout, is_lazy=is_lazy)
+    target, header = building_path(path), _new_header(blueprint.layout, is_lazy=is_lazy)
     temporary = target.with_name(f"{target.name}.{header.build_id.hex()[:16]}")
-    building = BuildingFile(
-        path, files.create_new(temporary), layout, header, tuple(map(crc32, documents)), is_lazy
-    )
+    building = _new_building(path, files.create_new(temporary), blueprint, header)
     try:
         locks.try_lock(building.fd, BUILDER_LOCK)
-        files.allocate(building.fd, layout.building_nbytes)  # 1
-        _write_skeleton(building, documents, constants)  # 2
+        files.allocate(building.fd, building.layout.building_nbytes)  # 1
+        _write_skeleton(building, blueprint)  # 2
         files.sync(building.fd)  # 3
         files.sync_folder(target.parent)
         (files.rename if replace else files.link)(temporary, target)  # 4: from here on it can be seen
@@ -309,22 +272,16 @@ def create_building(
     return building
 
 
-def create_building_in_memory(
-    layout: Layout, *, documents: Sequence[bytes], constants: Mapping[str, bytes], is_lazy: bool
-) -> BuildingFile:
-    """Create a building file in memory; its builder lock is held (spec 6.12). As for `create_building`.
-
-    Raises:
-        DiskFullError: If so much memory isn't free.
-        StoreError: If the system has no files in memory.
-    """
+def create_building_in_memory(blueprint: Blueprint, *, is_lazy: bool) -> BuildingFile:
+    """Create a building file in memory; its builder lock is held (spec 6.12). As for `create_building`."""
+    layout = blueprint.layout
     path, header = create_in_memory(layout.building_nbytes), _new_header(layout, is_lazy=is_lazy)
     # Opened again: closing it releases the locks, while the path stays.
     fd = files.open_existing(path, writable=True)
-    building = BuildingFile(path, fd, layout, header, tuple(map(crc32, documents)), is_lazy)
+    building = _new_building(path, fd, blueprint, header)
     try:
         locks.try_lock(fd, BUILDER_LOCK)
-        _write_skeleton(building, documents, constants)
+        _write_skeleton(building, blueprint)
     except BaseException:
         building.close()
         raise
@@ -336,13 +293,16 @@ def _new_header(layout: Layout, *, is_lazy: bool) -> TailHeader:
     return TailHeader.for_layout(layout, **ids, is_lazy=is_lazy)
 
 
-def _write_skeleton(
-    building: BuildingFile, documents: Sequence[bytes], constants: Mapping[str, bytes]
-) -> None:
-    layout = building.layout
-    for entry, document, crc in zip(layout.metadata, documents, building.metadata_crcs, strict=True):
+def _new_building(path: Path, fd: int, blueprint: Blueprint, header: TailHeader) -> BuildingFile:
+    crcs = tuple(map(crc32, blueprint.documents))
+    return BuildingFile(path, fd, blueprint.layout, header, crcs, header.is_lazy)
+
+
+def _write_skeleton(building: BuildingFile, blueprint: Blueprint) -> None:
+    layout, crcs = building.layout, building.metadata_crcs
+    for entry, document, crc in zip(layout.metadata, blueprint.documents, crcs, strict=True):
         files.write_at(building.fd, entry.offset, entry.pack_local_header(crc) + document)
-    for name, payload in constants.items():
+    for name, payload in blueprint.constants.items():
         place = layout.arrays[name].entry
         if place:
             files.write_at(building.fd, place.data_offset, payload + struct.pack("<I", crc32c(payload)))

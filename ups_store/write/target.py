@@ -149,11 +149,8 @@ def _publish_folder(temporary: Path, target: Path) -> None:
 def _sync_tree(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
-            fd = files.open_existing(Path(parent, name))
-            try:
+            with files.opened(Path(parent, name)) as fd:
                 files.sync(fd)
-            finally:
-                files.close(fd)
         files.sync_folder(Path(parent))
 
 

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -71,10 +70,7 @@ class Committer:
             SpecError: If an array is missing, unknown, or of another shape or dtype.
             CommitError: If it didn't become durable; the writer is of no use afterwards.
         """
-        if not isinstance(arrays, Mapping):
-            raise SpecError(
-                "arrays", kind="argument", expected="a mapping by name", found=type(arrays).__name__
-            )
+        _check_mapping(arrays)
         batch = {name: _with_sample_axis(value) for name, value in arrays.items()}
         return bool(self.commit_many([index], batch)[0])
 
@@ -133,10 +129,7 @@ class Committer:
 
     def _check_arrays(self, arrays: Arrays, num: int) -> dict[str, npt.NDArray[Any]]:
         metas = {array.meta.name: array.meta for array in self.building.layout.per_sample}
-        if not isinstance(arrays, Mapping):
-            raise SpecError(
-                "arrays", kind="argument", expected="a mapping by name", found=type(arrays).__name__
-            )
+        _check_mapping(arrays)
         if metas.keys() != arrays.keys():
             raise SpecError(
                 "all per-sample arrays are committed together",
@@ -170,9 +163,7 @@ class Committer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -218,6 +209,11 @@ class StoreWriter(Committer):
                 raise
         self.close()
         return self.path
+
+
+def _check_mapping(arrays: object) -> None:
+    if not isinstance(arrays, Mapping):
+        raise SpecError("arrays", kind="argument", expected="a mapping by name", found=type(arrays).__name__)
 
 
 def _with_sample_axis(value: Any) -> Any:

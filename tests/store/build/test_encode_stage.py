@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from ups_store import ArraySpec, ConfigError
-from ups_store.build.encode import EncodeError, Encoder, encode_batch, load_encoder
+from ups_store.build.encode import EncodeError, Encoder, begin_batch, load_encoder
 
 N, T, X = 6, 3, 8
 FIELDS = ArraySpec((N, T, X, 1), "float32")
@@ -43,7 +43,8 @@ class Pairs:
 
 def encode_all(given: Any, encoder: Pairs) -> list[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
     return [
-        (samples, encode_batch(arrays, encoder, samples=samples, specs=SPECS)) for samples, arrays in given
+        (samples, begin_batch(arrays, encoder, samples=samples, specs=SPECS)().arrays)
+        for samples, arrays in given
     ]
 
 
@@ -53,7 +54,7 @@ def batches(size: int = 2) -> list[tuple[npt.NDArray[np.int64], dict[str, npt.ND
     return [(samples, {"fields": fields[samples], "nu": np.full(len(samples), 0.01)}) for samples in split]
 
 
-def test_encode_batch_encodes_every_batch_under_its_sample_numbers() -> None:
+def test_begin_batch_encodes_every_batch_under_its_sample_numbers() -> None:
     out = encode_all(batches(), Pairs(Path()))
     np.testing.assert_array_equal(np.concatenate([samples for samples, _ in out]), np.arange(N))
     latent = np.concatenate([arrays["latent"] for _, arrays in out])
@@ -61,15 +62,15 @@ def test_encode_batch_encodes_every_batch_under_its_sample_numbers() -> None:
     np.testing.assert_array_equal(latent, expected)
 
 
-def test_encode_batch_copies_what_passes_through() -> None:
+def test_begin_batch_copies_what_passes_through() -> None:
     samples, arrays = batches()[0]
-    encoded = encode_batch(arrays, Pairs(Path()), samples=samples, specs=SPECS)
+    encoded = begin_batch(arrays, Pairs(Path()), samples=samples, specs=SPECS)().arrays
     arrays["nu"][:] = -1  # the reader fills its memory again
     assert (encoded["nu"] == 0.01).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_encode_batch_of_latents_that_are_not_finite_names_the_sample(bad: float) -> None:
+def test_begin_batch_of_latents_that_are_not_finite_names_the_sample(bad: float) -> None:
     def spoil(out: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         out["latent"][1, 2, 3] = bad
         return out
@@ -79,7 +80,7 @@ def test_encode_batch_of_latents_that_are_not_finite_names_the_sample(bad: float
     assert (caught.value.array, caught.value.sample) == ("latent", 1)
 
 
-def test_encode_batch_of_fields_that_are_not_finite_names_the_field() -> None:
+def test_begin_batch_of_fields_that_are_not_finite_names_the_field() -> None:
     spoilt = batches()
     spoilt[2][1]["fields"][0, 0, 0] = np.nan
     with pytest.raises(EncodeError, match="from NaN or Inf in 'fields'") as caught:
@@ -97,7 +98,7 @@ def test_encode_batch_of_fields_that_are_not_finite_names_the_field() -> None:
     ],
     ids=["missing", "rows", "dtype", "no array"],
 )
-def test_encode_batch_of_another_output_than_announced_is_refused(spoil: Any) -> None:
+def test_begin_batch_of_another_output_than_announced_is_refused(spoil: Any) -> None:
     with pytest.raises(ConfigError, match="output 'latent'"):
         encode_all(batches(), Pairs(Path(), spoil=spoil))
 

@@ -38,7 +38,7 @@ from ups_store.errors import ConfigError, SourceError, StoreClosedError
 from ups_store.sources import regions
 from ups_store.sources.regions import Place
 from ups_store.sources.source import Selection, check_same_grid, open_source
-from ups_store.sources.tasks import TASKS, Task, get_task, task_of_file
+from ups_store.sources.tasks import TASKS, Task, get_task
 
 SELECTIONS = [Selection(), Selection(reduce_space=3, reduce_time=2), Selection(reduce_space=1, reduce_time=5)]
 REAL = sorted(REAL_FILES.glob("*.h*5"))
@@ -100,7 +100,7 @@ def test_read_of_file_by_pdebench_returns_its_values(path: Path, selection: Sele
     family = next(f for f in FAMILIES if get_task(f.task).matches(path.name) and f.file_name != "Sod6.hdf5")
     with h5py.File(path) as file:
         expected = reduced(family.read(file), space=selection.reduce_space, time=selection.reduce_time)
-    with open_source(path, task=task_of_file(path.name), selection=selection) as source:
+    with open_source(path, task=get_task(family.task), selection=selection) as source:
         info, found = source.info, source.read(range(source.info.num_samples))
     assert_same(found, expected)
     assert info.layout == family.layout

@@ -45,7 +45,7 @@ from ups_store.sources.pool import Patience, ReadBatch, ReaderPool, Skipped
 from ups_store.sources.reader_handle import ReaderHandle
 from ups_store.sources.reader_process import MAX_MESSAGE_BYTES, serve
 from ups_store.sources.requests import MAX_SAMPLES, DescribeRequest, ReadRequest
-from ups_store.sources.slots import Activity, SlotMemory, batch_nbytes
+from ups_store.sources.slots import Activity, SlotMemory
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
 
@@ -234,11 +234,6 @@ def test_largest_request_fits_into_a_message(tmp_path: Path) -> None:
     with ReaderPool(1, slot_nbytes=MAX_SAMPLES * T * X * 4) as pool:
         items = read_all(pool, requests_for(path, num_samples=MAX_SAMPLES, size=MAX_SAMPLES))
     assert [len(samples) for samples, _ in items] == [MAX_SAMPLES]
-
-
-def test_batch_nbytes_is_what_a_slot_needs() -> None:
-    assert batch_nbytes({"fields": np.zeros((2, 3), np.float32), "nu": np.zeros(0)}) == 64
-    assert batch_nbytes({"fields": 65, "force": 64}) == 192
 
 
 def test_batch_beyond_its_slot_is_told_as_a_defect() -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from ups_store.errors import ConfigError
 from ups_store.sources.source import Selection
-from ups_store.sources.tasks import TASKS, get_task, task_of_file
+from ups_store.sources.tasks import TASKS, get_task
 
 CONFIGS = Path(__file__).resolve().parents[3] / "ups" / "configs" / "pdebench"
 
@@ -53,29 +53,27 @@ def test_every_task_has_names_here() -> None:
 @pytest.mark.parametrize(("task", "name"), PAIRS)
 def test_published_name_belongs_to_exactly_one_task(task: str, name: str) -> None:
     assert [t.name for t in TASKS.values() if t.matches(name)] == [task]
-    assert task_of_file(name) is TASKS[task]
 
 
 @pytest.mark.parametrize(
-    ("name", "task"),
+    "name",
     [
-        ("burgers1d_train.h5", "burgers1d"),
-        ("cfd2d_valid_003.hdf5", "cfd2d"),
-        ("1D_Burgers_Sols_Nu0.01.hdf5.part", None),
-        ("1D_Burgers_Sols_Nu0.01.txt", None),
-        ("my_1D_Burgers_Sols_Nu0.01.hdf5", None),
-        ("burgers1d.h5", None),
+        "1D_Burgers_Sols_Nu0.01.hdf5.part",
+        "1D_Burgers_Sols_Nu0.01.txt",
+        "my_1D_Burgers_Sols_Nu0.01.hdf5",
+        "burgers1d.h5",
     ],
 )
-def test_task_of_file_takes_our_own_names_and_no_near_misses(name: str, task: str | None) -> None:
-    assert task_of_file(name) is (TASKS[task] if task else None)
+def test_near_miss_of_a_published_name_belongs_to_no_task(name: str) -> None:
+    assert not any(task.matches(name) for task in TASKS.values())
 
 
-@pytest.mark.parametrize("name", ["Sod1.hdf5", "KH_M02_dk1_Re1e3.hdf5", "BlastWave.hdf5"])
-def test_files_published_for_testing_are_benchmarks(name: str) -> None:
-    task = task_of_file(name)
-    assert task is not None
-    assert task.is_benchmark(name)
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [("cfd1d", "Sod1.hdf5"), ("cfd2d", "KH_M02_dk1_Re1e3.hdf5"), ("cfd3d", "BlastWave.hdf5")],
+)
+def test_files_published_for_testing_are_benchmarks(task: str, name: str) -> None:
+    assert TASKS[task].is_benchmark(name)
 
 
 def test_training_files_are_no_benchmarks() -> None:
@@ -87,21 +85,21 @@ def test_training_files_are_no_benchmarks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "boundary"),
+    ("task", "name", "boundary"),
     [
-        ("1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5", {"x": "periodic"}),
-        ("1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5", {"x": "outflow"}),
-        ("Sod1.hdf5", {"x": "outflow"}),
-        ("KH_M01_dk1_Re1e3.hdf5", {"x": "periodic", "y": "outflow"}),
-        ("2D_shock.hdf5", {"x": "outflow", "y": "outflow"}),
-        ("OTVortex.hdf5", {"x": "periodic", "y": "periodic"}),
-        ("BlastWave.hdf5", {"x": "outflow", "y": "outflow", "z": "outflow"}),
+        ("cfd1d", "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5", {"x": "periodic"}),
+        ("cfd1d", "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5", {"x": "outflow"}),
+        ("cfd1d", "Sod1.hdf5", {"x": "outflow"}),
+        ("cfd2d", "KH_M01_dk1_Re1e3.hdf5", {"x": "periodic", "y": "outflow"}),
+        ("cfd2d", "2D_shock.hdf5", {"x": "outflow", "y": "outflow"}),
+        ("cfd2d", "OTVortex.hdf5", {"x": "periodic", "y": "periodic"}),
+        ("cfd3d", "BlastWave.hdf5", {"x": "outflow", "y": "outflow", "z": "outflow"}),
     ],
 )
-def test_boundary_follows_the_file_name_where_a_family_mixes(name: str, boundary: dict[str, str]) -> None:
-    task = task_of_file(name)
-    assert task is not None
-    assert task.boundary_of(name) == boundary
+def test_boundary_follows_the_file_name_where_a_family_mixes(
+    task: str, name: str, boundary: dict[str, str]
+) -> None:
+    assert TASKS[task].boundary_of(name) == boundary
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
