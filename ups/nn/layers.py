@@ -126,10 +126,6 @@ class Condition:
     task: Tensor
     parameters: Tensor
 
-    def to(self, device: torch.device) -> Condition:
-        """The same on a device."""
-        return Condition(self.task.to(device), self.parameters.to(device))
-
 
 class ConditionEmbedding(nn.Module):
     """Condition to a vector of E channels.
