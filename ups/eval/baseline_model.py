@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.data.windows import parameter_table
-from ups.errors import CheckpointError, ConfigError, MissingExtraError, check_installed
+from ups.errors import ConfigError, MissingExtraError, check_installed
 from ups.eval.baselines import FieldNetwork, FourierNeuralOperator, UNet, padding_behind, zeroed
 from ups.eval.forecasters import Start, shown_size
 from ups.grid import FIELDS, GridSpec
 from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
+from ups.trained.specs import incomplete_spec
 
 BASELINE = "baseline"  # kind of checkpoint
 Kind = Literal["fno", "unet", "fno_neuraloperator"]
@@ -308,7 +309,6 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
         error.path = str(path)
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        problem = f"its specification is incomplete ({error!r})"
-        raise CheckpointError(problem, kind="no_spec", path=path, hint="train the baseline again") from error
+        raise incomplete_spec(error, path, what="baseline") from error
     fill_weights(model, tensors, path=path)
     return model.eval()
