@@ -209,7 +209,10 @@ def test_other_operator_is_taken_whatever_its_configuration_and_is_named_in_what
     path = tmp_path / "old.safetensors"
     for training, says in (
         ({"dt": 0.1}, f"{path}: warning: training.dt has no effect: "),
-        ({"lrr": 1}, f"warning: what its training took isn't known: the configuration in {path}: unknown key"),
+        (
+            {"lrr": 1},
+            f"warning: what its training took isn't known: the configuration in {path}: unknown key",
+        ),
     ):
         save_with_training(folder, path, training)
         done = run("evaluate", "--config", folder / "run.yaml", "--also", path, "--out", tmp_path / "report")
