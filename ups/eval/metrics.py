@@ -95,13 +95,6 @@ def correlation(prediction: Tensor, truth: Tensor) -> Tensor:
     return torch.where(scale > 0, (p * y).sum(space) / scale.clamp(min=1e-300), 0.0).mean(-1)
 
 
-def first_time_below(correlation_BT: Tensor, *, t: Tensor, threshold: float) -> Tensor:
-    """Time of the first step whose correlation is below a threshold, (B,); the last time if none is."""
-    below = ~(correlation_BT >= threshold)
-    first = torch.where(below.any(1), below.int().argmax(1), len(t) - 1)
-    return t.double()[first]
-
-
 def summary(errors: Mapping[str, Tensor]) -> dict[str, float]:
     """Means over time steps and channels, as plain numbers (`max_error`: the maximum)."""
     return {

@@ -23,6 +23,7 @@ from ups.eval import metrics
 from ups.eval.metrics import compat_shell_energy, shell_energy
 
 NUM_RESAMPLES = 2000
+_LEAST_CORRELATION = 0.8  # of a prediction that still follows the truth
 _TAIL = (1 - 0.95) / 2  # of the resampled statistics at each end, beyond the interval
 Errors = dict[str, Tensor]
 Values = npt.NDArray[np.float64]
@@ -109,9 +110,15 @@ class TrajectoryErrors:
             **bands,
         }
 
-    def correlation_time(self, t: Tensor, *, threshold: float = 0.8) -> Tensor:
-        """Time until the correlation first falls below a threshold, shape (B,); the last time if never."""
-        return metrics.first_time_below(self.correlation, t=t, threshold=threshold)
+    def correlation_time(self, t: Tensor) -> Tensor:
+        """Time until the correlation first falls below 0.8, shape (B,), float64; the last time if never.
+
+        Args:
+            t: Time of each step since the start of the prediction, shape (T,).
+        """
+        below = ~(self.correlation >= _LEAST_CORRELATION)
+        first = torch.where(below.any(1), below.int().argmax(1), len(t) - 1)
+        return t.double()[first]
 
 
 def measure(
@@ -178,9 +185,6 @@ class Interval:
     mean: float
     low: float
     high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
 class Resamples:
