@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from ups.config import RunConfig
+from ups.config.run import WandbConfig
 from ups.errors import ConfigError, needs
 
 Record = Mapping[str, Any]
@@ -71,8 +72,10 @@ class WandbSink:
     """Sends numbers to Weights & Biases; `WANDB_MODE=offline` keeps them on this machine.
 
     Args:
-        config: Of the run; with project, names and tags.
+        config: Project, names and tags.
         stage: Job type of the run.
+        folder: Where wandb keeps its files.
+        run_config: The run's resolved configuration.
         run_id: Run to continue, or None.
 
     Attributes:
@@ -83,20 +86,22 @@ class WandbSink:
         ConfigError: Kind "wandb", if it can't begin.
     """
 
-    def __init__(self, config: RunConfig, *, stage: str, run_id: str | None) -> None:
-        wandb, own, folder = import_wandb(), config.logging.wandb, config.checkpoint.dir
+    def __init__(
+        self, config: WandbConfig, *, stage: str, folder: Path, run_config: Record, run_id: str | None
+    ) -> None:
+        wandb = import_wandb()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(
-                project=own.project,
-                entity=own.entity,
-                name=own.run_name,
-                group=own.group,
-                tags=list(own.tags),
-                notes=own.notes,
+                project=config.project,
+                entity=config.entity,
+                name=config.run_name,
+                group=config.group,
+                tags=list(config.tags),
+                notes=config.notes,
                 job_type=stage,
                 dir=str(folder),
-                config=config.model_dump(mode="json"),
+                config=dict(run_config),
                 id=run_id,
                 resume="allow",
             )
@@ -153,9 +158,15 @@ def open_sinks(config: RunConfig, stage: str, *, run_id: str | None) -> list[Sin
     Raises:
         ConfigError: As `WandbSink`.
     """
-    remote = [WandbSink(config, stage=stage, run_id=run_id)] if config.logging.wandb.enabled else []
-    path = config.training.log_path or config.checkpoint.dir / f"{stage}.jsonl"
-    return [*remote, JsonLines(path)]
+    folder = config.checkpoint.dir
+    sinks: list[Sink] = []
+    if config.logging.wandb.enabled:
+        values = config.model_dump(mode="json")
+        sinks.append(
+            WandbSink(config.logging.wandb, stage=stage, folder=folder, run_config=values, run_id=run_id)
+        )
+    sinks.append(JsonLines(config.training.log_path or folder / f"{stage}.jsonl"))
+    return sinks
 
 
 class _Utilization(ctypes.Structure):
