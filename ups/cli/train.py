@@ -12,6 +12,7 @@ import typer
 
 from ups.cli.common import AsJson, Config, Overrides, note, rank
 from ups.errors import InterruptedTrainingError, UpsError
+from ups.output import discard
 from ups_store.console import importing
 from ups_store.errors import StoreError
 
@@ -54,7 +55,7 @@ def train(
         resolved = load_config(config, overrides=given, note=_note_once)
         if epochs is not None:
             given += [f"stages.{name}.epochs={epochs}" for name in _stages_of(stage, resolved)]
-            resolved = load_config(config, overrides=given, note=_nothing)
+            resolved = load_config(config, overrides=given, note=discard)  # it was said already
         if print_config:
             print(dump_config(resolved), end="")
             return
@@ -132,7 +133,3 @@ def _note_once(text: str) -> None:
     """What all ranks find alike, the first one says."""
     if rank() == 0:
         note(text)
-
-
-def _nothing(text: str) -> None:
-    """For what was said already."""

@@ -18,18 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.data.windows import parameter_table
-from ups.errors import CheckpointError, ConfigError, MissingExtraError, check_installed
-from ups.eval.baselines import (
-    FourierNeuralOperator,
-    UNet,
-    check_axes,
-    padding_behind,
-    with_parameters,
-    zeroed,
-)
+from ups.errors import ConfigError, MissingExtraError, check_installed
+from ups.eval.baselines import FieldNetwork, FourierNeuralOperator, UNet, padding_behind, zeroed
 from ups.eval.forecasters import Start, shown_size
 from ups.grid import FIELDS, GridSpec
 from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
+from ups.trained.specs import incomplete_spec
 
 BASELINE = "baseline"  # kind of checkpoint
 Kind = Literal["fno", "unet", "fno_neuraloperator"]
@@ -40,45 +34,33 @@ _MODES = {1: 16, 2: 12}  # of both FNOs, along each axis
 _LEVELS = 4  # of the U-Net
 
 
-class NeuraloperatorFNO(nn.Module):
-    """neuraloperator's FNO.
+class NeuraloperatorFNO(FieldNetwork):
+    """neuraloperator's FNO; axes that aren't periodic are treated as in our own.
 
     On two axes version 2.0.0 moves the spectrum by one mode where the first has an odd length, the zeros
     behind it counted (mended later: pull request 688 of neuraloperator), so grids should be even there.
 
     Args:
         channels: C.
-        num_parameters: Numbers that are given to every point beside the field.
-        periodic: Whether each axis is; the others are treated as in our own FNO.
         width: W.
         modes: Fourier modes along each axis, as in our own FNO.
         depth: Layers.
-        predicts_change: Whether the output is added to the field.
+        shared: See `FieldNetwork`.
 
     Raises:
         MissingExtraError: If the package isn't installed.
     """
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        num_parameters: int,
-        periodic: tuple[bool, ...],
-        width: int = 32,
-        modes: int = 16,
-        depth: int = 4,
-        predicts_change: bool = True,
+        self, channels: int, *, width: int = 32, modes: int = 16, depth: int = 4, **shared: Any
     ) -> None:
-        super().__init__()
-        ndim = check_axes(periodic)
+        super().__init__(channels, **shared)
         check_neuraloperator()
         from neuralop.models import FNO
 
-        self.periodic, self.predicts_change = periodic, predicts_change
         fno = FNO(
-            n_modes=neuraloperator_modes(modes, ndim=ndim),
-            in_channels=channels + num_parameters + sum(not wraps for wraps in periodic),
+            n_modes=neuraloperator_modes(modes, ndim=self.ndim),
+            in_channels=self.num_given,
             out_channels=channels,
             hidden_channels=width,
             n_layers=depth,
@@ -88,16 +70,15 @@ class NeuraloperatorFNO(nn.Module):
         self.lift, self.layers, self.out = fno.lifting, fno.fno_blocks, fno.projection
         zeroed(self.out.fcs[-1])
 
-    def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
-        """The field one time step later; arguments as `FourierNeuralOperator.forward`."""
-        x_BWG = self.lift(with_parameters(field_BCG, parameters_BP, self.periodic))
+    def compute(self, given_BXG: Tensor) -> Tensor:
+        """See `FieldNetwork.compute`."""
+        x_BWG = self.lift(given_BXG)
         grid = x_BWG.shape[2:]
         x_BWG = F.pad(x_BWG, padding_behind(grid, self.periodic))
         for number in range(self.layers.n_layers):
             x_BWG = self.layers(x_BWG, number)
-        x_BWG = x_BWG[(..., *(slice(length) for length in grid))]
-        out_BCG: Tensor = self.out(x_BWG)
-        return field_BCG + out_BCG if self.predicts_change else out_BCG
+        out: Tensor = self.out(x_BWG[(slice(None), slice(None), *(slice(length) for length in grid))])
+        return out
 
 
 def neuraloperator_modes(modes: int, *, ndim: int) -> tuple[int, ...]:
@@ -255,15 +236,15 @@ class Baseline(nn.Module):
 
     def forward(self, given_BXC: Tensor, parameters_BP: Tensor, *, steps: int) -> Tensor:
         """The frames after a given one, physical units: (B, X..., C) to (B, K, X..., C)."""
-        parameters_BP = (parameters_BP - self._known("parameters_mean")) / self._known("parameters_std")
-        array = self.spec.given_array
-        field_BXC = (given_BXC - self._known(f"{array}_mean")) / self._known(f"{array}_std")
+        known, array = self.get_buffer, self.spec.given_array
+        parameters_BP = (parameters_BP - known("parameters_mean")) / known("parameters_std")
+        field_BXC = (given_BXC - known(f"{array}_mean")) / known(f"{array}_std")
         field_BCX = field_BXC.movedim(-1, 1)
         frames = []
         for _ in range(steps):
             field_BCX = self.network(field_BCX, parameters_BP)
             frames.append(field_BCX.movedim(1, -1))
-        return torch.stack(frames, dim=1) * self._known("fields_std") + self._known("fields_mean")
+        return torch.stack(frames, dim=1) * known("fields_std") + known("fields_mean")
 
     @torch.no_grad()
     def forecast(self, start: Start, steps: int) -> Tensor:
@@ -278,13 +259,10 @@ class Baseline(nn.Module):
             raise ConfigError(
                 f"time step of {LABELS[self.spec.kind]}", kind="time_step", expected=expected, found=found
             )
-        device = self._known("fields_mean").device
+        device = self.get_buffer("fields_mean").device
         table = parameter_table(start.parameters, self.spec.parameters, len(start.given))
         frames: Tensor = self(start.given.to(device), table.to(device), steps=steps)
         return frames
-
-    def _known(self, name: str) -> Tensor:
-        return self.get_buffer(name)
 
 
 def network_size(kind: Kind, grid: GridSpec) -> dict[str, int]:
@@ -331,7 +309,6 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
         error.path = str(path)
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        problem = f"its specification is incomplete ({error!r})"
-        raise CheckpointError(problem, kind="no_spec", path=path, hint="train the baseline again") from error
+        raise incomplete_spec(error, path, what="baseline") from error
     fill_weights(model, tensors, path=path)
     return model.eval()

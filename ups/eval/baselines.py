@@ -9,6 +9,7 @@ batch, C channels of the field, W width, G the axes of the grid.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,45 +52,28 @@ class SpectralConv(nn.Module):
         return [(every, every, low)] if ndim == 1 else [(every, every, end, low) for end in (low, high)]
 
 
-class FourierNeuralOperator(nn.Module):
-    """FNO: layers of spectral and pointwise convolution.
-
-    Unlike the paper's, every layer has a residual connection and an activation, the last one too.
+class FieldNetwork(nn.Module):
+    """What all baselines share: what a point is given, and what becomes of the output.
 
     Args:
         channels: C.
-        num_parameters: Numbers that are given to every point beside the field.
-        periodic: Whether each axis is; along the others every point has its coordinate as input, and the
-            lifted field is continued by zeros, an eighth of its length.
-        width: W.
-        modes: Fourier modes along each axis.
-        depth: Layers.
+        num_parameters: P, numbers that are given to every point beside the field.
+        periodic: Whether each axis is; along the others every point has its coordinate as an input.
         predicts_change: Whether the output is added to the field.
+
+    Raises:
+        ConfigError: For more than two axes.
     """
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        num_parameters: int,
-        periodic: tuple[bool, ...],
-        width: int = 32,
-        modes: int = 16,
-        depth: int = 4,
-        predicts_change: bool = True,
+        self, channels: int, *, num_parameters: int, periodic: tuple[bool, ...], predicts_change: bool = True
     ) -> None:
         super().__init__()
-        ndim = check_axes(periodic)
+        self.ndim = len(periodic)
+        if self.ndim not in (1, 2):
+            raise ConfigError("baselines are made for 1D and 2D fields", found=f"{self.ndim} axes")
         self.periodic, self.predicts_change = periodic, predicts_change
-        given = channels + num_parameters + sum(not wraps for wraps in periodic)
-        self.lift = pointwise(given, width, ndim=ndim)
-        self.spectral = nn.ModuleList(SpectralConv(width, modes=modes, ndim=ndim) for _ in range(depth))
-        self.local = nn.ModuleList(pointwise(width, width, ndim=ndim) for _ in range(depth))
-        self.out = nn.Sequential(
-            pointwise(width, 4 * width, ndim=ndim),
-            nn.GELU(),
-            zeroed(pointwise(4 * width, channels, ndim=ndim)),
-        )
+        self.num_given = channels + num_parameters + sum(not wraps for wraps in periodic)
 
     def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
         """The field one time step later, or the solution.
@@ -98,14 +82,51 @@ class FourierNeuralOperator(nn.Module):
             field_BCG: Normalised field, shape (B, C, *grid).
             parameters_BP: Normalised parameters, shape (B, P).
         """
-        x_BWG = self.lift(with_parameters(field_BCG, parameters_BP, self.periodic))
+        out_BCG = self.compute(with_parameters(field_BCG, parameters_BP, self.periodic))
+        return field_BCG + out_BCG if self.predicts_change else out_BCG
+
+    def compute(self, given_BXG: Tensor) -> Tensor:
+        """The output from what every point is given, shape (B, C, *grid)."""
+        raise NotImplementedError
+
+
+class FourierNeuralOperator(FieldNetwork):
+    """FNO: layers of spectral and pointwise convolution.
+
+    Unlike the paper's, every layer has a residual connection and an activation, the last one too. Along axes
+    that aren't periodic the lifted field is continued by zeros, an eighth of its length.
+
+    Args:
+        channels: C.
+        width: W.
+        modes: Fourier modes along each axis.
+        depth: Layers.
+        shared: See `FieldNetwork`.
+    """
+
+    def __init__(
+        self, channels: int, *, width: int = 32, modes: int = 16, depth: int = 4, **shared: Any
+    ) -> None:
+        super().__init__(channels, **shared)
+        ndim = self.ndim
+        self.lift = pointwise(self.num_given, width, ndim=ndim)
+        self.spectral = nn.ModuleList(SpectralConv(width, modes=modes, ndim=ndim) for _ in range(depth))
+        self.local = nn.ModuleList(pointwise(width, width, ndim=ndim) for _ in range(depth))
+        self.out = nn.Sequential(
+            pointwise(width, 4 * width, ndim=ndim),
+            nn.GELU(),
+            zeroed(pointwise(4 * width, channels, ndim=ndim)),
+        )
+
+    def compute(self, given_BXG: Tensor) -> Tensor:
+        """See `FieldNetwork.compute`."""
+        x_BWG = self.lift(given_BXG)
         grid = x_BWG.shape[2:]
         x_BWG = F.pad(x_BWG, padding_behind(grid, self.periodic))
         for spectral, local in zip(self.spectral, self.local, strict=True):
             x_BWG = x_BWG + F.gelu(spectral(x_BWG) + local(x_BWG))
-        x_BWG = x_BWG[tuple(slice(length) for length in (*x_BWG.shape[:2], *grid))]
-        out_BCG: Tensor = self.out(x_BWG)
-        return field_BCG + out_BCG if self.predicts_change else out_BCG
+        out: Tensor = self.out(x_BWG[(slice(None), slice(None), *(slice(length) for length in grid))])
+        return out
 
 
 class ConvBlock(nn.Module):
@@ -134,47 +155,33 @@ class ConvBlock(nn.Module):
         return out
 
 
-class UNet(nn.Module):
+class UNet(FieldNetwork):
     """U-Net: levels of half the resolution and twice the width, joined by skip connections.
 
     Args:
         channels: C.
-        num_parameters: Numbers that are given to every point beside the field.
-        periodic: Whether each axis is; along the others every point has its coordinate as an input.
         width: W of the finest level.
         levels: Resolutions; the grid is a multiple of 2^(levels - 1) along every axis.
-        predicts_change: Whether the output is added to the field.
+        shared: See `FieldNetwork`.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        num_parameters: int,
-        periodic: tuple[bool, ...],
-        width: int = 24,
-        levels: int = 4,
-        predicts_change: bool = True,
-    ) -> None:
-        super().__init__()
-        ndim = check_axes(periodic)
-        self.periodic, self.predicts_change = periodic, predicts_change
-        given = channels + num_parameters + sum(not wraps for wraps in periodic)
+    def __init__(self, channels: int, *, width: int = 24, levels: int = 4, **shared: Any) -> None:
+        super().__init__(channels, **shared)
         widths = [width * 2**level for level in range(levels)]
         self.down = nn.ModuleList(
-            ConvBlock(before, after, periodic=periodic)
-            for before, after in zip([given, *widths], widths, strict=False)
+            ConvBlock(before, after, periodic=self.periodic)
+            for before, after in zip([self.num_given, *widths], widths, strict=False)
         )
         self.up = nn.ModuleList(
-            ConvBlock(fine + coarse, fine, periodic=periodic) for fine, coarse in itertools.pairwise(widths)
+            ConvBlock(fine + coarse, fine, periodic=self.periodic)
+            for fine, coarse in itertools.pairwise(widths)
         )
-        self.pool = (nn.AvgPool1d, nn.AvgPool2d)[ndim - 1](2)
-        self.out = zeroed(pointwise(width, channels, ndim=ndim))
+        self.pool = (nn.AvgPool1d, nn.AvgPool2d)[self.ndim - 1](2)
+        self.out = zeroed(pointwise(width, channels, ndim=self.ndim))
 
-    def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
-        """The field one time step later; arguments as `FourierNeuralOperator.forward`."""
-        x_BWG = with_parameters(field_BCG, parameters_BP, self.periodic)
-        skips: list[Tensor] = []
+    def compute(self, given_BXG: Tensor) -> Tensor:
+        """See `FieldNetwork.compute`."""
+        x_BWG, skips = given_BXG, list[Tensor]()
         for level, block in enumerate(self.down):
             x_BWG = block(self.pool(x_BWG) if level else x_BWG)
             skips.append(x_BWG)
@@ -182,8 +189,8 @@ class UNet(nn.Module):
         for block in reversed(self.up):
             finer = F.interpolate(x_BWG, scale_factor=2.0, mode="nearest")
             x_BWG = block(torch.cat([skips.pop(), finer], dim=1))
-        out_BCG: Tensor = self.out(x_BWG)
-        return field_BCG + out_BCG if self.predicts_change else out_BCG
+        out: Tensor = self.out(x_BWG)
+        return out
 
 
 def with_parameters(field_BCG: Tensor, parameters_BP: Tensor, periodic: tuple[bool, ...]) -> Tensor:
@@ -210,14 +217,3 @@ def zeroed(layer: nn.Module) -> nn.Module:
     for weight in layer.parameters():
         nn.init.zeros_(weight)
     return layer
-
-
-def check_axes(periodic: tuple[bool, ...]) -> int:
-    """Number of axes: 1 or 2.
-
-    Raises:
-        ConfigError: For others.
-    """
-    if len(periodic) not in (1, 2):
-        raise ConfigError("baselines are made for 1D and 2D fields", found=f"{len(periodic)} axes")
-    return len(periodic)

@@ -6,7 +6,7 @@ Of a task: an example, errors against time, bands of wave numbers, spectra; of t
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,17 +78,15 @@ def error_figure(
         metric: Name of the error.
         intervals: Low and high ends by label, each (T,), drawn as bands.
     """
+    bands = intervals or {}
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+    def draw(axes: Axes) -> None:
         for label, values in errors.items():
             (line,) = axes.plot(t, values, label=label)
-            if intervals and label in intervals:
-                axes.fill_between(t, *intervals[label], color=line.get_color(), alpha=0.2, linewidth=0)
-        axes.set(xlabel="time since the given frame", ylabel=metric, yscale="log")
-        _legend(axes)
+            if label in bands:
+                axes.fill_between(t, *bands[label], color=line.get_color(), alpha=0.2, linewidth=0)
 
-    return _png(draw, size=(8.5, 3.6))
+    return _lines(draw, xlabel="time since the given frame", ylabel=metric)
 
 
 def spectra_figure(spectra: Mapping[str, Values], *, title: str) -> bytes:
@@ -99,36 +97,38 @@ def spectra_figure(spectra: Mapping[str, Values], *, title: str) -> bytes:
         title: Which frame of which trajectories.
     """
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+    def draw(axes: Axes) -> None:
         for label, energy in spectra.items():
-            axes.plot(
-                np.arange(1, len(energy)), np.maximum(energy[1:], np.finfo(np.float64).tiny), label=label
-            )
-        axes.set(xlabel="wave number", ylabel="energy", xscale="log", yscale="log", title=title)
+            positive = np.maximum(energy[1:], np.finfo(np.float64).tiny)
+            axes.plot(np.arange(1, len(energy)), positive, label=label)
         largest = max(float(energy[1:].max()) for energy in spectra.values())
         axes.set_ylim(bottom=1e-12 * largest)  # what lies below is rounding
-        _legend(axes)
 
-    return _png(draw, size=(8.5, 3.6))
+    return _lines(draw, xlabel="wave number", ylabel="energy", xscale="log", title=title)
 
 
 def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, label: str) -> bytes:
-    """Training curves.
+    """Training curves: optimiser steps and values by name; the label names the values."""
 
-    Args:
-        curves: By name, optimiser steps and values.
-        label: Name of the values.
-    """
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+    def draw(axes: Axes) -> None:
         for name, (steps, values) in curves.items():
             axes.plot(steps, values, label=name, marker="." if len(steps) < 40 else None)
-        axes.set(xlabel="optimiser step", ylabel=label, yscale="log")
-        _legend(axes)
 
-    return _png(draw, size=(8.5, 3.6))
+    return _lines(draw, xlabel="optimiser step", ylabel=label)
+
+
+def _lines(draw: Callable[[Axes], None], **texts: str) -> bytes:
+    """Lines on a logarithmic axis, the legend beside them, as they may be anywhere."""
+
+    def draw_all(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_yscale("log")
+        draw(axes)
+        axes.set(**texts)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+    return _png(draw_all, size=(8.5, 3.6))
 
 
 def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> bytes:
@@ -185,8 +185,8 @@ def _frames(
     rows = {
         "truth": (truth, low, high, _FIELD_COLOURS),
         "prediction": (prediction, low, high, _FIELD_COLOURS),
+        "|error|": (error, 0.0, float(error.max()) or 1.0, _ERROR_COLOURS),
     }
-    rows["|error|"] = (error, 0.0, float(error.max()) or 1.0, _ERROR_COLOURS)
     grid = figure.subplots(3, len(chosen), sharex=True, sharey=True, squeeze=False)
     for line, (title, (values, bottom, top, colours)) in zip(grid, rows.items(), strict=True):
         for axes, frame in zip(line, chosen, strict=True):
@@ -209,13 +209,7 @@ def _limits(values: Values) -> tuple[float, float]:
     return low, high if high > low else low + 1.0
 
 
-def _legend(axes: Axes) -> None:
-    """Beside the lines, which may be anywhere."""
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _png(draw: Any, *, size: tuple[float, float]) -> bytes:
+def _png(draw: Callable[[Figure], None], *, size: tuple[float, float]) -> bytes:
     with needs("plot"):
         import matplotlib
         from matplotlib.figure import Figure

@@ -1,94 +1,24 @@
-"""Errors of predicted fields, per time step and channel: PDEBench's metrics and others in common use.
+"""Errors of predicted fields by sample, time step and channel, and the energy of fields by wave number.
 
-PDEBench's are implemented from their definitions (Takamoto et al. 2022, arXiv:2210.07182, appendix B), with
-the energy of fields by wave number in radial shells: of all wave vectors, or of those that PDEBench sums. All
-computation is in float64. Letters: B samples, T time steps, X the axes of the grid, N their points, C
-channels, K wave numbers or shells.
+Functions take predictions p and truths y, both (B, T, X..., C) in physical units and float64. Energies are
+in radial shells: of all wave vectors, or of those that PDEBench sums. `trajectory_errors` makes PDEBench's
+metrics of them. Letters: B samples, T time steps, X the axes of the grid, C channels, K wave numbers or
+shells.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ups.errors import ConfigError, ShapeError
+from ups.errors import ConfigError
 
 # Wave numbers (periods of the domain) of the bands of fRMSE: first included, last not.
 BANDS = {"low": (0, 4), "mid": (4, 12), "high": (12, None)}
 # Of VRMSE, as in The Well (Ohana et al. 2024): fields without variance have a finite error.
 _VARIANCE_EPS = 1e-7
-
-Errors = dict[str, Tensor]
-
-
-def pdebench(prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None = None) -> Errors:
-    """PDEBench's metrics over all samples at once.
-
-    Args:
-        prediction: Shape (B, T, X..., C), physical units.
-        truth: The same shape.
-        lengths: Length of the domain along each axis; 1 by default.
-
-    Returns:
-        `rmse`, `nrmse`, `crmse`, `max_error`, `brmse`, `frmse_low`, `frmse_mid`, `frmse_high`, each float64,
-        shape (T, C); a band without wave numbers is NaN.
-
-    Raises:
-        ShapeError: If the shapes differ or have no grid.
-    """
-    return _pdebench(prediction, truth, lengths=lengths, is_compat=False)
-
-
-def pdebench_compat(batch_size: int) -> Callable[..., Errors]:
-    """PDEBench's metrics as its own evaluation has them: values of batches, then their mean.
-
-    In two and three dimensions it counts edges and corners otherwise, see `brmse_per_sample`, and sums fewer
-    wave vectors, see `compat_shell_energy`.
-
-    Where the mean over samples stands inside a square root or is a maximum (crmse, frmse, max_error), that
-    depends on the batch size; and a last, smaller batch counts as much as the others.
-
-    Args:
-        batch_size: Samples of a batch, in order.
-
-    Returns:
-        A function with the arguments and result of `pdebench`.
-    """
-
-    def averaged(prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None = None) -> Errors:
-        batches = zip(prediction.split(batch_size), truth.split(batch_size), strict=True)
-        values = [_pdebench(p, y, lengths=lengths, is_compat=True) for p, y in batches]
-        return {name: torch.stack([errors[name] for errors in values]).mean(0) for name in values[0]}
-
-    return averaged
-
-
-def _pdebench(
-    prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None, is_compat: bool
-) -> Errors:
-    prediction, truth = _checked(prediction, truth)
-    bands = frmse(prediction, truth, lengths=lengths, is_compat=is_compat)
-    return {
-        "rmse": rmse(prediction, truth),
-        "nrmse": nrmse(prediction, truth),
-        "crmse": crmse(prediction, truth),
-        "max_error": max_error(prediction, truth),
-        "brmse": brmse_per_sample(prediction, truth, is_compat=is_compat).mean(0),
-        **{f"frmse_{name}": error for name, error in bands.items()},
-    }
-
-
-def rmse(prediction: Tensor, truth: Tensor) -> Tensor:
-    """mean_B sqrt(mean_X (p - y)^2), shape (T, C)."""
-    return root_mean_square(prediction - truth).mean(0)
-
-
-def nrmse(prediction: Tensor, truth: Tensor) -> Tensor:
-    """mean_B of sqrt(mean_X (p - y)^2) / sqrt(mean_X y^2), shape (T, C)."""
-    return nrmse_per_sample(prediction, truth).mean(0)
 
 
 def nrmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
@@ -126,16 +56,6 @@ def mean_of_defined(errors: Sequence[Tensor], *, task: str, channels: Sequence[s
     return joined.mean().item()
 
 
-def crmse(prediction: Tensor, truth: Tensor) -> Tensor:
-    """sqrt(mean_B (sum_X p - sum_X y)^2) / N: the error of what is conserved; shape (T, C)."""
-    return (prediction - truth).mean(_space(truth)).square().mean(0).sqrt()
-
-
-def max_error(prediction: Tensor, truth: Tensor) -> Tensor:
-    """Largest |p - y| of all samples and points, shape (T, C)."""
-    return (prediction - truth).abs().amax((0, *_space(truth)))
-
-
 def brmse_per_sample(prediction: Tensor, truth: Tensor, *, is_compat: bool = False) -> Tensor:
     """Root mean square over the points at the ends of the axes, shape (B, T, C).
 
@@ -155,30 +75,8 @@ def brmse_per_sample(prediction: Tensor, truth: Tensor, *, is_compat: bool = Fal
     return ((square * weight).sum(2) / weight.sum()).sqrt()
 
 
-def frmse(
-    prediction: Tensor, truth: Tensor, *, lengths: Sequence[float] | None = None, is_compat: bool = False
-) -> Errors:
-    """Error by band of wave numbers: mean_K sqrt(mean_B |FFT(p) - FFT(y)|^2) / N * L, each (T, C).
-
-    In two and three dimensions |.|^2 is summed over radial shells first, see `shell_energy`; N and L are
-    products over the axes. `is_compat` takes the shells of `compat_shell_energy`, as PDEBench does; with all
-    wave vectors it is larger, for white noise 1.6 to 2 times in two dimensions and 2 to 2.8 times in three.
-    """
-    points = truth.shape[2:-1]
-    scale = math.prod(lengths or [1.0] * len(points)) / math.prod(points)
-    energy = compat_shell_energy if is_compat else shell_energy
-    amplitude_KTC = energy(prediction - truth).mean(0).sqrt().movedim(1, 0) * scale
-    return {name: amplitude_KTC[slice(*ends)].mean(0) for name, ends in BANDS.items()}
-
-
-def vrmse(prediction: Tensor, truth: Tensor) -> Tensor:
-    """mean_B sqrt(mean_X (p - y)^2 / (var_X y + 1e-7)), shape (T, C): 1 for predicting the frame's mean."""
-    return vrmse_per_sample(prediction, truth).mean(0)
-
-
 def vrmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
     """sqrt(mean_X (p - y)^2 / (var_X y + 1e-7)), shape (B, T, C)."""
-    prediction, truth = _checked(prediction, truth)
     space = _space(truth)
     variance = truth.var(space, correction=0)
     return ((prediction - truth).square().mean(space) / (variance + _VARIANCE_EPS)).sqrt()
@@ -186,39 +84,15 @@ def vrmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
 
 def relative_l2(prediction: Tensor, truth: Tensor) -> Tensor:
     """||p - y|| / ||y|| over time, space and channels, per sample, shape (B,)."""
-    prediction, truth = _checked(prediction, truth)
     return (prediction - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
 
 
 def correlation(prediction: Tensor, truth: Tensor) -> Tensor:
     """Pearson correlation over space, averaged over channels, shape (B, T); 0 where one has no variance."""
-    prediction, truth = _checked(prediction, truth)
     space = _space(truth)
     p, y = (field - field.mean(space, keepdim=True) for field in (prediction, truth))
     scale = (p.square().sum(space) * y.square().sum(space)).sqrt()
     return torch.where(scale > 0, (p * y).sum(space) / scale.clamp(min=1e-300), 0.0).mean(-1)
-
-
-def correlation_time(prediction: Tensor, truth: Tensor, *, t: Tensor, threshold: float = 0.8) -> Tensor:
-    """Time until the correlation first falls below a threshold, per sample.
-
-    Args:
-        prediction: Shape (B, T, X..., C).
-        truth: The same shape.
-        t: Time of each step since the start of the prediction, shape (T,).
-        threshold: Correlation.
-
-    Returns:
-        Shape (B,), float64; the last time where it never falls below.
-    """
-    return first_time_below(correlation(prediction, truth), t=t, threshold=threshold)
-
-
-def first_time_below(correlation_BT: Tensor, *, t: Tensor, threshold: float) -> Tensor:
-    """Time of the first step whose correlation is below a threshold, (B,); the last time if none is."""
-    below = ~(correlation_BT >= threshold)
-    first = torch.where(below.any(1), below.int().argmax(1), len(t) - 1)
-    return t.double()[first]
 
 
 def summary(errors: Mapping[str, Tensor]) -> dict[str, float]:
@@ -235,14 +109,6 @@ def root_mean_square(field: Tensor) -> Tensor:
 
 def _space(field: Tensor) -> tuple[int, ...]:
     return tuple(range(2, field.ndim - 1))
-
-
-def _checked(prediction: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    if prediction.shape != truth.shape:
-        raise ShapeError("prediction", expected=tuple(truth.shape), found=tuple(prediction.shape))
-    if truth.ndim < 4:
-        raise ShapeError("fields", expected="(B, T, X..., C)", found=tuple(truth.shape))
-    return prediction.double(), truth.double()
 
 
 def shell_energy(field: Tensor) -> Tensor:

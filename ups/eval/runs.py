@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig, load_config
 from ups.device import choose_device
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import ConfigError
 from ups.eval.baseline_model import check_kinds
 from ups.eval.comparison import OtherOperator, check_comparable, equal_budgets
 from ups.eval.evaluate import check_split, evaluate
@@ -21,11 +20,9 @@ from ups.eval.report import Report
 from ups.eval.train_baseline import Budget, baseline_path, find_baselines, obtain_baseline
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.output import Note
-from ups.trained.checkpoint import read_document
+from ups.trained.checkpoint import missing_checkpoint, read_document
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import OPERATOR, OPERATOR_FILE
-
-_TRAIN_IT = "train it with `ups train`"
 
 
 def evaluate_run(
@@ -173,8 +170,7 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note) -> RunC
         CheckpointError: If there is no such checkpoint, or it is damaged.
         ConfigError: If it is no configuration of today, or an override is wrong.
     """
-    with _hinting():
-        document = read_document(checkpoint, kind=OPERATOR)
+    document = read_document(checkpoint, kind=OPERATOR)
     where = f"the configuration in {checkpoint}"
     return load_config(dict(document["config"]), overrides=overrides, name=where, note=note)
 
@@ -197,15 +193,15 @@ def open_run(
     """
     if checkpoint is None and config_path is None:
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
-    if checkpoint is None:
-        config = load_config(config_path, overrides=overrides, note=note)
-        path, hint = config.checkpoint.dir / OPERATOR_FILE, f"{_TRAIN_IT}, or say --checkpoint FILE"
-        return config, _load(path, device=_device(config, note), hint=hint)
-    if config_path is None:
+    if checkpoint is not None and config_path is None:
         config = config_of(checkpoint, overrides, note=note)
     else:
         config = load_config(config_path, overrides=overrides, note=note)
-    return config, _load(checkpoint, device=_device(config, note))
+    path = checkpoint or config.checkpoint.dir / OPERATOR_FILE
+    device = choose_device(config.training.device, note=note)
+    if checkpoint is None and not path.exists():
+        raise missing_checkpoint(path, hint="train it with `ups train`, or say --checkpoint FILE")
+    return config, load_simulator(path, device=str(device))
 
 
 def open_others(
@@ -227,7 +223,8 @@ def open_others(
     """
     found = []
     for path in paths:
-        other = OtherOperator(_load(path, device=str(simulator.device)), path, _logs_of(path, note))
+        theirs = load_simulator(path, device=str(simulator.device))
+        other = OtherOperator(theirs, path, _logs_of(path, note))
         check_comparable(other, config, simulator)
         found.append(other)
     return found
@@ -242,23 +239,3 @@ def _logs_of(path: Path, note: Note) -> list[StageLog]:
         return []
     own = config.checkpoint.dir / OPERATOR_FILE
     return read_stage_logs(config, note=note) if path.resolve() == own.resolve() else []
-
-
-def _device(config: RunConfig, note: Note) -> str:
-    return str(choose_device(config.training.device, note=note))
-
-
-def _load(path: Path, *, device: str, hint: str = _TRAIN_IT) -> Simulator:
-    with _hinting(hint):
-        return load_simulator(path, device=device)
-
-
-@contextmanager
-def _hinting(hint: str = _TRAIN_IT) -> Iterator[None]:
-    """Inside, a missing checkpoint says how to get one."""
-    try:
-        yield
-    except CheckpointError as error:
-        if error.kind == "missing" and error.hint is None:
-            error.hint = hint
-        raise

@@ -6,8 +6,6 @@ tokens, D latent channels, E condition.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -139,8 +137,3 @@ def _patch_ends(grid: GridSpec, cut: TokenGrid) -> Tensor:
     positions = torch.stack(centres, dim=-1)
     features = boundary_features(positions, cells=cut.patches, periodic=grid.periodic)
     return features.movedim(-1, 0).unsqueeze(0)
-
-
-def num_latents(cut: TokenGrid, latent_dim: int) -> int:
-    """Numbers of the latent state of one frame, L x D."""
-    return math.prod(cut.tokens) * latent_dim

@@ -126,10 +126,6 @@ class Condition:
     task: Tensor
     parameters: Tensor
 
-    def to(self, device: torch.device) -> Condition:
-        """The same on a device."""
-        return Condition(self.task.to(device), self.parameters.to(device))
-
 
 class ConditionEmbedding(nn.Module):
     """Condition to a vector of E channels.
@@ -166,22 +162,34 @@ def _parameter_features(parameters_BP: Tensor) -> Tensor:
     return torch.cat([there.to(value.dtype), logarithm, squashed], dim=1)
 
 
-def patchify(values_BXC: Tensor, *, patch_size: int) -> Tensor:
-    """Shape (B, X..., C) to (B, L, patch_size^axes * C), tokens as they lie in space, last axis fastest."""
-    axes = values_BXC.ndim - 2
-    split = [size for points in values_BXC.shape[1:-1] for size in (points // patch_size, patch_size)]
+def cut_cells(values_BXC: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """(B, X..., C) to (B, L, M, C): L cells of M places, `sizes` along each axis; last axis fastest."""
+    axes = len(sizes)
+    pairs = zip(values_BXC.shape[1:-1], sizes, strict=True)
+    split = [number for length, size in pairs for number in (length // size, size)]
     cells = values_BXC.reshape(len(values_BXC), *split, values_BXC.shape[-1])
     order = [0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1]
-    return cells.permute(order).flatten(axes + 1).flatten(1, axes)
+    return cells.permute(order).flatten(1, axes).flatten(2, 1 + axes)
+
+
+def join_cells(cells_BLMC: Tensor, sizes: tuple[int, ...], *, points: tuple[int, ...]) -> Tensor:
+    """The inverse of `cut_cells`: (B, L, M, C) to (B, *points, C)."""
+    num, axes = len(cells_BLMC), len(points)
+    counts = [length // size for length, size in zip(points, sizes, strict=True)]
+    cells = cells_BLMC.reshape(num, *counts, *sizes, cells_BLMC.shape[-1])
+    order = [0, *(place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)), 1 + 2 * axes]
+    return cells.permute(order).reshape(num, *points, -1)
+
+
+def patchify(values_BXC: Tensor, *, patch_size: int) -> Tensor:
+    """Shape (B, X..., C) to (B, L, patch_size^axes * C), tokens as they lie in space, last axis fastest."""
+    return cut_cells(values_BXC, (patch_size,) * (values_BXC.ndim - 2)).flatten(2)
 
 
 def unpatchify(tokens_BLD: Tensor, *, points: tuple[int, ...], patch_size: int) -> Tensor:
     """The inverse of `patchify`: (B, L, D) to (B, *points, C)."""
-    axes = len(points)
-    patches = [num // patch_size for num in points]
-    cells = tokens_BLD.reshape(len(tokens_BLD), *patches, *(patch_size,) * axes, -1)
-    order = [0, *(place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)), 1 + 2 * axes]
-    return cells.permute(order).reshape(len(tokens_BLD), *points, -1)
+    sizes = (patch_size,) * len(points)
+    return join_cells(tokens_BLD.unflatten(2, (math.prod(sizes), -1)), sizes, points=points)
 
 
 def num_boundary_features(periodic: tuple[bool, ...]) -> int:
@@ -236,7 +244,7 @@ class GroupPooling(nn.Module):
 
     def forward(self, x_BWG: Tensor) -> Tensor:
         """(B, W, patches) to (B, W, tokens)."""
-        x_BLMW = self._grouped(x_BWG)
+        x_BLMW = cut_cells(x_BWG.movedim(1, -1), self.groups)
         keys = (self.keys(x_BLMW) + self.place).unflatten(-1, (self.num_heads, -1))
         values = (self.values(x_BLMW) + self.place).unflatten(-1, (self.num_heads, -1))
         scores_BLMH = torch.einsum("blmhk,hk->blmh", keys, self.seed) / math.sqrt(self.seed.shape[1])
@@ -244,15 +252,6 @@ class GroupPooling(nn.Module):
         pooled_BLW = torch.einsum("blmh,blmhk->blhk", weights_BLMH, values).flatten(2)
         tokens_BLW = x_BLMW.mean(dim=2) + self.out(pooled_BLW)
         return tokens_BLW.transpose(1, 2).unflatten(2, self.tokens)
-
-    def _grouped(self, x_BWG: Tensor) -> Tensor:
-        ndim = len(self.groups)
-        sizes = [size for pair in zip(self.tokens, self.groups, strict=True) for size in pair]
-        split = x_BWG.reshape(*x_BWG.shape[:2], *sizes)
-        token_axes = [2 + 2 * axis for axis in range(ndim)]
-        group_axes = [3 + 2 * axis for axis in range(ndim)]
-        ordered = split.permute(0, *token_axes, *group_axes, 1)
-        return ordered.flatten(1, ndim).flatten(2, 1 + ndim)
 
 
 def halved_axes(grid: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ups.nn.layers import cut_cells, join_cells
+
 MAX_WINDOW = 8  # tokens along an axis, as in PDE-Transformer
 _MIN_WINDOW = 4  # a grid that divides only into smaller windows is one window
 _MASKED = -1e4  # exp of it is 0 in every precision, and float16 holds it
@@ -40,20 +42,13 @@ def partition_windows(tokens: Tensor, window: Grid) -> Tensor:
     Returns:
         Shape (B * number of windows, N, D).
     """
-    batch, *grid, width = tokens.shape
-    split = [number for length, size in zip(grid, window, strict=True) for number in (length // size, size)]
-    axes = len(window)
-    order = [0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1]
-    return tokens.reshape(batch, *split, width).permute(order).reshape(-1, math.prod(window), width)
+    return cut_cells(tokens, window).flatten(0, 1)
 
 
 def merge_windows(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
     """The inverse of `partition_windows`: shape (B, *grid, D)."""
-    counts = [length // size for length, size in zip(grid, window, strict=True)]
-    axes, width = len(window), windows.shape[-1]
-    order = [0, *(place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)), 1 + 2 * axes]
-    tokens = windows.reshape(-1, *counts, *window, width).permute(order)
-    return tokens.reshape(-1, *grid, width)
+    num_windows = math.prod(grid) // math.prod(window)
+    return join_cells(windows.unflatten(0, (-1, num_windows)), window, points=grid)
 
 
 def window_mask(

@@ -28,6 +28,7 @@ _MAX_HEADER_NBYTES = 100_000_000  # as in safetensors
 _METADATA_KEY = "ups"
 _DIGEST_KEY = "tensors_sha256"
 _HINT = "train again, or copy the file again"
+_HOW_TO_MAKE = {"operator": "train it with `ups train`"}  # kinds that one command makes
 
 
 def save_checkpoint(
@@ -118,7 +119,7 @@ def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
 
 def _read_ours(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
     """What `save_checkpoint` put into the header: version, kind, digest of the tensors, document."""
-    header, _ = _read_header(Path(path))
+    header, _ = _read_header(Path(path), kind=kind)
     try:
         ours: dict[str, Any] = json.loads(header["__metadata__"][_METADATA_KEY])
         version, found = ours["version"], ours["kind"]
@@ -181,7 +182,7 @@ def hash_tensors(path: str | os.PathLike[str], *, prefix: str = "") -> str:
     return digest.hexdigest()
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, *, kind: str | None = None) -> tuple[dict[str, Any], int]:
     """The header, and where the tensors' bytes start; checks that all of them are there."""
     try:
         with path.open("rb") as file:
@@ -194,7 +195,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             text = file.read(length)
             nbytes = file.seek(0, os.SEEK_END)
     except FileNotFoundError as error:
-        raise CheckpointError("no such checkpoint", kind="missing", path=path) from error
+        raise missing_checkpoint(path, hint=_HOW_TO_MAKE.get(kind or "")) from error
     except OSError as error:
         raise _not_ours(path, error.strerror or str(error)) from error
     start = _LENGTH.size + length
@@ -214,6 +215,11 @@ def _parse_header(path: Path, text: bytes) -> tuple[dict[str, Any], int]:
         return header, max(ends, default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise _not_ours(path, "its header isn't that of safetensors") from error
+
+
+def missing_checkpoint(path: Path, *, hint: str | None) -> CheckpointError:
+    """The error for a checkpoint that isn't there."""
+    return CheckpointError("no such checkpoint", kind="missing", path=path, hint=hint)
 
 
 def _truncated(path: Path, expected: int, found: int) -> CheckpointError:

@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,15 +199,24 @@ class BatchEncoder:
                 if len(places) < cut.num_samples or num < cut.piece:
                     micro.zero_()
                 micro.numpy()[places, :num] = values[rows, frames]
-                into = _Place(out, rows, places, frames)
-                jobs.append(self._lanes.submit(partial(self._forward, array, {**given, array: micro}, into)))
+                job = partial(self._forward, array, {**given, array: micro}, out, rows, places, frames)
+                jobs.append(self._lanes.submit(job))
         return out if array == FIELDS else out[:, 0]
 
-    def _forward(self, array: str, micro: Mapping[str, Any], into: _Place) -> None:
-        """Encode one micro-batch, shape (S, frames, X..., C), and put its latents in their place."""
+    def _forward(
+        self,
+        array: str,
+        micro: Mapping[str, Any],
+        out: npt.NDArray[Any],
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        frames: slice,
+    ) -> None:
+        """Encode one micro-batch, shape (S, frames, X..., C), and put its latents at `rows` and `frames`."""
         given = micro if array == FIELDS else {**micro, array: micro[array][:, 0]}
         tokens = self.encoder.encode_on_device(given, array=array)
-        into.put(_to_host(tokens if array == FIELDS else tokens.unsqueeze(1)))
+        latents = _to_host(tokens if array == FIELDS else tokens.unsqueeze(1))
+        out[rows, frames] = latents[places, : frames.stop - frames.start]
 
     def _host_tensor(self, shape: tuple[int, ...]) -> Tensor:
         """Memory for a micro-batch, from which a CUDA device copies while others compute."""
@@ -272,20 +280,6 @@ def _laid_out(
     for name, values in parameters.items():
         out[name][places] = values[rows]
     return out
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """Where a micro-batch's latents go: other micro-batches have other rows or frames of the same array."""
-
-    out: npt.NDArray[Any]
-    rows: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-    frames: slice
-
-    def put(self, tokens: npt.NDArray[np.float32]) -> None:
-        num = self.frames.stop - self.frames.start
-        self.out[self.rows, self.frames] = tokens[self.places, :num]
 
 
 def _to_host(tokens: Tensor) -> npt.NDArray[np.float32]:

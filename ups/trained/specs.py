@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -35,12 +35,7 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, for `from_json`."""
-        return {
-            "grid": self.grid.to_json(),
-            "channels": list(self.channels),
-            "steady": self.steady,
-            "statistics": {name: dict(values) for name, values in self.statistics.items()},
-        }
+        return {**asdict(self), "grid": self.grid.to_json(), "channels": list(self.channels)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TaskSpec:
@@ -81,15 +76,8 @@ class AutoencoderSpec:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, for `from_json`."""
-        return {
-            "tasks": {name: self.tasks[name].to_json() for name in sorted(self.tasks)},
-            "parameters": list(self.parameters),
-            "latent_dim": self.latent_dim,
-            "num_tokens": self.num_tokens,
-            "patch_size": self.patch_size,
-            "encoder": dict(self.encoder),
-            "decoder": dict(self.decoder),
-        }
+        tasks = {name: self.tasks[name].to_json() for name in sorted(self.tasks)}
+        return {**asdict(self), "tasks": tasks, "parameters": list(self.parameters)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> AutoencoderSpec:
@@ -113,9 +101,7 @@ def parse_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Aut
                     raise ValueError(f"statistics of {array!r}")
         return spec
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        hint = "train the autoencoder again"
-        problem = f"its specification is incomplete ({error!r})"
-        raise CheckpointError(problem, kind="no_spec", path=path, hint=hint) from error
+        raise incomplete_spec(error, path, what="autoencoder") from error
 
 
 def check_task(spec: AutoencoderSpec, task: str | None, path: object) -> str:
@@ -124,17 +110,15 @@ def check_task(spec: AutoencoderSpec, task: str | None, path: object) -> str:
     Raises:
         ConfigError: Kind "other_task".
     """
-    if task is None and len(spec.tasks) == 1:
-        return next(iter(spec.tasks))
-    if task is None or task not in spec.tasks:
-        expected = " or ".join(sorted(spec.tasks))
-        raise ConfigError(
-            "the autoencoder wasn't trained for this task",
-            kind="other_task",
-            path=path,
-            expected=expected,
-            found=task or "none named",
-        )
+    return _one_of(spec.tasks, task, "the autoencoder wasn't trained for this task", path=path)
+
+
+def _one_of(tasks: Collection[str], task: str | None, problem: str, *, path: object = None) -> str:
+    if task is None and len(tasks) == 1:
+        return next(iter(tasks))
+    if task is None or task not in tasks:
+        expected, found = " or ".join(sorted(tasks)), task or "none named"
+        raise ConfigError(problem, kind="other_task", path=path, expected=expected, found=found)
     return task
 
 
@@ -170,31 +154,17 @@ class SimulatedTask:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, for `from_json`."""
+        lists = {name: list(getattr(self, name)) for name in ("boundary", "tokens", "channels")}
         parameters = {name: list(ends) for name, ends in self.parameters.items()}
-        statistics = {name: dict(values) for name, values in self.statistics.items()}
-        own = {"grid": self.grid.to_json(), "parameters": parameters, "statistics": statistics}
-        return {
-            **own,
-            "boundary": list(self.boundary),
-            "tokens": list(self.tokens),
-            "channels": list(self.channels),
-            "steady": self.steady,
-            "dt": self.dt,
-        }
+        return {**asdict(self), **lists, "grid": self.grid.to_json(), "parameters": parameters}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SimulatedTask:
         """The task that `to_json` described."""
-        return cls(
-            grid=GridSpec.from_json(values["grid"]),
-            boundary=tuple(values["boundary"]),
-            tokens=tuple(values["tokens"]),
-            channels=tuple(values["channels"]),
-            steady=values["steady"],
-            dt=values["dt"],
-            parameters={name: (low, high) for name, (low, high) in values["parameters"].items()},
-            statistics=values["statistics"],
-        )
+        tuples = {name: tuple(values[name]) for name in ("boundary", "tokens", "channels")}
+        parameters = {name: (low, high) for name, (low, high) in values["parameters"].items()}
+        own = {**tuples, "grid": GridSpec.from_json(values["grid"]), "parameters": parameters}
+        return cls(**{**values, **own})
 
 
 @dataclass(frozen=True)
@@ -250,8 +220,13 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
     try:
         return SimulatorSpec.from_json(document["spec"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"its specification is incomplete ({error!r})"
-        raise CheckpointError(problem, kind="no_spec", path=path, hint="train the operator again") from error
+        raise incomplete_spec(error, path, what="operator") from error
+
+
+def incomplete_spec(error: Exception, path: str | os.PathLike[str], *, what: str) -> CheckpointError:
+    """The error for a document whose specification can't be read."""
+    problem, hint = f"its specification is incomplete ({error!r})", f"train the {what} again"
+    return CheckpointError(problem, kind="no_spec", path=path, hint=hint)
 
 
 def check_known_encoder(spec: SimulatorSpec) -> None:
@@ -274,13 +249,4 @@ def check_simulated_task(spec: SimulatorSpec, task: str | None) -> str:
     Raises:
         ConfigError: Kind "other_task".
     """
-    if task is None and len(spec.tasks) == 1:
-        return next(iter(spec.tasks))
-    if task is None or task not in spec.tasks:
-        raise ConfigError(
-            "task of the simulator",
-            kind="other_task",
-            expected=" or ".join(sorted(spec.tasks)),
-            found=task or "none named",
-        )
-    return task
+    return _one_of(spec.tasks, task, "task of the simulator")

@@ -17,13 +17,13 @@ import ups_store
 from ups.config import RunConfig
 from ups.data.trajectories import open_trajectories
 from ups.errors import ConfigError
-from ups.eval import metrics
 from ups.eval.baseline_model import Baseline, Kind, save_baseline
 from ups.eval.comparison import OtherOperator, check_comparable
 from ups.eval.evaluate import evaluate
 from ups.eval.report_page import to_html, write_report
 from ups.eval.train_baseline import Budget, baseline_path, find_baselines, make_spec, train_baseline
 from ups.eval.training_logs import StageLog
+from ups.eval.trajectory_errors import measure
 
 torch.set_num_threads(1)
 
@@ -73,12 +73,9 @@ def test_persistence_row_is_the_metric_of_the_repeated_frame(root: Path) -> None
     row = next(row for row in report.tasks[0].rows if row.name == "persistence")
     (batch,) = open_trajectories(config.build, "burgers1d", "test").batches()
     repeated = batch.given[:, None].expand_as(batch.truth)
-    assert row.scores.metrics["nrmse"].mean == pytest.approx(
-        metrics.nrmse(repeated.double(), batch.truth.double()).mean().item()
-    )
-    assert row.scores.metrics["vrmse"].mean == pytest.approx(
-        metrics.vrmse(repeated, batch.truth).mean().item()
-    )
+    errors = measure(repeated, batch.truth)
+    assert row.scores.metrics["nrmse"].mean == pytest.approx(errors.nrmse.mean().item())
+    assert row.scores.metrics["vrmse"].mean == pytest.approx(errors.vrmse.mean().item())
 
 
 def test_operator_on_fields_has_no_floor(root: Path) -> None:

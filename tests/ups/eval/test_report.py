@@ -22,7 +22,7 @@ from ups.eval.figures import curves_figure, error_figure, fields_figure, spectra
 from ups.eval.report import Report, Row, TaskReport, show_evaluation
 from ups.eval.report_page import to_html, write_report
 from ups.eval.training_logs import StageLog
-from ups.eval.trajectory_errors import Interval, bootstrap
+from ups.eval.trajectory_errors import Interval, Resamples
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -44,19 +44,21 @@ def report() -> Report:
 
 def test_bootstrap_covers_the_mean_as_often_as_it_says() -> None:
     random = np.random.default_rng(0)
-    draws = [bootstrap(random.normal(3.0, 2.0, 50), num_resamples=400, seed=i) for i in range(200)]
+    draws = [
+        Resamples(50, num_resamples=400, seed=i).of_mean(random.normal(3.0, 2.0, 50)) for i in range(200)
+    ]
     covered = np.mean([interval.low <= 3.0 <= interval.high for interval in draws])
     assert 0.88 <= covered <= 0.99
 
 
 def test_bootstrap_of_equal_values_is_a_point_and_repeats() -> None:
-    assert bootstrap([2.0] * 5) == Interval(2.0, 2.0, 2.0)
+    assert Resamples(5).of_mean([2.0] * 5) == Interval(2.0, 2.0, 2.0)
     values = np.arange(10.0)
-    assert bootstrap(values) == bootstrap(values)
+    assert Resamples(len(values)).of_mean(values) == Resamples(len(values)).of_mean(values)
 
 
 def test_bootstrap_of_nan_is_nan() -> None:
-    assert np.isnan(bootstrap([1.0, np.nan]).mean)
+    assert np.isnan(Resamples(2).of_mean([1.0, np.nan]).mean)
 
 
 def test_report_json_has_rows_by_name_with_intervals(tmp_path: Path) -> None:

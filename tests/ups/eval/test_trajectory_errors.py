@@ -1,4 +1,4 @@
-"""Errors of trajectories against the metrics of whole fields, and intervals against their definition."""
+"""Errors of trajectories in batches and as a whole, and intervals against their definition."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ups.errors import ShapeError
-from ups.eval import metrics
 from ups.eval.comparison import COMPAT_BATCH_SIZE, score
+from ups.eval.metrics import summary
 from ups.eval.trajectory_errors import Resamples, join, measure
 
-LENGTHS = {1: (2.0,), 2: (1.0, 3.0)}
 GRIDS = {1: (32,), 2: (8, 16)}
 
 
@@ -24,29 +23,6 @@ def make_pair(ndim: int, num: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_errors_of_trajectories_give_the_metrics_of_the_fields(ndim: int) -> None:
-    prediction, truth = make_pair(ndim)
-    errors = measure(prediction, truth, lengths=LENGTHS[ndim])
-    expected = metrics.pdebench(prediction, truth, lengths=LENGTHS[ndim])
-    found = errors.pdebench()
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, equal_nan=True, msg=name)
-    torch.testing.assert_close(errors.vrmse.mean(0), metrics.vrmse(prediction, truth))
-    torch.testing.assert_close(errors.relative_l2, metrics.relative_l2(prediction, truth))
-    torch.testing.assert_close(errors.correlation, metrics.correlation(prediction, truth))
-
-
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_compatible_form_averages_batches_as_the_metric_does(ndim: int) -> None:
-    prediction, truth = make_pair(ndim)
-    expected = metrics.pdebench_compat(3)(prediction, truth)
-    found = measure(prediction, truth).pdebench_compat(3)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, equal_nan=True, msg=name)
-
-
 def test_batches_joined_are_the_whole() -> None:
     prediction, truth = make_pair(2)
     whole = measure(prediction, truth)
@@ -54,13 +30,6 @@ def test_batches_joined_are_the_whole() -> None:
     torch.testing.assert_close(join(parts).shells, whole.shells)
     torch.testing.assert_close(join(parts).pdebench_compat(2), whole.pdebench_compat(2), equal_nan=True)
     assert len(join(parts)) == len(whole) == 7
-
-
-def test_correlation_time_is_that_of_the_fields() -> None:
-    prediction, truth = make_pair(1)
-    t = torch.tensor([0.5, 1.0, 1.5]).double()
-    expected = metrics.correlation_time(prediction, truth, t=t)
-    assert torch.equal(measure(prediction, truth).correlation_time(t), expected)
 
 
 def test_drift_counts_from_the_given_state() -> None:
@@ -83,7 +52,7 @@ def test_measure_refuses_another_shape() -> None:
 def test_scores_are_the_exact_metrics_with_intervals_around_them() -> None:
     prediction, truth = make_pair(1, num=40)
     scores = score(measure(prediction, truth), t=torch.arange(1.0, 4.0))
-    exact = metrics.summary(metrics.pdebench(prediction, truth))
+    exact = summary(measure(prediction, truth).pdebench())
     for name, value in exact.items():
         interval = scores.metrics[name]
         assert interval.mean == pytest.approx(value), name

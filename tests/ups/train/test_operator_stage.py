@@ -20,7 +20,7 @@ from ups.config import load_config
 from ups.data.fields import open_fields
 from ups.data.stores import open_field_states, open_latents
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
-from ups.eval.metrics import nrmse
+from ups.eval.metrics import nrmse_per_sample
 from ups.models.latent_operator import SIZES
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.operator_spec import operator_size
@@ -285,7 +285,7 @@ def test_training_beats_persistence_and_the_file_predicts_alone(run: Path, state
     fields = open_fields(config.build, "burgers1d", "val")
     frames = np.stack([fields.read("fields", np.arange(2), np.full(2, step)) for step in range(9)], axis=1)
     predicted = simulator.rollout(frames[:, 0], 8)
-    error = nrmse(predicted.double(), torch.from_numpy(frames[:, 1:]).double()).mean().item()
+    error = nrmse_per_sample(predicted.double(), torch.from_numpy(frames[:, 1:]).double()).mean().item()
     assert error == pytest.approx(report["score"], rel=1e-3)
     document = read_document(run / "checkpoints" / "operator.safetensors", kind="operator")
     assert document["config"]["data"]["tasks"] == ["burgers1d"]

@@ -84,7 +84,7 @@ def test_checkpoint_remembers_it_and_refuses_to_decode(folder: Path) -> None:
         with pytest.raises(ConfigError, match="of an unknown encoder") as caught:
             call()
         assert caught.value.kind == "unknown_encoder"
-        assert "ups evaluate" in str(caught.value)
+        assert "`ups evaluate`" in str(caught.value)
 
 
 def test_evaluation_without_the_flag_compares_latents(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import fft
 
-from ups.data.solvers.files import write_scalar1d
+from ups.data.solvers.files import write_single_file
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
@@ -89,4 +89,4 @@ class Advection1D:
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
         """Write a single-file layout with the root attribute `beta`."""
-        write_scalar1d(path, batches, num_samples=num_samples, attrs={"beta": self.beta})
+        write_single_file(path, batches, num_samples=num_samples, attrs={"beta": self.beta})

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from ups.data.solvers.exponential import make_stepper
-from ups.data.solvers.files import write_scalar1d
+from ups.data.solvers.files import write_single_file
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
@@ -181,4 +181,4 @@ class Burgers1D:
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
         """Write a single-file layout with the root attribute `Nu`."""
-        write_scalar1d(path, batches, num_samples=num_samples, attrs={"Nu": self.nu})
+        write_single_file(path, batches, num_samples=num_samples, attrs={"Nu": self.nu})

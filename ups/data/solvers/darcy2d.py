@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
-from ups.data.solvers.files import write_darcy2d
+from ups.data.solvers.files import write_single_file
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
@@ -119,4 +119,4 @@ class Darcy2D:
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
         """Write a single-file layout with the root attribute `beta`."""
-        write_darcy2d(path, batches, num_samples=num_samples, attrs={"beta": self.beta})
+        write_single_file(path, batches, num_samples=num_samples, attrs={"beta": self.beta})

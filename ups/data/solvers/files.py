@@ -1,4 +1,4 @@
-"""Writers of PDEBench's HDF5 layouts, irregularities included, and the rename that makes a file appear whole.
+"""Writers of PDEBench's HDF5 layouts, irregularities included.
 
 Fields and coordinates are little-endian float32. Writers take batches, so a set may be larger than memory.
 Letters: N samples, T time steps, X and Y cells, C channels.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ups.data.solvers.problem import Array, Trajectories
+from ups.data.solvers.problem import Trajectories
 from ups_store.errors import ConfigError, needs
 
 with needs("train"):
@@ -29,42 +28,39 @@ _METADATA_BYTES = 1 << 20  # room for what libhdf5 holds back until it closes
 _MAX_GROUPS = 10_000  # names have four digits and readers sort them as text
 
 
-def write_scalar1d(
+def write_single_file(
     path: Path, batches: Iterable[Trajectories], *, num_samples: int, attrs: Mapping[str, float]
 ) -> None:
-    """Write the 1D single-file layout: `tensor` (N, T, X), `x-coordinate` (X,), `t-coordinate` (T + 1,).
+    """Write a single-file layout: `tensor`, coordinates, and of Darcy flow its coefficient `nu`.
+
+    In 1D these are `tensor` (N, T, X), `x-coordinate` (X,) and `t-coordinate` (T + 1,); of Darcy flow
+    `tensor` (N, 1, X, Y), `nu` (N, X, Y), and all three coordinates.
 
     Args:
         path: New file.
-        batches: At least one, each with `fields` (n, T, X) on the same grid.
+        batches: At least one, each on the same grid.
         num_samples: N, the samples of all batches together.
         attrs: Root attributes, stored as float64 scalars.
     """
+    first = 0
     with h5py.File(path, "w") as file:
-        last = _write_batches(file, batches, num_samples=num_samples, arrays=_scalar1d_arrays)
-        unused = 2 * last.t[-1] - last.t[-2]
-        coordinates = {"t-coordinate": np.append(last.t, unused), "x-coordinate": last.x}
-        _write_coordinates(file, coordinates)
-        _write_attrs(file, attrs)
-
-
-def write_darcy2d(
-    path: Path, batches: Iterable[Trajectories], *, num_samples: int, attrs: Mapping[str, float]
-) -> None:
-    """Write the Darcy layout: solution `tensor` (N, 1, X, Y), coefficient `nu` (N, X, Y), coordinates.
-
-    Args:
-        path: New file.
-        batches: At least one, each with `fields` (n, 1, X, Y) and `coefficient` (n, X, Y).
-        num_samples: N, the samples of all batches together.
-        attrs: Root attributes, stored as float64 scalars.
-    """
-    with h5py.File(path, "w") as file:
-        last = _write_batches(file, batches, num_samples=num_samples, arrays=_darcy2d_arrays)
-        assert last.y is not None
-        coordinates = {"t-coordinate": _DARCY_TIMES, "x-coordinate": last.x, "y-coordinate": last.y}
-        _write_coordinates(file, coordinates)
-        _write_attrs(file, attrs)
+        for batch in batches:
+            for name, values in {"tensor": batch.fields, "nu": batch.coefficient}.items():
+                if values is None:
+                    continue
+                if first == 0:
+                    file.create_dataset(name, shape=(num_samples, *values.shape[1:]), dtype=_FLOAT32)
+                file[name][first : first + len(values)] = values
+            first += len(batch.fields)
+        assert first == num_samples, f"{first} samples came, {num_samples} were announced"
+        is_line = batch.y is None
+        times = np.append(batch.t, 2 * batch.t[-1] - batch.t[-2]) if is_line else _DARCY_TIMES
+        coordinates = {"t-coordinate": times, "x-coordinate": batch.x, "y-coordinate": batch.y}
+        for name, centres in coordinates.items():
+            if centres is not None:
+                file.create_dataset(name, data=centres, dtype=_FLOAT32)
+        for name, value in attrs.items():
+            file.attrs[name] = np.float64(value)
 
 
 def write_diffreact2d(
@@ -104,41 +100,3 @@ def _check_room(path: Path, nbytes: int) -> None:
     """Fail before libhdf5 does: closing a file of groups on a full disk ends the process with a SIGSEGV."""
     if shutil.disk_usage(path.parent).free < nbytes + _METADATA_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
-
-
-def _scalar1d_arrays(batch: Trajectories) -> dict[str, Array]:
-    return {"tensor": batch.fields}
-
-
-def _darcy2d_arrays(batch: Trajectories) -> dict[str, Array]:
-    assert batch.coefficient is not None
-    return {"tensor": batch.fields, "nu": batch.coefficient}
-
-
-def _write_batches(
-    file: h5py.File,
-    batches: Iterable[Trajectories],
-    *,
-    num_samples: int,
-    arrays: Callable[[Trajectories], dict[str, Array]],
-) -> Trajectories:
-    """Write the arrays of every batch one after the other into contiguous datasets; return the last batch."""
-    first = 0
-    for batch in batches:
-        for name, values in arrays(batch).items():
-            if first == 0:
-                file.create_dataset(name, shape=(num_samples, *values.shape[1:]), dtype=_FLOAT32)
-            file[name][first : first + len(values)] = values
-        first += len(batch.fields)
-    assert first == num_samples, f"{first} samples came, {num_samples} were announced"
-    return batch
-
-
-def _write_coordinates(file: h5py.File, coordinates: Mapping[str, NDArray[np.floating]]) -> None:
-    for name, values in coordinates.items():
-        file.create_dataset(name, data=values, dtype=_FLOAT32)
-
-
-def _write_attrs(file: h5py.File, attrs: Mapping[str, float]) -> None:
-    for name, value in attrs.items():
-        file.attrs[name] = np.float64(value)

@@ -1,9 +1,8 @@
-"""What a solver gives and what a data set is made from: `Trajectories` and the `Problem` protocol.
-
-Random initial states and coefficient fields, drawn per sample.
+"""What a solver gives and what a data set is made from: `Trajectories`, `Problem`, random states and media.
 
 Every sample has its own generator, seeded by (seed, index): sample i is the same however many are made, in
-whatever batches. Letters: N samples, X and Y cells along the axes.
+whatever batches. Letters: N samples, T time steps, X and Y cells along the axes, C
+channels.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from ups_store.errors import ConfigError
 
 Array = NDArray[np.float64]
 
+# Of the covariance of two-phase media: tau, 1/length, and s.
+_INVERSE_LENGTH, _SMOOTHNESS = 3.0, 2.0
+
 
 @dataclass(frozen=True)
 class Trajectories:
     """Solutions of one equation for several initial states or coefficients; everything float64.
-
-    Letters: N samples, T time steps, X and Y cells along the axes, C channels.
 
     Attributes:
         fields: Solution; (N, T, X) in 1D, (N, T, Y, X, C) for reaction-diffusion, (N, 1, X, Y) for Darcy.
@@ -141,17 +141,10 @@ def random_noise(indices: Sequence[int], *, seed: int, shape: tuple[int, ...]) -
     return np.stack([sample_generator(index, seed=seed).standard_normal(shape) for index in indices])
 
 
-def random_two_phase(
-    indices: Sequence[int],
-    *,
-    seed: int,
-    num_points: int,
-    low: float,
-    high: float,
-    inverse_length: float = 3.0,
-    smoothness: float = 2.0,
-) -> Array:
+def random_two_phase(indices: Sequence[int], *, seed: int, num_points: int, low: float, high: float) -> Array:
     """Draw two-valued media on the unit square: the sign of a smooth Gaussian random field picks the value.
+
+    The field has the covariance (-Laplacian + tau^2)^-s, with zero-flux boundary and no mean.
 
     Args:
         indices: Sample numbers, N of them.
@@ -159,15 +152,13 @@ def random_two_phase(
         num_points: Cells per side.
         low: Value where the field is negative.
         high: Value elsewhere.
-        inverse_length: Inverse correlation length tau of the field, 1/length.
-        smoothness: Exponent s of its covariance (-Laplacian + tau^2)^-s, with zero-flux boundary and no mean.
 
     Returns:
         Coefficients, shape (N, X, Y), each entry `low` or `high`.
     """
     wave_numbers = np.pi * np.arange(num_points)
     squared = wave_numbers[:, None] ** 2 + wave_numbers[None, :] ** 2
-    deviation = (squared + inverse_length**2) ** (-smoothness / 2)
+    deviation = (squared + _INVERSE_LENGTH**2) ** (-_SMOOTHNESS / 2)
     deviation[0, 0] = 0.0
     noise = random_noise(indices, seed=seed, shape=(num_points, num_points))
     smooth = fft.idctn(noise * deviation, axes=(1, 2), norm="ortho")
