@@ -80,7 +80,7 @@ def test_built_stores_hold_what_h5py_reads(family: Family, space: int, time: int
     rows = rows_of(family.task, num_samples)
     if family.file_name.startswith((family.task, "Sod")):  # of one split as a whole
         rows = {"test" if "Sod" in family.file_name else "train": list(range(num_samples))}
-    keys = {"task": family.task, "files": [family.file_name]}
+    keys = {"tasks": family.task, "files": [family.file_name]}
     assert_built(tmp_path, expected, rows, **keys, reduce_space=space, reduce_time=time)
 
 
@@ -92,7 +92,7 @@ def test_stores_built_from_pdebench_hold_what_h5py_reads(
     family = next(f for f in FAMILIES if get_task(f.task).matches(path.name) and f.file_name != "Sod6.hdf5")
     expected = reduced(plain(path, family.read), space=space, time=time)
     rows = rows_of(family.task, len(expected["fields"]))
-    keys = {"task": family.task, "root": str(REAL_FILES), "files": [path.name]}
+    keys = {"tasks": family.task, "root": str(REAL_FILES), "files": [path.name]}
     report = assert_built(tmp_path, expected, rows, **keys, reduce_space=space, reduce_time=time)
     for result in report.stores:
         statistics = result.statistics["fields"]
@@ -116,7 +116,7 @@ def test_stores_of_both_burgers_files_hold_the_parameter_of_each_sample(tmp_path
 def test_store_holds_coordinates_dimensions_and_attributes(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     path = write_cfd2d(tmp_path / "source" / "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.02_periodic_64_Train.hdf5")
-    build(settings(tmp_path, task="cfd2d", split="train", reduce_space=2, reduce_time=3))
+    build(settings(tmp_path, tasks="cfd2d", split="train", reduce_space=2, reduce_time=3))
     with ups_store.open(tmp_path / "cache/cfd2d_train.zarr.zip") as store, h5py.File(path) as file:
         assert np.array_equal(store["t"], file["t-coordinate"][:T:3])
         assert np.array_equal(store["x"], file["x-coordinate"][::2])
@@ -193,7 +193,7 @@ def test_fields_are_stored_in_the_dtype_asked_for(name: str, dtype, family: Fami
     split = "test" if "Sod" in family.file_name else "train"
     config = settings(
         tmp_path,
-        task=family.task,
+        tasks=family.task,
         split=split,
         files=[path.name],
         cache_dtype=name,
@@ -363,7 +363,7 @@ def test_links_to_one_file_give_its_samples_once(tmp_path: Path) -> None:
 def test_layout_follows_content_whatever_the_suffix_says(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     path = write_diffsorp(tmp_path / "source" / "1D_diff-sorp_NA_NA.hdf5")  # published as .h5
-    build(settings(tmp_path, task="diffsorp1d", split="train", split_fractions=(1, 0, 0)))
+    build(settings(tmp_path, tasks="diffsorp1d", split="train", split_fractions=(1, 0, 0)))
     expected = plain(path, lambda file: {"fields": np.stack([file[name]["data"][...] for name in file])})
     assert_store_holds(tmp_path / "cache/diffsorp1d_train.zarr.zip", expected, list(range(5)))
 
@@ -385,7 +385,7 @@ def test_shock_tube_is_built_when_it_is_named(tmp_path: Path) -> None:
     write_cfd1d(tmp_path / "source" / "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5")
     path = write_shock_tube(tmp_path / "source" / "Sod6.hdf5")
     watcher = Recorder()
-    report = build(settings(tmp_path, task="cfd1d", files=["Sod*"]), watcher)
+    report = build(settings(tmp_path, tasks="cfd1d", files=["Sod*"]), watcher)
     assert [(result.split, result.num_samples) for result in report.stores] == [("test", 1)]
     assert set(report.skipped) == {"cfd1d train", "cfd1d val"}
     assert len(watcher.notes) == 2
@@ -403,7 +403,7 @@ def test_three_spatial_axes_are_stored_as_z_y_x(tmp_path: Path) -> None:
     datasets = {name: index + 10_000 * i for i, name in enumerate(names)}
     datasets |= {f"{axis}-coordinate": coordinate(n) for axis, n in zip("xyz", (X, Y, z), strict=True)}
     write(tmp_path / "source" / "3D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5", datasets)
-    build(settings(tmp_path, task="cfd3d", split="train", split_fractions=(1, 0, 0)))
+    build(settings(tmp_path, tasks="cfd3d", split="train", split_fractions=(1, 0, 0)))
     with ups_store.open(tmp_path / "cache/cfd3d_train.zarr.zip") as store:
         assert store["fields"].shape == (1, T, z, Y, X, 5)
         assert store["fields"][0, 5, 3, 2, 1, 4] == index[0, 5, 1, 2, 3] + 40_000
