@@ -28,7 +28,7 @@ from ups.eval.evaluate import check_split, evaluate
 from ups.eval.report_page import write_report
 from ups.eval.train_baseline import find_baselines, train_configured_baselines
 from ups.optim import check_optimizer
-from ups.output import Note, check_writable, discard, each_once
+from ups.output import Note, check_writable, discard, each_once, terminal
 from ups.train.distributed import joined_ranks
 from ups.train.interrupt import CONTINUES
 from ups.train.joint import check_joint
@@ -241,14 +241,16 @@ def build_fields(
 
 def _command(config_path: Path | None, overrides: Sequence[str]) -> list[str]:
     config = [] if config_path is None else ["--config", str(config_path)]
-    return [sys.executable, *BUILD, *config, *overrides]
+    quiet = ["-q"] if terminal().quiet else []
+    return [sys.executable, *BUILD, *quiet, *config, *overrides]
 
 
 def _run(command: list[str], *, note: Note) -> None:
-    """Run a command with its output on stderr; signals that ask this process to stop go to it."""
+    """Run a command with its output on stderr, -q without its results; signals to stop go to it."""
     note(f"$ {shlex.join(['ups-store', 'build', *command[len(BUILD) + 1 :]])}")
     # In a session of its own a Ctrl-C on the terminal reaches it once, through us.
-    process = subprocess.Popen(command, stdout=sys.stderr.fileno(), start_new_session=True)
+    stdout = subprocess.DEVNULL if terminal().quiet else sys.stderr.fileno()  # only a step of the run
+    process = subprocess.Popen(command, stdout=stdout, start_new_session=True)
 
     stopped_by: list[str] = []
 
