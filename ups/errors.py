@@ -11,6 +11,7 @@ from typing import Any
 
 from ups_store.errors import MissingExtraError as MissingExtraError
 from ups_store.errors import check_installed as check_installed
+from ups_store.errors import did_you_mean as did_you_mean
 from ups_store.errors import needs as needs
 
 _EXIT_DISK_FULL = 6  # as in `ups_store.errors`
