@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ups.config import RunConfig
 
 ALL = "all"
-_CONTINUES = "the same command continues"
-_WITHOUT_RESTART = "the same command without --restart continues"
+_WITHOUT_RESTART = "the same command without --restart"
 
 
 def train(
@@ -100,11 +99,12 @@ def _ending(restart: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:  # a second Ctrl-C, or one while a build works
-        problem = f"stopped at once: what was saved before is kept; {_CONTINUES} from there"
-        note(_truly(problem, restart), is_last=True)
+        command = _WITHOUT_RESTART if restart else "the same command"
+        note(f"stopped at once: what was saved before is kept; {command} continues from there", is_last=True)
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (UpsError, StoreError) as error:
-        error.hint = error.hint and _truly(error.hint, restart)
+        if restart and isinstance(error, UpsError) and error.continued_by:
+            error.continued_by = _WITHOUT_RESTART
         if isinstance(error, InterruptedTrainingError):  # as it was asked to: no error
             note(str(error), is_last=True)
         elif rank():
@@ -112,10 +112,6 @@ def _ending(restart: bool) -> Iterator[None]:
         else:
             raise
         raise typer.Exit(error.exit_code) from None
-
-
-def _truly(text: str, restart: bool) -> str:
-    return text.replace(_CONTINUES, _WITHOUT_RESTART) if restart else text
 
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:

@@ -30,7 +30,7 @@ from ups.eval.train_baseline import find_baselines, train_configured_baselines
 from ups.optim import check_optimizer
 from ups.output import Note, check_writable, discard, each_once, terminal
 from ups.train.distributed import joined_ranks
-from ups.train.interrupt import CONTINUES
+from ups.train.interrupt import SAME_COMMAND
 from ups.train.joint import check_joint
 from ups.train.operator import check_no_inverse_losses
 from ups.train.operator_spec import operator_size
@@ -266,12 +266,13 @@ def _run(command: list[str], *, note: Note) -> None:
             signal.signal(number, handler)
     if code != 0 and stopped_by:
         problem = f"stopped by {stopped_by[0]} during a build of stores"
-        raise InterruptedTrainingError(problem, kind="build_interrupted", hint=CONTINUES)
+        raise InterruptedTrainingError(problem, kind="build_interrupted", continued_by=SAME_COMMAND)
     if code != 0:
         error = UpsError(
             f"the build of stores ended with exit code {code}",
             kind="build",
-            hint=f"its own message stands above; {CONTINUES}",
+            hint="its own message stands above",
+            continued_by=SAME_COMMAND,
         )
         error.exit_code = code if code > 0 else UpsError.exit_code
         raise error
