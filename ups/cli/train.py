@@ -12,6 +12,7 @@ import typer
 
 from ups.cli.common import AsJson, Config, Overrides, note, rank
 from ups.errors import InterruptedTrainingError, UpsError
+from ups_store.command_line import completing
 from ups_store.console import importing
 from ups_store.errors import StoreError
 
@@ -27,7 +28,11 @@ def train(
     *,
     config: Config = None,
     stage: Annotated[
-        str, typer.Option(help="autoencoder, joint or operator; all: those of the configuration, in order")
+        str,
+        typer.Option(
+            help="autoencoder, joint or operator; all: those of the configuration, in order",
+            autocompletion=completing(lambda: ("autoencoder", "joint", "operator", ALL)),
+        ),
     ] = ALL,
     epochs: Annotated[int | None, typer.Option(help="of the stage, or of each stage")] = None,
     seed: Annotated[int | None, typer.Option(help="as seed=N")] = None,
