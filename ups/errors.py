@@ -11,6 +11,7 @@ from typing import Any
 
 from ups_store.errors import MissingExtraError as MissingExtraError
 from ups_store.errors import check_installed as check_installed
+from ups_store.errors import did_you_mean as did_you_mean
 from ups_store.errors import needs as needs
 
 _EXIT_DISK_FULL = 6  # as in `ups_store.errors`
@@ -26,6 +27,7 @@ class UpsError(Exception):
         expected: What should have been there.
         found: What was there.
         hint: What to do about it, as an imperative.
+        continued_by: What continues the work that it ended, such as "the same command".
     """
 
     kind = "ups"
@@ -40,6 +42,7 @@ class UpsError(Exception):
         expected: Any = None,
         found: Any = None,
         hint: str | None = None,
+        continued_by: str | None = None,
     ) -> None:
         self.problem = problem
         self.kind = kind or type(self).kind
@@ -47,6 +50,7 @@ class UpsError(Exception):
         self.expected = expected
         self.found = found
         self.hint = hint
+        self.continued_by = continued_by
         super().__init__(problem)
 
     def __str__(self) -> str:
@@ -56,7 +60,8 @@ class UpsError(Exception):
             sentence += "" if self.found is None else f", found {self.found}"
         elif self.found is not None:
             sentence += f": found {self.found}"
-        return f"{sentence}; {self.hint}" if self.hint else sentence
+        continues = self.continued_by and f"{self.continued_by} continues"
+        return "; ".join(filter(None, (sentence, self.hint, continues)))
 
 
 class ConfigError(UpsError, ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -27,8 +27,9 @@ class _WithCommonOptions:
         self.params = [*self.params, *_common_options()]
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        present = args if context.resilient_parsing else self._present(args)  # a shell asks about half a line
         try:
-            return super().parse_args(context, self._present(args))  # type: ignore[misc,no-any-return]
+            return super().parse_args(context, present)  # type: ignore[misc,no-any-return]
         except Exception as error:  # by its attributes: some releases of typer bring a click of their own
             if near := getattr(error, "possibilities", None):
                 error.message += f". Did you mean {' or '.join(sorted(near))}?"  # type: ignore[attr-defined]
@@ -78,6 +79,19 @@ def make_single(function: Callable[..., Any], *, cls: type[Verb] = Verb) -> type
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(cls=cls, context_settings=_HELP)(function)
     return app
+
+
+def completing(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell offers for an option's value: the `autocompletion` of `typer.Option`.
+
+    Args:
+        known: Gives the values that there are, once a shell asks.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known() if word.startswith(incomplete)]
+
+    return complete
 
 
 @cache

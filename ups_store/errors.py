@@ -8,7 +8,7 @@ This module imports nothing of ours, so everything else may import it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 
@@ -102,6 +102,26 @@ def hinting(hint: str, *classes: type[StoreError]) -> Iterator[None]:
     except classes as error:
         error.hint = hint
         raise
+
+
+def near_word(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelled one was probably meant to be; one of the same letters is nearest.
+
+    Args:
+        word: What was given.
+        known: What there is; if nothing resembles the word enough, there is no suggestion, not a wrong one.
+    """
+    from difflib import get_close_matches  # for an error only
+
+    words = list(known)
+    same = [each for each in words if sorted(each.lower()) == sorted(word.lower())]
+    return next(iter(same or get_close_matches(word, words, n=1, cutoff=0.75)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """A hint that suggests `near_word`, if there is one."""
+    near = near_word(word, known)
+    return f"did you mean {near}?" if near else None
 
 
 class FormatError(StoreError):

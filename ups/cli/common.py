@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups.errors import ConfigError
+from ups_store.build import shipped_configs
+from ups_store.command_line import completing
 from ups_store.console import log, print_json, results
 
 if TYPE_CHECKING:
@@ -18,11 +20,20 @@ if TYPE_CHECKING:
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="such as training.lr=1e-4; wins over the file")
 ]
-Config = Annotated[Path | None, typer.Option(help="YAML file, or a name of `ups configs`")]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="YAML file, or a name of `ups configs`", autocompletion=completing(shipped_configs)),
+]
 Checkpoint = Annotated[
     Path | None, typer.Option(help="the operator [default: <checkpoint.dir>/operator.safetensors]")
 ]
-Split = Annotated[str | None, typer.Option(help="train, val or test [default: evaluation.split]")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="train, val or test [default: evaluation.split]",
+        autocompletion=completing(lambda: ("train", "val", "test")),
+    ),
+]
 Also = Annotated[
     list[Path] | None, typer.Option(help="another operator of the same tasks, as a row; may be repeated")
 ]

@@ -13,6 +13,7 @@ import typer
 from ups.cli.common import AsJson, Config, Overrides, note, rank
 from ups.errors import InterruptedTrainingError, UpsError
 from ups.output import discard
+from ups_store.command_line import completing
 from ups_store.console import importing
 from ups_store.errors import StoreError
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from ups.config import RunConfig
 
 ALL = "all"
-_CONTINUES = "the same command continues"
-_WITHOUT_RESTART = "the same command without --restart continues"
+_WITHOUT_RESTART = "the same command without --restart"
 
 
 def train(
@@ -29,7 +29,11 @@ def train(
     *,
     config: Config = None,
     stage: Annotated[
-        str, typer.Option(help="autoencoder, joint or operator; all: those of the configuration, in order")
+        str,
+        typer.Option(
+            help="autoencoder, joint or operator; all: those of the configuration, in order",
+            autocompletion=completing(lambda: ("autoencoder", "joint", "operator", ALL)),
+        ),
     ] = ALL,
     epochs: Annotated[int | None, typer.Option(help="of the stage, or of each stage")] = None,
     seed: Annotated[int | None, typer.Option(help="as seed=N")] = None,
@@ -101,11 +105,12 @@ def _ending(restart: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:  # a second Ctrl-C, or one while a build works
-        problem = f"stopped at once: what was saved before is kept; {_CONTINUES} from there"
-        note(_truly(problem, restart), is_last=True)
+        command = _WITHOUT_RESTART if restart else "the same command"
+        note(f"stopped at once: what was saved before is kept; {command} continues from there", is_last=True)
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (UpsError, StoreError) as error:
-        error.hint = error.hint and _truly(error.hint, restart)
+        if restart and isinstance(error, UpsError) and error.continued_by:
+            error.continued_by = _WITHOUT_RESTART
         if isinstance(error, InterruptedTrainingError):  # as it was asked to: no error
             note(str(error), is_last=True)
         elif rank():
@@ -113,10 +118,6 @@ def _ending(restart: bool) -> Iterator[None]:
         else:
             raise
         raise typer.Exit(error.exit_code) from None
-
-
-def _truly(text: str, restart: bool) -> str:
-    return text.replace(_CONTINUES, _WITHOUT_RESTART) if restart else text
 
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:

@@ -10,10 +10,11 @@ to import; `tests/ups/config/test_keys_of_build.py` holds them to those.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ups_store.errors import near_word
 
 SECTIONS = frozenset(
     ("encoder", "decoder", "operator", "training", "stages", "checkpoint", "logging", "evaluation", "seed")
@@ -75,8 +76,8 @@ def without_effect(values: dict[str, Any]) -> Iterator[str]:
         passed = {*known, *OLD_KEYS.get(section, ()), *_LATER_KEYS}
         for name in map(str, _section(values, section)):
             if name not in passed and not name.startswith(_LATER_PREFIX):
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {section}.{near[0]}?" if near else f"{LISTS_KEYS} shows the known keys"
+                near = near_word(name, known)
+                hint = f"did you mean {section}.{near}?" if near else f"{LISTS_KEYS} shows the known keys"
                 yield f"{section}.{name} is no key and has no effect; {hint}"
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ups.config import RunConfig
 from ups.data.trajectories import Trajectories
-from ups.errors import ConfigError
+from ups.errors import ConfigError, did_you_mean
 from ups.eval.baseline_model import Baseline
 from ups.eval.comparison import (
     LATENT_METRICS,
@@ -98,7 +98,8 @@ def check_split(split: str) -> Split:
     """
     known: dict[str, Split] = {"train": "train", "val": "val", "valid": "val", "test": "test"}
     if split not in known:
-        raise ConfigError("--split", expected="train, val or test", found=repr(split))
+        hint = did_you_mean(split, known)
+        raise ConfigError("--split", expected="train, val or test", found=repr(split), hint=hint)
     return known[split]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ups.eval.comparison import Scores
 from ups.eval.training_logs import StageLog
@@ -166,6 +167,8 @@ def show_evaluation(report: Report, console: Console) -> None:
         console.print(task.protocol, style="dim", markup=False)
 
 
-def _shown(value: Interval | None) -> str:
+def _shown(value: Interval | None) -> Text:
     """The value over its interval, so that columns stay narrow."""
-    return "-" if value is None else f"{value.mean:.3g}\n[dim]{value.low:.2g} to {value.high:.2g}[/dim]"
+    if value is None:
+        return Text("-")
+    return Text.assemble(f"{value.mean:.3g}\n", (f"{value.low:.2g} to {value.high:.2g}", "dim"))

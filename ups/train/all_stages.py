@@ -28,9 +28,9 @@ from ups.eval.evaluate import check_split, evaluate
 from ups.eval.report_page import write_report
 from ups.eval.train_baseline import find_baselines, train_configured_baselines
 from ups.optim import check_optimizer
-from ups.output import Note, check_writable, discard, each_once
+from ups.output import Note, check_writable, discard, each_once, terminal
 from ups.train.distributed import joined_ranks
-from ups.train.interrupt import CONTINUES
+from ups.train.interrupt import SAME_COMMAND
 from ups.train.joint import check_joint
 from ups.train.operator import check_no_inverse_losses
 from ups.train.operator_spec import operator_size
@@ -241,14 +241,16 @@ def build_fields(
 
 def _command(config_path: Path | None, overrides: Sequence[str]) -> list[str]:
     config = [] if config_path is None else ["--config", str(config_path)]
-    return [sys.executable, *BUILD, *config, *overrides]
+    quiet = ["-q"] if terminal().quiet else []
+    return [sys.executable, *BUILD, *quiet, *config, *overrides]
 
 
 def _run(command: list[str], *, note: Note) -> None:
-    """Run a command with its output on stderr; signals that ask this process to stop go to it."""
+    """Run a command with its output on stderr, -q without its results; signals to stop go to it."""
     note(f"$ {shlex.join(['ups-store', 'build', *command[len(BUILD) + 1 :]])}")
     # In a session of its own a Ctrl-C on the terminal reaches it once, through us.
-    process = subprocess.Popen(command, stdout=sys.stderr.fileno(), start_new_session=True)
+    stdout = subprocess.DEVNULL if terminal().quiet else sys.stderr.fileno()  # only a step of the run
+    process = subprocess.Popen(command, stdout=stdout, start_new_session=True)
 
     stopped_by: list[str] = []
 
@@ -264,12 +266,13 @@ def _run(command: list[str], *, note: Note) -> None:
             signal.signal(number, handler)
     if code != 0 and stopped_by:
         problem = f"stopped by {stopped_by[0]} during a build of stores"
-        raise InterruptedTrainingError(problem, kind="build_interrupted", hint=CONTINUES)
+        raise InterruptedTrainingError(problem, kind="build_interrupted", continued_by=SAME_COMMAND)
     if code != 0:
         error = UpsError(
             f"the build of stores ended with exit code {code}",
             kind="build",
-            hint=f"its own message stands above; {CONTINUES}",
+            hint="its own message stands above",
+            continued_by=SAME_COMMAND,
         )
         error.exit_code = code if code > 0 else UpsError.exit_code
         raise error

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ups.device import choose_device
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, UpsError
 from ups.output import Note
-from ups.train.interrupt import CONTINUES
+from ups.train.interrupt import SAME_COMMAND
 from ups.train.stage import Losses, Stage
 
 # Kinds of errors that all ranks raise at the same point.
@@ -243,8 +243,12 @@ def joined_ranks(
     except RuntimeError as error:
         if not _is_about_ranks(error):
             raise
-        hint = f"its own message says why; {CONTINUES}"
-        raise UpsError(f"rank {ranks.rank} lost another rank", kind="rank_lost", hint=hint) from error
+        raise UpsError(
+            f"rank {ranks.rank} lost another rank",
+            kind="rank_lost",
+            hint="its own message says why",
+            continued_by=SAME_COMMAND,
+        ) from error
     # After other errors the group stays: a rank that waits for this one learns of it when this process ends.
 
 

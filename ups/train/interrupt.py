@@ -11,7 +11,7 @@ from types import FrameType
 
 from ups.errors import InterruptedTrainingError
 
-CONTINUES = "the same command continues"  # a hint; not with --restart, as `ups train` then says
+SAME_COMMAND = "the same command"  # continues; not with --restart, as `ups train` then says
 
 
 class StopRequest:
@@ -46,10 +46,12 @@ def before_steps(stage: str, state_path: Path, *, restart: bool = False) -> Iter
     except KeyboardInterrupt:
         is_begun = state_path.exists()
         kept = f"{state_path} is as it was" if is_begun else "there is nothing to save yet"
+        is_continued = is_begun and not restart
         raise InterruptedTrainingError(
             f"stage {stage} was stopped before its first step; {kept}",
             kind="interrupted_at_start",
-            hint=CONTINUES if is_begun and not restart else "the same command begins again",
+            hint=None if is_continued else f"{SAME_COMMAND} begins again",
+            continued_by=SAME_COMMAND if is_continued else None,
         ) from None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ups.config import RunConfig, TrainingConfig
 from ups.data.batches import Loader
 from ups.device import compiled_or_eager
-from ups.errors import ConfigError
+from ups.errors import ConfigError, did_you_mean
 from ups.output import Note, discard
 
 Losses = dict[str, Tensor]
@@ -117,8 +117,10 @@ def make_stage(
         CheckpointError: As `start.check_data`.
     """
     if name not in STAGES:
-        expected = f"one of {', '.join((*STAGES, ALL))}"
-        raise ConfigError("no such stage", kind="unknown_stage", expected=expected, found=repr(name))
+        expected, hint = f"one of {', '.join((*STAGES, ALL))}", did_you_mean(name, STAGES)
+        raise ConfigError(
+            "no such stage", kind="unknown_stage", expected=expected, found=repr(name), hint=hint
+        )
     module, function = STAGES[name]
     stage: Stage = getattr(import_module(module), function)(config, device=device, start=start)
     return stage

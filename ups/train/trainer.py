@@ -18,7 +18,7 @@ from ups.errors import InterruptedTrainingError
 from ups.optim import AveragedWeights, LearningRate, make_optimizer
 from ups.train.best import BestWeights
 from ups.train.distributed import ALONE, Agreement, ParallelLosses, Ranks
-from ups.train.interrupt import CONTINUES, StopRequest, stop_on_signals
+from ups.train.interrupt import SAME_COMMAND, StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, StartupClock, StepClock, diverged
 from ups.train.sinks import GpuWatch, open_sinks
@@ -277,7 +277,7 @@ class Trainer:
         where = f"stopped by {name} after step {self.step} of {self.total_steps}"
         raise InterruptedTrainingError(
             f"stage {self.stage.name} was {where}, and is saved in {self.state_path}",
-            hint=CONTINUES,
+            continued_by=SAME_COMMAND,
         )
 
     def _is_patience_over(self) -> bool:

@@ -14,7 +14,8 @@ from ups_store.build.config import BuildConfig, load_config
 from ups_store.build.events import watching
 from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import BuildRank
-from ups_store.command_line import Verb, make_single
+from ups_store.build.shipped import shipped_configs
+from ups_store.command_line import Verb, completing, make_single
 from ups_store.console import counted, is_verbose, log, print_json
 from ups_store.errors import ConfigError
 from ups_store.sources.reader_handle import stop_spare
@@ -49,9 +50,17 @@ def build(
         typer.Argument(help="dotted overrides, such as data.reduce_space=4", metavar="KEY=VALUE"),
     ] = None,
     *,
-    config: Annotated[Path | None, typer.Option(help="YAML file; flags and overrides win over it")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file; flags and overrides win over it", autocompletion=completing(shipped_configs)
+        ),
+    ] = None,
     tasks: Annotated[list[str] | None, typer.Option(help="burgers1d advection1d ...")] = None,
-    split: Annotated[list[str] | None, typer.Option(help="train val test")] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="train val test", autocompletion=completing(lambda: ("train", "val", "test"))),
+    ] = None,
     root: Annotated[
         Path | None, typer.Option(help="folder of the HDF5 files [default: $PDEBENCH_ROOT]")
     ] = None,

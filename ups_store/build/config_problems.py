@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-from ups_store.errors import ConfigError, needs
+from ups_store.errors import ConfigError, near_word, needs
 
 with needs("hdf5"):
     from pydantic import BaseModel, ValidationError
@@ -122,22 +121,41 @@ def _hint(key: str, known: Sequence[str], beside: Sequence[str], see: str | None
     """What to do about an unknown key."""
     if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
         return "in YAML, indent what follows a dot below what precedes it"
-    if near := difflib.get_close_matches(key, beside, n=1) or _near(key, known):
-        return f"did you mean {near[0]}?"
+    section, _, name = key.rpartition(".")
+    if beside:
+        near = near_word(name, (each.rpartition(".")[2] for each in beside))
+        near = near and f"{section}.{near}"
+    else:
+        near = _near(key, known)
+    if near:
+        return f"did you mean {near}?"
     return f"see {see} for the known keys" if see else f"known keys: {', '.join(beside or known)}"
 
 
-def _near(key: str, known: Sequence[str]) -> list[str]:
-    """The known key that an unknown one was probably meant to be."""
-    parts = key.split(".")
-    if parts[0] in ("stages", "tasks") and len(parts) > 1:
-        parts[1] = "<name>"
-    sections = {name.partition(".")[0] for name in known}
-    close = difflib.get_close_matches(".".join(parts), [*known, *sections], n=1)
-    in_training_last = sorted(known, key=lambda name: name.startswith("training."))
-    by_name = {name.rpartition(".")[2]: name for name in in_training_last}
-    same = [by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1)]
-    return same or close if "." not in key else close or same
+def _near(key: str, known: Sequence[str]) -> str | None:
+    """The known key that an unknown one was probably meant to be: its section first, then what is within."""
+    place: list[str] = []
+    *_, last = parts = key.split(".")
+    for part in parts:
+        names = _names_below(place, known)
+        near = "<name>" if "<name>" in names else near_word(part, names)
+        if near is None:
+            return _elsewhere(last, known) if len(place) == len(parts) - 1 else None
+        place.append(near)
+    return ".".join(place)
+
+
+def _names_below(place: Sequence[str], known: Sequence[str]) -> set[str]:
+    depth, split = len(place), [name.split(".") for name in known]
+    return {parts[depth] for parts in split if parts[:depth] == place and len(parts) > depth}
+
+
+def _elsewhere(name: str, known: Sequence[str]) -> str | None:
+    """The only key of such a name in any section, or the one that `training` has."""
+    near = near_word(name, {key.rpartition(".")[2] for key in known})
+    same = [key for key in known if key.rpartition(".")[2] == near]
+    in_training = [key for key in same if key.startswith("training.")]
+    return next((found[0] for found in (in_training, same) if len(found) == 1), None)
 
 
 def _section_of(annotation: object) -> type[BaseModel] | None:

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ups_store.errors import ConfigError, SourceError
+from ups_store.errors import ConfigError, SourceError, did_you_mean
 from ups_store.sources.tasks import Task
 
 _SUFFIXES = (".h5", ".hdf5")
@@ -293,7 +293,11 @@ def canonical_split(name: str) -> str:
     """
     if name not in SPLIT_NAMES:
         raise ConfigError(
-            "unknown split", kind="unknown_split", expected=f"one of {SPLITS}", found=repr(name)
+            "unknown split",
+            kind="unknown_split",
+            expected="train, val or test",
+            found=repr(name),
+            hint=did_you_mean(name, SPLITS),
         )
     return SPLIT_NAMES[name]
 

@@ -139,6 +139,7 @@ def test_configuration_of_every_task_loads(name: str) -> None:
         ("data.taks=burgers1d", "did you mean data.tasks?"),
         ("cache.dirr=x", "did you mean cache.dir?"),
         ("cach.dir=x", "did you mean cache?"),
+        ("dat.tasks=x", "did you mean data?"),
         ("zzz=1", "known keys: data.tasks, data.root, data.split, data.files, "),
         ("=1", "known keys: data.tasks"),
     ],

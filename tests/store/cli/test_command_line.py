@@ -142,18 +142,27 @@ def test_build_as_a_verb_starts_its_reader_before_the_parser_is_imported() -> No
     [
         ("ups", "ups tr", {"train", "train-baselines"}),
         ("ups", "ups train --ep", {"--epochs"}),
+        ("ups", "ups train --config de", {"demo"}),
+        ("ups", "ups train --stage op", {"operator"}),
+        ("ups", "ups evaluate --split t", {"train", "test"}),
+        ("ups-store", "ups-store build --config de", {"demo"}),
+        ("ups-store", "ups-store build --split v", {"val"}),
         ("ups-store", "ups-store bu", {"build"}),
         ("ups-store", "ups-store build --tas", {"--tasks"}),
     ],
 )
-def test_completion_offers_verbs_and_options(command: str, typed: str, offered: set[str]) -> None:
+def test_completion_offers_verbs_options_and_values(command: str, typed: str, offered: set[str]) -> None:
     module = command.replace("-", "_")
     variables = {
         f"_{module.upper()}_COMPLETE": "complete_bash",
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split()) - 1),
     }
-    code = f"import sys; sys.argv = [{command!r}]; from {module}.cli import main; main()"
+    code = (
+        f"import atexit, sys; sys.argv = [{command!r}]\n"
+        "atexit.register(lambda: print(*{'torch'} & set(sys.modules)))\n"  # a shell doesn't wait for it
+        f"from {module}.cli import main; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **variables},

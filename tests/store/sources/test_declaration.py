@@ -118,14 +118,14 @@ def test_declaration_for_the_identity_is_what_decides_the_content(tmp_path: Path
             "did you mean tasks.flow.layout.fields.0.dataset?",
         ),
         (
-            changed(parameters={"nu": {"attr": "nu"}}),
-            "tasks.flow.layout.parameters.nu.attr",
+            changed(parameters={"nu": {"atribute": "nu"}}),
+            "tasks.flow.layout.parameters.nu.atribute",
             "did you mean tasks.flow.layout.parameters.nu.attribute?",
         ),
         (
             changed(coordinates={"t": {"dt": 0.1}}),
             "tasks.flow.layout.coordinates.t.dt",
-            "did you mean tasks.flow.layout.coordinates.t.step?",
+            "known keys: tasks.flow.layout.coordinates.t.dataset, tasks.flow.layout.coordinates.t.step",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

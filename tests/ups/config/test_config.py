@@ -96,6 +96,10 @@ def test_task_that_the_configuration_declares_is_known() -> None:
         ("stages.operator.epocs=1", "stages.<name>.epochs"),
         ("data.taks=burgers1d", "data.tasks"),
         ("latent.tokns=1", "latent.tokens"),
+        ("dat.tasks=burgers1d", "data"),
+        ("training.epochs=3", "stages.<name>.epochs"),
+        ("training.epoch=3", "stages.<name>.epochs"),
+        ("stages.operator.optimzer.lr=1", "stages.<name>.optimizer"),
     ],
 )
 def test_unknown_key_is_an_error_naming_the_nearest_one(override: str, near: str) -> None:
@@ -103,6 +107,11 @@ def test_unknown_key_is_an_error_naming_the_nearest_one(override: str, near: str
     assert error.kind == "unknown_key"
     assert error.hint == f"did you mean {near}?"
     assert override.partition("=")[0].split(".")[0] in str(error)
+
+
+@pytest.mark.parametrize("key", ["stages.operator.time_stride", "training.learning_rate", "training.dir"])
+def test_unknown_key_that_resembles_none_is_no_reason_for_a_wrong_suggestion(key: str) -> None:
+    assert error_of(f"{key}=1").hint == "see docs/training.md for the known keys"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +124,10 @@ def test_unknown_key_is_an_error_naming_the_nearest_one(override: str, near: str
         ("stages.decoder.epochs=1", "stages.decoder is no stage"),
         ("encoder.width=30", "encoder.width = 30 isn't a multiple of num_heads = 4"),
         ("operator.pdet.input_dim=7", "operator.pdet.input_dim = 7, but latent.dim = 4"),
-        ("data.split=trian", "unknown split"),
+        (
+            "data.split=trian",
+            "expected train, val or test, found 'trian'; did you mean train?",
+        ),
         ("tasks.flow2d.boundary.x=periodic", "tasks.flow2d: expected ndim or layout"),
         ("training", "override: expected key=value"),
         ("training.lr=[1", "overrides: expected YAML values"),

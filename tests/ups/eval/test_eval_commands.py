@@ -93,6 +93,7 @@ def test_evaluate_takes_the_checkpoint_s_configuration_and_overrides(folder: Pat
         (["--checkpoint", "none.safetensors"], 1, f"no such checkpoint; {TRAIN_IT}"),
         (["--config", "none.yaml"], 2, "can't be read"),
         (["--split", "holdout"], 2, "--split: expected train, val or test, found 'holdout'"),
+        (["--split", "tset"], 2, "did you mean test?"),
         (["--split", "val", "data.split_fractions=[0.9,0.0,0.1]"], 2, "would be empty"),
         (["--steps", "6"], 2, "expected 1 to 5 steps"),
         (["--steps", "0"], 2, "a rollout of 0 steps doesn't fit"),

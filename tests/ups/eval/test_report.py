@@ -23,6 +23,7 @@ from ups.eval.report import Report, Row, TaskReport, show_evaluation
 from ups.eval.report_page import to_html, write_report
 from ups.eval.training_logs import StageLog
 from ups.eval.trajectory_errors import Interval, Resamples
+from ups_store.console import results
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -210,6 +211,13 @@ def test_table_on_a_terminal_of_80_columns_keeps_the_names_of_the_rows() -> None
         "mean of the training split: n",
     ):
         assert shown in text
+
+
+def test_evaluation_on_stdout_has_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation(report(), results())
+    shown = capsys.readouterr().out
+    assert "0.08 to 0.12" in shown
+    assert "[" not in shown
 
 
 def test_rows_of_the_same_value_are_best_together() -> None:

@@ -21,7 +21,8 @@ from rich.console import Console
 
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, OutputError, UpsError
-from ups.train.all_stages import build_latents, first_stage, run_all
+from ups.output import discard
+from ups.train.all_stages import build_fields, build_latents, first_stage, run_all
 from ups.train.log import show_report
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
@@ -251,6 +252,15 @@ def test_baselines_without_an_evaluation_have_no_effect_which_is_told(run: Path)
     says = "warning: evaluation.baseline_samples has no effect: evaluation.enabled is off"
     assert notes.count(says) == 1
     assert not Path("checkpoints/baselines").exists()
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_build_of_a_quiet_training_is_quiet(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_quiet: bool
+) -> None:
+    monkeypatch.setattr("ups.output._terminals", [Console(quiet=is_quiet)])
+    build_fields(config_path=run / "run.yaml", overrides=[], is_first=True, note=discard)
+    assert ("burgers1d_train.zarr.zip" in capfd.readouterr().err) is not is_quiet
 
 
 def test_build_that_fails_ends_with_its_exit_code(run: Path) -> None:

@@ -320,7 +320,7 @@ def test_command_shows_the_resolved_configuration() -> None:
     ("arguments", "code", "says"),
     [
         (["data.tasks=burgers1d", "training.lrr=1"], 2, "did you mean training.lr?"),
-        (["data.tasks=burgers1d", "--stage", "operatr"], 2, "no such stage"),
+        (["data.tasks=burgers1d", "--stage", "operatr"], 2, "did you mean operator?"),
         (
             ["--stage", "autoencoder", "data.tasks=burgers1d", "data.root=nowhere"],
             3,

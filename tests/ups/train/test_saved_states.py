@@ -203,6 +203,17 @@ def test_build_that_fails_after_a_restart_does_not_say_that_the_same_command_con
         assert done.stderr.endswith(f"stands above; the same command {how}\n")
 
 
+def test_hint_with_the_same_words_stays_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(*args: Any, **options: Any) -> None:
+        raise UpsError("stopped", hint="if the same command continues, wait")
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("ups.train.all_stages.run_all", failed)
+    assert inside("--config", "run.yaml", "--restart").stderr.endswith(
+        "; if the same command continues, wait\n"
+    )
+
+
 def test_report_tells_steps_of_before_from_the_seconds_of_now(folder: Path) -> None:
     config = short(folder)
     first = train(config)

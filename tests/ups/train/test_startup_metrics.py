@@ -1,8 +1,7 @@
-"""Startup metrics of a build in Weights & Biases, through the earlier script."""
+"""Startup metrics of a build in Weights & Biases, as the earlier script asks for them."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from ups.cli.precompute import begin
 from ups_store.build.result import PHASES, Startup
 from ups_store.errors import ConfigError, MissingExtraError
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "precompute_latent_cache.py"
 REPORT = SimpleNamespace(startup=Startup(dict.fromkeys(PHASES, 1.5), False, 20.0, 3.0))
 
 
@@ -40,16 +39,6 @@ class FakeWandb(ModuleType):
 
 
 @pytest.fixture
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("precompute_latent_cache", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(
@@ -61,11 +50,11 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_startup_metrics_go_to_the_run_that_the_configuration_names(
-    script: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    tell = script.begin(config, ["data.limit=3"])
+    tell = begin(config, ["data.limit=3"])
     assert wandb.begun == []  # only once there is something to tell
     tell(REPORT)
     (begun,) = wandb.begun
@@ -78,17 +67,15 @@ def test_startup_metrics_go_to_the_run_that_the_configuration_names(
 
 
 @pytest.mark.parametrize("override", ["logging.wandb.enabled=false", "logging=null"])
-def test_nobody_is_told_unless_it_is_switched_on(script: Any, config: Path, override: str) -> None:
-    assert script.begin(config, [override]) is None
-    assert script.begin(None, []) is None
+def test_nobody_is_told_unless_it_is_switched_on(config: Path, override: str) -> None:
+    assert begin(config, [override]) is None
+    assert begin(None, []) is None
 
 
-def test_missing_wandb_is_told_before_the_work(
-    script: Any, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_wandb_is_told_before_the_work(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError, match="wandb isn't installed"):
-        script.begin(config, [])
+        begin(config, [])
 
 
 @pytest.mark.parametrize(
@@ -102,12 +89,12 @@ def test_missing_wandb_is_told_before_the_work(
     ],
 )
 def test_wrong_settings_are_told_before_the_build(
-    script: Any, config: Path, monkeypatch: pytest.MonkeyPatch, override: str, says: str
+    config: Path, monkeypatch: pytest.MonkeyPatch, override: str, says: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     with pytest.raises(ConfigError, match=says):
-        script.begin(config, [override])
+        begin(config, [override])
 
 
-def test_settings_left_empty_switch_it_off(script: Any, config: Path) -> None:
-    assert script.begin(config, ["logging.wandb=null"]) is None
+def test_settings_left_empty_switch_it_off(config: Path) -> None:
+    assert begin(config, ["logging.wandb=null"]) is None
