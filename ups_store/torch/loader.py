@@ -139,17 +139,20 @@ class Loader:
         self._is_abandoned = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What the training loop has been given so far, as `DataOrder.state_dict`; equal on all ranks.
+        """What the training loop has been given so far, and of which order; equal on all ranks.
 
-        With `shuffle="auto"` also what that chose, which might be something else when the run goes on.
+        Seed, shuffle (with "auto" what that chose) and global batch size; see `DataOrder.state_dict`.
         """
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration give the batches that followed when `state_dict` was called.
 
+        With `shuffle="auto"` the order is shuffled as in the state.
+
         Raises:
-            ConfigError: If the state can't come from a loader of this global batch size and dataset.
+            ConfigError: If the state can't come from a loader of this seed, shuffle, global batch size and
+                dataset, or doesn't say so, as states that older versions saved.
         """
         self.close()
         self.order.load_state_dict(state)

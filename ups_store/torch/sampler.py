@@ -71,7 +71,7 @@ class StoreBatchSampler(Sampler[list[int]]):
         """Have the next iteration give the batches that followed when `state_dict` was called.
 
         Raises:
-            ConfigError: If the state can't come from a sampler of this global batch size and dataset.
+            ConfigError: As `Loader.load_state_dict`.
         """
         self.order.load_state_dict(state)
         self._is_abandoned = False

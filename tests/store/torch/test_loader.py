@@ -60,6 +60,11 @@ def assert_holds_its_samples(batch: Batch) -> None:
     assert torch.equal(batch["a"], batch["index"][:, None].float().expand(-1, WIDTH))
 
 
+def order_state(epoch: int, consumed: int) -> dict[str, Any]:
+    """What a shuffled loader with batches of 4 saves there."""
+    return {"seed": 0, "epoch": epoch, "consumed": consumed, "global_batch_size": 4, "shuffle": True}
+
+
 def indices(batches: Iterator[Batch] | list[Batch] | Loader) -> list[list[int]]:
     return [batch["index"].tolist() for batch in batches]
 
@@ -339,14 +344,14 @@ def test_resumed_loader_continues_with_the_same_batches(dataset: StoreDataset, t
     for _ in range(taken):
         next(batches)
     state = loader.state_dict()
-    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken, "global_batch_size": 4}
-    resumed = make_loader(dataset, batch_size=4, shuffle=True)
+    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken, "global_batch_size": 4, "shuffle": True}
+    resumed = make_loader(dataset, batch_size=4, seed=3, shuffle=True)
     resumed.load_state_dict(state)
     assert indices(resumed) == indices(batches)
     assert (
         resumed.state_dict()
         == loader.state_dict()
-        == {"seed": 3, "epoch": 2, "consumed": 0, "global_batch_size": 4}
+        == {"seed": 3, "epoch": 2, "consumed": 0, "global_batch_size": 4, "shuffle": True}
     )
     assert indices(resumed) == indices(loader)
 
@@ -369,7 +374,7 @@ def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict
     batches = iter(loader)
     for _ in range(5):
         next(batches)
-    resumed = make_loader(data, batch_size=4, **{"shuffle": True, **options})
+    resumed = make_loader(data, batch_size=4, seed=3, **{"shuffle": True, **options})
     resumed.load_state_dict(loader.state_dict())
     expected, found = [*batches, *loader], [*resumed, *resumed]
     assert len(expected) > len(loader)
@@ -378,6 +383,14 @@ def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict
         for tensor, twin in zip(one.tensors(), other.tensors(), strict=True):
             assert tensor.dtype == twin.dtype
             assert torch.equal(tensor, twin)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_state_of_a_run_that_was_shuffled_otherwise_is_refused(dataset: StoreDataset, shuffle: bool) -> None:
+    state = make_loader(dataset, batch_size=4, shuffle=shuffle).state_dict()
+    other = make_loader(dataset, batch_size=4, shuffle=not shuffle)
+    with pytest.raises(ConfigError, match=f"expected {not shuffle}, found {shuffle}"):
+        other.load_state_dict(state)
 
 
 def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
@@ -470,7 +483,7 @@ def test_first_batches_of_the_next_epoch_are_made_while_one_ends(dataset: StoreD
     order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
     for epoch in range(3):
         assert indices(loader) == [step.items.tolist() for step in order.steps(epoch)]
-        assert loader.state_dict() == {"seed": 0, "epoch": epoch + 1, "consumed": 0, "global_batch_size": 4}
+        assert loader.state_dict() == order_state(epoch + 1, 0)
         wait_for(made, 13 * (epoch + 1) + 3)
         assert made.count(epoch + 1) == 3
     loader.close()
@@ -497,8 +510,8 @@ def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it
 def test_epoch_that_is_resumed_drops_what_was_made_for_the_next(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, shuffle=True)
     list(loader)
-    loader.load_state_dict({"seed": 3, "epoch": 1, "consumed": 40, "global_batch_size": 4})
-    order = DataOrder([NUM_SAMPLES], global_batch_size=4, seed=3, shuffle=True)
+    loader.load_state_dict(order_state(1, 40))
+    order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
     assert indices(loader) == [step.items.tolist() for step in order.steps(1)][10:]
 
 
@@ -511,7 +524,7 @@ def change_epoch(loader: Loader) -> None:
 
 
 def load_order(loader: Loader) -> None:
-    loader.order.load_state_dict({"seed": 4, "epoch": 1, "consumed": 0, "global_batch_size": 4})
+    loader.order.load_state_dict(order_state(3, 0))
 
 
 @pytest.mark.parametrize("change", [change_seed, change_epoch, load_order])
