@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ups_store.errors import ConfigError
+from ups_store.read.base import BaseStore
 from ups_store.read.order import DataOrder, Shuffle, Step
 from ups_store.torch.ahead import Ahead, Inline, OnWait
 from ups_store.torch.assembler import (
@@ -29,7 +30,7 @@ from ups_store.torch.assembler import (
     Order,
     jobs_of,
 )
-from ups_store.torch.dataset import BatchSource, StoreDataset, as_table, in_words
+from ups_store.torch.dataset import BatchSource, StoreDataset, StoreLike, as_table, in_words
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import BufferPool
 from ups_store.torch.sampler import StoreBatchSampler, choose_shuffle
@@ -39,6 +40,8 @@ BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a n
 MAX_BLOCK_SIZE = 4096
 
 NUM_WORKERS = 2
+
+PREFETCH_FACTOR = 2  # as of torch's DataLoader
 
 
 @dataclass
@@ -88,7 +91,7 @@ class Loader:
     ) -> None:
         self.dataset, self.order = dataset, order
         self.on_wait: OnWait | None = None
-        self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or 1)
+        self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or PREFETCH_FACTOR)
         self._collate, self._batch_transform = collate_fn, batch_transform
         self._across_epochs = across_epochs and num_workers > 0
         self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
@@ -242,7 +245,7 @@ def _use_one_thread(usual: int) -> None:
 
 
 def make_loader(
-    dataset: StoreDataset,
+    dataset: StoreDataset | StoreLike | Iterable[StoreLike],
     *,
     batch_size: int | None = None,
     global_batch_size: int | None = None,
@@ -266,7 +269,8 @@ def make_loader(
     it any more. Of a dataset with several stores every batch comes from one of them, on all ranks the same.
 
     Args:
-        dataset: Where the samples come from; its `transform` is applied in the workers.
+        dataset: Where the samples come from; its `transform` is applied in the workers. A store, a path or
+            several stand for a `StoreDataset` of them.
         batch_size: Samples of a batch, on each rank. Give this or `global_batch_size`.
         global_batch_size: Samples of a step over all ranks: the same number gives the same samples in every
             step, whatever the number of ranks, which have to divide it.
@@ -284,7 +288,8 @@ def make_loader(
         rank: This process; by default as torch.distributed says.
         world_size: Processes that share a step; by default as torch.distributed says.
         num_workers: Threads that assemble batches, each another one; with 0 the loop's thread does it.
-        prefetch_factor: Batches that each worker has ready or in the making, 1 by default.
+        prefetch_factor: Batches that each worker has ready or in the making, 2 by default; memory for as many
+            batches is kept.
         collate_fn: Makes a batch of a sequence of samples, as torch's. By default the batch that was gathered
             is taken as it is, which is faster; or, of transformed samples, what torch's default makes.
         batch_transform: Called in the workers with every batch and its `Step`, whose `epoch` and `number` are
@@ -305,8 +310,9 @@ def make_loader(
         )
         _check("prefetch_factor", fits, expected, prefetch_factor)
     found = _device(device)
+    data = _as_dataset(dataset)
     order = _make_order(
-        dataset,
+        data,
         ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
@@ -316,7 +322,7 @@ def make_loader(
         weights=weights,
     )
     return Loader(
-        dataset,
+        data,
         order,
         num_workers=num_workers,
         prefetch_factor=prefetch_factor,
@@ -328,7 +334,7 @@ def make_loader(
 
 
 def make_batch_sampler(
-    dataset: StoreDataset,
+    dataset: StoreDataset | StoreLike | Iterable[StoreLike],
     *,
     batch_size: int | None = None,
     global_batch_size: int | None = None,
@@ -347,8 +353,9 @@ def make_batch_sampler(
     Raises:
         ConfigError: As `make_loader`.
     """
+    data = _as_dataset(dataset)
     order = _make_order(
-        dataset,
+        data,
         ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
@@ -357,7 +364,15 @@ def make_batch_sampler(
         pad_last=pad_last,
         weights=weights,
     )
-    return StoreBatchSampler(order, dataset.first_items)
+    return StoreBatchSampler(order, data.first_items)
+
+
+def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> StoreDataset:
+    if isinstance(dataset, StoreDataset):
+        return dataset
+    is_known = isinstance(dataset, BaseStore | str | os.PathLike | Iterable)
+    _check("dataset", is_known, "a StoreDataset, or a store, its path, or several", repr(dataset))
+    return StoreDataset(dataset)
 
 
 def _make_order(
@@ -368,7 +383,6 @@ def _make_order(
     shuffle: Shuffle | Literal["auto"],
     **options: Any,
 ) -> DataOrder:
-    _check("dataset", isinstance(dataset, StoreDataset), "StoreDataset(path)", repr(dataset))
     _check("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
     rank, world_size = ranks
     size, global_size = batch_sizes
