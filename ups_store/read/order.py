@@ -354,11 +354,11 @@ class DataOrder:
         least = min(self._last_rows)
         if least < self.world_size:
             raise ConfigError(
-                "a last batch that not every rank has an item of",
+                f"the last batch has {least} items for {self.world_size} ranks: "
+                "drop_last=True leaves it out, pad_last=True fills it up",
                 kind="drop_last",
                 expected=f"at least {self.world_size} items, one for each rank",
                 found=least,
-                hint="drop_last=True leaves it out, pad_last=True fills it up",
             )
 
     def _steps(self, epoch: int, begin: int) -> Iterator[Step]:

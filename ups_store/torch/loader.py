@@ -280,8 +280,8 @@ def make_loader(
             elsewhere. What it chose is logged, and kept in `state_dict`.
         seed: Of the order.
         drop_last: Whether to leave out the last batch of an epoch if it isn't full. Else it is shorter.
-            Several ranks divide it as evenly as possible, so that all make equally many steps; if there are
-            fewer samples in it than ranks, that is an error.
+            Several ranks divide it as evenly as possible, so that all make equally many steps; if it
+            has fewer samples than there are ranks, that is an error here: say True, or `pad_last=True`.
         pad_last: Whether to fill it up with samples from the epoch's beginning; `batch["valid"]` is False
             for those, and True for all others.
         weights: Shares of the steps, one per store; by default an epoch takes every sample once.

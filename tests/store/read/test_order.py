@@ -250,8 +250,8 @@ def test_last_batch_that_not_every_rank_has_an_item_of_is_an_error_that_names_bo
     with pytest.raises(ConfigError) as caught:
         DataOrder([40, 10], **options)
     assert (caught.value.kind, caught.value.found) == ("drop_last", 2)
-    assert "drop_last=True" in str(caught.value.hint)
-    assert "pad_last=True" in str(caught.value.hint)
+    first = str(caught.value).splitlines()[0]
+    assert "2 items for 4 ranks: drop_last=True leaves it out, pad_last=True fills it up" in first
     assert DataOrder([40, 10], drop_last=True, **options).num_steps == 12
     assert DataOrder([40, 10], pad_last=True, **options).num_steps == 13
 
