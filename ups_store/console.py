@@ -59,7 +59,7 @@ def is_quiet() -> bool:
 
 
 def set_verbosity(count: int) -> int:
-    """Set how much is told on stderr: 1 details, 2 tracebacks too; never less than a flag before said."""
+    """Set how much is said on stderr: 1 details, 2 tracebacks too; never less than a flag before said."""
     global _verbosity  # of the process, as its stderr is
     _verbosity = max(_verbosity, count)
     return count
@@ -198,7 +198,7 @@ def _interruptible_anywhere() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = previous
-        # All is done meanwhile: nobody else is to be interrupted.
+        # All is done meanwhile: nothing is left to interrupt.
         with contextlib.suppress(KeyboardInterrupt):
             for again in timers:
                 again.cancel()
@@ -222,7 +222,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         _discard_stdout()
         return 1
-    with contextlib.suppress(OSError, SystemExit):  # where nobody can be told, there is still the exit code
+    with contextlib.suppress(OSError, SystemExit):  # where stderr is closed, there is still the exit code
         _tell(error)
     return exit_code_of(error)
 

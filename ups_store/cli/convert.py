@@ -22,19 +22,23 @@ from ups_store.console import (
     progress_bar,
 )
 from ups_store.errors import SpecError
-from ups_store.read.open import open_store
-from ups_store.system.paths import find_partitions, is_pattern
+from ups_store.read.open import open_any
+from ups_store.read.partitioned import parts_of
+from ups_store.system.paths import is_pattern, partition_path
+from ups_store.write.target import check_target, payload_nbytes
 
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the source's checksums first")]
+Source = Annotated[Path, typer.Argument(help="a finished store, or a pattern", metavar="FILE")]
 Out = Annotated[Path, typer.Argument(help="what to write", metavar="OUT")]
 
 MAX_LEFT_OUT = 10  # files shown for people; --json and -v show all
 NOTHING_KEPT = "nothing was written: run it again"
+WHOLE_KEPT = "files that are whole stay: run it again with --force"
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="a finished store", metavar="FILE")],
+    path: Source,
     out: Out,
     *,
     to: Annotated[Literal["zarr", "safetensors", "hdf5", "pt"], typer.Option("--to", help="format")],
@@ -46,8 +50,8 @@ def export(
 
     with (
         interruptible(NOTHING_KEPT),
-        open_store(path) as store,
-        progress_bar(f"writing {out.name}", total=store.nbytes) as bar,
+        open_any(path) as store,
+        progress_bar(f"writing {out.name}", total=payload_nbytes(store)) as bar,
     ):
         done = export_store(store, out, to=to, force=force, verify=not no_verify, progress=bar)
         num_samples = len(store)
@@ -113,21 +117,16 @@ def concat(
         raise typer.BadParameter("expected one store or more, and the one to write", param_hint="FILE... OUT")
     with contextlib.ExitStack() as opened:
         opened.enter_context(interruptible())
-        stores = [opened.enter_context(open_store(file)) for path in paths[:-1] for file in _files_of(path)]
-        total = sum(store.nbytes for store in stores)
+        stores = [opened.enter_context(open_any(path)) for path in paths[:-1]]
+        total = sum(map(payload_nbytes, stores))
         bar = opened.enter_context(progress_bar(f"writing {paths[-1].name}", total=total))
         done = concat_stores(stores, paths[-1], force=force, verify=not no_verify, progress=bar)
         num_samples = sum(map(len, stores))
     _tell_written(done, num_samples)
 
 
-def _files_of(path: Path) -> list[Path]:
-    """A file, or those of a pattern of partitions, in order."""
-    return find_partitions(path.absolute()) if is_pattern(path.absolute()) else [path]
-
-
 def split(
-    path: Annotated[Path, typer.Argument(help="a finished store", metavar="FILE")],
+    path: Source,
     outs: Annotated[list[Path], typer.Argument(help="the stores to write", metavar="OUT...")],
     *,
     fractions: Annotated[str | None, typer.Option(help="such as 0.8,0.1,0.1: one per OUT")] = None,
@@ -144,8 +143,8 @@ def split(
         raise typer.BadParameter("expected one of the two", param_hint="--fractions, --samples")
     with (
         interruptible(),
-        open_store(path) as store,
-        progress_bar(f"splitting {path.name}", total=store.nbytes) as bar,
+        open_any(path) as store,
+        progress_bar(f"splitting {path.name}", total=payload_nbytes(store)) as bar,
     ):
         ranges = _ranges(len(store), fractions, samples)
         done = split_store(store, outs, samples=ranges, force=force, verify=not no_verify, progress=bar)
@@ -169,7 +168,7 @@ def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> lis
 
 
 def pack(
-    path: Annotated[Path, typer.Argument(help="a finished store", metavar="FILE")],
+    path: Source,
     out: Out,
     *,
     codec: Annotated[
@@ -181,22 +180,33 @@ def pack(
     num_threads: NumThreads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compress a store for shipping; `unpack` gives the same file back, byte for byte."""
+    """Compress a store for shipping; `unpack` gives the same file back, byte for byte.
+
+    Each partition that a pattern names becomes a packed one, named after OUT as partitions are.
+    """
     from ups_store.packed.pack import pack_store
 
     with (
-        interruptible(NOTHING_KEPT),
-        open_store(path) as store,
-        progress_bar(f"packing {path.name}", total=store.nbytes, quiet=as_json) as bar,
+        interruptible(WHOLE_KEPT if is_pattern(path) else NOTHING_KEPT),
+        open_any(path) as store,
+        progress_bar(f"packing {path.name}", total=payload_nbytes(store), quiet=as_json) as bar,
     ):
-        done = pack_store(
-            store, out, codec=codec, level=level, force=force, num_threads=num_threads, progress=bar
-        )
-    if as_json:
-        print_json(asdict(done))
-    else:
-        ratio = done.mapped_nbytes / done.nbytes
-        print(f"{done.path}: {format_nbytes(done.nbytes)}, {ratio:.2f} times smaller")
+        parts = parts_of(store)
+        outs = [partition_path(out, i, len(parts)) for i in range(len(parts))] if is_pattern(path) else [out]
+        for target in outs:
+            check_target(target.absolute(), force=force)
+        done = [
+            pack_store(
+                part, target, codec=codec, level=level, force=force, num_threads=num_threads, progress=bar
+            )
+            for part, target in zip(parts, outs, strict=True)
+        ]
+    for report in done:
+        if as_json:
+            print_json(asdict(report))
+        else:
+            ratio = report.mapped_nbytes / report.nbytes
+            print(f"{report.path}: {format_nbytes(report.nbytes)}, {ratio:.2f} times smaller")
 
 
 def unpack(

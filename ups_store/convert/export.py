@@ -18,6 +18,9 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.format.canonical import canonical_json
+from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.read.partitioned import parts_of
+from ups_store.read.protocol import AnyStore
 from ups_store.read.store import Store
 from ups_store.write.target import check_not_source, check_sound, check_target
 
@@ -33,7 +36,7 @@ BLOCK_BYTES = 16 << 20
 
 
 def export_store(
-    store: Store,
+    store: AnyStore,
     target: str | os.PathLike[str],
     *,
     to: str,
@@ -47,7 +50,7 @@ def export_store(
     with them. `docs/guides/convert.md` says how each format holds them.
 
     Args:
-        store: A finished store.
+        store: A finished store of any kind: mapped, packed, or in partitions.
         target: File (safetensors, hdf5) or folder (zarr, pt) to write.
         to: "zarr", "safetensors", "hdf5" or "pt".
         force: Whether to replace what is there; a folder only if it is one of that format.
@@ -67,7 +70,7 @@ def export_store(
         hint = "finish its build first"
         raise SpecError("the store is unfinished", kind="unfinished", path=store.path, hint=hint)
     path = Path(target).absolute()
-    check_not_source(path, [store.path])
+    check_not_source(path, [part.path for part in parts_of(store)])
     writer = import_module(FORMATS[to])
     check_target(path, force=force)  # before a long check of the store
     if verify:
@@ -76,38 +79,42 @@ def export_store(
     return path
 
 
-def samples_per_block(view: npt.NDArray[Any], nbytes: int = BLOCK_BYTES) -> int:
+def samples_per_block(meta: ArrayMeta, nbytes: int = BLOCK_BYTES) -> int:
     """How many samples make a block of `nbytes`; at least one.
 
     Args:
-        view: An array of a store, shape (N, ...).
+        meta: An array of a store, shape (N, ...); of a constant its first axis counts.
         nbytes: Bytes that a block should have at most.
     """
-    sample_nbytes = math.prod(view.shape[1:]) * view.itemsize
-    return max(1, min(len(view), nbytes // max(1, sample_nbytes)))
+    sample_nbytes = math.prod(meta.shape[1:]) * dtype_of(meta.dtype).itemsize
+    return max(1, min(meta.shape[0], nbytes // max(1, sample_nbytes)))
 
 
-def blocks_of(view: npt.NDArray[Any], num: int | None = None) -> Iterator[npt.NDArray[Any]]:
+def blocks_of(store: AnyStore, name: str, num: int | None = None) -> Iterator[npt.NDArray[Any]]:
     """Contiguous copies of consecutive samples, shape (M, ...); an array without axes or elements at once.
 
     Args:
-        view: An array of a store, shape (N, ...); its first axis is cut, whatever it is.
+        store: A store of any kind.
+        name: Its array, shape (N, ...), or a constant; the first axis is cut, whatever it is.
         num: Samples of a block; as many as `BLOCK_BYTES` hold by default.
     """
-    if not view.ndim or not view.size:
-        yield np.array(view, order="C")
-        return
-    num = num or samples_per_block(view)
-    for first in range(0, len(view), num):
-        yield np.array(view[first : first + num], order="C")
+    meta = store.metas[name]
+    at_once = not meta.shape or not meta.nbytes
+    num = 0 if at_once else num or samples_per_block(meta)
+    rows = [slice(None)] if at_once else [slice(i, i + num) for i in range(0, meta.shape[0], num)]
+    if meta.is_constant or isinstance(store, Store):
+        view = store[name]
+        yield from (np.array(view[block] if view.ndim else view, order="C") for block in rows)
+    else:
+        yield from (store.gather(block, [name])[name] for block in rows)
 
 
-def provenance(store: Store) -> dict[str, Any]:
+def provenance(store: AnyStore) -> dict[str, Any]:
     """Config hash and identity document of a store, as the exported copies bear them."""
     return {"config_hash": store.config_hash, "identity": dict(store.identity_document)}
 
 
-def array_attrs(store: Store, name: str) -> dict[str, Any]:
+def array_attrs(store: AnyStore, name: str) -> dict[str, Any]:
     """Attributes of one array; constants may have some in files of other writers."""
     spec = store.arrays.get(name)
     return dict(spec.attrs or {}) if spec else {}

@@ -11,41 +11,40 @@ import numpy.typing as npt
 
 from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import needs
-from ups_store.read.store import Store
-from ups_store.write.target import new_file
+from ups_store.format.metadata import dtype_of
+from ups_store.read.protocol import AnyStore
+from ups_store.write.target import new_file, payload_nbytes
 
 with needs("hdf5"):
     import h5py
 
 
-def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
+def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
     """Write the file; attributes that HDF5 has types for become its own, all of them one JSON text.
 
     bfloat16 becomes an HDF5 floating-point type of 16 bits with 8 of exponent: the bits are the same, and
     readers without bfloat16 get float32.
     """
     with (
-        new_file(target, force=force, needed_bytes=store.nbytes) as output,
+        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as output,
         h5py.File(output.path, "w") as file,
     ):
         _set_attrs(file.attrs, store.attrs)
         file.attrs["ups_store.config_hash"] = store.config_hash
         file.attrs["ups_store.identity"] = json_text(dict(store.identity_document))
         for name in store.dims:
-            _write_array(file, name, store[name], store, progress)
+            _write_array(file, name, store, progress)
 
 
-def _write_array(
-    file: h5py.File, name: str, view: npt.NDArray[Any], store: Store, progress: Callable[[int], None]
-) -> None:
-    is_bfloat16 = view.dtype.name == "bfloat16"
-    dtype = h5py.Datatype(_bfloat16()) if is_bfloat16 else view.dtype
-    dataset = file.create_dataset(name, shape=view.shape, dtype=dtype)
+def _write_array(file: h5py.File, name: str, store: AnyStore, progress: Callable[[int], None]) -> None:
+    meta = store.metas[name]
+    dtype = h5py.Datatype(_bfloat16()) if meta.dtype == "bfloat16" else dtype_of(meta.dtype)
+    dataset = file.create_dataset(name, shape=meta.shape, dtype=dtype)
     _set_attrs(dataset.attrs, array_attrs(store, name))
     for axis, dim in enumerate(store.dims[name]):
         dataset.dims[axis].label = dim
     first = 0
-    for block in blocks_of(view):
+    for block in blocks_of(store, name):
         if block.size:
             _write_block(dataset, first, block)
         first += len(block) if block.ndim else 0

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import SpecError
-from ups_store.read.store import Store
+from ups_store.format.metadata import dtype_of
+from ups_store.read.protocol import AnyStore
 from ups_store.system import files
-from ups_store.write.target import new_file
+from ups_store.write.target import new_file, payload_nbytes
 
 MAX_HEADER_BYTES = 100_000_000  # readers of safetensors refuse longer ones
 _DTYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16"}
@@ -27,22 +28,22 @@ _DTYPES |= {
 }
 
 
-def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
+def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
     """Write the file; `__metadata__` holds identity, attributes and dimension names as JSON texts.
 
     Raises:
         SpecError: If identity and attributes are too long for a safetensors header.
     """
     # As the safetensors package orders them: wide dtypes first keep all data aligned.
-    names = sorted(store.dims, key=lambda name: (-store[name].itemsize, name))
+    names = sorted(store.metas, key=lambda name: (-dtype_of(store.metas[name].dtype).itemsize, name))
     header = _header(store, names)
-    nbytes = len(header) + sum(store[name].nbytes for name in names)
+    nbytes = len(header) + payload_nbytes(store)
     with new_file(target, force=force, needed_bytes=nbytes) as file:
         files.allocate(file.fd, nbytes)
         files.write_at(file.fd, 0, header)
         offset = len(header)
         for name in names:
-            for block in blocks_of(store[name]):
+            for block in blocks_of(store, name):
                 files.write_at(file.fd, offset, _bytes_of(block))
                 offset += block.nbytes
                 progress(block.nbytes)
@@ -52,15 +53,15 @@ def _bytes_of(block: npt.NDArray[Any]) -> memoryview:
     return block.reshape(-1).view(np.uint8).data
 
 
-def _header(store: Store, names: Iterable[str]) -> bytes:
+def _header(store: AnyStore, names: Iterable[str]) -> bytes:
     document: dict[str, Any] = {"__metadata__": _metadata(store)}
     offset = 0
     for name in names:
-        view = store[name]
-        end = offset + view.nbytes
+        meta = store.metas[name]
+        end = offset + meta.nbytes
         document[name] = {
-            "dtype": _DTYPES[view.dtype.name],
-            "shape": list(view.shape),
+            "dtype": _DTYPES[meta.dtype],
+            "shape": list(meta.shape),
             "data_offsets": [offset, end],
         }
         offset = end
@@ -80,7 +81,7 @@ def _header(store: Store, names: Iterable[str]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _metadata(store: Store) -> dict[str, str]:
+def _metadata(store: AnyStore) -> dict[str, str]:
     """Texts only: safetensors allows no other values there."""
     return {
         "format": "ups_store",

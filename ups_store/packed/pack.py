@@ -26,6 +26,7 @@ from ups_store.packed.catalog import check_chunk_size
 from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document
 from ups_store.packed.store import PackedStore
 from ups_store.read.catalog import fingerprint_of, read_finished
+from ups_store.read.protocol import AnyStore
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.write.create import create, identity_of
@@ -53,7 +54,7 @@ class PackReport:
 
 
 def pack_store(
-    store: Store,
+    store: AnyStore,
     target: str | os.PathLike[str],
     *,
     codec: str = "blosc",
@@ -67,7 +68,7 @@ def pack_store(
     The store is checked byte by byte first, and every chunk is decoded again and compared.
 
     Args:
-        store: A finished store of this version of the format.
+        store: A finished, mapped store of this version of the format.
         target: File to write, usually `<task>_<split>.packed.zarr.zip`.
         codec: "blosc", "zstd" or "pcodec".
         level: Effort: blosc 0 to 9, zstd 1 to 22, pcodec 0 to 12; a measured default where not given.
@@ -81,6 +82,10 @@ def pack_store(
         DiskFullError: If there is no room; nothing is left then.
     """
     effort = check_level(codec, level)
+    if not isinstance(store, Store):
+        hint = "unpack it with `ups-store unpack`; of a store in partitions pack each"
+        found = type(store).__name__
+        raise SpecError("pack", kind="packed", path=store.path, expected="a Store", found=found, hint=hint)
     path = Path(target).absolute()
     check_not_source(path, [store.path])
     check_target(path, force=force)

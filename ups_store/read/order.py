@@ -217,7 +217,7 @@ class DataOrder:
         world_size: Number of processes that share a batch.
         block_size: Samples of a block, with shuffle="block".
         blocks_per_window: Blocks that are mixed, with shuffle="block".
-        keeps_shuffle: Whether the state says how the order is shuffled, and a loaded one decides about it.
+        keeps_shuffle: Whether a loaded state decides between True and "block".
 
     Attributes:
         epoch: Number of the current epoch.
@@ -290,49 +290,75 @@ class DataOrder:
         return self._steps(self.epoch, self.consumed // self.global_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues the run from here: seed, epoch, consumed, global_batch_size; equal on all ranks."""
-        chosen = {"shuffle": self.shuffle} if self.keeps_shuffle else {}
-        state = {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
-        return {**state, "global_batch_size": self.global_batch_size, **chosen}
+        """What continues the run from here: position, and what the order depends on; equal on all ranks.
+
+        Keys: seed, global_batch_size, shuffle, with shuffle="block" also block_size and blocks_per_window,
+        epoch, consumed.
+        """
+        return {**self._settings(self.shuffle), "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called; with the key "shuffle" also in that way.
+        """Continue where `state_dict` was called; with `keeps_shuffle` also in the way that it says.
 
         Raises:
-            ConfigError: If the state can't come from an order like this one, such as one of another global
-                batch size.
+            ConfigError: If the state can't come from an order like this one: it is of another seed, shuffle
+                or global batch size, or doesn't say of which, as states that older versions saved.
         """
-        keys = {"seed", "epoch", "consumed", "global_batch_size"}
-        _check("state", state.keys() >= keys, f"the keys {sorted(keys)}", sorted(state))
-        seed, epoch, consumed, saved = (
-            int(state[k]) for k in ("seed", "epoch", "consumed", "global_batch_size")
-        )
-        if saved != self.global_batch_size:
-            raise ConfigError(
-                "the state is of another global batch size",
-                kind="state",
-                expected=f"{self.global_batch_size}, on {self.world_size} ranks",
-                found=saved,
-                hint=f"global_batch_size={saved} goes on with the same batches, on any ranks that divide it",
-            )
+        saved = state.get("shuffle")
+        shuffle: Shuffle = saved if self.keeps_shuffle and saved in (True, "block") else self.shuffle
+        self._check_settings(state, self._settings(shuffle))
+        epoch, consumed = int(state["epoch"]), int(state["consumed"])
         total = self.num_steps * self.global_batch_size
-        expected = f"consumed to be a multiple of the global batch size {saved}, at most {total}"
-        fits = 0 <= consumed <= total and consumed % saved == 0
-        _check("state", fits and epoch >= 0 and 0 <= seed < 1 << 64, expected, dict(state))
-        shuffle = state.get("shuffle", self.shuffle)
-        _check("state", shuffle in (True, False, "block"), "shuffle to be True, False or 'block'", shuffle)
-        self.seed, self.epoch, self.consumed, self.shuffle = seed, epoch, consumed, shuffle
+        fits = epoch >= 0 and 0 <= consumed <= total and consumed % self.global_batch_size == 0
+        multiple = f"a multiple of the global batch size {self.global_batch_size}, at most {total}"
+        _check("state", fits, f"epoch >= 0, and consumed to be {multiple}", dict(state))
+        self.epoch, self.consumed, self.shuffle = epoch, consumed, shuffle
+
+    def _settings(self, shuffle: Shuffle) -> dict[str, Any]:
+        """What a state has to agree on; blocks only where there are any."""
+        settings = {"seed": self.seed, "global_batch_size": self.global_batch_size, "shuffle": shuffle}
+        blocks = {"block_size": self.block_size, "blocks_per_window": self.blocks_per_window}
+        return settings | blocks if shuffle == "block" else settings
+
+    def _check_settings(self, state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Refuse a state of another order, which would go on with other batches, and one that lacks a key."""
+        ranks = f", on {self.world_size} ranks"
+        for name, own in settings.items():
+            found = state.get(name, own)
+            if found != own:
+                hint = f"{name}={found!r} goes on with the same batches"
+                if name == "global_batch_size":
+                    hint += ", on any ranks that divide it"
+                elif name == "block_size":
+                    hint = "a loader's blocks follow from the bytes of an item: names, dtype and window"
+                raise ConfigError(
+                    f"the state is of another {name.replace('_', ' ')}",
+                    kind="state",
+                    expected=f"{own!r}{ranks if name == 'global_batch_size' else ''}",
+                    found=found,
+                    hint=hint,
+                )
+        keys = [*settings, "epoch", "consumed"]
+        missing = [key for key in keys if key not in state]
+        if missing:
+            raise ConfigError(
+                f"the state lacks {', '.join(missing)}",
+                kind="state",
+                expected=f"the keys {', '.join(keys)}",
+                found=sorted(state),
+                hint="if an older version saved it, add what that run was made with",
+            )
 
     def _check_last(self) -> None:
         """Every rank has an item of each source's last batch."""
         least = min(self._last_rows)
         if least < self.world_size:
             raise ConfigError(
-                "a last batch that not every rank has an item of",
+                f"the last batch has {least} items for {self.world_size} ranks: "
+                "drop_last=True leaves it out, pad_last=True fills it up",
                 kind="drop_last",
                 expected=f"at least {self.world_size} items, one for each rank",
                 found=least,
-                hint="drop_last=True leaves it out, pad_last=True fills it up",
             )
 
     def _steps(self, epoch: int, begin: int) -> Iterator[Step]:

@@ -22,7 +22,7 @@ from ups_store.read.store_file import cut
 from ups_store.system import files, mappings
 from ups_store.system.mappings import page_aligned
 
-STEP_BYTES = 64 << 20  # between two steps progress is told and Ctrl-C is heard
+STEP_BYTES = 64 << 20  # between two steps progress is called and Ctrl-C is heard
 
 PIECE_BYTES = 4 << 20  # of one call; a step is a whole number of them
 
@@ -93,8 +93,8 @@ def _scratch(thread: threading.local) -> memoryview:
 def budget(job: PreloadJob) -> Budget:
     """The file's length, or nothing if all of it is there already.
 
-    Resident pages count as available memory as long as nobody locks them. So what another process has locked
-    needs no room, and what this one will lock does.
+    Resident pages count as available memory as long as no process locks them. So what another process has
+    locked needs no room, and what this one will lock does.
     """
     nbytes = job.file.nbytes
     is_resident = mappings.resident_nbytes(job.file.mapping(), nbytes) == nbytes

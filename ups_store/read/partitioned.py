@@ -179,6 +179,11 @@ class PartitionedStore(BaseStore):
         return int(self._ends[number]) - len(self.partitions[number])
 
 
+def parts_of(store: AnyStore) -> tuple[AnyStore, ...]:
+    """The stores that are one file each: the partitions, or the store itself."""
+    return store.partitions if isinstance(store, PartitionedStore) else (store,)
+
+
 def _whole_metas(first: AnyStore, num_samples: int) -> Iterator[ArrayMeta]:
     """The arrays of the first partition with the samples of all."""
     for meta in first.metas.values():

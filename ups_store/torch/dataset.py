@@ -16,7 +16,7 @@ from ups_store.errors import SampleIndexError, SpecError
 from ups_store.read.base import BaseStore
 from ups_store.read.gather import Samples, check_indices, names_of
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
 from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
 from ups_store.torch.memory import Allocate, BufferPool, new_tensor
@@ -262,7 +262,7 @@ class StoreDataset(Dataset[Any]):
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
     """The store, or its partitions: each is a source of the dataset."""
     found = open_any(store) if isinstance(store, str | os.PathLike) else store
-    return found.partitions if isinstance(found, PartitionedStore) else (found,)
+    return parts_of(found)
 
 
 def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate) -> Batch:

@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ups_store.errors import ConfigError
+from ups_store.read.base import BaseStore
 from ups_store.read.order import DataOrder, Shuffle, Step
 from ups_store.torch.ahead import Ahead, Inline, OnWait
 from ups_store.torch.assembler import (
@@ -29,7 +30,7 @@ from ups_store.torch.assembler import (
     Order,
     jobs_of,
 )
-from ups_store.torch.dataset import BatchSource, StoreDataset, as_table, in_words
+from ups_store.torch.dataset import BatchSource, StoreDataset, StoreLike, as_table, in_words
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import BufferPool
 from ups_store.torch.sampler import StoreBatchSampler, choose_shuffle
@@ -39,6 +40,8 @@ BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a n
 MAX_BLOCK_SIZE = 4096
 
 NUM_WORKERS = 2
+
+PREFETCH_FACTOR = 2  # as of torch's DataLoader
 
 
 @dataclass
@@ -88,7 +91,7 @@ class Loader:
     ) -> None:
         self.dataset, self.order = dataset, order
         self.on_wait: OnWait | None = None
-        self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or 1)
+        self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or PREFETCH_FACTOR)
         self._collate, self._batch_transform = collate_fn, batch_transform
         self._across_epochs = across_epochs and num_workers > 0
         self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
@@ -139,17 +142,20 @@ class Loader:
         self._is_abandoned = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What the training loop has been given so far, as `DataOrder.state_dict`; equal on all ranks.
+        """What the training loop has been given so far, and of which order; equal on all ranks.
 
-        With `shuffle="auto"` also what that chose, which might be something else when the run goes on.
+        Seed, shuffle (with "auto" what that chose) and global batch size; see `DataOrder.state_dict`.
         """
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration give the batches that followed when `state_dict` was called.
 
+        With `shuffle="auto"` the order is shuffled as in the state.
+
         Raises:
-            ConfigError: If the state can't come from a loader of this global batch size and dataset.
+            ConfigError: If the state can't come from a loader of this seed, shuffle, global batch size and
+                dataset, or doesn't say so, as states that older versions saved.
         """
         self.close()
         self.order.load_state_dict(state)
@@ -239,7 +245,7 @@ def _use_one_thread(usual: int) -> None:
 
 
 def make_loader(
-    dataset: StoreDataset,
+    dataset: StoreDataset | StoreLike | Iterable[StoreLike],
     *,
     batch_size: int | None = None,
     global_batch_size: int | None = None,
@@ -263,7 +269,8 @@ def make_loader(
     it any more. Of a dataset with several stores every batch comes from one of them, on all ranks the same.
 
     Args:
-        dataset: Where the samples come from; its `transform` is applied in the workers.
+        dataset: Where the samples come from; its `transform` is applied in the workers. A store, a path or
+            several stand for a `StoreDataset` of them.
         batch_size: Samples of a batch, on each rank. Give this or `global_batch_size`.
         global_batch_size: Samples of a step over all ranks: the same number gives the same samples in every
             step, whatever the number of ranks, which have to divide it.
@@ -273,15 +280,16 @@ def make_loader(
             elsewhere. What it chose is logged, and kept in `state_dict`.
         seed: Of the order.
         drop_last: Whether to leave out the last batch of an epoch if it isn't full. Else it is shorter.
-            Several ranks divide it as evenly as possible, so that all make equally many steps; if there are
-            fewer samples in it than ranks, that is an error.
+            Several ranks divide it as evenly as possible, so that all make equally many steps; if it
+            has fewer samples than there are ranks, that is an error here: say True, or `pad_last=True`.
         pad_last: Whether to fill it up with samples from the epoch's beginning; `batch["valid"]` is False
             for those, and True for all others.
         weights: Shares of the steps, one per store; by default an epoch takes every sample once.
         rank: This process; by default as torch.distributed says.
         world_size: Processes that share a step; by default as torch.distributed says.
         num_workers: Threads that assemble batches, each another one; with 0 the loop's thread does it.
-        prefetch_factor: Batches that each worker has ready or in the making, 1 by default.
+        prefetch_factor: Batches that each worker has ready or in the making, 2 by default; memory for as many
+            batches is kept.
         collate_fn: Makes a batch of a sequence of samples, as torch's. By default the batch that was gathered
             is taken as it is, which is faster; or, of transformed samples, what torch's default makes.
         batch_transform: Called in the workers with every batch and its `Step`, whose `epoch` and `number` are
@@ -302,8 +310,9 @@ def make_loader(
         )
         _check("prefetch_factor", fits, expected, prefetch_factor)
     found = _device(device)
+    data = _as_dataset(dataset)
     order = _make_order(
-        dataset,
+        data,
         ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
@@ -313,7 +322,7 @@ def make_loader(
         weights=weights,
     )
     return Loader(
-        dataset,
+        data,
         order,
         num_workers=num_workers,
         prefetch_factor=prefetch_factor,
@@ -325,7 +334,7 @@ def make_loader(
 
 
 def make_batch_sampler(
-    dataset: StoreDataset,
+    dataset: StoreDataset | StoreLike | Iterable[StoreLike],
     *,
     batch_size: int | None = None,
     global_batch_size: int | None = None,
@@ -344,8 +353,9 @@ def make_batch_sampler(
     Raises:
         ConfigError: As `make_loader`.
     """
+    data = _as_dataset(dataset)
     order = _make_order(
-        dataset,
+        data,
         ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
@@ -354,7 +364,15 @@ def make_batch_sampler(
         pad_last=pad_last,
         weights=weights,
     )
-    return StoreBatchSampler(order, dataset.first_items)
+    return StoreBatchSampler(order, data.first_items)
+
+
+def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> StoreDataset:
+    if isinstance(dataset, StoreDataset):
+        return dataset
+    is_known = isinstance(dataset, BaseStore | str | os.PathLike | Iterable)
+    _check("dataset", is_known, "a StoreDataset, or a store, its path, or several", repr(dataset))
+    return StoreDataset(dataset)
 
 
 def _make_order(
@@ -365,7 +383,6 @@ def _make_order(
     shuffle: Shuffle | Literal["auto"],
     **options: Any,
 ) -> DataOrder:
-    _check("dataset", isinstance(dataset, StoreDataset), "StoreDataset(path)", repr(dataset))
     _check("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
     rank, world_size = ranks
     size, global_size = batch_sizes

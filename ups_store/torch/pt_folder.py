@@ -17,19 +17,19 @@ from torch import Tensor
 from ups_store.convert.export import array_attrs, provenance
 from ups_store.errors import SourceError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of, is_name
-from ups_store.read.store import Store
+from ups_store.read.protocol import AnyStore
 from ups_store.torch.memory import torch_dtype
-from ups_store.write.target import new_folder
+from ups_store.write.target import new_folder, payload_nbytes
 
 BC_PREFIX = "bc_"
 
 
-def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
+def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int], None]) -> None:
     """Write a file per sample, `constants.pt` and `store.json`.
 
     Array `latent` goes to the key `latent`, arrays `bc_NAME` to `bc[NAME]`, all others to `params`.
     """
-    with new_folder(target, marker="store.json", force=force, needed_bytes=store.nbytes) as folder:
+    with new_folder(target, marker="store.json", force=force, needed_bytes=payload_nbytes(store)) as folder:
         digits = max(6, len(str(len(store))))
         for i in range(len(store)):
             sample = {name: _tensor(value) for name, value in store.sample(i).items()}
@@ -41,7 +41,7 @@ def write(store: Store, target: Path, *, force: bool, progress: Callable[[int], 
         (folder / "store.json").write_text(json.dumps(_document(store), ensure_ascii=False, indent=1) + "\n")
 
 
-def _document(store: Store) -> dict[str, Any]:
+def _document(store: AnyStore) -> dict[str, Any]:
     arrays = {name: array_attrs(store, name) for name in store.arrays}
     dims = {name: list(names) for name, names in store.dims.items()}
     return {**provenance(store), "attrs": dict(store.attrs), "dims": dims, "array_attrs": arrays}

@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 from ups_store.errors import ConfigError
 from ups_store.read.order import DataOrder, Shuffle
 from ups_store.system.memory import available_bytes
-from ups_store.torch.dataset import StoreDataset
+from ups_store.torch.dataset import StoreDataset, in_words
 
 RESIDENT_SHARE = 0.99  # from here on nothing worth mentioning is read from the disk
 
@@ -54,6 +54,13 @@ class StoreBatchSampler(Sampler[list[int]]):
         """Steps of a whole epoch, the same on all ranks."""
         return self.order.num_steps
 
+    def __repr__(self) -> str:
+        order = self.order
+        steps = f"{order.num_steps:,} of {order.global_batch_size:,} items over all ranks"
+        position = f"epoch {order.epoch}, {order.consumed:,} items consumed"
+        facts = {"steps": steps, "shuffle": order.shuffle, "seed": order.seed, "position": position}
+        return in_words("StoreBatchSampler", facts)
+
     def __iter__(self) -> Iterator[list[int]]:
         if self._is_abandoned:
             self.set_epoch(self.order.epoch + 1)
@@ -71,7 +78,7 @@ class StoreBatchSampler(Sampler[list[int]]):
         """Have the next iteration give the batches that followed when `state_dict` was called.
 
         Raises:
-            ConfigError: If the state can't come from a sampler of this global batch size and dataset.
+            ConfigError: As `Loader.load_state_dict`.
         """
         self.order.load_state_dict(state)
         self._is_abandoned = False

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ups_store.errors import SpecError, StoreError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.read.open import open_store
-from ups_store.read.store import Store
+from ups_store.read.partitioned import parts_of
+from ups_store.read.protocol import AnyStore
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target
 from ups_store.write.writer import StoreWriter
@@ -29,15 +30,15 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive samples of a store.
+    """Consecutive samples of one file.
 
     Attributes:
-        store: A finished store.
+        store: A finished store, mapped or packed.
         first: First sample.
         end: Sample past the last one.
     """
 
-    store: Store
+    store: AnyStore
     first: int
     end: int
 
@@ -54,7 +55,7 @@ class Part:
 
 
 def concat_stores(
-    stores: Sequence[Store],
+    stores: Sequence[AnyStore],
     target: str | os.PathLike[str],
     *,
     force: bool = False,
@@ -67,7 +68,8 @@ def concat_stores(
     An interrupted run is continued.
 
     Args:
-        stores: Finished stores with the same arrays (dtypes, shapes of a sample, dimensions) and constants.
+        stores: Finished stores of any kind with the same arrays (dtypes, shapes of a sample, dimensions) and
+            constants.
         target: The store to make.
         force: Whether to replace what is there: a finished store, and an unfinished one of something else.
         verify: Whether to check every byte of the sources first.
@@ -80,11 +82,11 @@ def concat_stores(
     if not stores:
         raise SpecError("nothing to concatenate", kind="concat", expected="one store or more", found="none")
     path = Path(target).absolute()
-    check_not_source(path, [store.path for store in stores])
+    check_not_source(path, [part.path for store in stores for part in parts_of(store)])
     check_target(path, force=force)
     for other in stores[1:]:
         _check_alike(stores[0], other)
-    parts = [Part(store, 0, len(store)) for store in stores]
+    parts = [Part(file, 0, len(file)) for store in stores for file in parts_of(store)]
     if verify:
         for store in stores:
             check_sound(store)
@@ -92,7 +94,7 @@ def concat_stores(
 
 
 def split_store(
-    store: Store,
+    store: AnyStore,
     targets: Paths,
     *,
     samples: Sequence[tuple[int, int]],
@@ -105,7 +107,7 @@ def split_store(
     An interrupted run is continued: targets that it finished, by their identities, stay as they are.
 
     Args:
-        store: A finished store.
+        store: A finished store of any kind: mapped, packed, or in partitions.
         targets: The stores to make.
         samples: `(first, past_last)` sample of each; see `ranges_of_fractions`.
         force: Whether to replace what is there: finished stores, and unfinished ones of something else.
@@ -126,22 +128,33 @@ def split_store(
             raise SpecError(
                 "sample range", kind="split", path=store.path, expected=expected, found=f"{first}:{end}"
             )
-    parts = {name: Part(store, *edges) for name, edges in zip(names, samples, strict=True)}
-    done = set() if force else {name for name, part in parts.items() if _is_made(name, part)}
+    parts = {name: _parts(store, *edges) for name, edges in zip(names, samples, strict=True)}
+    done = set() if force else {name for name, here in parts.items() if _is_made(name, here)}
     for name in parts.keys() - done:
-        check_not_source(name, [store.path])
+        check_not_source(name, [part.path for part in parts_of(store)])
         check_target(name, force=force)
     if verify:
         check_sound(store)
     for name in names:
         if name not in done:
-            _write([parts[name]], name, kind="split", force=force, progress=progress)
+            _write(parts[name], name, kind="split", force=force, progress=progress)
     return names
 
 
-def _is_made(target: Path, part: Part) -> bool:
+def _parts(store: AnyStore, first: int, end: int) -> list[Part]:
+    """Samples `first` to `end` of a store, file by file; at least one."""
+    parts, offset = [], 0
+    for file in parts_of(store):
+        here = Part(file, max(first - offset, 0), min(end - offset, len(file)))
+        if here.first < here.end:
+            parts.append(here)
+        offset += len(file)
+    return parts
+
+
+def _is_made(target: Path, parts: list[Part]) -> bool:
     """Whether an earlier run of the same split finished this target."""
-    arguments = _create_arguments([part], "split")
+    arguments = _create_arguments(parts, "split")
     arguments.pop("attrs")
     try:
         with open_store(target) as found:
@@ -170,7 +183,7 @@ def ranges_of_fractions(num_samples: int, fractions: Sequence[float]) -> list[tu
     return ranges
 
 
-def _check_alike(model: Store, other: Store) -> None:
+def _check_alike(model: AnyStore, other: AnyStore) -> None:
     """Refuse stores whose samples can't stand in one array, or whose constants differ."""
     left, right = _geometry(model), _geometry(other)
     for name in sorted(left.keys() | right.keys()):
@@ -182,7 +195,7 @@ def _check_alike(model: Store, other: Store) -> None:
             raise _mismatch(model, other, name, "the same values", "other values of the constant")
 
 
-def _geometry(store: Store) -> dict[str, str]:
+def _geometry(store: AnyStore) -> dict[str, str]:
     arrays = {name: (spec.dtype, tuple(spec.shape[1:]), "a sample") for name, spec in store.arrays.items()}
     constants = {name: (value.dtype, value.shape, "the constant") for name, value in store.constants.items()}
     return {
@@ -191,7 +204,7 @@ def _geometry(store: Store) -> dict[str, str]:
     }
 
 
-def _mismatch(model: Store, other: Store, name: str, expected: str, found: str) -> SpecError:
+def _mismatch(model: AnyStore, other: AnyStore, name: str, expected: str, found: str) -> SpecError:
     return SpecError(
         f"it can't be joined to {model.path.name}",
         kind="concat_mismatch",
@@ -250,7 +263,7 @@ def _copy(writer: StoreWriter, parts: list[Part], progress: Progress) -> None:
         offset += len(part)
 
 
-def _blocks(store: Store, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+def _blocks(store: AnyStore, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
     sample_nbytes = sum(math.prod(spec.shape[1:]) * spec.dtype.itemsize for spec in store.arrays.values())
     num = max(1, COPY_BYTES // max(1, sample_nbytes))
     for first in range(0, len(samples), num):

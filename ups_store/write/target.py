@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX
-from ups_store.read.store import Store
 from ups_store.system import files, locks
 
 _PROBE_BYTES = 1 << 20
@@ -190,7 +190,12 @@ def _exists(target: Path) -> SpecError:
     return SpecError("it exists", kind="exists", path=target, hint="replace it with --force (force=True)")
 
 
-def check_sound(store: Store, *, progress: Callable[[int], None] | None = None) -> None:
+def payload_nbytes(store: AnyStore) -> int:
+    """Bytes of all arrays and constants, decoded."""
+    return sum(meta.nbytes for meta in store.metas.values())
+
+
+def check_sound(store: AnyStore, *, progress: Callable[[int], None] | None = None) -> None:
     """Check every byte of a finished store; see `Store.verify`.
 
     Raises:

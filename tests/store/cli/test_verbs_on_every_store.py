@@ -105,21 +105,66 @@ def test_preview_draws(verbs: Verbs, path: str, tmp_path: Path) -> None:
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-def test_concat_takes_a_pattern(verbs: Verbs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["packed.zarr.zip", PATTERN])
+def test_concat_makes_one_mapped_file(verbs: Verbs, tmp_path: Path, path: str) -> None:
     out = tmp_path / "out.zarr.zip"
-    assert verbs("concat", PATTERN, out)[0] == 0
+    assert verbs("concat", path, out)[0] == 0
     with ups_store.open(out) as store:
         assert_same_bits(store.gather(slice(None)), VALUES)
 
 
+@pytest.mark.parametrize("path", ["packed.zarr.zip", PATTERN])
+def test_split_cuts_across_files(verbs: Verbs, tmp_path: Path, path: str) -> None:
+    outs = [tmp_path / "a.zarr.zip", tmp_path / "b.zarr.zip"]
+    assert verbs("split", path, *outs, "--samples", "1:3,3:4")[0] == 0
+    for out, samples in zip(outs, (slice(1, 3), slice(3, 4)), strict=True):
+        with ups_store.open(out) as store:
+            assert_same_bits(store.gather(slice(None)), {k: v[samples] for k, v in VALUES.items()})
+    assert verbs("split", path, *outs, "--samples", "1:3,3:4")[0] == 0  # both are known to be made
+
+
+@pytest.mark.parametrize("path", ["packed.zarr.zip", PATTERN])
+@pytest.mark.parametrize("to", ["hdf5", "safetensors", "zarr", "pt"])
+def test_export_writes_what_it_writes_of_the_mapped_form(
+    verbs: Verbs, tmp_path: Path, path: str, to: str
+) -> None:
+    expected, found = tmp_path / "whole", tmp_path / "other"
+    for source, out in (("whole.zarr.zip", expected), (path, found)):
+        assert verbs("export", source, out, "--to", to)[0] == 0
+    if path == PATTERN:  # its identity is its own
+        names = names_in(expected) if expected.is_dir() else []
+        assert (names_in(found) if found.is_dir() else []) == names
+        for name in names:
+            if name.endswith(".pt"):
+                assert (found / name).read_bytes() == (expected / name).read_bytes()
+        return
+    for file in [expected, *expected.rglob("*")]:
+        if file.is_file():
+            assert (found / file.relative_to(expected)).read_bytes() == file.read_bytes()
+
+
+def test_pack_packs_each_partition(verbs: Verbs, tmp_path: Path) -> None:
+    code, out, _ = verbs("pack", PATTERN, tmp_path / "small.zarr.zip")
+    names = [f"small-0000{i}-of-00002.zarr.zip" for i in range(2)]
+    assert (code, len(out.splitlines()), names_in(tmp_path)) == (0, 2, names)
+    with ups_store.open(tmp_path / "small-*-of-00002.zarr.zip") as store, ups_store.open(PATTERN) as mapped:
+        assert store.access == "decode"
+        assert store.fingerprint == mapped.fingerprint
+        assert_same_bits(store.gather(slice(None)), VALUES)
+
+
+@pytest.mark.parametrize("verb", ["concat", "split", "export"])
+def test_partition_is_no_target(verbs: Verbs, folder: Path, verb: str) -> None:
+    part = folder / "part-00001-of-00002.zarr.zip"
+    before = part.read_bytes()
+    options = {"concat": (), "split": ("--samples", "0:2"), "export": ("--to", "hdf5")}[verb]
+    code, _, err = verbs(verb, PATTERN, part, *options, "--force")
+    assert (code, "replace its source" in err) == (2, True)
+    assert part.read_bytes() == before
+
+
 REFUSED = [
-    ("export", "packed.zarr.zip", ("--to", "zarr"), "ups-store unpack"),
-    ("export", PATTERN, ("--to", "zarr"), "ups-store concat"),
-    ("split", "packed.zarr.zip", ("--samples", "0:2"), "ups-store unpack"),
-    ("split", PATTERN, ("--samples", "0:2"), "ups-store concat"),
-    ("concat", "packed.zarr.zip", (), "ups-store unpack"),
     ("pack", "packed.zarr.zip", (), "ups-store unpack"),
-    ("pack", PATTERN, (), "ups-store concat"),
     ("unpack", "whole.zarr.zip", (), "open it with `ups_store.open`"),
     ("unpack", PATTERN, (), "ups-store concat"),
 ]

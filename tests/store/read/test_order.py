@@ -250,8 +250,8 @@ def test_last_batch_that_not_every_rank_has_an_item_of_is_an_error_that_names_bo
     with pytest.raises(ConfigError) as caught:
         DataOrder([40, 10], **options)
     assert (caught.value.kind, caught.value.found) == ("drop_last", 2)
-    assert "drop_last=True" in str(caught.value.hint)
-    assert "pad_last=True" in str(caught.value.hint)
+    first = str(caught.value).splitlines()[0]
+    assert "2 items for 4 ranks: drop_last=True leaves it out, pad_last=True fills it up" in first
     assert DataOrder([40, 10], drop_last=True, **options).num_steps == 12
     assert DataOrder([40, 10], pad_last=True, **options).num_steps == 13
 
@@ -290,16 +290,54 @@ def test_resumed_order_continues_with_the_same_items(
     everything = [(step.number, step.source, step.items.tolist()) for step in order.steps()]
     taken = min(consumed, len(everything))
     order.consumed = taken * 6
-    resumed = DataOrder([90, 61], seed=0, **options)
+    resumed = DataOrder([90, 61], seed=11, **options)
     resumed.load_state_dict(order.state_dict())
     rest = [(step.number, step.source, step.items.tolist()) for step in resumed.steps()]
     assert rest == everything[taken:]
 
 
-def test_state_holds_seed_epoch_consumed_and_global_batch_size_only() -> None:
-    order = DataOrder([100], global_batch_size=10, seed=np.int64(5))
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_state_holds_the_position_and_what_the_order_depends_on(shuffle: Any) -> None:
+    order = DataOrder([100], global_batch_size=10, seed=np.int64(5), shuffle=shuffle)
     order.epoch, order.consumed = 2, 30
-    assert order.state_dict() == {"seed": 5, "epoch": 2, "consumed": 30, "global_batch_size": 10}
+    blocks = {"block_size": 64, "blocks_per_window": 64} if shuffle == "block" else {}
+    state = {"seed": 5, "epoch": 2, "consumed": 30, "global_batch_size": 10, "shuffle": shuffle, **blocks}
+    assert order.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "name"),
+    [
+        ({"shuffle": False}, {"shuffle": True}, "shuffle"),
+        ({"shuffle": True}, {"shuffle": False}, "shuffle"),
+        ({"shuffle": "block"}, {"shuffle": True}, "shuffle"),
+        ({"shuffle": False}, {"shuffle": True, "keeps_shuffle": True}, "shuffle"),
+        ({"seed": 3}, {"seed": 4}, "seed"),
+        ({"shuffle": "block", "block_size": 8}, {"shuffle": "block", "block_size": 9}, "block_size"),
+        (
+            {"shuffle": "block", "blocks_per_window": 2},
+            {"shuffle": "block", "blocks_per_window": 3},
+            "blocks_per_window",
+        ),
+    ],
+)
+def test_state_of_another_order_is_refused_with_both_named(
+    saved: dict[str, Any], own: dict[str, Any], name: str
+) -> None:
+    state = DataOrder([100], global_batch_size=10, **saved).state_dict()
+    order = DataOrder([100], global_batch_size=10, **own)
+    with pytest.raises(ConfigError) as caught:
+        order.load_state_dict(state)
+    assert (caught.value.kind, caught.value.found) == ("state", saved[name])
+    assert caught.value.expected == repr(own[name])
+    assert f"another {name.replace('_', ' ')}" in str(caught.value)
+
+
+def test_state_of_an_older_version_without_shuffle_is_refused_and_says_what_to_add() -> None:
+    order = DataOrder([100], global_batch_size=10)
+    with pytest.raises(ConfigError, match="the state lacks shuffle") as caught:
+        order.load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "global_batch_size": 10})
+    assert caught.value.kind == "state"
 
 
 def test_epochs_and_seeds_give_other_orders() -> None:
@@ -398,7 +436,7 @@ def test_load_state_dict_refuses_what_no_such_order_has_saved(state: dict[str, i
     with pytest.raises(ConfigError) as caught:
         order.load_state_dict({key: value for key, value in changed.items() if value is not None})
     assert caught.value.kind == "state"
-    assert order.state_dict() == {"seed": 0, "epoch": 0, "consumed": 0, "global_batch_size": 8}
+    assert (order.seed, order.epoch, order.consumed) == (0, 0, 0)
 
 
 def test_steps_hold_nothing_for_a_whole_epoch() -> None:

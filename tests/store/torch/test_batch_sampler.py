@@ -59,6 +59,13 @@ def test_stores_of_different_shapes_are_never_mixed_in_a_batch(
     assert sorted(itertools.chain(*indices(batches))) == list(range(43))
 
 
+def test_repr_shows_the_order_and_the_position(paths: list[Path]) -> None:
+    sampler = make_batch_sampler(StoreDataset(paths), batch_size=4, shuffle=True, seed=2)
+    next(iter(sampler))
+    shown = "steps: 12 of 4 items over all ranks; shuffle: True; seed: 2; position: epoch 0, 4 items consumed"
+    assert repr(sampler) == f"<StoreBatchSampler: {shown}>"
+
+
 def test_order_is_that_of_the_loader(paths: list[Path]) -> None:
     dataset = StoreDataset(paths)
     options: dict[str, Any] = {

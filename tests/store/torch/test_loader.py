@@ -26,7 +26,16 @@ from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.format.metadata import DTYPE_NAMES
 from ups_store.read.order import DataOrder, Step
 from ups_store.system import runs
-from ups_store.torch import Batch, EpochReport, Loader, Sample, StoreDataset, Window, make_loader
+from ups_store.torch import (
+    Batch,
+    EpochReport,
+    Loader,
+    Sample,
+    StoreDataset,
+    Window,
+    make_batch_sampler,
+    make_loader,
+)
 from ups_store.torch.ahead import Ahead
 from ups_store.torch.memory import SMALL_BYTES, BufferPool
 
@@ -58,6 +67,11 @@ def loader_threads() -> list[threading.Thread]:
 
 def assert_holds_its_samples(batch: Batch) -> None:
     assert torch.equal(batch["a"], batch["index"][:, None].float().expand(-1, WIDTH))
+
+
+def order_state(epoch: int, consumed: int) -> dict[str, Any]:
+    """What a shuffled loader with batches of 4 saves there."""
+    return {"seed": 0, "epoch": epoch, "consumed": consumed, "global_batch_size": 4, "shuffle": True}
 
 
 def indices(batches: Iterator[Batch] | list[Batch] | Loader) -> list[list[int]]:
@@ -269,6 +283,14 @@ def test_all_batches_kept_are_distinct(dataset: StoreDataset) -> None:
         assert_holds_its_samples(batch)
 
 
+def test_loader_takes_what_a_dataset_takes(dataset: StoreDataset) -> None:
+    store = dataset.sources[0].store
+    expected = indices(make_loader(dataset, batch_size=8))
+    for given in (store, store.path, str(store.path), [store], [str(store.path)]):
+        assert indices(make_loader(given, batch_size=8)) == expected
+        assert list(make_batch_sampler(given, batch_size=8)) == expected
+
+
 def test_memory_is_used_again_when_batches_are_dropped(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True)
     pointers = [batch["a"].data_ptr() for _ in range(4) for batch in loader]
@@ -339,14 +361,14 @@ def test_resumed_loader_continues_with_the_same_batches(dataset: StoreDataset, t
     for _ in range(taken):
         next(batches)
     state = loader.state_dict()
-    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken, "global_batch_size": 4}
-    resumed = make_loader(dataset, batch_size=4, shuffle=True)
+    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken, "global_batch_size": 4, "shuffle": True}
+    resumed = make_loader(dataset, batch_size=4, seed=3, shuffle=True)
     resumed.load_state_dict(state)
     assert indices(resumed) == indices(batches)
     assert (
         resumed.state_dict()
         == loader.state_dict()
-        == {"seed": 3, "epoch": 2, "consumed": 0, "global_batch_size": 4}
+        == {"seed": 3, "epoch": 2, "consumed": 0, "global_batch_size": 4, "shuffle": True}
     )
     assert indices(resumed) == indices(loader)
 
@@ -369,7 +391,7 @@ def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict
     batches = iter(loader)
     for _ in range(5):
         next(batches)
-    resumed = make_loader(data, batch_size=4, **{"shuffle": True, **options})
+    resumed = make_loader(data, batch_size=4, seed=3, **{"shuffle": True, **options})
     resumed.load_state_dict(loader.state_dict())
     expected, found = [*batches, *loader], [*resumed, *resumed]
     assert len(expected) > len(loader)
@@ -378,6 +400,14 @@ def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict
         for tensor, twin in zip(one.tensors(), other.tensors(), strict=True):
             assert tensor.dtype == twin.dtype
             assert torch.equal(tensor, twin)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_state_of_a_run_that_was_shuffled_otherwise_is_refused(dataset: StoreDataset, shuffle: bool) -> None:
+    state = make_loader(dataset, batch_size=4, shuffle=shuffle).state_dict()
+    other = make_loader(dataset, batch_size=4, shuffle=not shuffle)
+    with pytest.raises(ConfigError, match=f"expected {not shuffle}, found {shuffle}"):
+        other.load_state_dict(state)
 
 
 def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
@@ -425,10 +455,11 @@ def test_stores_of_different_shapes_are_never_mixed_in_a_batch(make_store: MakeS
     assert sorted(seen) == list(range(42))
 
 
-@pytest.mark.parametrize(("num_workers", "factor"), [(1, 3), (3, 1), (3, None)])
+@pytest.mark.parametrize(("num_workers", "factor"), [(1, 3), (3, 1), (2, None)])
 def test_workers_make_as_many_batches_ahead_as_prefetch_factor_says_and_no_more(
     dataset: StoreDataset, num_workers: int, factor: int | None
 ) -> None:
+    num = 1 + num_workers * (factor or 2)
     made = []
     fetch = dataset.fetch
     dataset.fetch = lambda *args, **options: (made.append(1), fetch(*args, **options))[1]  # type: ignore[method-assign]
@@ -437,10 +468,10 @@ def test_workers_make_as_many_batches_ahead_as_prefetch_factor_says_and_no_more(
     )
     next(batches)
     deadline = time.monotonic() + 60
-    while len(made) < 4 and time.monotonic() < deadline:
+    while len(made) < num and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
-    assert len(made) == 4
+    assert len(made) == num
 
 
 def count_fetches(dataset: StoreDataset) -> list[int]:
@@ -466,11 +497,11 @@ def wait_for(made: list[int], num: int) -> None:
 
 def test_first_batches_of_the_next_epoch_are_made_while_one_ends(dataset: StoreDataset) -> None:
     made = count_fetches(dataset)
-    loader = make_loader(dataset, batch_size=4, num_workers=3, shuffle=True)
+    loader = make_loader(dataset, batch_size=4, prefetch_factor=1, num_workers=3, shuffle=True)
     order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
     for epoch in range(3):
         assert indices(loader) == [step.items.tolist() for step in order.steps(epoch)]
-        assert loader.state_dict() == {"seed": 0, "epoch": epoch + 1, "consumed": 0, "global_batch_size": 4}
+        assert loader.state_dict() == order_state(epoch + 1, 0)
         wait_for(made, 13 * (epoch + 1) + 3)
         assert made.count(epoch + 1) == 3
     loader.close()
@@ -481,7 +512,7 @@ def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it
     dataset: StoreDataset,
 ) -> None:
     made = count_fetches(dataset)
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
+    loader = make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True)
     order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
     list(loader)
     wait_for(made, 15)
@@ -497,8 +528,8 @@ def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it
 def test_epoch_that_is_resumed_drops_what_was_made_for_the_next(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, shuffle=True)
     list(loader)
-    loader.load_state_dict({"seed": 3, "epoch": 1, "consumed": 40, "global_batch_size": 4})
-    order = DataOrder([NUM_SAMPLES], global_batch_size=4, seed=3, shuffle=True)
+    loader.load_state_dict(order_state(1, 40))
+    order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
     assert indices(loader) == [step.items.tolist() for step in order.steps(1)][10:]
 
 
@@ -511,7 +542,7 @@ def change_epoch(loader: Loader) -> None:
 
 
 def load_order(loader: Loader) -> None:
-    loader.order.load_state_dict({"seed": 4, "epoch": 1, "consumed": 0, "global_batch_size": 4})
+    loader.order.load_state_dict(order_state(3, 0))
 
 
 @pytest.mark.parametrize("change", [change_seed, change_epoch, load_order])
@@ -575,7 +606,7 @@ def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
     dataset: StoreDataset, options: dict[str, Any]
 ) -> None:
     made = count_fetches(dataset)
-    loader = make_loader(dataset, batch_size=4, **{"shuffle": True, **options})
+    loader = make_loader(dataset, batch_size=4, prefetch_factor=1, **{"shuffle": True, **options})
     for epoch in range(2):
         assert len(indices(loader)) == 13
         assert loader_threads() == []
@@ -772,7 +803,7 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
         ({"weights": [1, 1]}, "weights", "1 positive numbers"),
         ({"device": "meta"}, "device", "cpu, or cuda where"),
         ({"device": "cpux"}, "device", "cpu, or cuda where"),
-        ({"dataset": "a.zarr.zip"}, "dataset", "StoreDataset(path)"),
+        ({"dataset": 5}, "dataset", "a StoreDataset, or a store"),
     ],
 )
 def test_loader_refuses_arguments_out_of_range(

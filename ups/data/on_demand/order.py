@@ -212,7 +212,7 @@ class PassDraws:
         return Draw(task, self._buffers[task].draw())
 
     def skip_to(self, position: int) -> None:
-        """Draw batches that nobody wants, up to the one of a position."""
+        """Draw batches and drop them, up to the one of a position."""
         while self.position < position:
             self.draw()
 
