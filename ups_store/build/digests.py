@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +14,10 @@ from ups_store.errors import SourceError
 from ups_store.sources.requests import DigestKind, DigestRequest
 from ups_store.sources.source_files import FileState, changed
 from ups_store.system.files import replace_text
+from ups_store.system.progress import Progress
 
 __all__ = ["DIGEST_CHARACTERS", "DigestCache", "DigestKind", "Digests", "FileSignature"]
 
-Progress = Callable[[int], None]
 
 DIGEST_CHARACTERS = 64  # of blake3 in hexadecimal digits
 _CACHE_NAME = ".source_digests.json"

@@ -24,6 +24,7 @@ from ups_store.build.read import batch_size_of, read_batches, split_batches, unr
 from ups_store.build.readers import Readers
 from ups_store.check.statistics import Statistics
 from ups_store.errors import BuildInterruptedError
+from ups_store.read.gather import Samples
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.sources.pool import ReadBatch, Skipped
@@ -31,7 +32,6 @@ from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well
 
-Samples = npt.NDArray[np.int64]
 
 Begun = tuple[Samples, Callable[[], Encoded]]
 

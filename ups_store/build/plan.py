@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ups_store.sources.requests import DescribeRequest
 from ups_store.sources.source_files import SourceFile, SourcePart, changed, find_sources
 from ups_store.sources.tasks import Task
 from ups_store.system.paths import PARTITION_KEY
+from ups_store.system.progress import Progress
 from ups_store.write.blueprint import blueprint_of
 from ups_store.write.create import identity_of
 
@@ -115,7 +116,7 @@ class StorePlan:
         num_samples = sum(info.num_samples for info in self.infos)
         return self.source_nbytes // max(1, num_samples)
 
-    def identity(self, digests: Digests, progress: Callable[[int], None]) -> dict[str, Any]:
+    def identity(self, digests: Digests, progress: Progress) -> dict[str, Any]:
         """The identity's content, with the digests of the sources; reads those that aren't known."""
         kind = self.content["source_digest"]
         sources = [
@@ -150,7 +151,7 @@ class StorePlan:
 class _AnyDigest:
     """Stands for digests that aren't known."""
 
-    def digest(self, path: Path, kind: DigestKind, progress: Callable[[int], None]) -> str:
+    def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
         return "0" * DIGEST_CHARACTERS
 
 

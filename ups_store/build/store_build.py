@@ -36,6 +36,7 @@ from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
 from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.identity import config_hash
+from ups_store.read.gather import Samples
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.read.store import Store
@@ -43,8 +44,6 @@ from ups_store.sources.pool import ReadBatch
 from ups_store.system import files
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory
 from ups_store.write.writer import Committer, StoreWriter
-
-Samples = npt.NDArray[np.int64]
 
 _POLL_S = 0.1
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ups_store.build.fill import Filling
 from ups_store.build.progress import Stopwatch
 from ups_store.build.read import BATCH_BYTES, batch_size_of
 from ups_store.build.readers import MAX_AUTO, Readers, describe_readers
+from ups_store.read.gather import Samples
 from ups_store.sources.requests import MAX_SAMPLES
 from ups_store.system.memory import num_cores
 
@@ -26,8 +24,6 @@ MIN_BATCHES = 8  # of the default size, below which there is nothing to tune
 LONG = 5  # the rest has to take so many times as long as all trials
 BETTER = 1.05  # times as fast as what is simpler; less is chance
 _MAX_BATCH_BYTES = 4 * BATCH_BYTES  # each reader has two of them in memory
-
-Samples = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store import Store
 from ups_store.system import files, locks
+from ups_store.system.progress import Progress
 from ups_store.write.building import read_owner
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
 _MIN_SAMPLE_BYTES = 64  # equal parameters are no sign of equal samples
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)

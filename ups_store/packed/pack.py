@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +29,12 @@ from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.protocol import AnyStore
 from ups_store.read.store import Store
 from ups_store.system import files
+from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
 UNPACKING_SUFFIX = ".unpacking"
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)

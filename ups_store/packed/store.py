@@ -17,12 +17,13 @@ from ups_store.packed.chunks import ChunkReader
 from ups_store.read.base import BaseStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, check_output, window_of
-from ups_store.read.preload import Mode, PreloadReport, Progress, Request, preload
+from ups_store.read.preload import Mode, PreloadReport, Request, preload
 from ups_store.read.store_file import StoreFile
 from ups_store.read.verify import Report
 from ups_store.system import files, mappings
 from ups_store.system.parallel import for_each
 from ups_store.system.paths import check_one_file, path_of
+from ups_store.system.progress import Progress
 from ups_store.system.runs import cast_into
 
 

@@ -248,21 +248,21 @@ class DataOrder:
         numbers = {"batch_size": global_batch_size, "seed": seed, "rank": rank, "world_size": world_size}
         numbers |= {"block_size": block_size, "blocks_per_window": blocks_per_window}
         for name, number in numbers.items():
-            _check(name, isinstance(number, int | np.integer), "a whole number", number)
-        _check("world_size", world_size >= 1, "at least 1", world_size)
-        _check("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
-        _check("batch_size", global_batch_size >= 1, "at least 1", global_batch_size)
+            expect(name, isinstance(number, int | np.integer), "a whole number", number)
+        expect("world_size", world_size >= 1, "at least 1", world_size)
+        expect("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
+        expect("batch_size", global_batch_size >= 1, "at least 1", global_batch_size)
         divides = global_batch_size % world_size == 0
-        _check("batch_size", divides, f"a multiple of the {world_size} ranks", global_batch_size)
-        _check("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
-        _check("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
-        _check("block_size", block_size >= 1, "at least 1", block_size)
-        _check("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
-        _check("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
+        expect("batch_size", divides, f"a multiple of the {world_size} ranks", global_batch_size)
+        expect("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
+        expect("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
+        expect("block_size", block_size >= 1, "at least 1", block_size)
+        expect("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
+        expect("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
         smallest = min(sizes, default=0)
-        _check("sizes", smallest >= 1, "at least one item in every source", list(sizes))
+        expect("sizes", smallest >= 1, "at least one item in every source", list(sizes))
         fits = global_batch_size <= smallest or not drop_last
-        _check("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
+        expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
         self.sizes = tuple(int(size) for size in sizes)
         self.global_batch_size, self.rank, self.world_size = int(global_batch_size), rank, world_size
         self.seed, self.drop_last, self.pad_last = int(seed), drop_last, pad_last
@@ -311,7 +311,7 @@ class DataOrder:
         total = self.num_steps * self.global_batch_size
         fits = epoch >= 0 and 0 <= consumed <= total and consumed % self.global_batch_size == 0
         multiple = f"a multiple of the global batch size {self.global_batch_size}, at most {total}"
-        _check("state", fits, f"epoch >= 0, and consumed to be {multiple}", dict(state))
+        expect("state", fits, f"epoch >= 0, and consumed to be {multiple}", dict(state))
         self.epoch, self.consumed, self.shuffle = epoch, consumed, shuffle
 
     def _settings(self, shuffle: Shuffle) -> dict[str, Any]:
@@ -441,11 +441,12 @@ def _steps_by_source(pass_steps: Samples, weights: Sequence[float] | None) -> Sa
         return pass_steps
     shares = np.asarray(weights, np.float64)
     fits = shares.shape == pass_steps.shape and bool(np.all(np.isfinite(shares) & (shares > 0)))
-    _check("weights", fits, f"{len(pass_steps)} positive numbers", list(weights))
+    expect("weights", fits, f"{len(pass_steps)} positive numbers", list(weights))
     steps: Samples = np.rint(pass_steps.sum() * shares / shares.sum()).astype(np.int64)
     return steps.clip(min=1)
 
 
-def _check(name: str, fits: bool, expected: str, found: object) -> None:
+def expect(name: str, fits: bool, expected: str, found: object) -> None:
+    """Refuse an argument, whose name is the error's kind, unless it fits."""
     if not fits:
         raise ConfigError(name, kind=name, expected=expected, found=found)

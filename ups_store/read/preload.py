@@ -19,12 +19,12 @@ from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.store_file import StoreFile
 from ups_store.system import files, mappings
 from ups_store.system.memory import available_bytes
+from ups_store.system.progress import Progress
 
 Mode: TypeAlias = Literal["auto", "page-cache", "copy", "pinned", "device"]
 
 Outcome: TypeAlias = Literal["page-cache", "copy", "pinned", "device", "mapped", "mixed"]
 
-Progress: TypeAlias = Callable[[int], object]
 
 ReadCatalog: TypeAlias = Callable[[int, Path], Catalog]
 

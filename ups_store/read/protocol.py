@@ -15,8 +15,9 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.read.gather import Indices
 
 if TYPE_CHECKING:
-    from ups_store.read.preload import Mode, PreloadReport, Progress
+    from ups_store.read.preload import Mode, PreloadReport
     from ups_store.read.verify import Report
+    from ups_store.system.progress import Progress
 
 
 class AnyStore(Protocol):

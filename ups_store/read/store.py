@@ -21,8 +21,9 @@ from ups_store.read.store_file import Access, StoreFile
 from ups_store.system import files, mappings
 
 if TYPE_CHECKING:
-    from ups_store.read.preload import Mode, PreloadReport, Progress
+    from ups_store.read.preload import Mode, PreloadReport
     from ups_store.read.verify import Report
+    from ups_store.system.progress import Progress
 
 Verify: TypeAlias = Literal["touch"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 from ups_store.errors import SourceError, needs
 from ups_store.sources.hdf5 import h5py, open_hdf5, translated
 from ups_store.system.mappings import page_aligned
+from ups_store.system.progress import Progress
 
 with needs("hdf5"):
     import blake3
 
-Progress = Callable[[int], None]
 
 _READ_BYTES = 1 << 20  # stays in the processor's cache between reading and hashing
 

@@ -24,6 +24,7 @@ from ups_store.sources.reader_handle import stacks_of
 from ups_store.sources.requests import DescribeRequest, ReadRequest
 from ups_store.sources.slots import Activity
 from ups_store.sources.source_files import USUAL_SLOTS
+from ups_store.system.progress import Progress
 
 if TYPE_CHECKING:
     from ups_store.sources.reader import Reader, Request
@@ -184,7 +185,7 @@ class ReaderPool:
                 raise job.error
             yield replace(job.value, constants={name: values.copy() for name, values in job.arrays.items()})
 
-    def ask(self, request: Request, *, progress: Callable[[int], None] = lambda num: None) -> Any:
+    def ask(self, request: Request, *, progress: Progress = lambda num: None) -> Any:
         """Run one request and return its result; raises as `read` does, also where that skips.
 
         Args:

@@ -17,9 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ups_store.errors import ConfigError
 from ups_store.read.base import BaseStore
-from ups_store.read.order import DataOrder, Shuffle, Step
+from ups_store.read.order import DataOrder, Shuffle, Step, expect
 from ups_store.torch.ahead import Ahead, Inline, OnWait
 from ups_store.torch.assembler import (
     Assembler,
@@ -302,13 +301,13 @@ def make_loader(
         ConfigError: For an argument out of range, both batch sizes or none, a rank >= world_size, a batch
             that the ranks can't share.
     """
-    _check("num_workers", _is_number(num_workers, 0), "a whole number of at least 0", num_workers)
+    expect("num_workers", _is_number(num_workers, 0), "a whole number of at least 0", num_workers)
     if prefetch_factor is not None:
         fits = _is_number(prefetch_factor, 1) and num_workers > 0
         expected = (
             "a whole number of at least 1" if num_workers else "None, as num_workers=0 has nothing ready"
         )
-        _check("prefetch_factor", fits, expected, prefetch_factor)
+        expect("prefetch_factor", fits, expected, prefetch_factor)
     found = _device(device)
     data = _as_dataset(dataset)
     order = _make_order(
@@ -371,7 +370,7 @@ def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> Stor
     if isinstance(dataset, StoreDataset):
         return dataset
     is_known = isinstance(dataset, BaseStore | str | os.PathLike | Iterable)
-    _check("dataset", is_known, "a StoreDataset, or a store, its path, or several", repr(dataset))
+    expect("dataset", is_known, "a StoreDataset, or a store, its path, or several", repr(dataset))
     return StoreDataset(dataset)
 
 
@@ -383,13 +382,13 @@ def _make_order(
     shuffle: Shuffle | Literal["auto"],
     **options: Any,
 ) -> DataOrder:
-    _check("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
+    expect("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
     rank, world_size = ranks
     size, global_size = batch_sizes
     fits = (size is None) != (global_size is None)
-    _check("batch_size", fits, "batch_size (per rank) or global_batch_size, and not both", batch_sizes)
+    expect("batch_size", fits, "batch_size (per rank) or global_batch_size, and not both", batch_sizes)
     if size is not None:
-        _check("batch_size", _is_number(size, 1), "a whole number of at least 1", size)
+        expect("batch_size", _is_number(size, 1), "a whole number of at least 1", size)
         global_size = size * world_size
     keeps_shuffle = shuffle == "auto"
     if shuffle == "auto":
@@ -429,15 +428,10 @@ def _device(device: torch.device | str | None) -> torch.device | None:
     is_usable = found is not None and (
         found.type == "cpu" or (found.type == "cuda" and torch.cuda.is_available())
     )
-    _check("device", is_usable, "cpu, or cuda where torch finds a device", str(device))
+    expect("device", is_usable, "cpu, or cuda where torch finds a device", str(device))
     return found
 
 
 def _block_size(dataset: StoreDataset) -> int:
     nbytes = max(source.sample_nbytes for source in dataset.sources)
     return min(MAX_BLOCK_SIZE, max(1, BLOCK_BYTES // max(1, nbytes)))
-
-
-def _check(name: str, fits: bool, expected: str, found: object) -> None:
-    if not fits:
-        raise ConfigError(name, kind=name, expected=expected, found=found)

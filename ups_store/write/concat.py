@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.read.open import open_store
 from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
+from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target
 from ups_store.write.writer import StoreWriter
@@ -25,7 +26,6 @@ from ups_store.write.writer import StoreWriter
 COPY_BYTES = 32 << 20
 
 Paths = Sequence[str | os.PathLike[str]]
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ups.data.on_demand.order import Items, in_turns
+from ups.data.on_demand.order import in_turns
+from ups.data.windows import Items
 from ups.errors import UpsError
 from ups.output import Note
 from ups_store.build import QuietWatcher, Readers, ReadingConfig

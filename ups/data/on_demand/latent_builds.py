@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from ups.config.build_keys import to_build
 from ups.data.fields import NUM_STEPS, open_split
-from ups.data.on_demand.order import Items, arrival_stretches
+from ups.data.on_demand.order import arrival_stretches
 from ups.data.stores import Store, open_partitions
+from ups.data.windows import Items
 from ups.errors import ConfigError
 from ups.output import Note
 from ups_store.build import (

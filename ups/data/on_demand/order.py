@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ups.data.batches import seed_of
-from ups.data.windows import evenly_spread
+from ups.data.windows import Items, evenly_spread
 from ups_store.torch import DataOrder, Step, ranks_of_torch
-
-Items = npt.NDArray[np.int64]
 
 FIRST_AHEAD = 8  # trajectories beyond those that are used up, from the first batch on
 LEAST_AHEAD = 64  # at most so many beyond, or a share of all where that is more

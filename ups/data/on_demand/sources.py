@@ -15,17 +15,10 @@ import numpy as np
 from ups.data.batches import TrainingData, random_order, seed_of
 from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.latent_builds import arrivals_of
-from ups.data.on_demand.order import (
-    ArrivalOrder,
-    Arrivals,
-    Items,
-    PassDraws,
-    count_batches,
-    most_ahead,
-)
+from ups.data.on_demand.order import ArrivalOrder, Arrivals, PassDraws, count_batches, most_ahead
 from ups.data.on_demand.unkept import FirstWindows, UnkeptJob, ranges_by_file
 from ups.data.stores import Store
-from ups.data.windows import Preload, TaskWindows, WindowBatch, WindowSource
+from ups.data.windows import Items, Preload, TaskWindows, WindowBatch, WindowSource
 from ups.output import Note
 from ups_store.build import Build, BuildRank, ReadingConfig
 from ups_store.torch import Allocate

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups.data.on_demand.background import Progress
-from ups.data.on_demand.order import Items
-from ups.data.windows import TaskWindows
+from ups.data.windows import Items, TaskWindows
 from ups_store.build import Build, Readers
 
 Arrays = Mapping[str, npt.NDArray[Any]]
