@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from ups.cli.app import app
 from ups.config import RunConfig
-from ups.config.loading import MEANINGLESS, NOT_YET
+from ups.config.old_keys import MEANINGLESS, NOT_YET
 from ups.config.run import LATER_STAGES, STAGE_NAMES
 from ups.train.stage import STAGES
 from ups_store import old_names

@@ -11,9 +11,11 @@ to import; `tests/ups/config/test_keys_of_build.py` holds them to those.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from ups.config.old_keys import MEANINGLESS, NOT_YET
 from ups_store.errors import near_word
 
 SECTIONS = frozenset(
@@ -42,20 +44,13 @@ KEYS: dict[str, tuple[str, ...]] = {
     "checkpoint": ("dir", "interval", "keep_training_state"),
 }
 # Sections and keys of earlier configurations that have no effect (docs/guides/migrate.md).
-OLD_SECTIONS = frozenset(("diffusion", "ttc", "benchmark", "deterministic"))
+OLD_SECTIONS = frozenset(key.partition(".")[0] for key in (*MEANINGLESS, *NOT_YET)) - {"data", "training"}
 OLD_KEYS: dict[str, frozenset[str]] = {
-    "data": frozenset(("patch_size", "shard_limit", "download", "task_sampling")),
-    "training": frozenset(
-        (
-            *("dt", "num_gpus", "persistent_workers", "cache_dir", "checkpoint_interval"),
-            *("inverse_loss_warmup_epochs", "inverse_loss_max_weight", "lambda_inv_enc", "lambda_inv_dec"),
-            "log_per_task_metrics",
-        )
-    ),
+    section: frozenset(
+        name for key in MEANINGLESS if (name := key.removeprefix(f"{section}.")) != key and "." not in name
+    )
+    for section in ("data", "training")
 }
-# Keys of features of training that aren't there yet; a training says so where they are switched on.
-_LATER_KEYS = frozenset(("use_fsdp2", "cpu_offload_optimizer", "physics_priors", "tau_distribution"))
-_LATER_PREFIX = "distill_"
 
 LISTS_KEYS = "`ups train --config demo --print-config`"
 _LATENT_DTYPE = "float16"
@@ -73,12 +68,17 @@ def without_effect(values: dict[str, Any]) -> Iterator[str]:
             if name in old:
                 yield f"{section}.{name} has no effect; docs/guides/migrate.md says what there is instead"
     for section, known in KEYS.items():
-        passed = {*known, *OLD_KEYS.get(section, ()), *_LATER_KEYS}
+        passed = {*known, *OLD_KEYS.get(section, ())}
         for name in map(str, _section(values, section)):
-            if name not in passed and not name.startswith(_LATER_PREFIX):
+            if name not in passed and not _is_later(f"{section}.{name}"):
                 near = near_word(name, known)
                 hint = f"did you mean {section}.{near}?" if near else f"{LISTS_KEYS} shows the known keys"
                 yield f"{section}.{name} is no key and has no effect; {hint}"
+
+
+def _is_later(key: str) -> bool:
+    """Whether its feature isn't there yet; a training says so where it is switched on."""
+    return any(fnmatch(key, pattern) for pattern in NOT_YET)
 
 
 def to_build(values: dict[str, Any]) -> dict[str, Any]:

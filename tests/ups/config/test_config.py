@@ -111,7 +111,7 @@ def test_unknown_key_is_an_error_naming_the_nearest_one(override: str, near: str
 
 @pytest.mark.parametrize("key", ["stages.operator.time_stride", "training.learning_rate", "training.dir"])
 def test_unknown_key_that_resembles_none_is_no_reason_for_a_wrong_suggestion(key: str) -> None:
-    assert error_of(f"{key}=1").hint == "see docs/training.md for the known keys"
+    assert str(error_of(f"{key}=1").hint).endswith("for the known keys")
 
 
 @pytest.mark.parametrize(
