@@ -24,7 +24,7 @@ from ups_store.build.stores import build_all
 from ups_store.sources.contents import EVERYTHING
 from ups_store.sources.pool import ReadBatch, ReaderPool
 from ups_store.sources.requests import ReadRequest
-from ups_store.sources.slots import batch_nbytes
+from ups_store.sources.slots import ALIGN
 from ups_store.sources.tasks import get_task
 
 GROUPS_TASK, GROUPS = "diffreact2d", "2D_diff-react_NA_NA.h5"
@@ -60,7 +60,8 @@ class _Pool:
     """Readers that have started and opened the file."""
 
     def __init__(self, requests: Sequence[ReadRequest], *, num_workers: int, sample_bytes: int) -> None:
-        slot_nbytes = batch_nbytes({"fields": max(len(r.samples) for r in requests) * sample_bytes})
+        nbytes = max(len(request.samples) for request in requests) * sample_bytes
+        slot_nbytes = -(-nbytes // ALIGN) * ALIGN
         self.pool = ReaderPool(num_workers, slot_nbytes=slot_nbytes)
         self.requests = requests
 
