@@ -1,4 +1,4 @@
-"""What dead builders left behind in a folder: unfinished stores, and files that nobody saw (spec 6.6)."""
+"""What dead builders left behind in a folder: unfinished stores, and files never made visible (spec 6.6)."""
 
 from __future__ import annotations
 

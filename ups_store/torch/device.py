@@ -140,7 +140,7 @@ class Staging:
             turn, self._turn = self._turn, (self._turn + 1) % _NUM_BUFFERS
             copied = self._copied[turn]
             if copied is not None:
-                copied.synchronize()  # else it would be read anew before it is copied
+                copied.synchronize()  # else it would be filled again before it is copied
             buffer = self._buffers[turn][: len(part)]
             self._read(buffer, first + offset)
             part.copy_(buffer, non_blocking=True)

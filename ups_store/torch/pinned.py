@@ -22,7 +22,7 @@ _FLAGS = 1 | 2  # cudaHostRegisterPortable: for all devices; cudaHostRegisterMap
 
 
 class PageLocked(mmap.mmap):
-    """Memory that CUDA has page-locked, until nobody refers to it any more.
+    """Memory that CUDA has page-locked, until nothing refers to it any more.
 
     Forked children share it: the kernel would copy private pages that are locked for a device at once.
     """
