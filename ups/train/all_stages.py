@@ -248,24 +248,28 @@ def _command(config_path: Path | None, overrides: Sequence[str]) -> list[str]:
 def _run(command: list[str], *, note: Note) -> None:
     """Run a command with its output on stderr, -q without its results; signals to stop go to it."""
     note(f"$ {shlex.join(['ups-store', 'build', *command[len(BUILD) + 1 :]])}")
-    # In a session of its own a Ctrl-C on the terminal reaches it once, through us.
-    stdout = subprocess.DEVNULL if terminal().quiet else sys.stderr.fileno()  # only a step of the run
-    process = subprocess.Popen(command, stdout=stdout, start_new_session=True)
-
-    stopped_by: list[str] = []
+    running: list[subprocess.Popen[bytes]] = []
+    stopped_by: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        stopped_by.append(signal.Signals(number).name)
-        process.send_signal(number)
+        stopped_by.append(number)
+        for process in running:
+            process.send_signal(number)
 
+    # Before the process is there: a signal between its start and ours would leave it behind.
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        code = process.wait()
+        # In a session of its own a Ctrl-C on the terminal reaches it once, through us.
+        stdout = subprocess.DEVNULL if terminal().quiet else sys.stderr.fileno()  # only a step of the run
+        running.append(subprocess.Popen(command, stdout=stdout, start_new_session=True))
+        for number in stopped_by[:1]:
+            running[0].send_signal(number)
+        code = running[0].wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if code != 0 and stopped_by:
-        problem = f"stopped by {stopped_by[0]} during a build of stores"
+        problem = f"stopped by {signal.Signals(stopped_by[0]).name} during a build of stores"
         raise InterruptedTrainingError(problem, kind="build_interrupted", continued_by=SAME_COMMAND)
     if code != 0:
         error = UpsError(

@@ -20,7 +20,7 @@ from operator_runs import SETTINGS, build_here, configure, made_once, own_copy
 from rich.console import Console
 
 from ups.data.solvers import make_dataset
-from ups.errors import ConfigError, OutputError, UpsError
+from ups.errors import ConfigError, InterruptedTrainingError, OutputError, UpsError
 from ups.output import discard
 from ups.train.all_stages import build_fields, build_latents, first_stage, run_all
 from ups.train.log import show_report
@@ -399,6 +399,21 @@ def test_signal_during_the_build_reaches_it_and_the_command_continues(run: Path)
     assert code == 5, (run / "stderr.txt").read_text()
     report, _ = all_of(run)
     assert [stage["steps"] for stage in report["stages"].values()] == [5, 5]
+
+
+def test_signal_while_the_build_starts_still_stops_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_late(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        signal.raise_signal(signal.SIGTERM)
+        started.append(popen(["sleep", "100"], **options))
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start_late)
+    with pytest.raises(InterruptedTrainingError, match="SIGTERM"):
+        build_fields(config_path=run / "run.yaml", overrides=(), is_first=True, note=discard)
+    assert started[0].returncode == -signal.SIGTERM
 
 
 def test_table_of_all_stages_shows_errors_and_warns_of_latents_that_are_no_smaller() -> None:
