@@ -171,7 +171,7 @@ def json_value(good: bytes, chance: Chance) -> bytes:
     document = read_document(parts, part.name)
     for _ in range(chance.choice((1, 1, 2, 5))):
         _change_value(document, chance)
-    return put_together(replace_data(parts, part.name, document_bytes(document, part.name)))
+    return put_together(replace_data(parts, part.name, document_bytes(document)))
 
 
 def identity_value(good: bytes, chance: Chance) -> bytes:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from ups_store.format.array_spec import ArraySpec
     from ups_store.format.identity import describe_differences, differences
-    from ups_store.format.layout import FORMAT_VERSION
+    from ups_store.format.root_metadata import FORMAT_VERSION
     from ups_store.packed.store import PackedStore
     from ups_store.read.open import open_any as open
     from ups_store.read.partitioned import PartitionedStore
@@ -92,7 +92,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "AnyStore": ("read.protocol", "AnyStore"),
     "ArraySpec": ("format.array_spec", "ArraySpec"),
     "Committer": ("write.writer", "Committer"),
-    "FORMAT_VERSION": ("format.layout", "FORMAT_VERSION"),
+    "FORMAT_VERSION": ("format.root_metadata", "FORMAT_VERSION"),
     "Store": ("read.store", "Store"),
     "StoreWriter": ("write.writer", "StoreWriter"),
     "available_memory_bytes": ("system.memory", "available_bytes"),

@@ -19,6 +19,7 @@ from ups_store.errors import (
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash, describe_differences, differences
+from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.read.store import Store
@@ -62,6 +63,9 @@ def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str
     except StoreNotFoundError:
         return None
     except FormatError as error:
+        if error.kind == BEFORE_1_0:
+            note(f"{plan.path} was written before format 1.0 was released, rebuilding")
+            return None
         error.hint = "move it away, or replace it: `python -m ups_store.build --overwrite`"
         raise
     if store.config_hash == config_hash(expected):
@@ -110,6 +114,10 @@ def open_writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool 
         return create_file(plan, content)
     try:
         return create_file(plan, content)
+    except FormatError as error:
+        if error.kind != BEFORE_1_0:
+            raise
+        return create_file(plan, content, on_mismatch="restart")
     except IdentityMismatchError:
         with open_store(building_path(plan.path), partial=True) as unfinished:
             if unfinished.committed.any():
@@ -131,6 +139,7 @@ def create_file(
         dims=plan.dims,
         identity=content,
         attrs=plan.attrs,
+        partition=plan.partition,
         **options,
     )
 

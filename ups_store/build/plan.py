@@ -22,7 +22,6 @@ from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.requests import DescribeRequest
 from ups_store.sources.source_files import SourceFile, SourcePart, changed, find_sources
 from ups_store.sources.tasks import Task
-from ups_store.system.paths import PARTITION_KEY
 from ups_store.system.progress import Progress
 from ups_store.write.blueprint import blueprint_of
 from ups_store.write.create import identity_of
@@ -50,6 +49,7 @@ class StorePlan:
         attrs: Attributes of the root group.
         content: The content part of the identity, without digests of the sources.
         batch_size: Samples that are read and committed at a time; chosen by their size where None.
+        partition: Number of the partition, and of partitions; None for a store of the whole split.
     """
 
     task: Task
@@ -67,6 +67,7 @@ class StorePlan:
     attrs: Mapping[str, Any]
     content: Mapping[str, Any]
     batch_size: int | None = None
+    partition: tuple[int, int] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -132,7 +133,13 @@ class StorePlan:
 
     def document(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """The whole identity document of the store, with what `identity` gave."""
-        return identity_of(self.arrays, constants=self.constants, dims=self.dims, identity=content)
+        return identity_of(
+            self.arrays,
+            constants=self.constants,
+            dims=self.dims,
+            identity=content,
+            partition=self.partition,
+        )
 
     def check_sources(self) -> None:
         """Fail with `SourceError` if a source isn't the file that it was when the plan was made."""
@@ -213,7 +220,7 @@ def partition_of(plan: StorePlan, rank: BuildRank) -> StorePlan:
         selected=selected,
         arrays=_with_num_samples(plan.arrays, len(selected)),
         source_arrays=_with_num_samples(plan.source_arrays, len(selected)),
-        content={**plan.content, PARTITION_KEY: [rank.machine, rank.num_machines]},
+        partition=(rank.machine, rank.num_machines),
     )
 
 

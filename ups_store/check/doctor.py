@@ -22,6 +22,7 @@ from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.format.layout import PAGE_BYTES
 from ups_store.format.stretches import stretches
+from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
@@ -37,7 +38,6 @@ class Status(Enum):
 
     COMPLETE = "complete"
     DAMAGED = "damaged"
-    IDENTITY_WRONG = "identity_wrong"
     IDENTITY_LOST = "identity_lost"
     METADATA_DAMAGED = "metadata_damaged"
     RESUMABLE = "resumable"
@@ -46,6 +46,7 @@ class Status(Enum):
     TRUNCATED = "truncated"
     FOREIGN = "foreign"
     TOO_NEW = "too_new"
+    BEFORE_1_0 = "before_1_0"
     PACKED = "packed"
     PACKED_DAMAGED = "packed_damaged"
 
@@ -58,8 +59,6 @@ class Status(Enum):
 ADVICE = {
     Status.COMPLETE: "nothing to do",
     Status.DAMAGED: "`verify --repair CONFIG` rebuilds the damage, or `doctor --salvage OUT` copies the rest",
-    Status.IDENTITY_WRONG: "`doctor --salvage OUT` copies what verifies under an identity of its own; "
-    "`verify --repair` can't help, for no configuration gives such an identity",
     Status.IDENTITY_LOST: "`doctor --salvage OUT` copies the samples; what they were made from is lost",
     Status.METADATA_DAMAGED: "copy it again, or build it again; while its ZIP directory is whole, any ZIP "
     "tool extracts its arrays, which aren't compressed",
@@ -69,6 +68,7 @@ ADVICE = {
     Status.TRUNCATED: "copy it again from where it came, or `doctor --salvage OUT` copies what verifies",
     Status.FOREIGN: "check the path: it isn't a store",
     Status.TOO_NEW: "upgrade ups-store, or read it with any Zarr v3 reader",
+    Status.BEFORE_1_0: "build it again: no released version of ups-store reads it",
     Status.PACKED: "`unpack` makes the mapped store of it",
     Status.PACKED_DAMAGED: "copy it again from where it came, or pack its store again",
 }
@@ -139,6 +139,8 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
         except VersionTooNewError as error:
             return Diagnosis(path, Status.TOO_NEW, (_what(error),))
         except FormatError as error:
+            if error.kind == BEFORE_1_0:
+                return Diagnosis(path, Status.BEFORE_1_0, (_what(error),))
             if error.kind == "packed":
                 return _examine_packed(path, progress)
             return _examine_from_start(fd, path, _what(error))
@@ -151,8 +153,6 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
 
 
 def _status_of(report: Report) -> Status:
-    if report.has_wrong_identity:
-        return Status.IDENTITY_WRONG
     if not report.ok:
         return Status.DAMAGED
     return Status.FINISHED_NOT_RENAMED if report.path.name.endswith(BUILDING_SUFFIX) else Status.COMPLETE

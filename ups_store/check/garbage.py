@@ -12,7 +12,7 @@ from typing import Literal
 
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
-from ups_store.format.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
+from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.system import files, locks
@@ -97,7 +97,7 @@ def _examine(path: Path) -> Garbage | None:
 
 def _kind_of(path: Path, fd: int) -> Kind:
     """What a file is by its name, its first and its last bytes; "unfinished" may be damaged."""
-    start = files.read_at(fd, 0, MAX_LOCAL_HEADER_BYTES)
+    start = files.read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
     end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
     if _END_RECORD_START in end:
         return "finished" if may_be_store(start, end) else "foreign"

@@ -18,10 +18,12 @@ from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.format.build_tail import TailHeader
 from ups_store.format.checksum import crc32c
 from ups_store.format.identity import constant_digest, identity_document
-from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, ArrayLayout, Layout
-from ups_store.format.metadata import RootMeta, dtype_of, parse_array
-from ups_store.read.catalog import Catalog, array_name, checked_layout, read_json
-from ups_store.read.directory import check_directory, read_directory
+from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
+from ups_store.format.metadata import dtype_of
+from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.zip_records import ROOT_NAME
+from ups_store.read.catalog import Catalog, finish_catalog, read_arrays
+from ups_store.read.directory import read_directory
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits, sample_crcs
 from ups_store.read.store_file import read_constant, read_samples
@@ -189,24 +191,21 @@ def read_without_root(fd: int, path: Path) -> Catalog:
         FormatError: If these can't be read either, or don't fit together.
     """
     directory = read_directory(fd, path)
-    found = [
-        (parse_array(array_name(record, path), read_json(fd, record, path), path=path), record.nbytes)
-        for record in directory.arrays
-    ]
-    identity = identity_document([meta for meta, _ in found], {}, {})
+    names = directory.array_names()
+    documents = read_arrays(fd, path, directory.next_claim, directory.next_claim(ROOT_NAME, 0), names)
+    identity = identity_document([meta for meta, _ in documents.metas], {}, {})
     root = RootMeta(FORMAT_VERSION, _NO_HASH, identity, {})
-    layout = checked_layout(root, directory.root.nbytes, found, path)
-    check_directory(directory, layout, is_newer=False, path=path)
-    if layout.num_samples > files.size(fd):  # spec 11.1: no memory in proportion to what a file claims
+    catalog = finish_catalog(root, documents, directory, path)
+    if catalog.layout.num_samples > files.size(fd):
         raise FormatError(
             "number of samples",
             path=path,
             kind="limits",
             clause="11.1",
             expected=f"at most {files.size(fd)}, the bytes of the file",
-            found=layout.num_samples,
+            found=catalog.layout.num_samples,
         )
-    return Catalog(root, layout, tuple(record.crc for record in directory.records))
+    return catalog
 
 
 def is_identity_lost(catalog: Catalog) -> bool:

@@ -27,7 +27,7 @@ BUILDER_LOCK = LOCK_BASE
 GATE_LOCK = LOCK_BASE + 1
 SAMPLE_LOCK = LOCK_BASE + 2  # plus the sample number
 
-_HEADER = struct.Struct("<8sHHI16s16sQQI")
+_HEADER = struct.Struct("<8sHHI16s16sQQ")
 _HEADER_NBYTES = 128
 _OWNER = struct.Struct("<QI")
 _OWNER_HOST_BYTES = 244
@@ -57,7 +57,7 @@ class TailHeader:
         """The header's 128 bytes."""
         body = _HEADER.pack(
             TAIL_MAGIC, TAIL_VERSION, int(self.is_lazy), self.num_arrays, self.build_id, self.boot_id,
-            self.num_samples, self.file_nbytes, 4 * (self.num_arrays + 2),
+            self.num_samples, self.file_nbytes,
         ).ljust(_HEADER_NBYTES - 4, b"\0")  # fmt: skip
         return body + struct.pack("<I", crc32c(body))
 
@@ -83,17 +83,17 @@ def parse_tail_header(raw: bytes, layout: Layout, *, path: object) -> TailHeader
             **values,
         )
 
+    raw = raw[:_HEADER_NBYTES]
     if len(raw) < _HEADER_NBYTES or raw[:8] != TAIL_MAGIC:
         raise bad("magic", expected=TAIL_MAGIC, found=raw[:8])
     if struct.unpack_from("<I", raw, _HEADER_NBYTES - 4)[0] != crc32c(raw[: _HEADER_NBYTES - 4]):
         raise bad("checksum is wrong")
-    _, version, flags, num_arrays, build_id, boot_id, num_samples, nbytes, _ = _HEADER.unpack_from(raw)
+    _, version, flags, _, build_id, boot_id, *_ = _HEADER.unpack_from(raw)
     if version != TAIL_VERSION:
         raise bad("version", expected=TAIL_VERSION, found=version)
-    header = TailHeader(build_id, boot_id, bool(flags & 1), num_samples, num_arrays, nbytes)
-    wanted = TailHeader.for_layout(layout, build_id=build_id, boot_id=boot_id, is_lazy=header.is_lazy)
-    if header != wanted:
-        raise bad("doesn't belong to this metadata", expected=wanted, found=header)
+    header = TailHeader.for_layout(layout, build_id=build_id, boot_id=boot_id, is_lazy=bool(flags & 1))
+    if raw != header.pack():
+        raise bad("doesn't belong to this metadata", expected=header.pack().hex(), found=raw.hex())
     return header
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ups_store.format.canonical import canonical_json, plain_json
 from ups_store.format.metadata import ArrayMeta
 
-_FORMAT = 1  # major version of the document, that of the store format
-_KEYS = ["arrays", "constants", "content", "format"]
+MAX_PARTITIONS = 100_000  # five digits in the name of a file (spec 2.4)
+_KEYS = {"arrays", "constants", "content"}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def config_hash(identity: Mapping[str, Any]) -> str:
@@ -25,7 +27,10 @@ def constant_digest(payload: bytes) -> str:
 
 
 def identity_document(
-    arrays: Iterable[ArrayMeta], constants: Mapping[str, str], content: Mapping[str, Any]
+    arrays: Iterable[ArrayMeta],
+    constants: Mapping[str, str],
+    content: Mapping[str, Any],
+    partition: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """The identity document of a store (spec 8.1).
 
@@ -33,44 +38,56 @@ def identity_document(
         arrays: All arrays, constants included.
         constants: sha256 of each constant's bytes, by name.
         content: The caller's part: everything that decides the bytes.
+        partition: Number of the partition, and of partitions; None for a split in one file.
     Returns:
         A document of plain JSON values.
     """
-    geometry = {
-        meta.name: {"shape": list(meta.shape), "dtype": meta.dtype, "dims": list(meta.dims)}
-        for meta in arrays
+    document: dict[str, Any] = {
+        "arrays": {meta.name: identity_of_array(meta) for meta in arrays},
+        "constants": dict(constants),
+        "content": dict(content),
     }
-    document = {"format": _FORMAT, "arrays": geometry, "constants": dict(constants), "content": dict(content)}
+    if partition is not None:
+        document["partition"] = list(partition)
     plain: dict[str, Any] = plain_json(document, what="identity")
     return plain
 
 
-def flaws(identity: Mapping[str, Any], constants: Iterable[str]) -> list[str]:
+def identity_of_array(meta: ArrayMeta) -> dict[str, Any]:
+    """What the identity says of an array: the shape is that of one sample (spec 8.1)."""
+    return {"shape": list(meta.sample_shape), "dtype": meta.dtype, "dims": list(meta.dims)}
+
+
+def flaws(identity: Mapping[str, Any]) -> list[str]:
     """What of an identity document isn't as spec 8.1 says, a short sentence each; empty where all is.
 
-    Its `arrays` are left to who opens the store: they are compared with the arrays' own documents.
-
-    Args:
-        identity: The document.
-        constants: Names of the arrays without a sample axis.
+    Its `arrays` and the names of its `constants` are compared with the arrays' own documents.
     """
     found = []
 
     def differs(where: str, expected: str, value: object) -> None:
         found.append(f"{where}: expected {expected}, found {reprlib.repr(value)}")  # it may have 16 MiB
 
-    if sorted(identity) != _KEYS:
-        differs("keys", ", ".join(_KEYS), sorted(identity))
-    number = identity.get("format")
-    if type(number) is not int or number != _FORMAT:
-        differs("key 'format'", str(_FORMAT), number)
-    if not isinstance(identity.get("content"), dict):
-        differs("key 'content'", "an object", identity.get("content"))
-    digests, names = identity.get("constants"), sorted(constants)
-    if not isinstance(digests, dict) or sorted(digests) != names:
-        value = sorted(digests) if isinstance(digests, dict) else digests
-        differs("key 'constants'", f"digests of {reprlib.repr(names)}", value)
+    if identity.keys() - {"partition"} != _KEYS:
+        differs("keys", f"{', '.join(sorted(_KEYS))}, perhaps partition", sorted(identity))
+    for key in ("arrays", "constants", "content"):
+        if not isinstance(identity.get(key), dict):
+            differs(f"key {key!r}", "an object", identity.get(key))
+    digests = identity.get("constants")
+    for name, digest in digests.items() if isinstance(digests, dict) else ():
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            differs(f"sha256 of constant {name!r}", "64 lower-case hexadecimal digits", digest)
+    if "partition" in identity and not _is_partition(identity["partition"]):
+        expected = f"[K, M], integers, 0 <= K < M <= {MAX_PARTITIONS}"
+        differs("key 'partition'", expected, identity["partition"])
     return found
+
+
+def _is_partition(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int for n in value):
+        return False
+    number, num_partitions = value
+    return bool(0 <= number < num_partitions <= MAX_PARTITIONS)
 
 
 def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[Any, Any]]:

@@ -16,8 +16,6 @@ from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, align
 
-FORMAT_VERSION = (1, 0)
-
 PAGE_BYTES = 4096
 CACHE_LINE_BYTES = 64  # a mapped view of any dtype is aligned on it
 PAGE_SLOT_BYTES = 1 << 20  # samples from here on start on a page
@@ -146,6 +144,6 @@ def _place(meta: ArrayMeta, offset: int) -> ArrayLayout:
         return ArrayLayout(meta, None, stride)
     if meta.is_sharded:
         nbytes = meta.shape[0] * (stride + INDEX_RECORD_BYTES) + CHECKSUM_BYTES
-        return ArrayLayout(meta, Entry(meta.chunk_key, offset, nbytes, PAGE_BYTES), stride)
-    entry = Entry(meta.chunk_key, offset, meta.nbytes + CHECKSUM_BYTES, CACHE_LINE_BYTES)
+        return ArrayLayout(meta, Entry(meta.chunk_key, offset, nbytes, is_aligned=True), stride)
+    entry = Entry(meta.chunk_key, offset, meta.nbytes + CHECKSUM_BYTES, is_aligned=True)
     return ArrayLayout(meta, entry, stride)

@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 
 from ups_store.errors import FormatError, SpecError, needs
-from ups_store.format.canonical import canonical_json
+from ups_store.format.canonical import (
+    MAX_EXACT_INTEGER,
+    canonical_json,
+    check_canonical,
+    is_text_of,
+    parse_json,
+)
 
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
 LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 5.1)
@@ -31,7 +37,6 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPE_NAMES = ("bool", *_INTEGERS, "float16", "float32", "float64", "bfloat16")
 _HINT = "open it with a general Zarr reader, or rebuild it"
-_VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
 @functools.cache
@@ -145,42 +150,6 @@ def bytes_codec(dtype: str) -> dict[str, Any]:
     return {"name": "bytes", "configuration": {"endian": "little"}}
 
 
-@dataclass(frozen=True)
-class RootMeta:
-    """The root group's `zarr.json`.
-
-    Attributes:
-        version: Format version, `(major, minor)`.
-        config_hash: sha256 of the canonical identity document, hexadecimal.
-        identity: The identity document (spec 8).
-        attrs: The caller's attributes, without the key `ups_store`.
-        packed: How a packed store is packed (spec 13.2); None for a mapped one.
-    """
-
-    version: tuple[int, int]
-    config_hash: str
-    identity: dict[str, Any]
-    attrs: dict[str, Any] = field(default_factory=dict)
-    packed: dict[str, Any] | None = None
-
-    def to_json(self) -> bytes:
-        """The bytes of the root `zarr.json`, padded with spaces to whole pages (spec 4.3)."""
-        ours = {
-            "format_version": f"{self.version[0]}.{self.version[1]}",
-            "config_hash": self.config_hash,
-            "identity": self.identity,
-        }
-        if self.packed is not None:
-            ours["packed"] = self.packed
-        document = {
-            "zarr_format": 3,
-            "node_type": "group",
-            "attributes": {**self.attrs, "ups_store": ours},
-        }
-        text = canonical_json(document, what="attrs")
-        return text + b" " * (-len(text) % 4096)
-
-
 def is_name(name: object) -> bool:
     """Whether the format allows it as the name of an array (spec 4.2)."""
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
@@ -201,22 +170,28 @@ def check_name(name: str) -> str:
     )
 
 
-def parse_json(raw: bytes, *, path: object, entry: str) -> dict[str, Any]:
-    """Decode the JSON object of one `zarr.json` entry."""
+def read_document(raw: bytes, *, path: object, entry: str, is_checked: bool = True) -> dict[str, Any]:
+    """Decode the JSON object of one `zarr.json` entry, whose text must be canonical (spec 4.1).
+
+    Args:
+        raw: The text.
+        path: For messages.
+        entry: Likewise.
+        is_checked: Whether the form is checked here; else the caller has to.
+    """
+
+    def bad(problem: str) -> FormatError:
+        hint = "it was edited or written by another program: rebuild it"
+        return FormatError(f"{entry} {problem}", path=path, kind="json", clause="4.1", hint=hint)
+
     try:
-        # not the bytes: json would guess UTF-16 and UTF-32 too
-        document = _DECODER.decode(raw.decode())
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{entry} is not JSON ({error})", path=path, kind="json", clause="4.1") from error
+        document = parse_json(raw)
+        if is_checked:
+            check_canonical(raw, document)
+    except ValueError as error:
+        raise bad(f"is no canonical JSON ({error})") from error
     if not isinstance(document, dict):
-        raise FormatError(
-            f"{entry} is not a JSON object",
-            path=path,
-            kind="json",
-            clause="4.1",
-            expected="an object",
-            found=type(document).__name__,
-        )
+        raise bad("is not a JSON object")
     return document
 
 
@@ -228,25 +203,26 @@ def parse_array(
     document_of: Callable[[ArrayMeta], dict[str, Any]] = ArrayMeta.document,
 ) -> ArrayMeta:
     """Read one array's `zarr.json`; anything that `document_of` wouldn't write is refused (spec 4.4)."""
-    document = parse_json(raw, path=path, entry=f"{name}/zarr.json")
-    bad = functools.partial(_bad_key, path, document, array=name)
+    entry = f"{name}/zarr.json"
+    document = read_document(raw, path=path, entry=entry, is_checked=False)
+    bad = functools.partial(bad_key, path, document, array=name)
     shape, dtype, dims = _parse_geometry(document, bad)
     attrs = document.get("attributes")
-    if not isinstance(attrs, dict):
-        raise bad("attributes", "an object")
-    _check_attrs(attrs, path=path, entry=f"{name}/zarr.json")
+    if not isinstance(attrs, dict) or "ups_store" in attrs:
+        raise bad("attributes", "an object without the key 'ups_store'")
     meta = ArrayMeta(name, shape, dtype, dims, attrs)
     expected = document_of(meta)
-    if json.dumps(expected, sort_keys=True, separators=(",", ":")).encode() == raw:
-        return meta  # as our writer writes it, which spares comparing value by value
+    if is_text_of(expected, attrs, raw):
+        return meta
+    read_document(raw, path=path, entry=entry)
     for key in sorted(expected.keys() | document.keys()):
-        if not _same(document.get(key), expected.get(key)):
-            kind = "codec" if key == "codecs" else "array_metadata"
-            raise bad(key, json.dumps(expected.get(key)), kind=kind)
+        wanted = json.dumps(expected.get(key), sort_keys=True)  # unlike `==` it tells `false` from 0
+        if key != "attributes" and json.dumps(document.get(key), sort_keys=True) != wanted:
+            raise bad(key, wanted, kind="codec" if key == "codecs" else "array_metadata")
     return meta
 
 
-def _bad_key(
+def bad_key(
     path: object,
     document: dict[str, Any],
     key: str,
@@ -256,7 +232,9 @@ def _bad_key(
     array: str | None = None,
     kind: str = "array_metadata",
     clause: str = "4.4",
+    hint: str = _HINT,
 ) -> FormatError:
+    """The error for a key of a document that has another value than expected, or none."""
     return FormatError(
         f"{where}, key {key!r}",
         path=path,
@@ -264,8 +242,8 @@ def _bad_key(
         kind=kind,
         clause=clause,
         expected=expected,
-        found=_short(document[key]) if key in document else f"only {_short(sorted(document))}",
-        hint=_HINT,
+        found=short(document[key]) if key in document else f"only {short(sorted(document))}",
+        hint=hint,
     )
 
 
@@ -275,12 +253,13 @@ def _parse_geometry(
     """Shape, dtype and dimension names, within the limits (spec 4.5, 4.7, 9.1)."""
     shape, dtype, dims = (document.get(key) for key in ("shape", "data_type", "dimension_names"))
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
-        raise bad("shape", f"at most {MAX_RANK} integers from 0 on")
+        raise bad("shape", f"at most {MAX_RANK} integers from 0 to 2^53 - 1")
     if math.prod(max(1, n) for n in shape) >= MAX_ELEMENTS:
         raise bad("shape", f"fewer than {MAX_ELEMENTS} elements, axes of length 0 counted as 1")
     if dtype not in DTYPE_NAMES:
         raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", kind="dtype")
-    if not isinstance(dims, list) or len(dims) != len(shape) or not all(isinstance(d, str) for d in dims):
+    is_named = isinstance(dims, list) and all(isinstance(dim, str) and dim for dim in dims)
+    if not isinstance(dims, list) or not is_named or len(dims) != len(shape):
         raise bad("dimension_names", f"{len(shape)} names")
     if len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
         wanted = f"distinct names, {SAMPLE_DIM!r} only as the first"
@@ -288,79 +267,10 @@ def _parse_geometry(
     return tuple(shape), str(dtype), tuple(dims)
 
 
-def parse_root(raw: bytes, *, path: object) -> RootMeta:
-    """Read the root `zarr.json` (spec 4.3); the hash isn't checked here."""
-    document = parse_json(raw, path=path, entry="zarr.json")
-    attrs = document.get("attributes")
-    ours = attrs.get("ups_store") if isinstance(attrs, dict) else None
-    node = (document.get("zarr_format"), document.get("node_type"))
-    if not isinstance(attrs, dict) or not isinstance(ours, dict) or node != (3, "group"):
-        raise FormatError(
-            "no root group with the attribute 'ups_store'",
-            path=path,
-            kind="foreign",
-            clause="4.3",
-            hint="it is a Zarr file of another program: read it with zarr-python",
-        )
-    where = "attribute 'ups_store'"
-    bad = functools.partial(_bad_key, path, ours, where=where, kind="root_metadata", clause="4.3")
-    version, config_hash, identity = (ours.get(key) for key in ("format_version", "config_hash", "identity"))
-    numbers = _VERSION_PATTERN.fullmatch(version) if isinstance(version, str) else None
-    if numbers is None:
-        raise bad("format_version", "'MAJOR.MINOR', numbers of at most six digits")
-    if not isinstance(config_hash, str):
-        raise bad("config_hash", "64 hexadecimal digits")
-    if not isinstance(identity, dict):
-        raise bad("identity", "an object")
-    packed = ours.get("packed")
-    if "packed" in ours and not isinstance(packed, dict):
-        raise bad("packed", "an object", clause="13.2")
-    others = {key: value for key, value in attrs.items() if key != "ups_store"}
-    _check_attrs(others, path=path, entry="zarr.json")
-    return RootMeta((int(numbers[1]), int(numbers[2])), config_hash, identity, others, packed)
-
-
-def _check_attrs(attrs: dict[str, Any], *, path: object, entry: str) -> None:
-    """Refuse attributes that have no RFC 8785 form: then the text of the document can't have it either."""
-    if not attrs:
-        return
-    try:
-        canonical_json(attrs, what=f"{entry}: attributes")
-    except SpecError as error:
-        raise FormatError(
-            error.problem, path=path, kind="json", clause="4.1", expected=error.expected, found=error.found
-        ) from error
-
-
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_EXACT_INTEGER
 
 
-def _number(text: str) -> int | float:
-    """An integer, or beyond 53 bits the double that RFC 8785 writes without a point up to 1e21."""
-    number = float(text)
-    return int(text) if abs(number) < 2**53 else number
-
-
-def _raise_on_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_int=_number, parse_constant=_raise_on_constant)
-
-
-def _same(found: Any, expected: Any) -> bool:
-    """Whether two JSON values are the same, unlike `==` also in type: `true` isn't 1, nor is 1.0."""
-    if found is expected:
-        return True
-    if type(found) is not type(expected):
-        return False
-    if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(_same(found[k], expected[k]) for k in expected)
-    if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(_same, found, expected))
-    return bool(found == expected)
-
-
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value for a message."""
     return reprlib.repr(value)  # bounded in depth and length

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from ups_store.errors import CorruptChunkError, FormatError, VersionTooNewError
 from ups_store.format.checksum import crc32c
-from ups_store.format.layout import CHECKSUM_BYTES, FORMAT_VERSION, INDEX_RECORD_BYTES
-from ups_store.format.metadata import ArrayMeta, RootMeta, parse_array
-from ups_store.format.zip_records import ARCHIVE_COMMENT, CentralRecord, EndRecords, Entry
+from ups_store.format.layout import CHECKSUM_BYTES, INDEX_RECORD_BYTES, plan
+from ups_store.format.metadata import ArrayMeta, parse_array
+from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.zip_records import ROOT_NAME, Entry
 from ups_store.packed.chunk_codecs import (
     MAX_CHUNK_BYTES,
     Chain,
@@ -25,13 +26,14 @@ from ups_store.packed.chunk_codecs import (
 )
 from ups_store.read.catalog import (
     Catalog,
-    array_name,
+    Documents,
+    check_arrays,
     check_regular,
-    checked_layout,
-    read_json,
+    num_samples_of,
+    read_arrays,
     read_root,
 )
-from ups_store.read.directory import read_directory
+from ups_store.read.directory import Directory, read_directory
 from ups_store.system import files
 
 
@@ -86,7 +88,26 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
     """
     check_regular(fd, path)
     directory = read_directory(fd, path)
-    root = read_root(fd, directory.root, path)
+    claim = directory.next_claim(ROOT_NAME, 0)
+    root = read_root(fd, path, claim)
+    packing = _packing_of(root, path)
+    parse = partial(parse_array, path=path, document_of=partial(packed_document, packing=packing))
+    documents = read_arrays(fd, path, directory.next_claim, claim, root.identity["arrays"], parse)
+    check_arrays(root, documents, path)
+    metas = [meta for meta, _ in documents.metas]
+    for meta in metas:
+        check_chunk_size(meta, path)
+    mapped = RootMeta(root.version, root.config_hash, root.identity, root.attrs)
+    texts = [(meta, len(meta.to_json())) for meta in metas]
+    layout = plan(len(mapped.to_json()), texts, num_samples_of(documents, path))
+    arrays, crcs = _place(metas, packing, documents, directory, path)
+    catalog = PackedCatalog(root, layout, crcs, packing, arrays, tuple(documents.entries), files.size(fd))
+    directory.check(catalog.entries, crcs, is_newer=False)
+    return catalog
+
+
+def _packing_of(root: RootMeta, path: Path) -> Packing:
+    """How the arrays of a store are packed, which must be a packed one of a version that is known."""
     if root.packed is None:
         hint = "open it with `ups_store.open`"
         raise FormatError("it is no packed store", path=path, kind="not_packed", clause="13.2", hint=hint)
@@ -99,24 +120,7 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
             expected=f"at most {expected}",
             found=found,
         )
-    packing = parse_packing(root.packed, path=path)
-    metas = [_read_array(fd, record, packing, path) for record in directory.arrays]
-    mapped = RootMeta(root.version, root.config_hash, root.identity, root.attrs)
-    documents = [(meta, len(meta.to_json())) for meta in metas]
-    layout = checked_layout(mapped, len(mapped.to_json()), documents, path)
-    metadata = tuple(Entry(r.name, r.offset, r.nbytes) for r in (directory.root, *directory.arrays))
-    arrays = _place(metas, packing, metadata[-1].end, directory.records[len(metadata) :], path)
-    crcs = tuple(record.crc for record in directory.records)
-    catalog = PackedCatalog(root, layout, crcs, packing, arrays, metadata, files.size(fd))
-    _check_end(catalog, directory.end, path)
-    return catalog
-
-
-def _read_array(fd: int, record: CentralRecord, packing: Packing, path: Path) -> ArrayMeta:
-    raw, document_of = read_json(fd, record, path), partial(packed_document, packing=packing)
-    meta = parse_array(array_name(record, path), raw, path=path, document_of=document_of)
-    check_chunk_size(meta, path)
-    return meta
+    return parse_packing(root.packed, path=path)
 
 
 def check_chunk_size(meta: ArrayMeta, path: Path, *, hint: str | None = None) -> None:
@@ -136,40 +140,28 @@ def check_chunk_size(meta: ArrayMeta, path: Path, *, hint: str | None = None) ->
 
 
 def _place(
-    metas: list[ArrayMeta], packing: Packing, offset: int, records: tuple[CentralRecord, ...], path: Path
-) -> dict[str, PackedArray]:
-    """The data entries: names and order from the metadata, sizes from the directory, no gaps (spec 13.3)."""
-    placed, rest = {}, list(records)
+    metas: list[ArrayMeta], packing: Packing, documents: Documents, directory: Directory, path: Path
+) -> tuple[dict[str, PackedArray], tuple[int, ...]]:
+    """The data entries, whose sizes the directory says, and the CRC-32s of all entries (spec 13.3)."""
+    placed, crcs, offset = {}, list(documents.crcs), documents.entries[-1].end
     for meta in metas:
         chain, entry = chain_of(packing, meta.dtype), None
         if meta.nbytes:
-            found = rest.pop(0) if rest else None
-            if found is None or (found.name, found.offset) != (meta.chunk_key, offset):
-                expected = f"{meta.chunk_key} at byte {offset}"
-                raise _bad_geometry("data entry", path, meta.name, expected, found)
-            entry = Entry(found.name, offset, found.nbytes)
+            entry, crc = directory.next_claim(meta.chunk_key, offset)
+            crcs.append(crc)
             offset = entry.end
         placed[meta.name] = array = PackedArray(meta, entry, chain)
         if entry and entry.nbytes < array.index_nbytes + CHECKSUM_BYTES:
-            raise _bad_geometry("data entry", path, meta.name, f"{array.index_nbytes} bytes or more", found)
-    if rest:
-        raise FormatError("unknown entry", path=path, kind="unknown_entry", clause="13.3", found=rest[0].name)
-    return placed
-
-
-def _bad_geometry(what: str, path: Path, array: str | None, expected: object, found: object) -> FormatError:
-    return FormatError(
-        what, path=path, array=array, kind="geometry", clause="13.3", expected=expected, found=found
-    )
-
-
-def _check_end(catalog: PackedCatalog, end: EndRecords, path: Path) -> None:
-    """Entries without padding, the directory right behind them: so all extents lie within the file."""
-    entries = catalog.entries
-    nbytes = sum(entry.central_nbytes for entry in entries)
-    expected = EndRecords(len(entries), entries[-1].end, nbytes, ARCHIVE_COMMENT)
-    if end != expected:
-        raise _bad_geometry("end records", path, None, expected, end)
+            raise FormatError(
+                "data entry",
+                path=path,
+                array=meta.name,
+                kind="geometry",
+                clause="13.6",
+                expected=f"at least {array.index_nbytes + CHECKSUM_BYTES} bytes",
+                found=entry.nbytes,
+            )
+    return placed, tuple(crcs)
 
 
 def read_index(fd: int, array: PackedArray, path: Path) -> npt.NDArray[np.int64]:

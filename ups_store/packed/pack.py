@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ups_store.errors import CorruptChunkError, DiskFullError, FormatError, SpecError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32, crc32c
-from ups_store.format.layout import FORMAT_VERSION
-from ups_store.format.metadata import ArrayMeta, RootMeta
+from ups_store.format.metadata import ArrayMeta
+from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry, pack_directory
 from ups_store.packed.catalog import check_chunk_size
 from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document
@@ -135,7 +135,7 @@ class _PackedWriter:
         store = self.store
         packed = self.packing.to_json()
         document, attrs = dict(store.identity_document), dict(store.attrs)
-        root = RootMeta(store.version, store.config_hash, document, attrs, packed)
+        root = RootMeta(store.version, store.config_hash, document, attrs, ("packed",), packed)
         self._add(ROOT_NAME, [root.to_json()])
         for meta in metas:
             document = packed_document(meta, self.packing)
@@ -251,6 +251,7 @@ def _create_options(packed: PackedStore) -> dict[str, Any]:
         "constants": constants,
         "dims": {name: packed.dims[name] for name in constants},
         "identity": packed.identity,
+        "partition": packed.partition,
     }
     if identity_of(packed.arrays, **options) != packed.identity_document:
         raise FormatError(

@@ -15,12 +15,12 @@ from ups_store.errors import CorruptChunkError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
 from ups_store.format.metadata import dtype_of
-from ups_store.format.zip_records import Entry, pack_directory
+from ups_store.format.zip_records import Entry
 from ups_store.packed.catalog import PackedArray, PackedCatalog
 from ups_store.packed.chunk_codecs import packed_document
 from ups_store.packed.chunks import ChunkReader
 from ups_store.read.store_file import StoreFile
-from ups_store.read.verify import Problem, Report, constant_problems, identity_problems, surplus
+from ups_store.read.verify import Problem, Report, constant_problems, empty_constant_problems
 from ups_store.system import files
 
 _BLOCK_BYTES = 4 << 20
@@ -63,9 +63,9 @@ class _PackedVerifier:
     def run(self) -> Report:
         entries, crcs = self.catalog.entries, self.catalog.crcs
         metas = [array.meta for array in self.catalog.arrays.values()]
-        problems = identity_problems(self.catalog.metadata[0], self.catalog.root.identity, metas)
+        problems = empty_constant_problems(self.catalog.metadata[0], self.catalog.root.identity, metas)
         for entry, text in zip(self.catalog.metadata, self._texts(), strict=True):
-            problems += self._compare(entry.data_offset, text, "metadata_text", "4.1") + surplus(entry, text)
+            problems += self._compare(entry.data_offset, text, "metadata_text", "4.1")
         for entry, crc in zip(entries, crcs, strict=True):
             problems += self._compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
         for array in self.catalog.arrays.values():
@@ -77,11 +77,8 @@ class _PackedVerifier:
             if self._crc_of(entry) != crc and name not in damaged:
                 where = (entry.data_offset, entry.end)
                 problems.append(Problem("entry_crc", "3.2", where, name, detail=f"stored {crc:08x}"))
-        directory = pack_directory(entries, crcs)
-        problems += self._compare(entries[-1].end, directory, "directory", "3.5")
-        nbytes = entries[-1].end + len(directory)
         problems.sort(key=lambda problem: problem.byte_range[0])
-        return Report(self.path, nbytes, self.num_chunks, tuple(problems))
+        return Report(self.path, self.catalog.nbytes, self.num_chunks, tuple(problems))
 
     def _texts(self) -> Iterator[bytes]:
         yield self.catalog.root.to_json()

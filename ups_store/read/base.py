@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import ArrayMeta, RootMeta, dtype_of
+from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.root_metadata import RootMeta
 from ups_store.read.gather import Indices, Samples, check_effect, check_indices, names_of
 
 
@@ -30,6 +31,7 @@ class BaseStore:
         identity: What the caller of `create` said that the content was made from, as plain JSON values: what
             was a tuple there is a list here, and NumPy's numbers are Python's.
         identity_document: The identity with the arrays and the constants' digests around it (spec 8.1).
+        partition: Number of the partition, and of partitions; None for a store of a whole split.
         config_hash: sha256 of the identity document, 64 hexadecimal digits.
         attrs: Attributes of the root group.
         version: Format version, `(major, minor)`.
@@ -43,8 +45,9 @@ class BaseStore:
     def __init__(self, path: Path, root: RootMeta, metas: Iterable[ArrayMeta], num_samples: int) -> None:
         self.path = path
         self.identity_document: Mapping[str, Any] = root.identity
-        content = root.identity.get("content")
-        self.identity: dict[str, Any] = content if isinstance(content, dict) else {}
+        self.identity: dict[str, Any] = root.identity["content"]
+        partition = root.identity.get("partition")
+        self.partition: tuple[int, int] | None = (partition[0], partition[1]) if partition else None
         self.config_hash = root.config_hash
         self.attrs: Mapping[str, Any] = root.attrs
         self.version = root.version

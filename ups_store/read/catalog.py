@@ -7,27 +7,35 @@ end records, central directory and `zarr.json` documents is read, whatever the n
 from __future__ import annotations
 
 import hashlib
+import json
 import reprlib
 import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from ups_store.errors import FormatError, SpecError, TruncatedError, VersionTooNewError
+from ups_store.errors import FormatError, TruncatedError
+from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
-from ups_store.format.identity import config_hash, differences
-from ups_store.format.layout import FORMAT_VERSION, Layout, plan
+from ups_store.format.identity import differences, flaws, identity_of_array
+from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
+    MAX_ARRAYS,
     MAX_JSON_BYTES,
     SAMPLE_DIM,
     ArrayMeta,
-    RootMeta,
     is_name,
     parse_array,
-    parse_root,
 )
-from ups_store.format.zip_records import MAX_LOCAL_HEADER_BYTES, ROOT_NAME, CentralRecord, parse_local_header
-from ups_store.read.directory import check_directory, check_num_arrays, read_directory
+from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
+from ups_store.format.zip_records import BEFORE_1_0, ROOT_NAME, Entry, parse_local_header
+from ups_store.read.directory import Directory, read_directory
 from ups_store.system import files
+
+Claim: TypeAlias = tuple[Entry, int]  # an entry by what the file says, and the CRC-32 of its data
+NextClaim: TypeAlias = Callable[[str, int], Claim]  # by name and offset
+ParseArray: TypeAlias = Callable[[str, bytes], ArrayMeta]
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,21 @@ def check_regular(fd: int, path: Path) -> None:
         )
 
 
+@dataclass
+class Documents:
+    """The `zarr.json` documents of a file's arrays.
+
+    Attributes:
+        metas: Every array with the bytes of its document, sorted by name.
+        entries: Entries of all documents, the root's first.
+        crcs: CRC-32 of the data of each entry.
+    """
+
+    metas: list[tuple[ArrayMeta, int]]
+    entries: list[Entry]
+    crcs: list[int]
+
+
 def read_finished(fd: int, path: Path) -> Catalog:
     """Read and check the catalog of a finished file (spec 7.1).
 
@@ -67,100 +90,47 @@ def read_finished(fd: int, path: Path) -> Catalog:
     """
     check_regular(fd, path)
     directory = read_directory(fd, path)
-    root = read_root(fd, directory.root, path)
-    _check_not_packed(root, path)
-    metas = [(_read_array(fd, record, path), record.nbytes) for record in directory.arrays]
-    layout = checked_layout(root, directory.root.nbytes, metas, path)
-    check_directory(directory, layout, is_newer=root.version > FORMAT_VERSION, path=path)
-    return Catalog(root, layout, tuple(record.crc for record in directory.records[: len(layout.entries)]))
+    root, documents = _read_metadata(fd, path, directory.next_claim)
+    return finish_catalog(root, documents, directory, path)
+
+
+def finish_catalog(root: RootMeta, documents: Documents, directory: Directory, path: Path) -> Catalog:
+    """Compute the geometry and compare the directory with it (spec 7.1, step 7)."""
+    layout = plan(documents.entries[0].nbytes, documents.metas, num_samples_of(documents, path))
+    data = layout.entries[len(documents.entries) :]
+    crcs = [*documents.crcs, *(directory.next_claim(entry.name, entry.offset)[1] for entry in data)]
+    directory.check(layout.entries, crcs, is_newer=root.version > FORMAT_VERSION)
+    return Catalog(root, layout, tuple(crcs))
 
 
 def read_building(fd: int, path: Path) -> Catalog:
-    """Read the catalog of a file under construction from its start: it has no directory yet (spec 6.1)."""
+    """Read the catalog of a file under construction from its start: it has no directory yet (spec 6.5)."""
     check_regular(fd, path)
-    root_record = _next_record(fd, 0, ROOT_NAME, path)
-    root = read_root(fd, root_record, path)
-    _check_not_packed(root, path)
-    records, metas = [root_record], []
-    arrays = root.identity.get("arrays")
-    names = sorted(arrays) if isinstance(arrays, dict) else []
-    check_num_arrays(len(names), path)
-    for name in names:
-        record = _next_record(fd, records[-1].end, f"{name}/{ROOT_NAME}", path)
-        metas.append((_read_array(fd, record, path), record.nbytes))  # checks that it ends within the file
-        records.append(record)
-    layout = checked_layout(root, root_record.nbytes, metas, path)
-    return Catalog(root, layout, tuple(record.crc for record in records))
+
+    def claim(name: str, offset: int) -> Claim:
+        raw = files.read_at(fd, offset, Entry(name, offset, 0).header_nbytes)
+        nbytes, crc = parse_local_header(raw, name, offset, path=path)
+        entry = Entry(name, offset, nbytes)
+        if entry.end > files.size(fd):
+            raise TruncatedError(
+                f"{name} lies past the end",
+                path=path,
+                clause="6.1",
+                byte_range=(offset, entry.end),
+                expected=f"a file of {entry.end} bytes or more",
+                found=f"{files.size(fd)} bytes",
+            )
+        return entry, crc
+
+    root, documents = _read_metadata(fd, path, claim)
+    layout = plan(documents.entries[0].nbytes, documents.metas, num_samples_of(documents, path))
+    return Catalog(root, layout, tuple(documents.crcs))
 
 
-def _next_record(fd: int, offset: int, name: str, path: Path) -> CentralRecord:
-    raw = files.read_at(fd, offset, MAX_LOCAL_HEADER_BYTES)
-    record = parse_local_header(raw, offset, path=path)
-    if record.name != name:
-        raise FormatError(
-            "metadata entry",
-            path=path,
-            kind="foreign",
-            clause="6.1",
-            byte_range=(offset, record.end),
-            expected=name,
-            found=record.name,
-            hint="it isn't a store under construction",
-        )
-    return record
-
-
-def read_root(fd: int, record: CentralRecord, path: Path) -> RootMeta:
-    """Read the root group's metadata; version and hash are checked (spec 7.1, step 3)."""
-    root = parse_root(read_json(fd, record, path), path=path)
-    if root.version[0] > FORMAT_VERSION[0]:
-        raise VersionTooNewError(
-            "written for a newer format",
-            path=path,
-            clause="10.2",
-            expected=f"version {FORMAT_VERSION[0]}.x",
-            found=f"{root.version[0]}.{root.version[1]}",
-            hint="upgrade ups-store, or read it with any Zarr v3 reader",
-        )
-    if root.version[0] < FORMAT_VERSION[0]:
-        raise FormatError(
-            "format version",
-            path=path,
-            kind="root_metadata",
-            clause="10.2",
-            expected=f"version {FORMAT_VERSION[0]}.x",
-            found=f"{root.version[0]}.{root.version[1]}",
-            hint="build it again",
-        )
-    found = _hash_of(root, path)
-    if found != root.config_hash:
-        raise FormatError(
-            "identity document and its hash disagree",
-            path=path,
-            kind="identity_hash",
-            clause="8.3",
-            expected=root.config_hash,
-            found=found,
-            hint="the metadata was edited or damaged: rebuild it",
-        )
-    return root
-
-
-def _hash_of(root: RootMeta, path: Path) -> str:
-    try:
-        return config_hash(root.identity)
-    except SpecError as error:
-        raise FormatError(
-            error.problem,
-            path=path,
-            kind="identity_hash",
-            clause="8.2",
-            expected=error.expected,
-            found=error.found,
-        ) from error
-
-
-def _check_not_packed(root: RootMeta, path: Path) -> None:
+def _read_metadata(fd: int, path: Path, next_claim: NextClaim) -> tuple[RootMeta, Documents]:
+    """The documents of a mapped store, checked one by one and together (spec 7.1, steps 2 to 6)."""
+    claim = next_claim(ROOT_NAME, 0)
+    root = read_root(fd, path, claim)
     if root.packed is not None:
         raise FormatError(
             "it is packed for shipping, so it can't be mapped",
@@ -169,61 +139,119 @@ def _check_not_packed(root: RootMeta, path: Path) -> None:
             clause="13.2",
             hint="unpack it with `ups-store unpack`; `ups_store.open` reads it as it is",
         )
+    documents = read_arrays(fd, path, next_claim, claim, root.identity["arrays"])
+    check_arrays(root, documents, path)
+    return root, documents
 
 
-def _read_array(fd: int, record: CentralRecord, path: Path) -> ArrayMeta:
-    return parse_array(array_name(record, path), read_json(fd, record, path), path=path)
+def read_root(fd: int, path: Path, claim: Claim) -> RootMeta:
+    """Read the root's document and check it with the identity in it (spec 7.1, steps 2 to 4)."""
+    raw = _read_json(fd, *claim, path)
+    if raw.endswith(b" "):  # a whole number of pages, then
+        problem, hint = "it was written before format 1.0 was released", "build it again"
+        raise FormatError(problem, path=path, kind=BEFORE_1_0, clause="4.1", hint=hint)
+    root = parse_root(raw, path=path)
+    _check_identity(root, path)
+    return root
 
 
-def array_name(record: CentralRecord, path: Path) -> str:
-    """Name of the array that a metadata entry belongs to."""
-    name = record.name.removesuffix(f"/{ROOT_NAME}")
-    if not is_name(name):
-        raise FormatError("array name", path=path, kind="name", clause="4.2", found=repr(name))
-    return name
+def read_arrays(
+    fd: int,
+    path: Path,
+    next_claim: NextClaim,
+    root: Claim,
+    names: Iterable[str],
+    parse: ParseArray | None = None,
+) -> Documents:
+    """Read the documents of arrays (spec 7.1, step 5).
+
+    Args:
+        fd: The file.
+        path: For messages.
+        next_claim: Where the next entry lies by what the file says, and the CRC-32 of its data.
+        root: That of the root's document.
+        names: Of the arrays.
+        parse: How a document is read; as one of a mapped store by default.
+    """
+    documents = Documents([], [root[0]], [root[1]])
+    parse = parse or (lambda name, raw: parse_array(name, raw, path=path))
+    for name in sorted(names):
+        entry, crc = next_claim(f"{name}/{ROOT_NAME}", documents.entries[-1].end)
+        documents.metas.append((parse(name, _read_json(fd, entry, crc, path)), entry.nbytes))
+        documents.entries.append(entry)
+        documents.crcs.append(crc)
+    return documents
 
 
-def read_json(fd: int, record: CentralRecord, path: Path) -> bytes:
-    """The bytes of a metadata entry, its size and CRC-32 checked."""
-    if record.nbytes > MAX_JSON_BYTES:
+def _check_identity(root: RootMeta, path: Path) -> None:
+    """Refuse an identity document that isn't as spec 8.1 says, and names that can't be arrays'."""
+    found = flaws(root.identity)
+    if found:
+        raise FormatError(f"identity document, {found[0]}", path=path, kind="identity", clause="8.1")
+    names = root.identity["arrays"]
+    if len(names) > MAX_ARRAYS:
+        expected = f"at most {MAX_ARRAYS}"
         raise FormatError(
-            f"{record.name} too long",
+            "too many arrays", path=path, kind="limits", clause="9.1", expected=expected, found=len(names)
+        )
+    for name in names:
+        if not is_name(name):
+            raise FormatError("array name", path=path, kind="name", clause="4.2", found=reprlib.repr(name))
+
+
+def _read_json(fd: int, entry: Entry, crc: int, path: Path) -> bytes:
+    """The bytes of a metadata entry, its size and CRC-32 checked."""
+    if entry.nbytes > MAX_JSON_BYTES:
+        raise FormatError(
+            f"{entry.name} too long",
             path=path,
             kind="limits",
             clause="9.1",
             expected=f"at most {MAX_JSON_BYTES}",
-            found=record.nbytes,
+            found=entry.nbytes,
         )
-    where = (record.data_offset, record.end)
-    if record.end > files.size(fd):
-        raise TruncatedError(
-            f"{record.name} lies past the end",
-            path=path,
-            clause="7.1",
-            byte_range=where,
-            expected=f"a file of {record.end} bytes or more",
-            found=f"{files.size(fd)} bytes",
-        )
-    raw = files.read_at(fd, record.data_offset, record.nbytes)
-    if crc32(raw) != record.crc:
+    raw = files.read_at(fd, entry.data_offset, entry.nbytes)
+    if crc32(raw) != crc:
         raise FormatError(
-            f"{record.name} is damaged",
+            f"{entry.name} is damaged",
             path=path,
             kind="metadata_crc",
             clause="3.2",
-            byte_range=where,
-            expected=f"CRC-32 {record.crc:08x}",
+            byte_range=(entry.data_offset, entry.end),
+            expected=f"CRC-32 {crc:08x}",
             found=f"{crc32(raw):08x}",
         )
     return raw
 
 
-def checked_layout(
-    root: RootMeta, root_nbytes: int, metas: list[tuple[ArrayMeta, int]], path: Path
-) -> Layout:
-    """Geometry of arrays that fit together and are those of the identity document (spec 4.5, 8.1)."""
+def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
+    """Refuse arrays that aren't those of the identity document (spec 8.1)."""
+    metas = [meta for meta, _ in documents.metas]
+    declared, geometry = root.identity["arrays"], {meta.name: identity_of_array(meta) for meta in metas}
+    constants = sorted(meta.name for meta in metas if meta.is_constant)
+    if json.dumps(declared, sort_keys=True) != json.dumps(geometry, sort_keys=True):  # `true` isn't 1
+        differing = differences(declared, geometry) or {"": (declared, geometry)}
+        where, (declared, found) = next(iter(differing.items()))
+        raise _bad_identity(path, f"arrays.{where}", declared, found)
+    if sorted(root.identity["constants"]) != constants:
+        raise _bad_identity(path, "constants", sorted(root.identity["constants"]), constants)
+
+
+def _bad_identity(path: Path, key: str, declared: object, found: object) -> FormatError:
+    return FormatError(
+        f"arrays don't match the identity document, key {key!r}",
+        path=path,
+        kind="identity_arrays",
+        clause="8.1",
+        expected=reprlib.repr(declared),
+        found=reprlib.repr(found),
+    )
+
+
+def num_samples_of(documents: Documents, path: Path) -> int:
+    """N of arrays whose dimensions fit together (spec 4.5)."""
     lengths: dict[str, int] = {}
-    for meta, _ in metas:
+    for meta, _ in documents.metas:
         for dim, length in zip(meta.dims, meta.shape, strict=True):
             if lengths.setdefault(dim, length) != length:
                 raise FormatError(
@@ -235,23 +263,10 @@ def checked_layout(
                     expected=f"{lengths[dim]}, as in the arrays before",
                     found=length,
                 )
-    geometry = {m.name: {"shape": list(m.shape), "dtype": m.dtype, "dims": list(m.dims)} for m, _ in metas}
-    declared = root.identity.get("arrays")
-    if declared != geometry:
-        differing = differences(declared, geometry)
-        where, (declared, found) = next(iter(differing.items()))
-        raise FormatError(
-            f"arrays don't match the identity document, key 'arrays.{where}'",
-            path=path,
-            kind="identity_arrays",
-            clause="8.1",
-            expected=reprlib.repr(declared),
-            found=reprlib.repr(found),
-        )
-    return plan(root_nbytes, metas, lengths.get(SAMPLE_DIM, 0))
+    return lengths.get(SAMPLE_DIM, 0)
 
 
 def fingerprint_of(catalog: Catalog) -> str:
-    """sha256 of the identity's hash and every entry's CRC-32, 32 hexadecimal digits."""
-    text = f"{catalog.root.config_hash} {catalog.crcs}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    """sha256 of the identity's hash and every entry's CRC-32, 64 hexadecimal digits (spec 8.5)."""
+    content = canonical_json([catalog.root.config_hash, *catalog.crcs], what="fingerprint")
+    return hashlib.sha256(content).hexdigest()

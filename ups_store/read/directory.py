@@ -1,48 +1,120 @@
-"""What the end of a finished file says of its entries, and whether the metadata gives the same (spec 7.1).
+"""End records and central directory of a finished file (spec 7.1, steps 1, 2 and 7).
 
-The records only claim; nothing that they point at is used before it is compared with the file's length and
-with the computed geometry.
+They only claim: sizes and checksums are taken from them where the metadata says that a record must lie, and
+in the end all their bytes are compared with those that the computed geometry gives.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
 from pathlib import Path
 
 from ups_store.errors import FormatError, TruncatedError
-from ups_store.format.layout import Layout
-from ups_store.format.metadata import MAX_ARRAYS
 from ups_store.format.zip_records import (
-    ARCHIVE_COMMENT,
+    END_BYTES,
     MAX_DIRECTORY_BYTES,
-    MAX_END_BYTES,
     ROOT_NAME,
-    CentralRecord,
     EndRecords,
     Entry,
-    parse_directory,
+    central_nbytes,
+    pack_records,
+    parse_central_record,
     parse_end,
 )
 from ups_store.system import files
 
 
-@dataclass(frozen=True)
+@dataclass
 class Directory:
-    """End records and central directory of a finished file, as they were found.
+    """End records and central directory as they were found; records are taken one after the other.
 
     Attributes:
         end: The end records.
-        root: Record of the root group's `zarr.json`.
-        arrays: Records of the arrays' `zarr.json`, each right behind the one before it, so that reading them
-            all reads no more than the file, however many records point at it.
-        records: All records in order.
+        raw: Bytes of the directory.
+        path: For messages.
+        position: Where the next record begins in `raw`.
     """
 
     end: EndRecords
-    root: CentralRecord
-    arrays: tuple[CentralRecord, ...]
-    records: tuple[CentralRecord, ...]
+    raw: bytes
+    path: Path
+    position: int = 0
+
+    def next_claim(self, name: str, offset: int) -> tuple[Entry, int]:
+        """The next entry, which must bear this name and be at this offset, and the CRC-32 of its data.
+
+        Raises:
+            FormatError: If the next record is another entry's, or its data reach into the directory.
+        """
+        found = parse_central_record(self.raw, self.position, name)
+        if found is None:
+            raise self._bad("is missing", name)
+        nbytes, crc = found
+        entry = Entry(name, offset, nbytes)
+        if entry.end > self.end.directory_offset:
+            raise self._bad("says that the data reach past the entries", name)
+        self.position += central_nbytes(name)
+        return entry, crc
+
+    def array_names(self) -> list[str]:
+        """Names of the arrays by the records alone, where the root's document can't be read."""
+        at, names = 0, []
+        while at + central_nbytes("") <= len(self.raw):
+            (nbytes,) = struct.unpack_from("<H", self.raw, at + 28)
+            name = self.raw[at + 46 : at + 46 + nbytes].decode("ascii", "replace")
+            if name.endswith(f"/{ROOT_NAME}"):
+                names.append(name.removesuffix(f"/{ROOT_NAME}"))
+            at += central_nbytes(name)
+        return names
+
+    def check(self, entries: Sequence[Entry], crcs: Sequence[int], *, is_newer: bool) -> None:
+        """Compare everything, byte for byte, with what the entries give (spec 7.1, step 7).
+
+        Args:
+            entries: All entries, in file order.
+            crcs: CRC-32 of the data of each.
+            is_newer: Whether the file is of a newer minor version, which may hold more behind (spec 10.3).
+        """
+        records = pack_records(entries, crcs)
+        if not self.raw.startswith(records):
+            self._check_each(entries, crcs)
+        found, end = self.end, EndRecords(len(entries), entries[-1].end, len(records))
+        is_right = found == end
+        if is_newer:
+            is_right = (
+                found.num_entries >= end.num_entries
+                and found.directory_offset >= end.directory_offset
+                and found.directory_nbytes >= end.directory_nbytes
+            )
+        if not is_right:
+            raise FormatError(
+                "end records don't fit the metadata, or there is an unknown entry",
+                path=self.path,
+                kind="geometry",
+                clause="7.1",
+                expected=end,
+                found=found,
+            )
+
+    def _check_each(self, entries: Sequence[Entry], crcs: Sequence[int]) -> None:
+        at = 0
+        for entry, crc in zip(entries, crcs, strict=True):
+            end = at + entry.central_nbytes
+            if self.raw[at:end] != entry.pack_central_record(crc):
+                raise self._bad("isn't the one that the metadata gives", entry.name, at)
+            at = end
+
+    def _bad(self, problem: str, name: str, at: int | None = None) -> FormatError:
+        first = self.end.directory_offset + (self.position if at is None else at)
+        return FormatError(
+            f"central directory: the record of {name} {problem}",
+            path=self.path,
+            kind="directory",
+            clause="3.5",
+            byte_range=(first, first + central_nbytes(name)),
+        )
 
 
 def read_directory(fd: int, path: Path) -> Directory:
@@ -50,7 +122,7 @@ def read_directory(fd: int, path: Path) -> Directory:
 
     Raises:
         TruncatedError: If the file begins like a store and has no end.
-        FormatError: If it isn't a store, or its directory is damaged.
+        FormatError: If it isn't a store, or its end is damaged.
     """
     end = _read_end(fd, path)
     if end.directory_nbytes > MAX_DIRECTORY_BYTES:
@@ -62,28 +134,12 @@ def read_directory(fd: int, path: Path) -> Directory:
             expected=f"at most {MAX_DIRECTORY_BYTES} bytes",
             found=f"{end.directory_nbytes} bytes",
         )
-    raw = files.read_at(fd, end.directory_offset, end.directory_nbytes)
-    records = parse_directory(raw, end.num_entries, path=path)
-    root = records[0] if records else None
-    if root is None or (root.name, root.offset) != (ROOT_NAME, 0):
-        raise FormatError(
-            "first entry",
-            path=path,
-            kind="foreign",
-            clause="2.2",
-            expected=f"{ROOT_NAME} at byte 0",
-            found=f"{root.name} at byte {root.offset}" if root else "no entry",
-            hint="it is a ZIP file of another program",
-        )
-    arrays = tuple(takewhile(lambda record: record.name.endswith(f"/{ROOT_NAME}"), records[1:]))
-    check_num_arrays(len(arrays), path)
-    _check_metadata_extents((root, *arrays), path)
-    return Directory(end, root, arrays, tuple(records))
+    return Directory(end, files.read_at(fd, end.directory_offset, end.directory_nbytes), path)
 
 
 def _read_end(fd: int, path: Path) -> EndRecords:
     file_nbytes = files.size(fd)
-    nbytes = min(file_nbytes, MAX_END_BYTES)
+    nbytes = min(file_nbytes, END_BYTES)
     try:
         return parse_end(files.read_at(fd, file_nbytes - nbytes, nbytes), file_nbytes, path=path)
     except FormatError as error:
@@ -104,80 +160,3 @@ def _begins_like_a_store(fd: int) -> bool:
     ours = Entry(ROOT_NAME, 0, 0).pack_local_header(0)
     found = files.read_at(fd, 0, len(ours))
     return found[:14] == ours[:14] and found[26:43] == ours[26:43]
-
-
-def check_num_arrays(num_arrays: int, path: Path) -> None:
-    """Refuse more arrays than the format allows, before their metadata is read (spec 9.1)."""
-    if num_arrays > MAX_ARRAYS:
-        raise FormatError(
-            "too many arrays",
-            path=path,
-            kind="limits",
-            clause="9.1",
-            expected=f"at most {MAX_ARRAYS}",
-            found=num_arrays,
-        )
-
-
-def _check_metadata_extents(records: tuple[CentralRecord, ...], path: Path) -> None:
-    for before, record in pairwise(records):
-        if record.offset != before.end:
-            raise FormatError(
-                f"{record.name} doesn't follow the entry before it",
-                path=path,
-                kind="geometry",
-                clause="2.2",
-                expected=f"offset {before.end}",
-                found=f"offset {record.offset}",
-            )
-
-
-def check_directory(directory: Directory, layout: Layout, *, is_newer: bool, path: Path) -> None:
-    """Compare the directory, entry by entry, with the geometry that the metadata gives (spec 7.1, step 5).
-
-    Args:
-        directory: As it was found.
-        layout: As the metadata gives it.
-        is_newer: Whether the file is of a newer minor version, which may hold more (spec 10.3).
-        path: For messages.
-    """
-    records = directory.records
-    for i, entry in enumerate(layout.entries):
-        record = records[i] if i < len(records) else None
-        found = (record.name, record.offset, record.nbytes) if record else "no entry"
-        if found != (entry.name, entry.offset, entry.nbytes):
-            raise FormatError(
-                f"central directory record {i} (name, offset, bytes)",
-                path=path,
-                kind="geometry",
-                clause="2.2",
-                expected=(entry.name, entry.offset, entry.nbytes),
-                found=found,
-            )
-    if not is_newer and len(records) > len(layout.entries):
-        name = records[len(layout.entries)].name
-        raise FormatError("unknown entry", path=path, kind="unknown_entry", clause="2.2", found=name)
-    _check_end(directory.end, layout, is_newer, path)
-
-
-def _check_end(end: EndRecords, layout: Layout, is_newer: bool, path: Path) -> None:
-    """Compare the end records; as they close the file, that is also a check of its length."""
-    num, offset, nbytes = len(layout.entries), layout.directory_offset, layout.directory_nbytes
-    if is_newer:  # all that this version knows lies within the file, the data before the directory
-        num, comment = end.num_entries, end.comment
-        is_right = (
-            end.directory_offset >= offset
-            and end.directory_nbytes >= nbytes
-            and len(comment) >= len(ARCHIVE_COMMENT)
-        )
-    else:
-        is_right = end == EndRecords(num, offset, nbytes, ARCHIVE_COMMENT)
-    if not is_right:
-        raise FormatError(
-            "end records (directory offset, bytes, comment)",
-            path=path,
-            kind="geometry",
-            clause="3.6",
-            expected=(offset, nbytes, ARCHIVE_COMMENT),
-            found=(end.directory_offset, end.directory_nbytes, end.comment[:80]),
-        )

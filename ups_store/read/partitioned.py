@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from ups_store.errors import FormatError, SpecError
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.format.metadata import ArrayMeta, RootMeta
+from ups_store.format.metadata import ArrayMeta
+from ups_store.format.root_metadata import RootMeta
 from ups_store.read.base import BaseStore
 from ups_store.read.gather import Indices, check_indices, check_output, window_of
 from ups_store.read.preload import Mode, PreloadReport
 from ups_store.read.protocol import AnyStore
 from ups_store.read.verify import Report
-from ups_store.system.paths import PARTITION_KEY
 
 
 class PartitionedStore(BaseStore):
@@ -203,37 +203,30 @@ def _output(
 
 def _whole_identity(pattern: Path, partitions: Sequence[AnyStore]) -> dict[str, Any]:
     """The identity document of all together; they must be made from the same, in the right order."""
+    whole = _without_partition(partitions[0])
     num_samples = sum(map(len, partitions))
-    first = _without_partition(partitions[0].identity_document, num_samples)
     for number, partition in enumerate(partitions):
-        found = partition.identity.get(PARTITION_KEY)
-        if found != [number, len(partitions)]:
-            raise FormatError(
-                "partition of a store",
-                path=partition.path,
-                kind="partitions",
-                clause="2.4",
-                expected=f"partition {[number, len(partitions)]} by its identity",
-                found=found,
-                hint="give every file the name that it was built under",
-            )
-        differing = differences(_without_partition(partition.identity_document, num_samples), first)
+        where, num = partition.path, len(partitions)
+
+        def bad(problem: str, hint: str, where: Path = where, **values: Any) -> FormatError:
+            return FormatError(problem, path=where, kind="partitions", clause="2.4", hint=hint, **values)
+
+        found = partition.identity_document.get("partition")
+        if found != [number, num]:
+            hint = "give every file the name that it was built under"
+            expected = f"partition {[number, num]} by its identity"
+            raise bad("partition of a store", hint, expected=expected, found=found)
+        hint = f"build the partitions of {pattern.name} again with one configuration"
+        differing = differences(_without_partition(partition), whole)
         if differing:
-            raise FormatError(
-                f"not made from the same as partition 0:\n{describe_differences(differing)}",
-                path=partition.path,
-                kind="partitions",
-                clause="2.4",
-                hint=f"build the partitions of {pattern.name} again with one configuration",
-            )
-    return first
+            problem = f"not made from the same as partition 0:\n{describe_differences(differing)}"
+            raise bad(problem, hint)
+        wanted = num_samples * (number + 1) // num - num_samples * number // num
+        if len(partition) != wanted:
+            raise bad("number of samples", hint, expected=wanted, found=len(partition))
+    return whole
 
 
-def _without_partition(identity: Mapping[str, Any], num_samples: int) -> dict[str, Any]:
-    """The identity document of one partition, as if it were the whole."""
-    content = {key: value for key, value in identity.get("content", {}).items() if key != PARTITION_KEY}
-    arrays = {
-        name: {**array, "shape": [num_samples, *array["shape"][1:]]} if "sample" in array["dims"] else array
-        for name, array in identity.get("arrays", {}).items()
-    }
-    return {**identity, "arrays": arrays, "content": content}
+def _without_partition(store: AnyStore) -> dict[str, Any]:
+    """The identity document of the whole that a partition is of."""
+    return {key: value for key, value in store.identity_document.items() if key != "partition"}

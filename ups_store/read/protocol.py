@@ -33,6 +33,7 @@ class AnyStore(Protocol):
     path: Path
     identity: dict[str, Any]
     identity_document: Mapping[str, Any]
+    partition: tuple[int, int] | None
     config_hash: str
     attrs: Mapping[str, Any]
     version: tuple[int, int]

@@ -16,7 +16,6 @@ from ups_store.errors import SpecError, StoreNotFoundError
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 4095  # PATH_MAX without the NUL behind it
-PARTITION_KEY = "partition"  # in the identity: [number, how many]
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(\.packed)?\.zarr\.zip)")
 
 

@@ -10,21 +10,11 @@ from typing import Any
 
 from ups_store.format.checksum import crc32
 from ups_store.format.identity import config_hash
-from ups_store.format.zip_records import (
-    ARCHIVE_COMMENT,
-    ROOT_NAME,
-    CentralRecord,
-    EndRecords,
-    Entry,
-    parse_directory,
-    parse_end,
-)
+from ups_store.format.zip_records import ROOT_NAME, EndRecords, Entry, central_nbytes, parse_end
 
 Document = dict[str, Any]
 Edit = Callable[[Document], object]
 Builder = Callable[[bytes], bytes]
-
-_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -34,13 +24,13 @@ class Part:
     Attributes:
         name: Zarr key.
         data: Its bytes.
-        alignment: Multiple that the data starts on; 1 means no padding field.
+        is_aligned: Whether the data start on a page.
         claimed_nbytes: Size that the records say, where it isn't the true one.
     """
 
     name: str
     data: bytes
-    alignment: int = 1
+    is_aligned: bool = False
     claimed_nbytes: int | None = None
 
 
@@ -49,7 +39,7 @@ class Places:
     """Where the records of an archive stand, in bytes from its start.
 
     Attributes:
-        records: Central directory records as read, in order.
+        records: The entries by the central directory, in order.
         local: First byte of every local header, by name.
         central: First byte of every central record, by name.
         end64: ZIP64 end record.
@@ -57,7 +47,7 @@ class Places:
         end: End record.
     """
 
-    records: tuple[CentralRecord, ...]
+    records: tuple[Entry, ...]
     local: dict[str, int]
     central: dict[str, int]
     end64: int
@@ -69,12 +59,14 @@ def find_places(good: bytes) -> Places:
     """Where the records of a well-formed store stand."""
     end = parse_end(good, len(good), path="store")
     at, end64 = end.directory_offset, end.directory_offset + end.directory_nbytes
-    records = parse_directory(good[at:end64], end.num_entries, path="store")
-    central: dict[str, int] = {}
-    for record in records:
-        central[record.name] = at
-        name_nbytes, extra_nbytes = struct.unpack_from("<HH", good, at + 28)
-        at += 46 + name_nbytes + extra_nbytes
+    records, central = [], {}
+    while at < end64:
+        (name_nbytes,) = struct.unpack_from("<H", good, at + 28)
+        name = good[at + 46 :][:name_nbytes].decode()
+        nbytes, offset = struct.unpack_from("<Q8xQ", good, at + 50 + name_nbytes)
+        central[name] = at
+        records.append(Entry(name, offset, nbytes, is_aligned="/c" in name))
+        at += central_nbytes(name)
     local = {record.name: record.offset for record in records}
     return Places(tuple(records), local, central, end64, end64 + 56, end64 + 76)
 
@@ -91,22 +83,20 @@ def take_apart(good: bytes) -> list[Part]:
     parts = []
     for record in find_places(good).records:
         start = data_offset(good, record.name)
-        padding = record.offset + 30 + len(record.name) + 20
-        alignment = struct.unpack_from("<H", good, padding + 4)[0] if padding < start else 1
-        parts.append(Part(record.name, good[start : start + record.nbytes], alignment))
+        parts.append(Part(record.name, good[start : start + record.nbytes], record.is_aligned))
     return parts
 
 
-def put_together(parts: Sequence[Part], *, comment: bytes = ARCHIVE_COMMENT) -> bytes:
+def put_together(parts: Sequence[Part]) -> bytes:
     """An archive of these entries: offsets, paddings, CRC-32s and end records as the format wants them."""
     body, central, offset = bytearray(), bytearray(), 0
     for part in parts:
         nbytes = len(part.data) if part.claimed_nbytes is None else part.claimed_nbytes
-        entry, crc = Entry(part.name, offset, nbytes, part.alignment), crc32(part.data)
+        entry, crc = Entry(part.name, offset, nbytes, part.is_aligned), crc32(part.data)
         body += entry.pack_local_header(crc) + part.data
         central += entry.pack_central_record(crc)
         offset = entry.end
-    end = EndRecords(len(parts), len(body), len(central), comment)
+    end = EndRecords(len(parts), len(body), len(central))
     return bytes(body + central) + end.pack()
 
 
@@ -142,14 +132,13 @@ def edit_document(parts: Sequence[Part], name: str, edit: Edit) -> list[Part]:
     """The same parts with an edited JSON document; whatever `json` can write, also what no store may hold."""
     document = read_document(parts, name)
     edit(document)
-    return replace_data(parts, name, document_bytes(document, name))
+    return replace_data(parts, name, document_bytes(document))
 
 
-def document_bytes(document: Document, name: str) -> bytes:
-    """Text of a metadata entry: sorted keys, no white space; the root group's padded to whole pages."""
+def document_bytes(document: Document) -> bytes:
+    """Text of a metadata entry: sorted keys, no white space."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    raw = text.encode(errors="surrogatepass")
-    return raw + b" " * (-len(raw) % _PAGE_BYTES) if name == ROOT_NAME else raw
+    return text.encode(errors="surrogatepass")
 
 
 def edit_identity(parts: Sequence[Part], edit: Edit) -> list[Part]:
@@ -180,4 +169,13 @@ def edit_shape(parts: Sequence[Part], array: str, shape: Sequence[int]) -> list[
                 codec["configuration"]["chunk_shape"] = [1, *chunk_shape[1:]]
 
     edited = edit_document(parts, f"{array}/{ROOT_NAME}", edit_metadata)
-    return edit_identity(edited, lambda identity: identity["arrays"][array].update(shape=list(shape)))
+    return edit_identity(
+        edited, lambda identity: identity["arrays"][array].update(shape=_sample_shape(edited, array))
+    )
+
+
+def _sample_shape(parts: Sequence[Part], array: str) -> list[int]:
+    """Shape of one sample, as the identity has it."""
+    document = read_document(parts, f"{array}/{ROOT_NAME}")
+    shape: list[int] = document["shape"]
+    return shape[1:] if document["dimension_names"][:1] == ["sample"] else shape

@@ -6,7 +6,7 @@ import struct
 
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import PAGE_BYTES
-from ups_store.format.zip_records import ARCHIVE_COMMENT, ROOT_NAME
+from ups_store.format.zip_records import ROOT_NAME
 from ups_store.testing.archive import (
     Builder,
     Document,
@@ -109,11 +109,8 @@ def _newer_with_key(good: bytes) -> bytes:
     return put_together(edit_document(_newer(good), ROOT_NAME, add_key))
 
 
-_LONG_COMMENT = ARCHIVE_COMMENT[:-1] + b',"more":"' + b"x" * 4000 + b'"}'
-
 NEWER_MINOR: dict[str, Builder] = {
     "newer_minor_version": lambda good: put_together(_newer(good)),
     "newer_minor_with_a_key": _newer_with_key,
     "newer_minor_with_an_entry": lambda good: put_together([*_newer(good), Part("v/zarr.json", b"{}")]),
-    "newer_minor_with_a_comment": lambda good: put_together(_newer(good), comment=_LONG_COMMENT),
 }

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.format.array_spec import ArraySpec
-from ups_store.format.identity import config_hash, constant_digest, identity_document
-from ups_store.format.layout import FORMAT_VERSION, Layout, plan
+from ups_store.format.identity import config_hash, constant_digest, flaws, identity_document
+from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
     DTYPE_NAMES,
     MAX_ARRAYS,
@@ -23,13 +23,13 @@ from ups_store.format.metadata import (
     MAX_RANK,
     SAMPLE_DIM,
     ArrayMeta,
-    RootMeta,
     check_name,
     dtype_name,
 )
+from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.write.encode import as_payload
 
-MAX_FILE_BYTES = 2**63 - 1  # largest offset of a file
+MAX_FILE_BYTES = 2**62 - 1  # lock bytes lie behind it (spec 6.3, 9.1)
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def blueprint_of(
     dims: Mapping[str, Sequence[str]],
     identity: Mapping[str, Any],
     attrs: Mapping[str, Any],
+    partition: Sequence[int] | None = None,
 ) -> Blueprint:
     """Check the arguments of `create` and of `identity_of`, which have the same meaning here.
 
@@ -73,7 +74,10 @@ def blueprint_of(
     metas.sort(key=lambda meta: meta.name)
     num_samples = _check_together(metas, arrays, constants, dims)
     digests = {name: constant_digest(payload) for name, payload in payloads.items()}
-    document = identity_document(metas, digests, identity)
+    document = identity_document(metas, digests, identity, partition)
+    if partition is not None and flaws(document):
+        expected = "(number, number of partitions)"
+        raise SpecError("partition", kind="partition", clause="8.1", expected=expected, found=partition)
     if "ups_store" in attrs:
         raise SpecError("attribute 'ups_store' is the format's own", kind="attrs", clause="4.3")
     root = RootMeta(FORMAT_VERSION, config_hash(document), document, dict(attrs))
@@ -104,7 +108,10 @@ def _array_meta(name: str, spec: ArraySpec) -> ArrayMeta:
     if len(dims) != len(shape) or dims[0] != SAMPLE_DIM or SAMPLE_DIM in dims[1:]:
         expected = f"{len(shape)} names, the first and no other {SAMPLE_DIM!r}"
         raise SpecError("dims", kind="dims", clause="4.5", array=name, expected=expected, found=dims)
-    return ArrayMeta(check_name(name), shape, _dtype_name(name, spec.dtype), dims, dict(spec.attrs or {}))
+    attrs = dict(spec.attrs or {})
+    if "ups_store" in attrs:
+        raise SpecError("attribute 'ups_store' is the format's own", kind="attrs", clause="4.4", array=name)
+    return ArrayMeta(check_name(name), shape, _dtype_name(name, spec.dtype), dims, attrs)
 
 
 def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK, HOW_TO_REPLACE,
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.identity import describe_differences, differences, identity_document
 from ups_store.format.layout import Layout
-from ups_store.format.zip_records import END_BYTES, MAX_LOCAL_HEADER_BYTES, may_be_store
+from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
 from ups_store.system.memory_file import (
@@ -61,6 +61,7 @@ def create(
     dims: Mapping[str, Sequence[str]] | None = None,
     identity: Mapping[str, Any],
     attrs: Mapping[str, Any] | None = None,
+    partition: tuple[int, int] | None = None,
     durability: Literal["durable", "lazy"] = "durable",
     on_mismatch: Literal["raise", "restart"] = "raise",
 ) -> StoreWriter:
@@ -84,6 +85,8 @@ def create(
         identity: Everything that decides the bytes, JSON values; kept and compared. `store.identity` gives it
             back: tuples as lists, NumPy's numbers as Python's.
         attrs: Attributes of the root group; not part of the identity.
+        partition: Number of this partition, and of partitions, where the store is one of several files that
+            make up a split; part of the identity. See `ups_store.open` for how such files are named.
         durability: "durable" syncs every commit; "lazy" leaves that to the system: a killed process loses
             nothing, and after a power loss every recorded sample is checked before it counts.
         on_mismatch: What to do with an unfinished file of another identity or a damaged one.
@@ -99,7 +102,7 @@ def create(
     if durability not in ("durable", "lazy") or on_mismatch not in ("raise", "restart"):
         found = f"durability={durability!r}, on_mismatch={on_mismatch!r}"
         raise SpecError("argument", expected="durable or lazy; raise or restart", found=found)
-    blueprint = blueprint_of(arrays, constants or {}, dims or {}, identity, attrs or {})
+    blueprint = blueprint_of(arrays, constants or {}, dims or {}, identity, attrs or {}, partition)
     is_lazy, restart = durability == "lazy", on_mismatch == "restart"
     target = path_of(path, suffix_nbytes=_SUFFIX_BYTES)  # the process may change its folder meanwhile
     if os.fspath(path) == IN_MEMORY:
@@ -148,9 +151,10 @@ def identity_of(
     constants: Mapping[str, npt.ArrayLike] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     identity: Mapping[str, Any],
+    partition: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """The identity document that `create` would give a store; nothing is written (spec 8.1)."""
-    return blueprint_of(arrays, constants or {}, dims or {}, identity, {}).root.identity
+    return blueprint_of(arrays, constants or {}, dims or {}, identity, {}, partition).root.identity
 
 
 def _check_replaceable(path: Path, *, force: bool) -> None:
@@ -164,7 +168,7 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
     if force or not path.exists():
         return
     with files.opened(path) as fd:
-        start = files.read_at(fd, 0, MAX_LOCAL_HEADER_BYTES)
+        start = files.read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
         end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
     if not may_be_store(start, end):
         raise FormatError(
@@ -217,6 +221,8 @@ def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool) -> StoreWr
     target = building_path(path)
     found = read_building_file(fd, target)
     _check_same(found.catalog.root.identity, blueprint.root.identity, target)
+    sizes = [{"num_samples": each.layout.num_samples} for each in (found.catalog, blueprint)]
+    _check_same(sizes[0], sizes[1], target)  # they aren't in the identity (spec 8.4)
     files.sync_data(fd)  # a record in the page cache only must not count before it is durable
     locks.unlock(fd, GATE_LOCK)
     building = _building_file(path, fd, found, is_lazy=is_lazy)

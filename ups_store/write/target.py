@@ -205,9 +205,6 @@ def check_sound(store: AnyStore, *, progress: Callable[[int], None] | None = Non
     if found.ok:
         return
     first, num_more = found.problems[0], len(found.problems) - 1
-    hint = "`ups-store verify` lists all problems"
-    if found.has_wrong_identity:
-        hint = "`ups-store doctor FILE --salvage OUT` copies what verifies"
     raise CorruptChunkError(
         f"damaged: {first.kind} {first.detail}".rstrip() + (f", and {num_more:,} more" if num_more else ""),
         path=store.path,
@@ -215,5 +212,5 @@ def check_sound(store: AnyStore, *, progress: Callable[[int], None] | None = Non
         sample=first.sample,
         byte_range=first.byte_range,
         clause=first.clause,
-        hint=hint,
+        hint="`ups-store verify` lists all problems",
     )
