@@ -76,7 +76,8 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
             hint="it is a Zarr file of another program: read it with zarr-python",
         )
     if len(document) > 3:
-        raise bad_key(path, document, _unknown(document, _ROOT_KEYS), "no such key", kind="root_metadata")
+        key = _unknown(document, _ROOT_KEYS)
+        raise bad_key(path, document, key, "no such key", kind="root_metadata", clause="4.3")
     version = _parse_version(ours, path)
     requires = _parse_requires(ours, path)
     _check_our_keys(ours, requires, is_newer=version > FORMAT_VERSION, path=path)
@@ -130,9 +131,8 @@ def _parse_requires(ours: dict[str, Any], path: object) -> tuple[str, ...]:
 
 def _check_our_keys(ours: dict[str, Any], requires: tuple[str, ...], *, is_newer: bool, path: object) -> None:
     """Check the keys of `ups_store`: all that there must be, of their kinds, and no others (spec 4.3)."""
-    wanted = {*_OUR_KEYS, "packed"} if "packed" in requires else {*_OUR_KEYS}
-    if not is_newer and ours.keys() - wanted:
-        raise _bad_ours(path, ours, _unknown(ours, wanted), "no such key")
+    if not is_newer and ours.keys() - {*_OUR_KEYS, "packed"}:
+        raise _bad_ours(path, ours, _unknown(ours, {*_OUR_KEYS, "packed"}), "no such key")
     if "packed" not in requires and "packed" in ours:
         raise _bad_ours(path, ours, "packed", "no such key unless it is required", clause="13.2")
     if "packed" in requires and not isinstance(ours.get("packed"), dict):

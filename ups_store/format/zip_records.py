@@ -187,10 +187,12 @@ def parse_central_record(raw: bytes, at: int, name: str) -> tuple[int, int] | No
     Its other bytes are compared with the computed directory (spec 7.1, step 7).
     """
     end = at + central_nbytes(name)
-    first = at + _CENTRAL_RECORD.size
-    if end > len(raw) or raw[first : first + len(name)] != name.encode():
+    if end > len(raw):
         return None
-    crc: int = _CENTRAL_RECORD.unpack_from(raw, at)[7]
+    first, fields = at + _CENTRAL_RECORD.size, _CENTRAL_RECORD.unpack_from(raw, at)
+    crc, name_nbytes = fields[7], fields[10]
+    if raw[first : first + name_nbytes] != name.encode():
+        return None
     nbytes: int = _CENTRAL_ZIP64.unpack_from(raw, first + len(name))[2]
     return nbytes, crc
 

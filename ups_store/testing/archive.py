@@ -10,7 +10,7 @@ from typing import Any
 
 from ups_store.format.checksum import crc32
 from ups_store.format.identity import config_hash
-from ups_store.format.zip_records import ROOT_NAME, EndRecords, Entry, central_nbytes, parse_end
+from ups_store.format.zip_records import END_BYTES, ROOT_NAME, EndRecords, Entry, central_nbytes, parse_end
 
 Document = dict[str, Any]
 Edit = Callable[[Document], object]
@@ -57,7 +57,7 @@ class Places:
 
 def find_places(good: bytes) -> Places:
     """Where the records of a well-formed store stand."""
-    end = parse_end(good, len(good), path="store")
+    end = parse_end(good[-END_BYTES:], len(good), path="store")
     at, end64 = end.directory_offset, end.directory_offset + end.directory_nbytes
     records, central = [], {}
     while at < end64:
@@ -65,7 +65,9 @@ def find_places(good: bytes) -> Places:
         name = good[at + 46 :][:name_nbytes].decode()
         nbytes, offset = struct.unpack_from("<Q8xQ", good, at + 50 + name_nbytes)
         central[name] = at
-        records.append(Entry(name, offset, nbytes, is_aligned="/c" in name))
+        extra_nbytes = struct.unpack_from("<H", good, offset + 28)[0]
+        data = offset + 30 + name_nbytes + extra_nbytes
+        records.append(Entry(name, offset, nbytes, is_aligned=data % 4096 == 0))
         at += central_nbytes(name)
     local = {record.name: record.offset for record in records}
     return Places(tuple(records), local, central, end64, end64 + 56, end64 + 76)

@@ -241,7 +241,7 @@ def test_flag_prints_a_line_or_json(flag: str, config: BuildConfig) -> None:
     command += ["--root", str(root), "--cache-dir", str(config.cache.dir), flag]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     where = config.cache.dir / NAME
-    assert done.stdout == f"burgers1d train: build: there is none yet, 16 samples, 12.1 kB, {where}\n"
+    assert done.stdout == f"burgers1d train: build: there is none yet, 16 samples, 21.4 kB, {where}\n"
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
     (document,) = json.loads(done.stdout)
     assert (document["action"], document["num_samples"], document["path"]) == ("build", 16, str(where))

@@ -192,13 +192,14 @@ def test_wrong_identity_is_not_repaired_and_salvage_is_advised(
     path: Path, config: Path, is_damaged_too: bool
 ) -> None:
     """No configuration gives such an identity, so reading the sources again would be in vain."""
+    sample = layout_of(path).arrays["fields"].slot(3)[0]
     path.write_bytes(DAMAGED["identity_with_another_key"](path.read_bytes()))
     if is_damaged_too:
-        flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+        flip(path, sample)
     before = path.read_bytes()
     with pytest.raises(FormatError, match="can't be repaired") as caught:
         repair_store(path, config, watcher=Recorder())
-    assert (caught.value.kind, caught.value.found) == ("not_repairable", "identity_wrong")
+    assert (caught.value.kind, caught.value.found) == ("not_repairable", "identity_lost")
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("`doctor --salvage OUT`")
     assert path.read_bytes() == before

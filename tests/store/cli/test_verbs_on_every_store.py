@@ -26,13 +26,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ups_store.open(path) as store:
         pack_store(store, folder / "packed.zarr.zip", codec="zstd")
     for number in range(2):
-        samples, identity = partition_range(N, number, 2), {**IDENTITY, "partition": [number, 2]}
+        samples = partition_range(N, number, 2)
         values = {name: value[samples.start : samples.stop] for name, value in VALUES.items()}
         build(
             partition_path(folder / "part.zarr.zip", number, 2),
             values,
             constants=mixed_constants(),
-            identity=identity,
+            partition=(number, 2),
         )
     return folder
 

@@ -57,8 +57,8 @@ def test_header_has_literal_bytes(is_lazy: bool) -> None:
     assert len(raw) == 128
     assert raw[:16] == b"UPSBUILD" + bytes([1, 0, is_lazy, 0, 2, 0, 0, 0])
     assert raw[16:48] == BUILD_ID + BOOT_ID
-    assert raw[48:68] == struct.pack("<QQI", 3, LAYOUT.file_nbytes, 16)
-    assert raw[68:124] == bytes(56)
+    assert raw[48:64] == struct.pack("<QQ", 3, LAYOUT.file_nbytes)
+    assert raw[64:124] == bytes(60)
     assert raw[124:] == struct.pack("<I", crc32c(raw[:124]))
 
 
@@ -89,13 +89,21 @@ def test_parse_tail_header_refuses_another_version(version: int) -> None:
 
 @pytest.mark.parametrize(
     ("at", "layout", "value"),
-    [(12, "I", 1), (48, "Q", 4), (48, "Q", 1 << 63), (56, "Q", LAYOUT.file_nbytes + 1)],
+    [
+        (10, "H", 2),
+        (12, "I", 1),
+        (48, "Q", 4),
+        (48, "Q", 1 << 63),
+        (56, "Q", LAYOUT.file_nbytes + 1),
+        (64, "B", 1),
+        (123, "B", 1),
+    ],
 )
 def test_parse_tail_header_refuses_one_of_other_metadata(at: int, layout: str, value: int) -> None:
     """Spec 6.5: the geometry comes from the metadata, and the header has to agree with it."""
     error = refusal(resealed(HEADER.pack(), at, layout, value))
     assert "doesn't belong to this metadata" in error.problem
-    assert error.expected == HEADER
+    assert error.expected == HEADER.pack().hex()
 
 
 # --- owner and locks ----------------------------------------------------------------------------------

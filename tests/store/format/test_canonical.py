@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ups_store.errors import SpecError
-from ups_store.format.canonical import canonical_json
-from ups_store.format.metadata import parse_json
+from ups_store.format.canonical import canonical_json, check_canonical, member_text, parse_json
 
 # RFC 8785, appendix B: bits of a double and its text.
 NUMBERS = [
@@ -125,7 +124,8 @@ def test_canonical_json_tells_types_apart(left: Any, right: Any) -> None:
 def test_canonical_json_holds_the_value(value: Any) -> None:
     """Whatever JSON can hold exactly comes back from a file, and its text is its own canonical form."""
     text = canonical_json({"v": value}, what="value")
-    document = parse_json(text, path="a.zarr.zip", entry="zarr.json")
+    document = parse_json(text)
+    check_canonical(text, document)
     assert document == {"v": value}
     assert canonical_json(document, what="value") == text
 
@@ -184,3 +184,123 @@ JSON_VALUES = st.recursive(
 def test_canonical_json_is_the_text_of_the_reference_implementation(document: Any) -> None:
     """Spec 8.2: also where `json` writes it."""
     assert canonical_json(document, what="") == rfc8785.dumps(document)
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+FORMS = [
+    "0",
+    "-1",
+    "9007199254740991",
+    "9007199254740993",
+    "999999999999999999999",
+    "0.5",
+    "0.000001",
+    "-123.456",
+    "0.10000000000000001",
+    "1e+21",
+    "1.5e-7",
+    "1.7976931348623157e+308",
+    "5e-324",
+]
+
+
+@pytest.mark.parametrize("number", FORMS)
+def test_number_of_the_form_is_read_whatever_its_digits(number: str) -> None:
+    """Spec 4.1, item 4: that digits are the shortest is for `verify`."""
+    raw = f'{{"n":{number}}}'.encode()
+    check_canonical(raw, parse_json(raw))
+
+
+OTHER_FORMS = [
+    "-0",
+    "1.0",
+    "01",
+    "1.50",
+    "1e5",
+    "1E+21",
+    "1e21",
+    "1e+021",
+    "0.0000001",
+    "1e-6",
+    "10e+21",
+    "1.e+21",
+    "1.0e+21",
+    "1e+20",
+    "1e-325",
+    "1e+309",
+    "9e+308",
+    "1111111111111111111111",
+    "0.0",
+    "-0.0",
+    "0.50",
+    "NaN",
+    "Infinity",
+]
+
+
+@pytest.mark.parametrize("number", OTHER_FORMS)
+def test_number_of_another_form_is_refused(number: str) -> None:
+    """Spec 4.1, item 4."""
+    raw = f'{{"n":{number}}}'.encode()
+    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own errors are of this kind, too
+        check_canonical(raw, parse_json(raw))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1}',
+        '{"a":1} ',
+        '\ufeff{"a":1}',
+        '{"b":1,"a":1}',
+        '{"a":1,"a":1}',
+        '{"\\u0061":1}',
+        '{"a":"\\u00e9"}',
+        '{"a":"\\/"}',
+        '{"a":"\\u000A"}',
+        '{"a":"\\u000a"}',
+        '{"a":"\x01"}',
+        '{"a":"\\ud800"}',
+        '{"\\uffff":1,"\\ud83d\\ude00":1}',
+        "[" * 101 + "]" * 101,
+        "[" * 100_000,
+        "",
+        '{"a":tru}',
+    ],
+)
+def test_text_of_another_form_is_refused(text: str) -> None:
+    """Spec 4.1."""
+    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own errors are of this kind, too
+        check_canonical(text.encode(), parse_json(text.encode()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":"\\b\\t\\n\\f\\r\\u0001\\u001f\x7f\\"\\\\/"}',
+        '{"é":"€","\U0001f600":1,"\uffff":2}',
+        "[" * 100 + "]" * 100,
+        '{"a":0.10000000000000001,"b":[{"c":1e+30}]}',
+    ],
+)
+def test_canonical_text_is_read(text: str) -> None:
+    """Spec 4.1: keys are sorted by UTF-16 units, where a surrogate stands before U+FFFF."""
+    check_canonical(text.encode(), parse_json(text.encode()))
+
+
+@given(JSON_VALUES, JSON_VALUES)
+def test_member_text_is_the_text_of_the_value(value: Any, other: Any) -> None:
+    document = {"a": other, "b": {"a": other, "c": value, "z": other}, "c": other}
+    text = canonical_json(document, what="").decode()
+    assert member_text(text, "b", "c").encode() == canonical_json(value, what="")
+
+
+def test_canonical_json_refuses_more_than_a_hundred_levels() -> None:
+    """Spec 9.1."""
+    value: Any = 0.5
+    for _ in range(100):
+        value = [value]
+    assert canonical_json(value, what="").count(b"[") == 100
+    for number in (0, 1e-9):  # as `json` writes it, and as it doesn't
+        assert "100 deep" in str(refusal([value, number]))

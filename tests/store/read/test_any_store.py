@@ -40,10 +40,10 @@ def made(kind: str, folder: Path) -> AnyStore:
         options: dict[str, Any] = {"pread": {"access": "pread"}, "touch": {"verify": "touch"}}.get(kind, {})
         return ups_store.open(path, **options)
     for number in range(3):
-        samples, identity = partition_range(N, number, 3), {**IDENTITY, "partition": [number, 3]}
+        samples = partition_range(N, number, 3)
         values = {name: value[samples.start : samples.stop] for name, value in VALUES.items()}
         part = partition_path(path, number, 3)
-        build(part, values, constants=CONSTANTS, identity=identity, attrs={"encoder": "grid"})
+        build(part, values, constants=CONSTANTS, partition=(number, 3), attrs={"encoder": "grid"})
         if kind.startswith("packed"):
             packed_at(part)
             part.unlink()

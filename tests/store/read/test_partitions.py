@@ -32,10 +32,11 @@ CONSTANTS = {"x": np.linspace(0, 1, X)}
 IDENTITY = {"task": "burgers1d", "split": "train"}
 
 
-def write(path: Path, samples: range, **content: Any) -> Path:
+def write(path: Path, samples: range, partition: tuple[int, int] | None = None, **content: Any) -> Path:
     values = {name: array[samples.start : samples.stop] for name, array in VALUES.items()}
     specs = {name: ArraySpec(array.shape, array.dtype, dims=DIMS[name]) for name, array in values.items()}
-    with ups_store.create(path, specs, constants=CONSTANTS, identity={**IDENTITY, **content}) as writer:
+    identity = {**IDENTITY, **content}
+    with ups_store.create(path, specs, constants=CONSTANTS, identity=identity, partition=partition) as writer:
         writer.commit_many(np.arange(len(samples)), values)
         writer.finish()
     return path
@@ -44,7 +45,7 @@ def write(path: Path, samples: range, **content: Any) -> Path:
 def write_parts(folder: Path, count: int) -> Path:
     for number in range(count):
         path = partition_path(folder / "a_train.zarr.zip", number, count)
-        write(path, partition_range(N, number, count), partition=[number, count])
+        write(path, partition_range(N, number, count), partition=(number, count))
     return folder / f"a_train-*-of-{count:05d}.zarr.zip"
 
 

@@ -78,7 +78,7 @@ def test_create_refuses_more_bytes_than_a_file_can_have(path: Path) -> None:
     arrays = {name: ArraySpec((1000, 1 << 50), "float64") for name in "uv"}
     with pytest.raises(SpecError) as caught:
         ups_store.create(path, arrays, identity={})
-    assert (caught.value.kind, caught.value.expected) == ("limits", 2**63 - 1)
+    assert (caught.value.kind, caught.value.expected) == ("limits", 2**62 - 1)
     assert caught.value.found > 2**63
 
 
