@@ -151,14 +151,16 @@ def _place(
             crcs.append(crc)
             offset = entry.end
         placed[meta.name] = array = PackedArray(meta, entry, chain)
-        if entry and entry.nbytes < array.index_nbytes + CHECKSUM_BYTES:
+        num_chunks = meta.shape[0] if meta.is_sharded else 1
+        least = array.index_nbytes + num_chunks * (CHECKSUM_BYTES + 1)
+        if entry and entry.nbytes < least:
             raise FormatError(
                 "data entry",
                 path=path,
                 array=meta.name,
                 kind="geometry",
                 clause="13.6",
-                expected=f"at least {array.index_nbytes + CHECKSUM_BYTES} bytes",
+                expected=f"at least {least} bytes",
                 found=entry.nbytes,
             )
     return placed, tuple(crcs)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from ups_store.errors import FormatError, TruncatedError
+from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
 from ups_store.format.identity import differences, flaws, identity_of_array
@@ -123,6 +123,8 @@ def read_building(fd: int, path: Path) -> Catalog:
         return entry, crc
 
     root, documents = _read_metadata(fd, path, claim)
+    if root.version != FORMAT_VERSION:  # its geometry may be another
+        raise VersionTooNewError("a newer version builds it", path=path, clause="6.5")
     layout = plan(documents.entries[0].nbytes, documents.metas, num_samples_of(documents, path))
     return Catalog(root, layout, tuple(documents.crcs))
 
