@@ -313,6 +313,17 @@ class SourceError(StoreError):
     dataset: str | None = None
 
 
+class ExternalDataError(SourceError):
+    """A source has data in another file, which isn't allowed, or isn't there.
+
+    Attributes:
+        outer: The other file, as it is named or where it was found.
+    """
+
+    kind = "external_data"
+    outer: str = ""
+
+
 class ReadTimeoutError(SourceError):
     """Reading a source took longer than its deadline."""
 

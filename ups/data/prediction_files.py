@@ -140,7 +140,8 @@ def _from_store(path: Path, task: str, config: BuildConfig, limit: int | None) -
 
 def _from_hdf5(path: Path, task: str, config: BuildConfig, limit: int | None) -> _Read:
     selection = Selection(config.data.reduce_space, config.data.reduce_time)
-    with open_source(path, task=config.get_task(task), selection=selection) as source:
+    follow = config.data.follow_external
+    with open_source(path, task=config.get_task(task), selection=selection, follow=follow) as source:
         info = source.info
         num = info.num_samples if limit is None else min(limit, info.num_samples)
         arrays = source.read(range(num))

@@ -173,6 +173,7 @@ _FREE_KEYS = (
     "reading.",
     "cache.dir",
     "data.root",
+    "data.follow_external",
     "training.log_",
     "training.patience",
     "training.batch_size",  # the batch over all ranks is compared, see `check_batch`

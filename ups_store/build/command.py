@@ -64,6 +64,10 @@ def build(
     root: Annotated[
         Path | None, typer.Option(help="folder of the HDF5 files [default: $PDEBENCH_ROOT]")
     ] = None,
+    follow_external: Annotated[
+        Path | None,
+        typer.Option(help="folder of other files that the HDF5 files may take data from [default: none may]"),
+    ] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="folder of the stores [default: cache]")] = None,
     cache_dtype: Annotated[str | None, typer.Option(help="float16, bfloat16, float32 or float64")] = None,
     split_fractions: Annotated[str | None, typer.Option(help="train,val,test, such as 0.8,0.1,0.1")] = None,
@@ -126,6 +130,7 @@ def build(
         "data.tasks": tasks and words_of(tasks),
         "data.split": split and words_of(split),
         "data.root": root and str(root),
+        "data.follow_external": follow_external and str(follow_external),
         "cache.dir": cache_dir and str(cache_dir),
         "cache.dtype": cache_dtype,
         "data.split_fractions": split_fractions and numbers_of(split_fractions),

@@ -45,6 +45,10 @@ class DataConfig(DeclaredSection):
     files: tuple[str, ...] | None = Field(
         None, min_length=1, description="names or glob patterns below root, to choose"
     )
+    follow_external: Path | None = Field(
+        None,
+        description="folder below which other files may lie that sources take data from; by default none",
+    )
     reduce_space: Count = Field(1, description="every how many-th point, on each spatial axis")
     reduce_time: Count = Field(1, description="every how many-th time step")
     split_fractions: tuple[float, float, float] = Field((0.8, 0.1, 0.1), description="train, val, test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
 from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.requests import DescribeRequest
-from ups_store.sources.source_files import SourceFile, SourcePart, changed, find_sources
+from ups_store.sources.source_files import OuterFile, SourceFile, SourcePart, changed, find_sources
 from ups_store.sources.tasks import Task
 from ups_store.system.progress import Progress
 from ups_store.write.blueprint import blueprint_of
@@ -41,6 +42,8 @@ class StorePlan:
         selected: Samples of the split that the store holds: all, unless it is a partition.
         infos: What each part's file holds.
         signatures: Each part's file as it was found, to notice a change.
+        outer: Signatures of the other files that each part's file takes data from, as in its info.
+        follow: Folder below which those may lie.
         selection: Reduction while reading.
         arrays: Arrays of the store.
         source_arrays: Arrays that the sources give; those of the store unless an encoder makes these.
@@ -59,6 +62,8 @@ class StorePlan:
     selected: range
     infos: tuple[SourceInfo, ...]
     signatures: tuple[FileSignature, ...]
+    outer: tuple[tuple[FileSignature, ...], ...]
+    follow: Path | None
     selection: Selection
     arrays: Mapping[str, ArraySpec]
     source_arrays: Mapping[str, ArraySpec]
@@ -91,8 +96,8 @@ class StorePlan:
 
     @property
     def source_nbytes(self) -> int:
-        """Size of all sources."""
-        return sum(signature.size for signature in self.signatures)
+        """Size of all sources, with the files that they take data from."""
+        return sum(signature.size for signature in itertools.chain(self.signatures, *self.outer))
 
     @property
     def group_size(self) -> int:
@@ -120,16 +125,32 @@ class StorePlan:
     def identity(self, digests: Digests, progress: Progress) -> dict[str, Any]:
         """The identity's content, with the digests of the sources; reads those that aren't known."""
         kind = self.content["source_digest"]
-        sources = [
+        return {
+            **self.content,
+            "sources": [
+                {
+                    "name": _as_text(part.path.name),
+                    "size": signature.size,
+                    "digest": digests.digest(part.path, kind, progress),
+                    "samples": [part.indices.start, part.indices.stop],
+                    **({"external": self._identity_of_outer(i, digests, progress)} if self.outer[i] else {}),
+                }
+                for i, (part, signature) in enumerate(zip(self.parts, self.signatures, strict=True))
+            ],
+        }
+
+    def _identity_of_outer(self, index: int, digests: Digests, progress: Progress) -> list[dict[str, Any]]:
+        """The files that a part's file takes data from: their names there, and where they lie from there."""
+        folder = os.path.dirname(os.path.realpath(self.parts[index].path))
+        return [
             {
-                "name": _as_text(part.path.name),
+                "name": _as_text(file.name),
+                "path": _as_text(os.path.relpath(file.path, folder)),
                 "size": signature.size,
-                "digest": digests.digest(part.path, kind, progress),
-                "samples": [part.indices.start, part.indices.stop],
+                "digest": digests.digest(file.path, self.content["source_digest"], progress),
             }
-            for part, signature in zip(self.parts, self.signatures, strict=True)
+            for file, signature in zip(self.infos[index].outer, self.outer[index], strict=True)
         ]
-        return {**self.content, "sources": sources}
 
     def document(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """The whole identity document of the store, with what `identity` gave."""
@@ -143,9 +164,16 @@ class StorePlan:
 
     def check_sources(self) -> None:
         """Fail with `SourceError` if a source isn't the file that it was when the plan was made."""
-        for part, signature in zip(self.parts, self.signatures, strict=True):
-            if FileSignature.of(part.path) != signature:
-                raise changed(part.path)
+        for part, signature, info, outer in zip(
+            self.parts, self.signatures, self.infos, self.outer, strict=True
+        ):
+            files = {
+                part.path: signature,
+                **{file.path: found for file, found in zip(info.outer, outer, strict=True)},
+            }
+            for path, found in files.items():
+                if FileSignature.of(path) != found:
+                    raise changed(path)
 
     @property
     def file_nbytes(self) -> int:
@@ -179,9 +207,10 @@ def plan_store(
     selection = Selection(data.reduce_space, data.reduce_time)
     sources = find_sources(data.root, task=task, split=split, files=data.files)
     signatures = [FileSignature.of(source.path) for source in sources]  # before anything is read
-    requests = [DescribeRequest(source.path, task, selection) for source in sources]
+    requests = [DescribeRequest(source.path, task, selection, data.follow_external) for source in sources]
     pool = readers.pool if readers else inline_pool()
     infos = list(pool.describe(requests))
+    outer = [tuple(map(_signature_of, info.outer)) for info in infos]
     check_same_grid(infos)
     parts = _parts(sources, infos, config, task, split)
     # A file without samples for the split, or beyond the limit, has no share in the store or its identity.
@@ -198,6 +227,8 @@ def plan_store(
         selected=range(num_samples),
         infos=tuple(infos[i] for i in used),
         signatures=tuple(signatures[i] for i in used),
+        outer=tuple(outer[i] for i in used),
+        follow=data.follow_external,
         selection=selection,
         arrays=encoder.output_spec(source_arrays) if encoder else source_arrays,
         source_arrays=source_arrays,
@@ -207,6 +238,13 @@ def plan_store(
         content={**content, "kind": "latents", "encoder": dict(encoder.identity())} if encoder else content,
         batch_size=None if config.reading.batch_size == "auto" else config.reading.batch_size,
     )
+
+
+def _signature_of(file: OuterFile) -> FileSignature:
+    signature = FileSignature.of(file.path)
+    if signature.state != file.state:
+        raise changed(file.path)
+    return signature
 
 
 def partition_of(plan: StorePlan, rank: BuildRank) -> StorePlan:

@@ -21,6 +21,7 @@ from ups_store.sources.contents import SourceInfo
 from ups_store.sources.pool import ReadBatch, ReaderPool, Skipped
 from ups_store.sources.requests import MAX_SAMPLES, ReadRequest
 from ups_store.sources.slots import ALIGN
+from ups_store.sources.source_files import outer_state
 
 BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little
 MAX_CHUNKED_BYTES = 64 << 20  # of a batch that is larger in order to hold whole chunks
@@ -195,7 +196,8 @@ def _requests(plan: StorePlan, missing: npt.NDArray[np.int64], on_nan: str) -> l
                     in_file,
                     dtypes,
                     check_finite=on_nan == "fail",
-                    state=signature.state,
+                    follow=plan.follow,
+                    state=signature.state + outer_state(info.outer),
                 )
             )
         first += len(part.indices)

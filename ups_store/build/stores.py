@@ -167,4 +167,5 @@ def describe_plan(plan: StorePlan) -> dict[str, Any]:
         },
         "constants": {name: list(np.shape(values)) for name, values in plan.constants.items()},
         "sources": {str(part.path): [part.indices.start, part.indices.stop] for part in plan.parts},
+        "external": sorted({str(file.path) for info in plan.infos for file in info.outer}),
     }

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.errors import ConfigError, SourceError
+from ups_store.sources.source_files import OuterFile
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class SourceInfo:
         boundary: Boundary type by spatial axis, from the task and the file's name; empty without a task.
         attrs: What else the store's root group should say, as JSON values.
         samples_per_chunk: How many samples the file's chunks span: read together, each chunk is decoded once.
+        outer: Other files that it takes data from, in the order of their first use.
     """
 
     path: Path
@@ -96,6 +98,7 @@ class SourceInfo:
     boundary: Mapping[str, str] = field(default_factory=dict)
     attrs: Mapping[str, Any] = field(default_factory=dict)
     samples_per_chunk: int = 1
+    outer: tuple[OuterFile, ...] = ()
 
 
 AXIS_NAMES = {

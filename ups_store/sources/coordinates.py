@@ -23,20 +23,22 @@ def read_coordinates(
     for axis, part in contents.coordinates.items():
         name = contents.dataset_path(part, sample=sample)
         dataset = checked_dataset(file, name, axes=part.axes, kinds="fiu", sample=sample)
-        _check_lengths(dataset, name, part, lengths)
+        _check_lengths(file, dataset, name, part, lengths)
         with translated("can't read", path=file.filename, dataset=name, sample=sample):
             coordinates[axis] = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
     return coordinates
 
 
-def _check_lengths(dataset: h5py.Dataset, name: str, part: Part, lengths: Mapping[str, int]) -> None:
+def _check_lengths(
+    file: h5py.File, dataset: h5py.Dataset, name: str, part: Part, lengths: Mapping[str, int]
+) -> None:
     for axis, length in zip(part.axes, dataset.shape, strict=True):
         # PDEBench's t-coordinate has one entry more than there are frames; the last one is unused.
         if length != lengths[axis] and not (axis == "t" and length == lengths[axis] + 1):
             raise source_error(
                 f"coordinate {name!r} doesn't fit the {AXIS_NAMES[axis]} axis",
                 kind="wrong_length",
-                path=dataset.file.filename,
+                path=file.filename,
                 dataset=name,
                 expected=lengths[axis],
                 found=length,

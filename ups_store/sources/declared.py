@@ -139,7 +139,7 @@ def _from_name(file: h5py.File, pattern: str, *, key: str) -> float:
 def sample_groups(file: h5py.File, pattern: str, *, key: str) -> tuple[str, ...]:
     """The groups that match a glob pattern, numbers in their names sorted by value."""
     with translated("can't list the groups", path=file.filename):
-        found = sorted(_matching(file, pattern.strip("/")), key=natural_key)
+        found = sorted(_matching(file, "", pattern.strip("/")), key=natural_key)
     if found:
         return tuple(found)
     raise source_error(
@@ -151,15 +151,12 @@ def sample_groups(file: h5py.File, pattern: str, *, key: str) -> tuple[str, ...]
     )
 
 
-def _matching(group: h5py.Group, pattern: str) -> Iterator[str]:
+def _matching(file: h5py.File, folder: str, pattern: str) -> Iterator[str]:
     first, _, rest = pattern.partition("/")
-    for name in fnmatch.filter(group, first):
-        if group.get(name, getclass=True) is not h5py.Group:
-            continue
-        if rest:
-            yield from (f"{name}/{inner}" for inner in _matching(group[name], rest))
-        else:
-            yield name
+    for name in fnmatch.filter(file[folder or "/"], first):
+        path = f"{folder}/{name}".strip("/")
+        if file.get(path, getclass=True) is h5py.Group:
+            yield from _matching(file, path, rest) if rest else (path,)
 
 
 class Lookup:
@@ -180,7 +177,7 @@ class Lookup:
         """A declared dataset with its axes."""
         dataset = self._dataset(f"{key}.dataset", declared.dataset)
         if dataset.ndim != len(declared.letters):
-            raise self._wrong_rank(f"{key}.axes", dataset, declared.letters)
+            raise self._wrong_rank(f"{key}.axes", self._path(declared.dataset), dataset, declared.letters)
         return Part(declared.dataset, declared.letters)
 
     def channels(self, key: str, declared: FieldDeclaration) -> tuple[str, ...]:
@@ -205,7 +202,7 @@ class Lookup:
         dataset = self._dataset(key, name)
         if dataset.ndim in (1, 2):
             return Part(name, "s" * (dataset.ndim - 1) + axis)
-        raise self._wrong_rank(key, dataset, axis)
+        raise self._wrong_rank(key, self._path(name), dataset, axis)
 
     def number(self, key: str, declared: ParameterDeclaration) -> Part:
         """A parameter that samples have for themselves, or a single value in a dataset."""
@@ -224,8 +221,11 @@ class Lookup:
         single.read(self._file, self._where.dataset_path(single))
         return single
 
+    def _path(self, name: str) -> str:
+        return self._where.dataset_path(Part(name, ""))
+
     def _dataset(self, key: str, name: str) -> h5py.Dataset:
-        path = self._where.dataset_path(Part(name, ""))
+        path = self._path(name)
         with translated("can't open", path=self._file.filename, dataset=path):
             found = self._file.get(path)
         if isinstance(found, h5py.Dataset):
@@ -244,15 +244,15 @@ class Lookup:
             return True if len(names) >= _SEARCHED else None  # True ends the visit
 
         with translated("can't list the datasets", path=self._file.filename):
-            self._file.visititems(note)
+            self._file["/"].visititems(note)
         return names
 
-    def _wrong_rank(self, key: str, dataset: h5py.Dataset, axes: str) -> SourceError:
+    def _wrong_rank(self, key: str, name: str, dataset: h5py.Dataset, axes: str) -> SourceError:
         return source_error(
-            f"dataset {dataset.name[1:]!r} has another rank than {self._key}.{key} says",
+            f"dataset {name!r} has another rank than {self._key}.{key} says",
             kind="wrong_rank",
             path=self._file.filename,
-            dataset=dataset.name[1:],
+            dataset=name,
             expected=f"({', '.join(AXIS_NAMES[axis] for axis in axes)})",
             found=f"shape {dataset.shape}",
         )

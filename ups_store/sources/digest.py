@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ups_store.errors import SourceError, needs
-from ups_store.sources.hdf5 import h5py, open_hdf5, translated
+from ups_store.sources.hdf5 import h5py, has_signature, known_shape, open_hdf5, translated
 from ups_store.system.mappings import page_aligned
 from ups_store.system.progress import Progress
 
@@ -36,8 +36,9 @@ def full_digest(path: Path, progress: Progress) -> str:
 
 
 def sampled_digest(path: Path, size: int, progress: Progress) -> str:
-    """Of the size, the HDF5 structure and evenly spaced blocks of a file of `size` bytes."""
-    hasher = blake3.blake3(f"{size}\n{_structure(path)}\n".encode())
+    """Of the size, the HDF5 structure, if it has one, and evenly spaced blocks of a file of `size` bytes."""
+    structure = _structure(path) if has_signature(path) else ""
+    hasher = blake3.blake3(f"{size}\n{structure}\n".encode())
     with _opened(path) as file:
         for i in range(_NUM_BLOCKS):
             file.seek(max(0, size - _BLOCK_BYTES) * i // (_NUM_BLOCKS - 1))
@@ -61,7 +62,7 @@ def _structure(path: Path) -> str:
 
     def note(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
-            lines.append(f"{name} {item.shape} {item.dtype.str} {item.chunks}")
+            lines.append(f"{name} {known_shape(item)} {item.dtype.str} {item.chunks}")
 
     with open_hdf5(path) as file, translated("can't read the structure", path=path):
         file.visititems(note)

@@ -57,8 +57,8 @@ def translated(
         ) from error
 
 
-def open_hdf5(path: Path) -> h5py.File:
-    """Open a file for reading.
+def open_hdf5(path: Path, *, at: str | None = None) -> h5py.File:
+    """Open a file for reading, which may also be `at` another path than messages name.
 
     The library's own locking is used first, since it notices a simulation that is still writing the file
     (and two openings of one file in one process must agree on it). Where the file system has no locks, as
@@ -76,12 +76,12 @@ def open_hdf5(path: Path) -> h5py.File:
             "not a file", kind="not_hdf5", path=path, expected="an HDF5 file", found="a folder"
         )
     try:
-        return _open_without_locks_if_there_are_none(path)
+        return _open_without_locks_if_there_are_none(at or path)
     except OSError as error:
         raise _opening_error(path, error) from error
 
 
-def _open_without_locks_if_there_are_none(path: Path) -> h5py.File:
+def _open_without_locks_if_there_are_none(path: Path | str) -> h5py.File:
     try:
         return h5py.File(path, "r")
     except BlockingIOError:
@@ -110,7 +110,7 @@ def _opening_error(path: Path, error: OSError) -> SourceError:
             hint="download or copy it again, and compare its checksum",
         )
     is_refused = error.errno in (errno.EACCES, errno.EPERM)
-    if is_refused or _has_signature(path):
+    if is_refused or has_signature(path):
         hint = "check its permissions (`ls -l`)" if is_refused else "copy it again, and compare its checksum"
         return source_error("can't be opened", kind="unreadable", path=path, found=str(error), hint=hint)
     return source_error(
@@ -118,7 +118,8 @@ def _opening_error(path: Path, error: OSError) -> SourceError:
     )
 
 
-def _has_signature(path: Path) -> bool:
+def has_signature(path: Path) -> bool:
+    """Whether a file has the signature of HDF5."""
     # The superblock lies at 0, 512, 1024, 2048, ...: a user block of any of these sizes may precede it.
     size = path.stat().st_size
     offset = 0
@@ -161,17 +162,28 @@ def get_dataset(file: h5py.File, name: str, *, sample: int | None = None) -> h5p
     )
 
 
+def known_shape(dataset: h5py.Dataset) -> tuple[int, ...] | None:
+    """The shape of any dataset, but None of a virtual one without end: HDF5 would look into its sources."""
+    plist = dataset.id.get_create_plist()
+    for i in range(plist.get_virtual_count() if dataset.is_virtual else 0):
+        space = plist.get_virtual_vspace(i)
+        is_slab = space.get_select_type() == h5py.h5s.SEL_HYPERSLABS and space.is_regular_hyperslab()
+        if is_slab and any(h5py.h5s.UNLIMITED in each for each in space.get_regular_hyperslab()):
+            return None
+    return tuple(dataset.shape)
+
+
 def tree(file: h5py.File) -> str:
     """What a file holds, as a short list such as "tensor (64, 21, 1024), x-coordinate (1024)"."""
     lines: list[str] = []
 
     def note(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset):
-            lines.append(f"{name} {item.shape}")
+            lines.append(f"{name} {known_shape(item) or 'virtual'}")
         return True if len(lines) > _TREE_LINES else None  # True ends the visit
 
     try:
-        file.visititems(note)
+        file["/"].visititems(note)  # of the group: its items are only looked at
     except (OSError, KeyError, RuntimeError, TypeError, ValueError):  # only a part of an error message
         lines.append("damaged objects")
     shown = lines[:_TREE_LINES] + (["..."] if len(lines) > _TREE_LINES else [])

@@ -11,7 +11,7 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -21,7 +21,7 @@ from ups_store.errors import SourceError
 from ups_store.sources.contents import SourceInfo
 from ups_store.sources.lane import Lane, Note, Patience, ReadJob, replace_late, stop_lanes
 from ups_store.sources.reader_handle import stacks_of
-from ups_store.sources.requests import DescribeRequest, ReadRequest
+from ups_store.sources.requests import DescribeRequest, ReadRequest, described
 from ups_store.sources.slots import Activity
 from ups_store.sources.source_files import USUAL_SLOTS
 from ups_store.system.progress import Progress
@@ -183,7 +183,7 @@ class ReaderPool:
         for job in self._run(requests):
             if job.error is not None:
                 raise job.error
-            yield replace(job.value, constants={name: values.copy() for name, values in job.arrays.items()})
+            yield described(job.value, job.arrays)
 
     def ask(self, request: Request, *, progress: Progress = lambda num: None) -> Any:
         """Run one request and return its result; raises as `read` does, also where that skips.

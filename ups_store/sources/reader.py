@@ -15,13 +15,13 @@ import numpy.typing as npt
 from ups_store.sources.contents import Selection
 from ups_store.sources.slots import Activity, SlotMemory
 from ups_store.sources.source import Source, open_source
-from ups_store.sources.source_files import FileState, changed, file_state
+from ups_store.sources.source_files import FileState, changed, file_state, outer_state
 from ups_store.sources.tasks import Task
 
 _MAX_OPEN = 8  # files that are kept open
 
 Place = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
-_SourceKey = tuple[Path, str | None, Selection]
+_SourceKey = tuple[Path, str | None, Selection, Path | None]
 
 
 class Request(Protocol):
@@ -103,7 +103,13 @@ class Reader:
 
     @contextmanager
     def opened(
-        self, path: Path, *, task: Task | None, selection: Selection, state: FileState | None = None
+        self,
+        path: Path,
+        *,
+        task: Task | None,
+        selection: Selection,
+        follow: Path | None = None,
+        state: FileState | None = None,
     ) -> Iterator[Source]:
         """A source, which is opened unless it still is, for the duration of a block.
 
@@ -112,26 +118,37 @@ class Reader:
                 as it was then, or as `state` says: HDF5 reads zeros where an open file was cut off, and a
                 reader may be younger than a change.
         """
-        source, found = self._source((path, task.name if task else None, selection), task)
-        if state not in (None, found):
+        source, found = self._source((path, task.name if task else None, selection, follow), task)
+        if state not in (None, found + outer_state(source.info.outer)):
             self.close()
             raise changed(path)
         try:
             yield source
         except BaseException:
+            self._check_unchanged(source, path, found)
             self.close()
-            if file_state(path) != found:
-                raise changed(path) from None
             raise
-        if file_state(path) != found:
+        self._check_unchanged(source, path, found)
+
+    def _check_unchanged(self, source: Source, path: Path, found: FileState) -> None:
+        where = path if file_state(path) != found else source.changed_file()
+        if where is not None:
             self.close()
-            raise changed(path)
+            raise changed(where) from None
 
     def _source(self, key: _SourceKey, task: Task | None) -> tuple[Source, FileState]:
         if key not in self._sources:
             self.doing("opening")
-            state = file_state(key[0])
-            source = open_source(key[0], task=task, selection=key[2], is_mapped=self._is_expendable)
+            path, _, selection, follow = key
+            state = file_state(path)
+            source = open_source(
+                path,
+                task=task,
+                selection=selection,
+                follow=follow,
+                is_mapped=self._is_expendable,
+                note=self.reading,  # there may be thousands
+            )
             self._sources[key] = source, state
             if len(self._sources) > _MAX_OPEN:
                 oldest, _ = self._sources.popitem(last=False)[1]

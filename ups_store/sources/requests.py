@@ -7,6 +7,7 @@ need.
 
 from __future__ import annotations
 
+import pickle
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ MAX_SAMPLES = 8192  # of one request: two numbers each, in a message of at most 
 MAX_MESSAGE_BYTES = 200_000  # what a Unix socket takes at once by default
 STACK_SIGNAL = signal.SIGUSR1  # makes a reader write its stacks to stderr, also from inside a C call
 DigestKind = Literal["full", "sampled"]
+_OUTER = "/outer"  # beside constants, whose names have no slash
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class DescribeRequest:
     path: Path
     task: Task | None = None
     selection: Selection = EVERYTHING
+    follow: Path | None = None
     subject = "the structure"
     first_sample = None
 
@@ -49,13 +52,21 @@ class DescribeRequest:
         """Open the file; it stays open for the samples that will be asked for.
 
         Returns:
-            What it holds; its constants, which may be longer than a message, are placed instead.
+            What it holds; what may be longer than a message is placed instead, see `described`.
         """
-        with reader.opened(self.path, task=self.task, selection=self.selection) as source:
+        with reader.opened(self.path, task=self.task, selection=self.selection, follow=self.follow) as source:
             info = source.info
-        for name, values in info.constants.items():
+        outer = {_OUTER: np.frombuffer(pickle.dumps(info.outer), np.uint8)} if info.outer else {}
+        for name, values in (outer | dict(info.constants)).items():
             reader.place(name, values.shape, values.dtype)[...] = values
-        return replace(info, constants={})
+        return replace(info, constants={}, outer=())
+
+
+def described(info: SourceInfo, placed: Mapping[str, npt.NDArray[Any]]) -> SourceInfo:
+    """What a file holds, of the answer to a `DescribeRequest` and what was placed, which is copied."""
+    constants = {name: values.copy() for name, values in placed.items()}
+    outer = constants.pop(_OUTER, None)
+    return replace(info, constants=constants, outer=() if outer is None else pickle.loads(outer.data))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +83,8 @@ class ReadRequest:
         dtypes: Name of the dtype that each array is cast to.
         check_finite: Whether NaN and Inf are an error.
         with_ranges: Whether to find the range of values of each array, which `check_finite` does, too.
-        state: The file as it has to be; by default as it is when the reader opens it.
+        follow: Folder below which other files may lie that it takes data from; None: there may be none.
+        state: The file, and those, as they have to be; by default as they are when the reader opens them.
     """
 
     path: Path
@@ -83,6 +95,7 @@ class ReadRequest:
     dtypes: Mapping[str, str]
     check_finite: bool = False
     with_ranges: bool = True
+    follow: Path | None = None
     state: FileState | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +121,9 @@ class ReadRequest:
         Raises:
             SourceError: As `open_source` and `Source.read_into`; kind "source_changed"; kind "not_finite".
         """
-        with reader.opened(self.path, task=self.task, selection=self.selection, state=self.state) as source:
+        with reader.opened(
+            self.path, task=self.task, selection=self.selection, follow=self.follow, state=self.state
+        ) as source:
             arrays = {
                 name: reader.place(name, (len(self.indices), *array.shape), dtype_of(self.dtypes[name]))
                 for name, array in source.info.arrays.items()

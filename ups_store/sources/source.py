@@ -27,6 +27,8 @@ from ups_store.sources.coordinates import read_coordinates
 from ups_store.sources.describe import describe, measure
 from ups_store.sources.hdf5 import get_dataset, h5py, open_hdf5, source_error, translated
 from ups_store.sources.layouts import recognise
+from ups_store.sources.linked_file import LinkedFile
+from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.parameters import NumberPart
 from ups_store.sources.regions import Place, chunk_length, place_of, read_samples
 from ups_store.sources.tasks import Task
@@ -39,7 +41,9 @@ def open_source(
     *,
     task: Task | None = None,
     selection: Selection = EVERYTHING,
+    follow: Path | None = None,
     is_mapped: bool = False,
+    note: Callable[[str], None] = lambda name: None,
 ) -> Source:
     """Open a file whose layout is recognised by what it holds.
 
@@ -47,7 +51,10 @@ def open_source(
         path: HDF5 file.
         task: What it is meant to be. Without one, any known layout is taken as it is.
         selection: Reduction in space and time, applied while reading.
-        is_mapped: Whether contiguous data may be copied out of a mapping, see `contiguous.Place`.
+        follow: Folder below which other files may lie that it takes data from: by external links, external
+            storage or virtual datasets. By default there may be none.
+        is_mapped: Whether contiguous data may be copied out of a mapping, see `regions.Place`.
+        note: Called with the name of each such file that is opened, and of each dataset where there are some.
 
     Returns:
         The open source, to be closed by the caller; usable as a context manager.
@@ -55,9 +62,12 @@ def open_source(
     Raises:
         SourceError: With `path`, `dataset` where one is concerned, and a `kind` named by
             `hdf5.open_hdf5`, `layouts.recognise`, `describe.measure` or `describe.describe`.
+        ExternalDataError: If data lies in other files, and isn't allowed to, or one of them is missing.
+        ConfigError: If `follow` isn't a folder.
     """
     path = Path(path)
-    file = open_hdf5(path)
+    outer = OuterFiles(path, follow, note=note)
+    file = LinkedFile(open_hdf5(path), path, outer)
     try:
         with translated("can't read the structure", path=path):
             layout = recognise(file, task)
@@ -66,7 +76,12 @@ def open_source(
             info = describe(
                 file, layout=layout, contents=contents, lengths=lengths, task=task, selection=selection
             )
-            info = dataclasses.replace(info, samples_per_chunk=_samples_per_chunk(file, contents))
+            if outer.are_allowed:
+                _find_all(file, contents, note)
+            outer.is_complete = True
+            info = dataclasses.replace(
+                info, samples_per_chunk=_samples_per_chunk(file, contents), outer=tuple(outer.used)
+            )
     except BaseException:
         file.close()
         raise
@@ -87,7 +102,7 @@ class Source:
 
     def __init__(
         self,
-        file: h5py.File,
+        file: LinkedFile,
         *,
         info: SourceInfo,
         contents: Contents,
@@ -154,6 +169,10 @@ class Source:
         for row, run in _runs(indices, longest=1 if self._contents.groups else len(indices)):
             rows = {name: array[row : row + len(run)] for name, array in out.items()}
             self._read_run(run, rows, note)
+
+    def changed_file(self) -> Path | None:
+        """One of the files beside it that isn't what it was when it was opened, if there is one."""
+        return self._file.outer.changed_one()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -278,6 +297,16 @@ def _runs(indices: Sequence[int], *, longest: int) -> Iterator[tuple[int, range]
             length = min(longest, num - start)
             yield row, range(first + start, first + start + length)
             row += length
+
+
+def _find_all(file: LinkedFile, contents: Contents, note: Callable[[str], None]) -> None:
+    """Come across every other file that samples or coordinates lie in."""
+    parts = [part for array in contents.arrays.values() for part in array.parts]
+    for sample in range(max(1, len(contents.groups))):
+        for part in (*parts, *contents.coordinates.values()):
+            name = contents.dataset_path(part, sample=sample)
+            note(name)
+            file.get(name)  # what isn't there is missed when it is read
 
 
 def _samples_per_chunk(file: h5py.File, contents: Contents) -> int:

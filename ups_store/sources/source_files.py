@@ -7,6 +7,7 @@ which a reader and those that count on it have to agree.
 from __future__ import annotations
 
 import glob
+import hashlib
 import math
 import os
 import re
@@ -344,6 +345,27 @@ def file_state(path: Path) -> FileState:
     except FileNotFoundError:
         return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class OuterFile:
+    """A file that a source needs beside itself.
+
+    Attributes:
+        name: What it is called in the file that names it.
+        path: Where it is, without symbolic links.
+        state: As it was when it was opened first.
+    """
+
+    name: str
+    path: Path
+    state: FileState
+
+
+def outer_state(files: Sequence[OuterFile]) -> FileState:
+    """The states of any number of outer files as one number, to stand behind that of their source."""
+    states = [(os.fspath(file.path), *file.state) for file in files]
+    return (int.from_bytes(hashlib.sha256(repr(states).encode()).digest()[:8], "little"),) if states else ()
 
 
 def changed(path: Path) -> SourceError:

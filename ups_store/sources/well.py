@@ -132,8 +132,8 @@ def _fields(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Field]:
 def _part(file: h5py.File, name: str, order: int, spatial: Mapping[str, str]) -> Part:
     """The dataset with the axes that its attributes name; a tensor may be stored as D x D or as D^2."""
     dataset = get_dataset(file, name)
-    varies = flags(dataset, "dim_varying", count=len(spatial))
-    axes = leading_axes(dataset) + "".join(itertools.compress(spatial.values(), varies))
+    varies = flags(file, name, "dim_varying", count=len(spatial))
+    axes = leading_axes(file, name) + "".join(itertools.compress(spatial.values(), varies))
     is_flat = dataset.ndim == len(axes) + 1
     return Part(name, axes + ("", "c", "c" if is_flat else "cd")[order])
 
@@ -178,7 +178,7 @@ def _scalars(file: h5py.File) -> Iterator[tuple[str, str]]:
     """Names of the scalars, and the axes along which each varies."""
     group = file.get("scalars")
     for name in names(group, "field_names") if group is not None else ():
-        yield name, leading_axes(get_dataset(file, f"scalars/{name}"))
+        yield name, leading_axes(file, f"scalars/{name}")
 
 
 def _varying_scalars(file: h5py.File) -> Iterator[tuple[str, StoredArray]]:
@@ -240,17 +240,17 @@ def names(group: h5py.Group, attribute: str) -> list[str]:
     return [name.decode() if isinstance(name, bytes) else str(name) for name in listed]
 
 
-def flags(owner: h5py.Dataset | h5py.Group, attribute: str, *, count: int = 1) -> tuple[bool, ...]:
-    """An attribute of so many truth values."""
-    name = owner.name[1:]
-    value: Any = owner.attrs.get(attribute)
+def flags(file: h5py.File, name: str, attribute: str, *, count: int = 1) -> tuple[bool, ...]:
+    """An attribute of so many truth values, of the dataset or group of a path."""
+    attrs = file[name].attrs
+    value: Any = attrs.get(attribute)
     if value is None:
         raise source_error(
             f"no attribute {attribute!r} of {name!r}",
             kind="missing_attribute",
-            path=owner.file.filename,
+            path=file.filename,
             dataset=name,
-            found=", ".join(owner.attrs) or "no attributes",
+            found=", ".join(attrs) or "no attributes",
             hint="without it The Well's format doesn't say which axes the dataset has",
         )
     found = np.atleast_1d(value)
@@ -258,7 +258,7 @@ def flags(owner: h5py.Dataset | h5py.Group, attribute: str, *, count: int = 1) -
         raise source_error(
             f"attribute {attribute!r} of {name!r}",
             kind="bad_attribute",
-            path=owner.file.filename,
+            path=file.filename,
             dataset=name,
             expected="true or false" if count == 1 else f"{count} times true or false",
             found=value,
@@ -266,12 +266,12 @@ def flags(owner: h5py.Dataset | h5py.Group, attribute: str, *, count: int = 1) -
     return tuple(bool(flag) for flag in found)
 
 
-def leading_axes(owner: h5py.Dataset | h5py.Group) -> str:
+def leading_axes(file: h5py.File, name: str) -> str:
     """The axes before the spatial ones: "s" if it varies between samples, "t" if it varies in time."""
     return "".join(
         axis
         for axis, attribute in (("s", "sample_varying"), ("t", "time_varying"))
-        if flags(owner, attribute)[0]
+        if flags(file, name, attribute)[0]
     )
 
 
@@ -319,7 +319,8 @@ def internal_boundaries(file: h5py.File, spatial: Mapping[str, str]) -> dict[str
 def _boundaries(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Boundary]:
     groups = file.get("boundary_conditions", {})
     for name in sorted(groups):
-        group, path = groups[name], f"boundary_conditions/{name}"
+        path = f"boundary_conditions/{name}"
+        group = file[path]
         kind = "".join(names(group, "bc_type")).lower()
         dims = names(group, "associated_dims")
         unknown = [dim for dim in dims if dim not in spatial]
@@ -332,7 +333,7 @@ def _boundaries(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Bounda
                 expected=f"bc_type, and associated_dims among {', '.join(spatial)}",
                 found=f"bc_type {kind!r}, associated_dims {dims}",
             )
-        axes = leading_axes(group) + "".join(spatial[dim] for dim in dims)
+        axes = leading_axes(file, path) + "".join(spatial[dim] for dim in dims)
         yield _Boundary(name, kind, Part(f"{path}/mask", axes))
 
 

@@ -52,6 +52,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         "root": Path("data"),
         "split": ("train", "val", "test"),
         "files": None,
+        "follow_external": None,
         "reduce_space": 1,
         "reduce_time": 1,
         "split_fractions": (0.8, 0.1, 0.1),

@@ -219,10 +219,10 @@ def test_damaged_tree_of_a_file_still_makes_a_source_error(
     (tmp_path / "source").mkdir()
     _no_dataset(tmp_path / "source" / "burgers1d_train.h5")
 
-    def fail(self: h5py.File, visit: object) -> None:
+    def fail(self: h5py.Group, visit: object) -> None:
         raise RuntimeError("Object visitation failed (bad heap free list)")
 
-    monkeypatch.setattr(h5py.File, "visititems", fail)
+    monkeypatch.setattr(h5py.Group, "visititems", fail)
     error = error_of(settings(tmp_path, split="train"))
     assert (error.kind, error.found) == ("unknown_layout", "damaged objects")
 

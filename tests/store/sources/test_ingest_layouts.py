@@ -432,17 +432,6 @@ def test_group_in_place_of_dataset_is_a_missing_dataset(tmp_path: Path) -> None:
     assert (error.kind, error.dataset) == ("missing_dataset", "tensor")
 
 
-def test_dangling_external_link_is_a_missing_dataset(tmp_path: Path) -> None:
-    path = write_cfd1d(tmp_path / "a.h5")
-
-    def dangle(file: h5py.File) -> None:
-        del file["Vx"]
-        file["Vx"] = h5py.ExternalLink("gone.h5", "/Vx")
-
-    error = error_of(edited(path, dangle))
-    assert (error.kind, error.dataset) == ("missing_dataset", "Vx")
-
-
 @pytest.mark.parametrize(
     ("datasets", "expected"),
     [
