@@ -47,7 +47,7 @@ class DataConfig(DeclaredSection):
     )
     follow_external: Path | None = Field(
         None,
-        description="folder below which other files may lie that sources take data from; by default none",
+        description="folder of other files that sources may take data from; by default none may",
     )
     reduce_space: Count = Field(1, description="every how many-th point, on each spatial axis")
     reduce_time: Count = Field(1, description="every how many-th time step")

@@ -164,16 +164,11 @@ class StorePlan:
 
     def check_sources(self) -> None:
         """Fail with `SourceError` if a source isn't the file that it was when the plan was made."""
-        for part, signature, info, outer in zip(
-            self.parts, self.signatures, self.infos, self.outer, strict=True
-        ):
-            files = {
-                part.path: signature,
-                **{file.path: found for file, found in zip(info.outer, outer, strict=True)},
-            }
-            for path, found in files.items():
-                if FileSignature.of(path) != found:
-                    raise changed(path)
+        outer = [file.path for info in self.infos for file in info.outer]
+        paths = itertools.chain((part.path for part in self.parts), outer)
+        for path, signature in zip(paths, itertools.chain(self.signatures, *self.outer), strict=True):
+            if FileSignature.of(path) != signature:
+                raise changed(path)
 
     @property
     def file_nbytes(self) -> int:

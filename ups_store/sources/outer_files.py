@@ -168,9 +168,7 @@ class OuterFiles:
     def _folders(self, holder: Path) -> Sequence[Path]:
         if holder != self._source:
             return (holder.parent,)
-        return tuple(
-            dict.fromkeys((Path(os.path.abspath(holder)).parent, Path(os.path.realpath(holder)).parent))
-        )
+        return Path(os.path.abspath(holder)).parent, Path(os.path.realpath(holder)).parent
 
     def _is_source(self, place: Path) -> bool:
         """Whether a place is the source's own; names of other files aren't even looked for."""
@@ -195,31 +193,24 @@ class OuterFiles:
         if not path.exists():
             raise self.missing(name, kind=kind, dataset=dataset)
         if not path.is_file():
-            raise self._error(
-                f"data of dataset {dataset!r}", "not_a_file", path, dataset, "", "a regular file"
-            )
+            problem = f"data of dataset {dataset!r} isn't in a regular file"
+            raise self._error(problem, "not_a_file", path, dataset, "copy the data into one")
         return path
 
-    def _error(
-        self, problem: str, kind: str, outer: object, dataset: str, hint: str, expected: str | None = None
-    ) -> ExternalDataError:
-        error = ExternalDataError(
-            problem, kind=kind, path=self._source, expected=expected, found=outer, hint=hint or None
-        )
+    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> ExternalDataError:
+        error = ExternalDataError(problem, kind=kind, path=self._source, found=outer, hint=hint)
         error.dataset, error.outer = dataset, str(outer)
         return error
 
 
 def _real_folder(root: Path) -> Path:
     if not root.is_dir():
-        raise ConfigError(
-            "data.follow_external", path=root, expected="a folder", hint="check --follow-external"
-        )
+        raise ConfigError("data.follow_external", expected="a folder", found=root)
     return Path(os.path.realpath(root))
 
 
 def _places(name: str, kind: Kind, folders: Sequence[Path]) -> list[Path]:
-    """Where HDF5 looks for a file, in its order; where it wants raw bytes, the folder of the source is ours."""
+    """Where HDF5 looks for a file, in its order; of raw bytes also beside the source, where it doesn't."""
     named, places = Path(name), list[Path]()
     if named.is_absolute():
         if kind == "raw":

@@ -1,7 +1,7 @@
 """Datasets whose data lies elsewhere, read piece by piece: every piece is there, or reading fails.
 
-HDF5 itself takes a source of a virtual dataset that it can't open for fill values, and bytes beyond the end of
-an external file for zeros.
+HDF5 itself takes a source of a virtual dataset that it can't open for fill values, and bytes beyond the end
+of an external file for zeros.
 """
 
 from __future__ import annotations
