@@ -227,8 +227,8 @@ class VirtualDataset(_PiecedDataset):
             where, from_ = _overlap(piece, box)
             if all(map(len, where)):
                 values = self._source_of(piece.mapping)[tuple(map(_slice, from_))]
-                target = out[tuple(_slice(each, box[axis].start) for axis, each in enumerate(where))]
-                target[...] = values.reshape(target.shape)
+                to = tuple(_slice(each, box[axis].start) for axis, each in enumerate(where))
+                out[to] = values.reshape([len(each) for each in where])
         return out
 
     def _mapping(self, plist: Any, index: int) -> Mapping:
@@ -266,21 +266,23 @@ class VirtualDataset(_PiecedDataset):
     def _piece(self, mapping: Mapping, target: list[_Selected], source: Any, space: Any) -> _Piece:
         selected = self._selected(space, source.shape)
         from_ = tuple(each.of(length) for each, length in zip(selected, source.shape, strict=True))
-        if any(each and each[-1] >= length for each, length in zip(from_, source.shape, strict=True)):
-            raise self._bad(
-                f"dataset {mapping.dataset!r} of {mapping.file!r} is smaller than its virtual dataset says",
-                kind="shapes_differ",
-                expected=tuple(each.stop for each in from_),
-                found=source.shape,
-            )
         grown = next((len(each) for each, how in zip(from_, selected, strict=True) if how.stop is None), None)
         if grown is None and any(each.stop is None for each in target):
             raise self._unsupported("virtual dataset without end, of sources that have one")
         to = tuple(each.of(each.start + (grown or 0) * each.step) for each in target)
         long_to, long_from = ([i for i, each in enumerate(some) if len(each) != 1] for some in (to, from_))
-        if [len(to[i]) for i in long_to] != [len(from_[i]) for i in long_from]:
+        is_whole = space.get_select_type() == h5py.h5s.SEL_ALL
+        is_within = all(not each or each[-1] < n for each, n in zip(from_, source.shape, strict=True))
+        if is_within and [len(to[i]) for i in long_to] == [len(from_[i]) for i in long_from]:
+            return _Piece(mapping, to, from_, dict(zip(long_to, long_from, strict=True)))
+        if is_within and not is_whole:
             raise self._unsupported("virtual dataset of parts that are reshaped")
-        return _Piece(mapping, to, from_, dict(zip(long_to, long_from, strict=True)))
+        raise self._bad(
+            f"dataset {mapping.dataset!r} of {mapping.file!r} isn't what its virtual dataset is made of",
+            kind="shapes_differ",
+            expected=f"room for {tuple(len(each) for each in (to if is_whole else from_))}",
+            found=f"shape {source.shape}",
+        )
 
     def _grown(self, shape: tuple[int, ...], axes: set[int]) -> tuple[int, ...]:
         stops = [max(piece.target[axis].stop for piece in self._pieces) for axis in range(len(shape))]
