@@ -69,7 +69,8 @@ def chunks_of(path: Path, limit: int) -> list[Chunk]:
     found: list[Chunk] = []
 
     def visit(name: str, node: Any) -> None:
-        is_data = isinstance(node, h5py.Dataset) and node.dtype.kind == "f" and node.ndim >= 2
+        is_own = isinstance(node, h5py.Dataset) and not (node.is_virtual or node.external)
+        is_data = is_own and node.dtype.kind == "f" and node.ndim >= 2
         if not is_data or sum(chunk.nbytes for chunk in found) >= limit:
             return
         samples = [node] if "/" in name else node  # a group per sample, or samples along the first axis

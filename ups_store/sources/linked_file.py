@@ -62,7 +62,7 @@ class LinkedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
 
         Raises:
             ExternalDataError: If its data isn't in the file alone, and that isn't allowed.
-            SourceError: Kind "link_loop", "link_unknown" or "virtual_unsupported".
+            SourceError: Kind "link_loop" or "virtual_unsupported".
         """
         spot = self._find(self._path, name, asked=name.strip("/"))
         if spot is None:
@@ -100,12 +100,10 @@ class LinkedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             if kind == h5py.h5l.TYPE_SOFT:
                 target = value
                 at = "" if target.startswith("/") else at
-            elif kind == h5py.h5l.TYPE_EXTERNAL:
+            else:
                 outer, target = value
                 holder = self.outer.locate(outer, kind="link", holder=holder, dataset=asked)
                 file, at = self._file(holder), ""
-            else:
-                raise self._bad_link(f"a link of unknown type {kind}", "link_unknown", asked)
             left.extendleft(reversed(_parts(target)))
         return _Spot(holder, at or "/", asked)
 
@@ -167,7 +165,7 @@ def _link(file: h5py.File, name: str) -> tuple[int, Any] | None:
         return None if found is None else (h5py.h5l.TYPE_HARD, None)
     if kind == h5py.h5l.TYPE_HARD:
         return kind, None
-    value = file.id.links.get_val(encoded)
-    if kind == h5py.h5l.TYPE_EXTERNAL:
-        return kind, tuple(each.decode("utf-8", "surrogateescape") for each in value)
-    return kind, value.decode("utf-8", "surrogateescape") if kind == h5py.h5l.TYPE_SOFT else None
+    value = file.id.links.get_val(encoded)  # which refuses links of an application's own type
+    if kind == h5py.h5l.TYPE_SOFT:
+        return kind, value.decode("utf-8", "surrogateescape")
+    return kind, tuple(each.decode("utf-8", "surrogateescape") for each in value)

@@ -7,6 +7,7 @@ of an external file for zeros.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +28,13 @@ _Box = tuple[range, ...]  # of step 1, one for each axis
 class _PiecedDataset(h5py.Dataset):  # type: ignore[misc]  # h5py has no types
     """A dataset that has its name, dtype and attributes of HDF5, and its values from `read_box`."""
 
-    def __getitem__(self, key: Any, new_dtype: Any = None) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         box, cut = _box(key, self.shape)
         return self.read_box(box)[cut]
 
+    @abstractmethod
     def read_box(self, box: _Box) -> npt.NDArray[Any]:
         """Values of a box, in new memory."""
-        raise NotImplementedError
 
 
 def _box(key: Any, shape: tuple[int, ...]) -> tuple[_Box, tuple[Any, ...]]:

@@ -41,7 +41,7 @@ def open_source(
     *,
     task: Task | None = None,
     selection: Selection = EVERYTHING,
-    follow: Path | None = None,
+    follow: str | os.PathLike[str] | None = None,
     is_mapped: bool = False,
     note: Callable[[str], None] = lambda name: None,
 ) -> Source:
@@ -66,7 +66,7 @@ def open_source(
         ConfigError: If `follow` isn't a folder.
     """
     path = Path(path)
-    outer = OuterFiles(path, follow, note=note)
+    outer = OuterFiles(path, None if follow is None else Path(follow), note=note)
     file = LinkedFile(open_hdf5(path), path, outer)
     try:
         with translated("can't read the structure", path=path):

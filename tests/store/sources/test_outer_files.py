@@ -347,9 +347,7 @@ def test_link_that_is_not_needed_does_not_matter(folder: Path) -> None:
     np.testing.assert_array_equal(fields_of(path), FIELDS)
 
 
-@pytest.mark.parametrize(
-    ("variable", "way"), [("HDF5_EXT_PREFIX", by_link), ("HDF5_VDS_PREFIX", by_virtual)]
-)
+@pytest.mark.parametrize(("variable", "way"), [("HDF5_EXT_PREFIX", by_link), ("HDF5_VDS_PREFIX", by_virtual)])
 def test_prefix_of_the_environment_comes_first(
     variable: str, way: Way, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
