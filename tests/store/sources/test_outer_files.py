@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from ups_store.sources import Selection, get_task, open_source
 from ups_store.sources.declaration import TaskDeclaration
 from ups_store.sources.digest import sampled_digest
 from ups_store.sources.hdf5 import open_hdf5, tree
+from ups_store.sources.linked_file import LinkedFile
 from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.source import Source
 
@@ -304,6 +306,101 @@ def test_virtual_dataset_of_numbered_sources_is_refused(folder: Path) -> None:
     for root in (None, folder):
         error = error_of(path, root)
         assert (error.kind, error.found) == ("virtual_unsupported", "u of part%b.h5")
+
+
+def _irregular(space: h5py.h5s.SpaceID) -> None:
+    space.select_hyperslab((0, 0, 0), (1, 1, 1), block=(1, 1, 1))
+    space.select_hyperslab((2, 3, 0), (1, 1, 1), block=(1, 1, 1), op=h5py.h5s.SELECT_OR)
+
+
+def _blocks(space: h5py.h5s.SpaceID) -> None:
+    space.select_hyperslab((0, 0, 0), (2, 1, 1), (3, 1, 1), (2, 1, 1))
+
+
+def _line(space: h5py.h5s.SpaceID) -> None:
+    space.select_hyperslab((0, 0, 0), (1, 1, 1), block=(1, 2, 2))
+
+
+def _column(space: h5py.h5s.SpaceID) -> None:
+    space.select_hyperslab((0, 0, 0), (1, 1, 1), block=(4, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("target", "source"), [(_irregular, _irregular), (_blocks, _blocks), (_column, _line)]
+)
+def test_virtual_dataset_of_other_parts_than_blocks_is_refused(
+    target: Callable[[h5py.h5s.SpaceID], None], source: Callable[[h5py.h5s.SpaceID], None], folder: Path
+) -> None:
+    write_fields(folder / "u.h5")
+    path = write_source(folder / "main.h5")
+    spaces = [h5py.h5s.create_simple(FIELDS.shape) for _ in range(2)]
+    target(spaces[0])
+    source(spaces[1])
+    with h5py.File(path, "a") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_virtual(spaces[0], b"u.h5", b"u", spaces[1])
+        extent = h5py.h5s.create_simple(FIELDS.shape)
+        h5py.h5d.create(file.id, b"tensor", h5py.h5t.IEEE_F32LE, extent, plist)
+    assert error_of(path, folder).kind == "virtual_unsupported"
+
+
+def test_source_of_another_rank_than_its_virtual_dataset_says_is_an_error(folder: Path) -> None:
+    path = write_source(folder / "main.h5")
+    with h5py.File(path, "a") as file:
+        layout = h5py.VirtualLayout(FIELDS.shape, "<f4")
+        layout[...] = h5py.VirtualSource("u.h5", "u", (SAMPLES + 1, T, X))[1:]
+        file.create_virtual_dataset("tensor", layout)
+    write_fields(folder / "u.h5", FIELDS[0])
+    assert error_of(path, folder).kind == "shapes_differ"
+    write_fields(folder / "u.h5")
+    assert error_of(path, folder).kind == "shapes_differ"
+
+
+def test_bytes_of_a_dtype_that_numpy_lacks_are_refused(folder: Path) -> None:
+    path = write_raw(folder / "main.h5", str(folder / "u.bin"))
+    FIELDS.tofile(folder / "u.bin")
+    with h5py.File(path, "a") as file:
+        del file["tensor"]
+        bfloat16 = h5py.h5t.IEEE_F32LE.copy()
+        bfloat16.set_fields(15, 7, 8, 0, 7)
+        bfloat16.set_size(2)
+        bfloat16.set_ebias(127)
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_external(os.fsencode(folder / "u.bin"), 0, FIELDS.nbytes)
+        h5py.h5d.create(file.id, b"tensor", bfloat16, h5py.h5s.create_simple(FIELDS.shape), plist)
+    assert error_of(path, folder).kind == "wrong_dtype"
+
+
+def test_too_few_descriptors_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, really_open = by_bytes(folder), os.open
+
+    def fail(name: object, *arguments: int, **others: object) -> int:
+        if str(name).endswith("u.bin"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really_open(name, *arguments, **others)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "open", fail)
+    error = error_of(path, folder)
+    assert (error.kind, "ulimit" in str(error)) == ("unreadable", True)
+
+
+def test_file_that_names_another_one_than_when_it_was_opened_has_changed(folder: Path) -> None:
+    write_fields(folder / "u.h5")
+    outer = OuterFiles(write_source(folder / "main.h5"), folder)
+    outer.is_complete = True
+    with pytest.raises(SourceError) as caught:
+        outer.locate("u.h5", kind="link", holder=folder / "main.h5", dataset="tensor")
+    assert caught.value.kind == "source_changed"
+
+
+def test_object_that_is_not_there_is_a_key_error(folder: Path) -> None:
+    path = write_source(folder / "main.h5", tensor=FIELDS)
+    with LinkedFile(open_hdf5(path), path, OuterFiles(path, None)) as file:
+        assert "tensor" in file
+        assert "tensor/u" not in file
+        assert file.get("u", getclass=True) is None
+        with pytest.raises(KeyError):
+            file["u"]
 
 
 def test_percent_sign_in_the_name_of_a_source_is_itself(folder: Path) -> None:
