@@ -291,6 +291,7 @@ def test_description_of_a_plan_is_json_for_people(tmp_path: Path) -> None:
         },
         "constants": {"t": [T], "x": [X]},
         "sources": {str(path): [0, 2]},
+        "external": [],
     }
     assert not (tmp_path / "cache").exists()
     assert nbytes == build(config).stores[0].path.stat().st_size
