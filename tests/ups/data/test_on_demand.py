@@ -42,7 +42,7 @@ from ups.trained.encoder import LatentEncoder
 from ups_store.build.config import load_config as load_build_config
 from ups_store.build.digests import DigestCache
 from ups_store.build.plan import plan_store
-from ups_store.errors import DiskFullError, IdentityMismatchError, SourceError
+from ups_store.errors import DiskFullError, ExternalDataError, IdentityMismatchError, SourceError
 from ups_store.read.recovery import building_path
 
 TWO_TASKS = "data.tasks=[burgers1d,advection1d]"
@@ -328,6 +328,22 @@ def test_source_that_is_replaced_midway_is_told_where_batches_are_asked_for(fold
     other.replace(source)
     with pytest.raises(SourceError, match="changed"):
         batch_of(windows, windows.order.num_steps)
+
+
+@pytest.mark.parametrize("mode", ["memory", "none"])
+def test_data_in_another_file_is_refused_or_followed(folder: Path, mode: str) -> None:
+    plain = first_pass(live(folder, f"training.cache_mode={mode}"))
+    source, outer = folder / "data" / BURGERS, folder / "outer" / "burgers.h5"
+    outer.parent.mkdir()
+    source.rename(outer)
+    with h5py.File(source, "w") as file:
+        for name in ("tensor", "x-coordinate", "t-coordinate"):
+            file[name] = h5py.ExternalLink("../outer/burgers.h5", name)
+        file.attrs["Nu"] = 0.01
+    with pytest.raises(ExternalDataError):
+        live(folder, f"training.cache_mode={mode}")
+    windows = live(folder, f"training.cache_mode={mode}", f"data.follow_external={folder / 'outer'}")
+    expect_equal(first_pass(windows), plain)
 
 
 def test_failing_disk_is_told_where_batches_are_asked_for(
