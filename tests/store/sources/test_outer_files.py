@@ -247,7 +247,9 @@ def test_open_source_that_is_cut_is_an_error_not_zeros(folder: Path) -> None:
 def test_bytes_that_end_too_early_are_an_error_not_zeros(folder: Path) -> None:
     path = by_bytes(folder)
     os.truncate(folder / "u.bin", FIELDS.nbytes)  # the last 4 bytes are missing
-    assert error_of(path, folder).kind == "truncated"
+    with pytest.raises(SourceError) as caught:
+        opened(path, folder)
+    assert caught.value.kind == "truncated"
 
 
 def test_bytes_in_several_files_are_joined(folder: Path) -> None:
