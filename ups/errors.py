@@ -10,6 +10,7 @@ import errno
 from typing import Any
 
 from ups_store.errors import MissingExtraError as MissingExtraError
+from ups_store.errors import StoreError
 from ups_store.errors import check_installed as check_installed
 from ups_store.errors import did_you_mean as did_you_mean
 from ups_store.errors import needs as needs
@@ -100,6 +101,8 @@ class OutputError(UpsError):
             doing: What failed.
             flag: Of the command, where the path is from.
         """
+        if isinstance(error, StoreError):  # which says all of it already
+            return cls(error.problem, kind=error.kind, path=error.path, found=error.found, hint=error.hint)
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         elsewhere = f"give {flag} another folder" if flag else "write elsewhere"
         checked = flag or "the path and its permissions"

@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from ups.errors import OutputError
+from ups_store.system.replacement import create_replacement, real_place, take_over_permissions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,25 +57,24 @@ def appears_whole(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`: renamed to it if the block ends well, removed if it doesn't.
 
     Args:
-        path: Where the file shall be; one that is there is replaced, in one step that survives a power cut.
+        path: Where the file shall be; what is there is replaced, in one step that survives a power cut, or
+            what a symbolic link there points to. The new file has its mode and owner.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    place = real_place(path)
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
     try:
+        os.close(
+            create_replacement(partial, place)
+        )  # what is written into it is never more open than the old
         yield partial
         with partial.open("rb") as file:
+            take_over_permissions(file.fileno(), place)
             os.fsync(file.fileno())  # else a power cut could leave the new name without the content
-        partial.replace(path)
-        sync_folder(path.parent)
+        partial.replace(place)
+        sync_folder(place.parent)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file whose bytes survive a power cut; its name does after `sync_folder`."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -156,6 +156,13 @@ class StoreNotFoundError(StoreError, FileNotFoundError):
     kind = "not_found"
 
 
+class ReadOnlyError(StoreError, PermissionError):
+    """The store has no write permission for any user, so it isn't replaced."""
+
+    kind = "read_only"
+    exit_code = 2
+
+
 class ArrayNotFoundError(StoreError, KeyError):
     """The store has no array of that name."""
 

@@ -10,16 +10,16 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from string import Template
-from tempfile import TemporaryDirectory
 
 from ups.errors import OutputError
 from ups.eval.comparison import COMPAT_BATCH_SIZE
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.training_logs import StageLog
 from ups.eval.trajectory_errors import Interval
-from ups.output import sync_folder, write_synced
+from ups.output import appears_whole
 
 _PAGE = Template(
     """<!DOCTYPE html>
@@ -219,13 +219,9 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
     paths = {suffix: folder / f"report.{suffix}" for suffix in texts}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".report", dir=folder) as partial:
-            written = {suffix: Path(partial) / path.name for suffix, path in paths.items()}
-            for suffix, text in texts.items():
-                write_synced(written[suffix], text.encode())
+        with ExitStack() as whole:  # all are written before the first appears
             for suffix, path in paths.items():
-                written[suffix].replace(path)
-            sync_folder(folder)
+                whole.enter_context(appears_whole(path)).write_bytes(texts[suffix].encode())
     except OSError as error:
         raise OutputError.of(error, folder) from error
     return paths

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -149,15 +148,11 @@ def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: Ru
 
 
 def _keep_as(aside: Path, path: Path) -> None:
-    """Give a file a second name, in the place of what has that name; a copy, where links can't be made."""
-    link = aside.with_name(f".{aside.name}.{os.getpid()}.partial")
+    """Give a file a second name; a copy where links can't be made, or in the place of what has that name."""
     try:
-        link.hardlink_to(path)
-        link.replace(aside)
+        aside.hardlink_to(path)
     except OSError:
         write_atomically(aside, path.read_bytes())
-    finally:
-        link.unlink(missing_ok=True)
 
 
 def _score_of(path: Path, *, kind: str, like: Mapping[str, float], config: RunConfig) -> float | None:

@@ -22,6 +22,7 @@ from ups_store.format.identity import describe_differences, differences
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
+from ups_store.system.replacement import check_not_read_only, real_place
 
 Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
 Document = Mapping[str, Any]
@@ -74,10 +75,9 @@ def explain(build: Build, *, overwrite: bool = False) -> Explanation:
         SourceError: If sources can't be read.
     """
     action, reason, differing = _verdict(build, overwrite)
-    obstacle = "" if action in ("reuse", "refuse") else _obstacle(build.path.parent)
-    if obstacle:
-        action, reason = "refuse", f"{obstacle}; {OTHER_PLACE}"
     plan = build.plan
+    if action not in ("reuse", "refuse") and (obstacle := _obstacle(plan.path, overwrite)):
+        action, reason = "refuse", obstacle
     return Explanation(plan.task.name, plan.split, action, reason, describe_plan(plan), differing)
 
 
@@ -103,12 +103,18 @@ def explain_all(
         return [explain(build, overwrite=overwrite) for build in builds]
 
 
-def _obstacle(folder: Path) -> str:
-    """Why a build can't write into a folder, which it makes if it isn't there; empty if it can."""
-    there = next(place for place in (folder, *folder.parents) if files.exists(place))
+def _obstacle(path: Path, overwrite: bool) -> str:
+    """Why a build can't make a store of this path, or the folder; empty if it can."""
+    try:
+        place = real_place(path)
+        if not overwrite:
+            check_not_read_only(place, hint="--overwrite replaces it")
+    except StoreError as error:
+        return f"{error.problem}; {error.hint}"
+    there = next(folder for folder in place.parents if files.exists(folder))
     if not there.is_dir():
-        return f"{there} is no folder"
-    return "" if files.may_write_into(there) else f"can't write into {there}"
+        return f"{there} is no folder; {OTHER_PLACE}"
+    return "" if files.may_write_into(there) else f"can't write into {there}; {OTHER_PLACE}"
 
 
 def _verdict(build: Build, overwrite: bool) -> _Verdict:

@@ -25,6 +25,7 @@ from ups_store.read.recovery import building_path
 from ups_store.read.store import Store
 from ups_store.system import files, locks
 from ups_store.system.files import make_folder
+from ups_store.system.replacement import real_place
 from ups_store.write.building import read_owner
 from ups_store.write.create import join
 from ups_store.write.writer import Committer, StoreWriter
@@ -40,13 +41,15 @@ def prepare_place(path: Path, note: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: If there can't be a store.
+        StoreNotFoundError: If there is a symbolic link to nothing, kind "dangling_link".
     """
     make_folder(path.parent, hint=OTHER_PLACE)
     if path.is_dir():  # a rename replaces anything else
         raise ConfigError("there is a folder in the store's place", path=path, hint=OTHER_PLACE)
-    if files.is_network(path.parent):
+    folder = real_place(path).parent
+    if files.is_network(folder):
         note(
-            f"{path.parent} lies on a network file system, whose locks, syncs and renames may not hold what "
+            f"{folder} lies on a network file system, whose locks, syncs and renames may not hold what "
             "a build relies on (docs/results/reliability.md): build on a local disk and copy the store"
         )
 
@@ -111,7 +114,7 @@ def open_writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool 
             return writer
         with writer:  # its samples aren't trusted; while it is open no other process builds it
             files.remove(building_path(plan.path))
-        return create_file(plan, content)
+        return create_file(plan, content, on_mismatch="restart")
     try:
         return create_file(plan, content)
     except FormatError as error:

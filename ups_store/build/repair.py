@@ -17,7 +17,7 @@ from ups_store.build.readers import Readers
 from ups_store.build.store_build import Build, open_build
 from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
-from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
+from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, ReadOnlyError, hinting
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.system import files
 
@@ -57,6 +57,7 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
         watcher: Hears how it goes.
     Raises:
         FormatError: If it isn't a finished store, or its metadata is damaged, or its identity isn't one.
+        ReadOnlyError: If it has no write bit.
         IdentityMismatchError: If the configuration and the sources give another store, or an unfinished one
             of something else is in the way.
         SourceError: If a source is unreadable or changed.
@@ -130,8 +131,8 @@ def _rebuild(build: Build, found: Diagnosis, watcher: Watcher) -> Repair:
     assert found.catalog is not None
     layout, good = found.catalog.layout, _good(found)
     plan = replace(build.plan, path=found.path, attrs=found.catalog.root.attrs)
-    hint = "finish that build first, or move its file away"
-    with hinting(hint, IdentityMismatchError, FormatError):
+    hint, writable = "finish that build first, or move its file away", "make it writable with chmod u+w first"
+    with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, ReadOnlyError):
         writer = create_file(plan, build.identify())
     with writer:
         missing = writer.missing()

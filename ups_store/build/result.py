@@ -14,7 +14,8 @@ from ups_store.build.progress import Stopwatch
 from ups_store.build.readers import Choice
 from ups_store.console import counted, format_age, format_nbytes
 from ups_store.errors import ConfigError
-from ups_store.system.files import make_folder, replace_text
+from ups_store.system.files import make_folder
+from ups_store.system.replacement import replace_text
 
 PHASES = ("imports", "plan", "digest", "open", "probe", "load", "read", "encode", "commit", "finish", "total")
 

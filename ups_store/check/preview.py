@@ -19,7 +19,7 @@ from ups_store.check.labelled_sample import Axis, LabelledSample, label_sample
 from ups_store.errors import needs
 from ups_store.read.gather import TIME_DIM
 from ups_store.read.protocol import AnyStore
-from ups_store.system.files import replace_file
+from ups_store.system.replacement import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,6 +30,7 @@ from ups_store.read.protocol import AnyStore
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.progress import Progress
+from ups_store.system.replacement import OWN_USE, take_over_permissions
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
@@ -214,11 +215,12 @@ def unpack_store(
     """
     path = Path(target).absolute()
     check_not_source(path, [packed.path])
-    check_target(path, force=force)
-    unfinished = path.with_name(path.name + UNPACKING_SUFFIX)
+    place = check_target(path, force=force)
+    unfinished = place.with_name(place.name + UNPACKING_SUFFIX)
     options = _create_options(packed)
     options["on_mismatch"] = "restart" if force else "raise"
     with _named(path), create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
+        take_over_permissions(writer.building.fd, place, extra=OWN_USE)  # before it holds anything
         for block in _blocks(packed, writer.missing().tolist()):
             batch = packed.gather(block)
             writer.commit_many(block, batch)
@@ -226,9 +228,9 @@ def unpack_store(
                 progress(sum(value.nbytes for value in batch.values()))
         writer.finish()
     try:
-        _check_fingerprint(unfinished, packed)
-        publish_file(unfinished, path, force)
-        files.sync_folder(path.parent)
+        with files.opened(unfinished) as fd:
+            _check_fingerprint(fd, unfinished, packed)
+            publish_file(fd, unfinished, place, force=force)
     finally:
         files.remove(unfinished)
     return path
@@ -264,9 +266,8 @@ def _create_options(packed: PackedStore) -> dict[str, Any]:
     return options
 
 
-def _check_fingerprint(path: Path, packed: PackedStore) -> None:
-    with files.opened(path) as fd:
-        found = fingerprint_of(read_finished(fd, path))
+def _check_fingerprint(fd: int, path: Path, packed: PackedStore) -> None:
+    found = fingerprint_of(read_finished(fd, path))
     if found != packed.catalog.packing.fingerprint:
         raise CorruptChunkError(
             "unpacking gave other bytes than were packed",

@@ -46,8 +46,14 @@ class Building:
 
 
 def building_path(path: Path) -> Path:
-    """Where the store of `path` is built (spec 6.1); one in memory has no other name (spec 6.12)."""
-    return path if is_in_memory(path) else path.with_name(path.name + BUILDING_SUFFIX)
+    """Where the store of `path` is built (spec 6.1); one in memory has no other name (spec 6.12).
+
+    A symbolic link is followed: the file is beside the one that it will replace.
+    """
+    if is_in_memory(path):
+        return path
+    place = files.link_target(path) or path
+    return place.with_name(place.name + BUILDING_SUFFIX)
 
 
 def read_building_file(fd: int, path: Path) -> Building:

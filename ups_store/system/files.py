@@ -1,8 +1,8 @@
 """The only calls of the package that change or read files; tests replace them to make files fail.
 
 Locks are in `ups_store.system.locks`, mapped files and memory in `ups_store.system.mappings`. Offsets and
-lengths are bytes. Short reads and writes are continued here; Python itself retries on `EINTR`. Small files
-beside the stores, such as a manifest, are replaced in one step.
+lengths are bytes. Short reads and writes are continued here; Python itself retries on `EINTR`. What takes the
+place of another file is in `ups_store.system.replacement`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import errno
 import fcntl
 import functools
 import os
+import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store.errors import ConfigError, DiskFullError, StoreNotFoundError
@@ -51,14 +53,27 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
     """Open a regular file; the caller owns the descriptor.
 
     Raises:
-        StoreNotFoundError: If there is nothing at the path.
+        StoreNotFoundError: If there is nothing at the path, or where a link there points to.
     """
     # O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return os.open(path, flags)
     except FileNotFoundError as error:
+        if os.path.islink(path):
+            raise dangling_link(path) from error
         raise StoreNotFoundError("no such file", path=path, hint="check the path, or build it") from error
+
+
+def dangling_link(path: Path) -> StoreNotFoundError:
+    """The error about a symbolic link to nothing."""
+    return StoreNotFoundError(
+        "a symbolic link to what isn't there",
+        kind="dangling_link",
+        path=path,
+        found=os.path.realpath(path),
+        hint="mount or restore what it points to, or remove the link",
+    )
 
 
 @contextlib.contextmanager
@@ -71,9 +86,14 @@ def opened(path: Path, *, writable: bool = False) -> Iterator[int]:
         close(fd)
 
 
-def create_new(path: Path) -> int:
-    """Create a file that must not exist yet; the caller owns the descriptor."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def create_new(path: Path, *, mode: int = 0o666) -> int:
+    """Create a file that must not exist yet; the caller owns the descriptor.
+
+    Args:
+        path: Its name.
+        mode: Permission bits, of which the process's umask takes some away.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def create_anonymous(name: str) -> int:
@@ -110,6 +130,45 @@ def size(fd: int) -> int:
 def mode(fd: int) -> int:
     """File type and permission bits of the open file."""
     return os.fstat(fd).st_mode
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """Which users may do what with a file or folder.
+
+    Attributes:
+        mode: Read, write and execute bits of owner, group and others.
+        uid: The owner.
+        gid: Its group.
+    """
+
+    mode: int
+    uid: int
+    gid: int
+
+
+def permissions(place: int | Path) -> Permissions | None:
+    """The permissions of an open file, or of what is at a path; None where there is nothing."""
+    try:
+        status = os.stat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Permissions(stat.S_IMODE(status.st_mode) & 0o777, status.st_uid, status.st_gid)
+
+
+def set_mode(place: int | Path, bits: int) -> None:
+    """Set the permission bits of an open file, or of what is at a path."""
+    os.chmod(place, bits)
+
+
+def set_owner(place: int | Path, uid: int, gid: int) -> None:
+    """Set owner and group of an open file, or of what is at a path; -1 leaves one as it is."""
+    os.chown(place, uid, gid)
+
+
+def link_target(path: Path) -> Path | None:
+    """What a symbolic link at the path points to in the end, there or not; None if it is no link."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else None
 
 
 def read_at(fd: int, offset: int, nbytes: int) -> bytes:
@@ -347,38 +406,6 @@ def open_sealed(path: Path) -> int | None:
     return fd if is_sealed else None
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file under a temporary name and rename it: no failure leaves a third content.
-
-    Args:
-        path: The file; one that is there is replaced, in one step.
-        data: All of it.
-    Raises:
-        DiskFullError: If the file system has no room for it.
-        OSError: As the file system says, with the name of the file.
-    """
-    temporary = path.with_name(f"{path.name}.{build_id()[:8].hex()}")
-    try:
-        _write_new(temporary, path, data)
-        rename(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            remove(temporary)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # not the temporary one
-        raise
-
-
-def _write_new(temporary: Path, path: Path, data: bytes) -> None:
-    with disk_full_as_error(path, len(data)):
-        fd = create_new(temporary)
-        try:
-            write_at(fd, 0, data)
-            sync_data(fd)  # else a power cut could leave the new name without the content
-        finally:
-            close(fd)
-
-
 def make_folder(path: Path, *, hint: str) -> None:
     """Make a folder and those above it, unless it is there.
 
@@ -390,8 +417,3 @@ def make_folder(path: Path, *, hint: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: no file system can hold the name
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"can't make the folder ({reason.lower()})", path=path, hint=hint) from error
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file atomically, as `replace_file` does."""
-    replace_file(path, text.encode())

@@ -110,7 +110,10 @@ class Disk:
             raise StoreNotFoundError("no such file", path=path)
         return self._new_fd(self._names[path])
 
-    def create_new(self, path: Path) -> int:
+    def permissions(self, place: int | Path) -> None:
+        """Stands in for `files.permissions`: the disk keeps none."""
+
+    def create_new(self, path: Path, *, mode: int = 0o666) -> int:
         """Stands in for `files.create_new`."""
         self._change()
         if path in self._names:
@@ -243,6 +246,7 @@ class Disk:
 
 _REPLACED = [
     "open_existing",
+    "permissions",
     "create_new",
     "close",
     "size",

@@ -23,6 +23,7 @@ from ups_store.read.recovery import read_commits, read_committed
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
+from ups_store.system.replacement import take_over_permissions
 from ups_store.write.building import BuildingFile, failures_as_errors
 from ups_store.write.encode import CrcTable, Piece
 
@@ -149,12 +150,15 @@ def _check_complete(building: BuildingFile, committed: npt.NDArray[np.bool_]) ->
 def publish(building: BuildingFile) -> None:
     """Give a finished file its own name and make that durable (spec 6.8, steps 7 and 8).
 
+    It gets mode and owner of the store that it replaces, as those are now.
     One in memory has its name, and from now on it can't be changed (spec 6.12).
     """
     with failures_as_errors(building.building_path, building.layout, "the finished store was not published"):
         if is_in_memory(building.path):
             files.seal(building.fd)
             return
+        if take_over_permissions(building.fd, building.path):
+            files.sync(building.fd)
         files.rename(building.building_path, building.path)  # 7
         files.sync_folder(building.path.parent)  # 8
 

@@ -37,6 +37,7 @@ from ups_store.system.memory_file import (
     keeping,
 )
 from ups_store.system.paths import path_of
+from ups_store.system.replacement import check_not_read_only, create_replacement, real_place
 from ups_store.write.blueprint import Blueprint, blueprint_of
 from ups_store.write.building import (
     LOCK_TIMEOUT_S,
@@ -69,8 +70,10 @@ def create(
 
     The room for the whole store is reserved here. Nothing is visible at `path` before `finish`. A finished
     store that is there already, of whatever identity, stays as it is until then and is replaced: to reuse
-    one, compare `ups_store.open(path).identity` first, as `python -m ups_store.build` does. A file that is no
-    store is replaced with `on_mismatch="restart"` only.
+    one, compare `ups_store.open(path).identity` first, as `python -m ups_store.build` does. The new store has
+    its mode, and its owner where the system allows that. A file that is no store, and a store without a write
+    bit, is replaced with `on_mismatch="restart"` only. A symbolic link at the path stays: what it points to
+    is replaced, and built beside that.
 
     The path ":memory:" makes a store in memory, for streaming: nothing is written to a disk, and the kernel
     frees it whatever becomes of the process. `writer.path`, which `finish` returns too, is a path that every
@@ -95,6 +98,8 @@ def create(
         IdentityMismatchError: If an unfinished file was made from something else.
         BuildLockedError: If it is being built already, by another process or this one.
         FormatError: If there is a folder or another program's file at the path.
+        ReadOnlyError: If the store that is there has no write bit.
+        StoreNotFoundError: If there is no such folder, or the path is a link to nothing ("dangling_link").
         DiskFullError: If there is no room for the whole store.
         CommitError: If the file system fails, or doesn't let this user write.
         StoreError: For ":memory:" if the system isn't Linux.
@@ -104,7 +109,8 @@ def create(
         raise SpecError("argument", expected="durable or lazy; raise or restart", found=found)
     blueprint = blueprint_of(arrays, constants or {}, dims or {}, identity, attrs or {}, partition)
     is_lazy, restart = durability == "lazy", on_mismatch == "restart"
-    target = path_of(path, suffix_nbytes=_SUFFIX_BYTES)  # the process may change its folder meanwhile
+    # The process may change its folder meanwhile.
+    target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
     if os.fspath(path) == IN_MEMORY:
         return _with_owner(StoreWriter(create_building_in_memory(blueprint, is_lazy=is_lazy)))
     if not target.parent.is_dir():
@@ -129,7 +135,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         StoreNotFoundError: If nothing is being built there.
         IdentityMismatchError: If it is made from something else.
     """
-    store_path = keeping(path_of(path))
+    store_path = keeping(real_place(path_of(path)))
     check_not_reserved(path)
     target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
@@ -167,6 +173,7 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
             raise FormatError("there is a folder", path=place, kind="not_a_file", hint=_TAKEN)
     if force or not path.exists():
         return
+    check_not_read_only(path, hint=f"make it writable with chmod u+w, or say {HOW_TO_REPLACE}")
     with files.opened(path) as fd:
         start = files.read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
         end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
@@ -261,7 +268,7 @@ def create_building(
     """
     target, header = building_path(path), _new_header(blueprint.layout, is_lazy=is_lazy)
     temporary = target.with_name(f"{target.name}.{header.build_id.hex()[:16]}")
-    building = _new_building(path, files.create_new(temporary), blueprint, header)
+    building = _new_building(path, create_replacement(temporary, path), blueprint, header)
     try:
         locks.try_lock(building.fd, BUILDER_LOCK)
         files.allocate(building.fd, building.layout.building_nbytes)  # 1

@@ -17,6 +17,7 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.system import files, locks
+from ups_store.system.replacement import create_replacement, real_place, take_over_permissions
 
 _PROBE_BYTES = 1 << 20
 
@@ -46,32 +47,35 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
         needed_bytes: Room that it takes at most, for the message of a full disk.
     Raises:
         SpecError: If the target exists and isn't to be replaced, kind "exists".
+        StoreNotFoundError: If it is a symbolic link to nothing, kind "dangling_link".
         DiskFullError: If the file system has no room for it.
     """
-    check_target(target, force=force)
+    target = check_target(target, force=force)
     temporary = target.with_name(f"{target.name}{BUILDING_SUFFIX}.{files.build_id()[:8].hex()}")
-    fd = files.create_new(temporary)
+    fd = create_replacement(temporary, target)
     try:
         locks.try_lock(fd, BUILDER_LOCK)
         with _disk_full_as_error(target, needed_bytes):
             yield NewFile(temporary, fd)
             files.sync(fd)
-        publish_file(temporary, target, force)
-        files.sync_folder(target.parent)
+        publish_file(fd, temporary, target, force=force)
     finally:
         files.close(fd)
         files.remove(temporary)
 
 
-def publish_file(temporary: Path, target: Path, force: bool) -> None:
-    """Give a complete file the target's name: replacing what is there, or failing if anything is."""
+def publish_file(fd: int, temporary: Path, target: Path, *, force: bool) -> None:
+    """Give a complete file the target's name, durably: replacing what is there, or failing if anything is."""
     if force:
+        if take_over_permissions(fd, target):
+            files.sync(fd)
         files.rename(temporary, target)
-        return
-    try:
-        files.link(temporary, target)  # unlike a rename it fails if another process was faster
-    except FileExistsError as error:
-        raise _exists(target) from error
+    else:
+        try:
+            files.link(temporary, target)  # unlike a rename it fails if another process was faster
+        except FileExistsError as error:
+            raise _exists(target) from error
+    files.sync_folder(target.parent)
 
 
 @contextlib.contextmanager
@@ -85,18 +89,19 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
         needed_bytes: Room that it takes at most, for the message of a full disk.
     Raises:
         SpecError: If the target exists and isn't to be replaced, kind "exists".
+        StoreNotFoundError: If it is a symbolic link to nothing, kind "dangling_link".
         DiskFullError: If the file system has no room for it.
     """
-    check_target(target, force=force)
+    target = check_target(target, force=force)
     if files.exists(target) and not (target / marker).is_file():
         hint = "remove it yourself, or choose another name"
         raise SpecError(f"it holds no {marker}, so it isn't replaced", kind="exists", path=target, hint=hint)
     temporary = target.with_name(f".{target.name}.exporting.{files.build_id()[:8].hex()}")
-    os.mkdir(temporary)
+    os.mkdir(temporary, 0o700 if files.exists(target) else 0o777)
     try:
         with _disk_full_as_error(target, needed_bytes):
             yield temporary
-            _sync_tree(temporary)
+            _finish_tree(temporary, target, target / marker)
         _publish_folder(temporary, target)
         files.sync_folder(target.parent)
     finally:
@@ -146,20 +151,32 @@ def _publish_folder(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync_tree(folder: Path) -> None:
+def _finish_tree(folder: Path, replaced: Path, replaced_file: Path) -> None:
+    """Make a folder durable, which takes over the permissions of another, its files those of one of that."""
     for parent, _, names in os.walk(folder):
         for name in names:
             with files.opened(Path(parent, name)) as fd:
+                take_over_permissions(fd, replaced_file)
                 files.sync(fd)
+        take_over_permissions(Path(parent), replaced)
         files.sync_folder(Path(parent))
 
 
-def check_target(target: Path, *, force: bool = False) -> None:
-    """Refuse a target that exists, unless it is to be replaced, or whose folder doesn't exist."""
+def check_target(target: Path, *, force: bool = False) -> Path:
+    """Refuse a target that exists, unless it is to be replaced, or whose folder doesn't exist.
+
+    Returns:
+        Where it will be: the target, or behind it where it is a symbolic link.
+    Raises:
+        StoreNotFoundError: If there is no such folder, or the link points to nothing.
+        SpecError: Kind "exists".
+    """
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
+    place = real_place(target)
     if files.exists(target) and not force:
         raise _exists(target)
+    return place
 
 
 def check_not_source(target: Path, sources: Iterable[str | os.PathLike[str]]) -> None:

@@ -37,7 +37,8 @@ from ups_store.read.recovery import building_path
 from ups_store.sources import digest as digests
 from ups_store.sources.source import Source
 from ups_store.system import files
-from ups_store.system.files import make_folder, replace_text
+from ups_store.system.files import make_folder
+from ups_store.system.replacement import replace_text
 
 NAME = "burgers1d_train.zarr.zip"
 

@@ -14,13 +14,13 @@ from small_stores import MakeStore
 from ups_store.build.events import EventLog
 from ups_store.errors import DiskFullError
 from ups_store.system import files
-from ups_store.system.files import replace_file
+from ups_store.system.replacement import replace_file
 
 
 def fail_with(number: int, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a function of `files` fail, after half of the bytes where it writes."""
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         if function == "write_at":
             os.write(args[0], args[2][:3])
         raise OSError(number, os.strerror(number))
@@ -35,7 +35,7 @@ def test_file_is_replaced_and_nothing_else_remains(tmp_path: Path) -> None:
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"new text", [path])
 
 
-@pytest.mark.parametrize("function", ["create_new", "write_at", "sync_data", "rename"])
+@pytest.mark.parametrize("function", ["create_new", "write_at", "sync", "rename"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_failure_keeps_the_old_file_and_names_it(
     number: int, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +56,7 @@ def test_interrupt_removes_the_temporary_file(tmp_path: Path, monkeypatch: pytes
     def press(fd: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "sync_data", press)
+    monkeypatch.setattr(files, "sync", press)
     with pytest.raises(KeyboardInterrupt):
         replace_file(tmp_path / "a.json", b"text")
     assert list(tmp_path.iterdir()) == []
