@@ -114,6 +114,13 @@ def build(
         float | None, typer.Option(help="seconds without progress until a diagnosis is shown [default: 60]")
     ] = None,
     log_json: Annotated[Path | None, typer.Option(help="append events as JSON lines to a file")] = None,
+    check_on_resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--check-on-resume/--no-check-on-resume",
+            help="read back and check what an unfinished store holds before continuing it [default: do]",
+        ),
+    ] = None,
     rehash: Annotated[bool, typer.Option("--rehash", help="digest the sources again")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="build again whatever is there")] = False,
     manifest: Annotated[Path | None, typer.Option(help="write what was done as JSON")] = None,
@@ -149,6 +156,7 @@ def build(
         "reading.retries": retries,
         "reading.on_error": on_error,
         "reading.stall_warning_s": stall_warning,
+        "reading.check_on_resume": check_on_resume,
     }
     settings = load_config(config, flags=flags, overrides=overrides or [], note=_warn)
     with contextlib.suppress(OSError):  # without a place to say it, the build can still go on

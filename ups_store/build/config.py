@@ -133,6 +133,9 @@ class ReadingConfig(DeclaredSection):
     stall_warning_s: Seconds = Field(
         60.0, description="time without progress after which a diagnosis is shown"
     )
+    check_on_resume: bool = Field(
+        True, description="read back and check what an unfinished store holds before it is continued"
+    )
 
     @field_validator("batch_size", mode="before")
     @classmethod

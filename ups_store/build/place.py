@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import ups_store
 from ups_store.build.plan import StorePlan
+from ups_store.build.progress import Watcher
 from ups_store.errors import (
     ConfigError,
     FormatError,
@@ -96,27 +98,37 @@ def check_kind(plan: StorePlan, store: ups_store.Store) -> None:
         )
 
 
-def open_writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool = False) -> StoreWriter:
+def open_writer(
+    plan: StorePlan,
+    content: Mapping[str, Any],
+    *,
+    watcher: Watcher,
+    overwrite: bool = False,
+    check_on_resume: bool = True,
+) -> StoreWriter:
     """The store's writer; an unfinished file of another identity is replaced if nothing would be lost.
 
     Args:
         plan: What is built, and where.
         content: What `ups_store.create` takes as identity.
+        watcher: Hears how the check goes, and what it found.
         overwrite: Whether to begin from scratch whatever is there.
+        check_on_resume: Whether to check what is committed already.
     Raises:
         IdentityMismatchError: If an unfinished file of another identity holds samples.
         BuildLockedError: If another process builds it.
         StoreError: As `ups_store.create`.
     """
+    options: dict[str, Any] = {"check_on_resume": False, "note": watcher.note}
     if overwrite:
-        writer = create_file(plan, content, on_mismatch="restart")
+        writer = create_file(plan, content, on_mismatch="restart", **options)
         if len(writer.missing()) == plan.num_samples:
             return writer
         with writer:  # its samples aren't trusted; while it is open no other process builds it
             files.remove(building_path(plan.path))
         return create_file(plan, content, on_mismatch="restart")
     try:
-        return create_file(plan, content)
+        writer = create_file(plan, content, **options)
     except FormatError as error:
         if error.kind != BEFORE_1_0:
             raise
@@ -126,6 +138,20 @@ def open_writer(plan: StorePlan, content: Mapping[str, Any], *, overwrite: bool 
             if unfinished.committed.any():
                 raise
         return create_file(plan, content, on_mismatch="restart")
+    if check_on_resume:
+        _check_committed(writer, plan, watcher)
+    return writer
+
+
+def _check_committed(writer: StoreWriter, plan: StorePlan, watcher: Watcher) -> None:
+    """Read back what an earlier run has committed; closes the writer if that fails."""
+    with contextlib.ExitStack() as failing:
+        failing.push(writer)
+        num_committed = plan.num_samples - len(writer.missing())
+        if num_committed:
+            watcher.stage(f"{plan.title}: check", num_committed * plan.sample_nbytes, unit="bytes")
+            writer.check_committed(note=watcher.note, progress=watcher.advance)
+        failing.pop_all()
 
 
 def create_file(

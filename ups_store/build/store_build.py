@@ -85,6 +85,7 @@ def open_build(
         readers=readers,
         watcher=watcher or QuietWatcher(),
         rank=rank,
+        check_on_resume=config.reading.check_on_resume,
     )
 
 
@@ -101,6 +102,7 @@ class Build:
         readers: Read the sources; None: this process does.
         watcher: Hears how it goes.
         rank: Place of this process among those that build together.
+        check_on_resume: Whether to check what an unfinished store holds before it is continued.
 
     Attributes:
         plan: As given.
@@ -122,6 +124,7 @@ class Build:
         readers: Readers | None,
         watcher: Watcher,
         rank: BuildRank,
+        check_on_resume: bool = True,
     ) -> None:
         self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
         self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples
@@ -133,7 +136,7 @@ class Build:
         self._store: Store | None = None
         self._is_there: npt.NDArray[np.bool_] | None = None
         self._filling: Filling | None = None
-        self._helps = False
+        self._helps, self._check_on_resume = False, check_on_resume
 
     def identify(self) -> Mapping[str, Any]:
         """What `ups_store.create` takes as identity; called for the first time, it digests the sources.
@@ -342,7 +345,7 @@ class Build:
     def _become_builder(self, *, overwrite: bool) -> bool:
         """Whether this process builds the store from now on, or has found it finished."""
         try:
-            writer = open_writer(self.plan, self.identify(), overwrite=overwrite)
+            writer = self._open_writer(overwrite=overwrite)
         except BuildLockedError as error:
             if not self._helps:
                 raise
@@ -355,6 +358,10 @@ class Build:
             files.remove(building_path(self.path))
         self._take(open_store(self.path))
         return True
+
+    def _open_writer(self, *, overwrite: bool = False) -> StoreWriter:
+        options = {"overwrite": overwrite, "check_on_resume": self._check_on_resume}
+        return open_writer(self.plan, self.identify(), watcher=self._watcher, **options)
 
     def _finished(self) -> Store:
         committer = self._committer
@@ -376,7 +383,7 @@ class Build:
         while not is_finished(self.path, self.config_hash):
             self._watcher.waits("builder")
             try:
-                writer = open_writer(self.plan, self.identify())
+                writer = self._open_writer()
             except BuildLockedError:
                 time.sleep(_POLL_S)
                 continue

@@ -25,7 +25,7 @@ from ups_store.format.zip_records import ROOT_NAME
 from ups_store.read.catalog import Catalog, finish_catalog, read_arrays
 from ups_store.read.directory import read_directory
 from ups_store.read.gather import Samples
-from ups_store.read.recovery import read_commits, sample_crcs
+from ups_store.read.recovery import intact_parts, read_commits
 from ups_store.read.store_file import read_constant, read_samples
 from ups_store.read.verify import Report
 from ups_store.system import files
@@ -89,11 +89,10 @@ def intact_by_commits(fd: int, catalog: Catalog, header: TailHeader) -> Intact:
     """What verifies of an unfinished file: committed samples whose bytes are those of their commit."""
     layout = catalog.layout
     committed, crcs = read_commits(fd, layout, header)
-    samples = {a.meta.name: committed.copy() for a in layout.per_sample}
-    for i in np.flatnonzero(committed).tolist():
-        for mask, stored, found in zip(samples.values(), crcs[i], sample_crcs(fd, layout, i), strict=True):
-            mask[i] = found == stored
-    samples = {a.meta.name: samples[a.meta.name] for a in _with_elements(layout)}
+    masks = np.zeros(crcs.shape, bool)
+    masks[committed] = intact_parts(fd, layout, np.flatnonzero(committed), crcs[committed])
+    masks_by_name = {array.meta.name: masks[:, i] for i, array in enumerate(layout.per_sample)}
+    samples = {a.meta.name: masks_by_name[a.meta.name] for a in _with_elements(layout)}
     return Intact(samples, _intact_constants(fd, catalog), _empty(layout))
 
 

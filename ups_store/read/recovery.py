@@ -11,16 +11,20 @@ import numpy.typing as npt
 
 from ups_store.errors import TruncatedError
 from ups_store.format.build_tail import HOW_TO_REPLACE, TailHeader, is_committed, parse_tail_header
-from ups_store.format.checksum import crc32
-from ups_store.format.layout import PAGE_BYTES, Layout
+from ups_store.format.checksum import crc32, crc32_each
+from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout
+from ups_store.format.stretches import stretches
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
+from ups_store.system.parallel import for_each
+from ups_store.system.progress import Progress
 
 BUILDING_SUFFIX = ".building"
 
 _TABLE_BLOCK_BYTES = 8 << 20  # of the commit table at a time
-_CHECK_BLOCK_BYTES = 8 << 20
+_CHECK_BLOCK_BYTES = 1 << 20  # read at a time and thread: stays in the cache until its checksum is taken
+_PIECES_AT_ONCE = 256  # between two calls of progress
 
 
 class State(Enum):
@@ -133,19 +137,66 @@ def _commits_among(
     may have reached the disk before their bytes (spec 6.5, step 3).
     """
     committed = is_committed(header, samples, records)
-    if header.is_lazy and committed.any() and not _is_same_boot(header):
-        for i in np.flatnonzero(committed):
-            committed[i] = sample_crcs(fd, layout, int(samples[i])) == records[i, 1:-1].tolist()
+    if is_read_to_count(header) and committed.any():
+        recorded = np.flatnonzero(committed)
+        parts = intact_parts(fd, layout, samples[recorded], records[recorded, 1:-1])
+        committed[recorded] = parts.all(axis=1)
     return committed
 
 
-def _is_same_boot(header: TailHeader) -> bool:
-    return header.boot_id == files.boot_id() != bytes(16)  # zeros: the system doesn't tell
+def is_read_to_count(header: TailHeader) -> bool:
+    """Whether samples are checked whenever the commit table is read: in lazy files, after another boot."""
+    is_same_boot = header.boot_id == files.boot_id() != bytes(16)  # zeros: the system doesn't say
+    return header.is_lazy and not is_same_boot
 
 
-def sample_crcs(fd: int, layout: Layout, sample: int) -> list[int]:
-    """CRC-32 of a sample's bytes as they stand in the file, one per array: slots for large arrays."""
-    return [_crc_of_extent(fd, *array.slot(sample)) for array in layout.per_sample]
+def intact_parts(
+    fd: int,
+    layout: Layout,
+    samples: npt.NDArray[np.int64],
+    crcs: npt.NDArray[np.uint32],
+    *,
+    num_threads: int = 1,
+    progress: Progress = lambda nbytes: None,
+) -> npt.NDArray[np.bool_]:
+    """Read samples and compare their bytes in the file with what their records say (spec 6.4).
+
+    Args:
+        fd: The file.
+        layout: Its geometry.
+        samples: Sample numbers, sorted, shape (M,).
+        crcs: CRC-32 of every sample's slot or bytes, shape (M, num_arrays).
+        num_threads: Threads that read.
+        progress: Called with the number of payload bytes that were read since the last call.
+    Returns:
+        Whether they are the same, shape (M, num_arrays).
+    """
+    found = np.zeros_like(crcs)
+    per_piece = max(1, _CHECK_BLOCK_BYTES // max(1, sum(array.stride for array in layout.per_sample)))
+    pieces = [slice(first, first + per_piece) for first in range(0, len(samples), per_piece)]
+    sample_nbytes = sum(array.meta.sample_nbytes for array in layout.per_sample)
+
+    def read(part: slice) -> None:
+        for column, array in enumerate(layout.per_sample):
+            found[part, column] = _crcs_of(fd, array, samples[part])
+
+    for first in range(0, len(pieces), _PIECES_AT_ONCE):
+        some = pieces[first : first + _PIECES_AT_ONCE]
+        for_each(read, some, num_threads=num_threads)
+        progress(len(samples[some[0].start : some[-1].stop]) * sample_nbytes)
+    intact: npt.NDArray[np.bool_] = found == crcs
+    return intact
+
+
+def _crcs_of(fd: int, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> list[int]:
+    """CRC-32 of each sample's slot or bytes."""
+    if array.stride > _CHECK_BLOCK_BYTES:
+        return [_crc_of_extent(fd, *array.slot(sample)) for sample in samples.tolist()]
+    crcs, stride = [], array.stride
+    for first, num in stretches(samples):
+        raw = memoryview(files.read_at(fd, array.slot(first)[0], num * stride))
+        crcs += crc32_each([raw[i * stride : (i + 1) * stride] for i in range(num)])
+    return crcs
 
 
 def _crc_of_extent(fd: int, first: int, end: int) -> int:

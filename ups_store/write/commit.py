@@ -98,6 +98,22 @@ def _write_records(building: BuildingFile, samples: Samples, records: npt.NDArra
         raise
 
 
+def take_back(building: BuildingFile, samples: Samples) -> None:
+    """Clear the records of samples whose locks are held: they count as not committed, durably (spec 6.9).
+
+    Args:
+        building: The file.
+        samples: Sample numbers, sorted and distinct.
+    Raises:
+        CommitError: If a write or sync failed; as for `commit_pieces`.
+    """
+    layout, what = building.layout, f"commits of samples {int(samples[0])}.. were not taken back"
+    records = np.zeros((len(samples), layout.record_nbytes), np.uint8)
+    with failures_as_errors(building.building_path, layout, what):
+        _write_rows(building.fd, layout.table_offset, layout.record_nbytes, samples, records)
+        files.sync_data(building.fd)  # before anything is written in the samples' places
+
+
 def _write_rows(fd: int, base: int, stride: int, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
     done = 0
     for first, num in stretches(samples) if stride else []:

@@ -9,12 +9,14 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy.typing as npt
 
 from ups_store.errors import (
+    CorruptChunkError,
     FormatError,
     IdentityMismatchError,
     SpecError,
@@ -46,6 +48,7 @@ from ups_store.write.building import (
     take_builder_lock,
     write_owner,
 )
+from ups_store.write.recheck import Note, describe_mended, mend_constants, mend_metadata, warn
 from ups_store.write.writer import Committer, StoreWriter
 
 _TAKEN = "move it away, or choose another name"
@@ -65,6 +68,8 @@ def create(
     partition: tuple[int, int] | None = None,
     durability: Literal["durable", "lazy"] = "durable",
     on_mismatch: Literal["raise", "restart"] = "raise",
+    check_on_resume: bool = True,
+    note: Note = warn,
 ) -> StoreWriter:
     """Start a store, or continue the unfinished one at the path if its identity is the same.
 
@@ -93,6 +98,10 @@ def create(
         durability: "durable" syncs every commit; "lazy" leaves that to the system: a killed process loses
             nothing, and after a power loss every recorded sample is checked before it counts.
         on_mismatch: What to do with an unfinished file of another identity or a damaged one.
+        check_on_resume: Whether to read back the committed samples of an unfinished file, see
+            `StoreWriter.check_committed`; those that have changed meanwhile aren't committed any more.
+        note: Given a sentence about what had changed: samples, or metadata and constants, which are written
+            again from these arguments; by default a RuntimeWarning.
     Raises:
         SpecError: If no store can be made from these arguments.
         IdentityMismatchError: If an unfinished file was made from something else.
@@ -102,6 +111,7 @@ def create(
         StoreNotFoundError: If there is no such folder, or the path is a link to nothing ("dangling_link").
         DiskFullError: If there is no room for the whole store.
         CommitError: If the file system fails, or doesn't let this user write.
+        CorruptChunkError: If a file that only waits to be published has changed.
         StoreError: For ":memory:" if the system isn't Linux.
     """
     if durability not in ("durable", "lazy") or on_mismatch not in ("raise", "restart"):
@@ -109,6 +119,7 @@ def create(
         raise SpecError("argument", expected="durable or lazy; raise or restart", found=found)
     blueprint = blueprint_of(arrays, constants or {}, dims or {}, identity, attrs or {}, partition)
     is_lazy, restart = durability == "lazy", on_mismatch == "restart"
+    resuming = _Resuming(restart, check_on_resume, note)
     # The process may change its folder meanwhile.
     target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
     if os.fspath(path) == IN_MEMORY:
@@ -119,7 +130,7 @@ def create(
     for _ in range(_MAX_ROUNDS):
         try:
             with failures_as_errors(target, blueprint.layout, "the store was not begun", passing=_OVERTAKEN):
-                return _with_owner(_create_or_resume(target, blueprint, is_lazy, restart))
+                return _with_owner(_create_or_resume(target, blueprint, is_lazy, resuming))
         except (*_OVERTAKEN, StoreReplacedError):
             continue
     raise StoreReplacedError("other processes keep replacing the building file", path=building_path(target))
@@ -199,7 +210,16 @@ def _with_owner(writer: StoreWriter) -> StoreWriter:
     return writer
 
 
-def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, restart: bool) -> StoreWriter:
+@dataclass(frozen=True)
+class _Resuming:
+    """How an unfinished file is taken up; see `create`."""
+
+    restart: bool
+    check: bool
+    note: Note
+
+
+def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming) -> StoreWriter:
     target = building_path(path)
     try:
         fd = files.open_existing(target, writable=True)
@@ -211,9 +231,9 @@ def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, restart: 
         if not files.is_file_at(fd, target):
             raise StoreReplacedError("replaced while waiting for it", path=target)
         try:
-            return _resume(path, fd, blueprint, is_lazy)
-        except (FormatError, IdentityMismatchError):
-            if not restart:
+            return _resume(path, fd, blueprint, is_lazy, resuming)
+        except (FormatError, IdentityMismatchError, CorruptChunkError):
+            if not resuming.restart:
                 raise
         replacing = create_building(path, blueprint, is_lazy=is_lazy, replace=True)
         files.close(fd)
@@ -223,17 +243,24 @@ def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, restart: 
         raise
 
 
-def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool) -> StoreWriter:
+def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming) -> StoreWriter:
     """Continue a building file whose builder lock and gate are held; the gate is released (spec 6.9)."""
     target = building_path(path)
+    mended = mend_metadata(fd, blueprint)
     found = read_building_file(fd, target)
     _check_same(found.catalog.root.identity, blueprint.root.identity, target)
     sizes = [{"num_samples": each.layout.num_samples} for each in (found.catalog, blueprint)]
     _check_same(sizes[0], sizes[1], target)  # they aren't in the identity (spec 8.4)
+    mended += mend_constants(fd, found.catalog.layout, blueprint)
     files.sync_data(fd)  # a record in the page cache only must not count before it is durable
     locks.unlock(fd, GATE_LOCK)
     building = _building_file(path, fd, found, is_lazy=is_lazy)
-    return StoreWriter(building, is_finished=found.state is State.FINISHED)
+    writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
+    if mended:
+        resuming.note(describe_mended(building, mended))
+    if resuming.check:
+        writer.check_committed(note=resuming.note)
+    return writer
 
 
 def _building_file(path: Path, fd: int, found: Building, *, is_lazy: bool) -> BuildingFile:

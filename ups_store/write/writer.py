@@ -15,6 +15,7 @@ from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClo
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits
 from ups_store.system import locks
+from ups_store.system.progress import Progress
 from ups_store.write.building import BuildingFile
 from ups_store.write.commit import commit_pieces, committed_among, finish, publish
 from ups_store.write.encode import (
@@ -28,6 +29,7 @@ from ups_store.write.encode import (
     encode_piece,
     pieces_of,
 )
+from ups_store.write.recheck import Note, check_finished, describe_taken_back, take_back_damaged, warn
 
 
 class Committer:
@@ -188,6 +190,34 @@ class StoreWriter(Committer):
             self._usable()
             return np.zeros(len(self._check_indices(indices)), bool)
         return super().commit_many(indices, arrays)
+
+    def check_committed(self, *, note: Note = warn, progress: Progress | None = None) -> Samples:
+        """Read back what is committed: samples whose bytes have changed since then aren't committed any more.
+
+        `create` does this where it continues an unfinished store, unless it is asked not to.
+
+        Args:
+            note: Given a sentence about such samples; by default a RuntimeWarning.
+            progress: Called with the number of payload bytes that were read since the last call.
+        Returns:
+            Numbers of these samples, int64, sorted; `missing` has them, too.
+        Raises:
+            CorruptChunkError: If bytes of a finished file have changed, whose samples can't be written again.
+            CommitError: If it couldn't be noted in the file; the writer is of no use afterwards.
+        """
+        building, progress = self._usable(), progress or (lambda nbytes: None)
+        if self.is_finished:
+            check_finished(building, progress)
+            return np.zeros(0, np.int64)
+        with self._mutex:
+            try:
+                damaged = take_back_damaged(building, progress)
+            except CommitError:
+                self._failed = True  # as after a failed commit
+                raise
+        if len(damaged):
+            note(describe_taken_back(building, damaged))
+        return damaged
 
     def finish(self) -> Path:
         """Complete the file and publish it under its own name, atomically and durably; closes the writer.
