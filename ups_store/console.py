@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn
 
@@ -122,7 +123,7 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     _verbosity, console.quiet = verbosity, False
     _open_standard_streams()
     try:
-        with _terminable(), _interruptible_anywhere():
+        with _warnings_as_lines(), _terminable(), _interruptible_anywhere():
             code = _exit_code_of_main(main)
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
@@ -135,6 +136,21 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
         atexit.register(signal.signal, number, signal.SIG_IGN)
     _forget_interrupts()
     sys.exit(code or 0)
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Show Python's warnings as ours: without the line of code that gave them."""
+
+    def show(message: Warning | str, *where: object, **more: object) -> None:
+        with contextlib.suppress(OSError):
+            log(str(message), label="warning", style="yellow")
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _forget_interrupts() -> None:

@@ -140,8 +140,8 @@ def describe_mended(building: BuildingFile, names: Sequence[str]) -> str:
 def describe_taken_back(building: BuildingFile, samples: Samples) -> str:
     """A sentence about samples whose commits were taken back."""
     numbers = _shown([str(sample) for sample in samples.tolist()])
-    noun = "sample" if len(samples) == 1 else f"{len(samples):,} samples"
-    what = f"{noun} had changed since an earlier run committed them ({numbers})"
+    which = f"sample {numbers}" if len(samples) == 1 else f"{len(samples):,} samples ({numbers})"
+    what = f"{which} had changed since an earlier run's commit"
     return f"{building.building_path}: {what}, and will be written again; check the disk"
 
 

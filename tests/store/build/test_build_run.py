@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, plan, result_of, settings, write_burgers
 from rich.console import Console
+from small_stores import flip
 
 import ups_store
 from ups_store.build import read
@@ -28,12 +29,13 @@ from ups_store.errors import (
     BuildInterruptedError,
     BuildLockedError,
     ConfigError,
+    CorruptChunkError,
     DiskFullError,
     FormatError,
     IdentityMismatchError,
     SourceError,
 )
-from ups_store.read.recovery import building_path
+from ups_store.read.recovery import building_path, read_building_file
 from ups_store.sources import digest as digests
 from ups_store.sources.source import Source
 from ups_store.system import files
@@ -248,6 +250,55 @@ def test_failure_in_the_middle_is_resumable_once_the_source_is_mended(
     (result,) = build(kept).stores
     assert result.num_committed == 6
     assert result.statistics["fields"]["num_nan"] == 70
+
+
+def test_sample_that_changed_since_an_earlier_run_is_noted_and_built_again(
+    config: BuildConfig, tmp_path: Path
+) -> None:
+    interrupt(config, 3)
+    with unfinished_of(config).open("rb") as file:
+        layout = read_building_file(file.fileno(), unfinished_of(config)).catalog.layout
+    flip(unfinished_of(config), layout.arrays["fields"].slot(1)[0])
+    nbytes = 3 * sum(array.meta.sample_nbytes for array in layout.per_sample)
+    watcher = Recorder()
+    (result,) = build(config, watcher).stores
+    assert watcher.notes[0].startswith(f"{unfinished_of(config)}: sample 1 had changed")
+    assert watcher.notes[1].endswith("2 of 16 samples are there, continuing")
+    check = next(stage for stage in watcher.stages if stage[0] == "burgers1d train: check")
+    assert check == ["burgers1d train: check", nbytes, "bytes", nbytes]
+    assert result.num_committed == 14
+    assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
+
+
+def test_check_of_an_earlier_run_is_left_out_where_the_configuration_says_so(config: BuildConfig) -> None:
+    interrupt(config, 3)
+    reading = config.reading.model_copy(update={"check_on_resume": False})
+    watcher = Recorder()
+    build(config.model_copy(update={"reading": reading}), watcher)
+    assert [stage[0] for stage in watcher.stages] == ["burgers1d train: sources", "burgers1d train: samples"]
+
+
+def test_finished_file_that_changed_is_refused_and_its_writer_closed(
+    config: BuildConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = files.rename
+
+    def die(old: Path, new: Path) -> None:
+        if old == unfinished_of(config):
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "rename", die)
+        with pytest.raises(KeyboardInterrupt):
+            build(config)
+    with unfinished_of(config).open("rb") as file:
+        layout = read_building_file(file.fileno(), unfinished_of(config)).catalog.layout
+    flip(unfinished_of(config), layout.arrays["fields"].slot(1)[0])
+    for _ in range(2):  # its lock is released
+        with pytest.raises(CorruptChunkError):
+            build(config)
+    assert build(config, overwrite=True).stores[0].num_committed == 16
 
 
 # --- unfinished files of something else ---------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -383,3 +384,12 @@ def test_bytes_are_shown_in_decimal_units(nbytes: int, text: str) -> None:
 )
 def test_age_is_shown_in_its_largest_unit(seconds: float, text: str) -> None:
     assert format_age(seconds) == text
+
+
+def test_warning_of_python_is_a_line_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = warnings.showwarning
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
+        warnings.simplefilter("always")
+        console.run(lambda: warnings.warn("a disk [failed]", RuntimeWarning, stacklevel=1))
+    assert capsys.readouterr().err == "warning: a disk [failed]\n"
+    assert warnings.showwarning is shown
