@@ -23,6 +23,7 @@ OPERATIONS = (
     "store.open_store",
     "store.gather",
     "store.write",
+    "store.resume",
     "store.verify",
     "store.preload",
     "loader.order",

@@ -24,7 +24,7 @@ BUILDING_SUFFIX = ".building"
 
 _TABLE_BLOCK_BYTES = 8 << 20  # of the commit table at a time
 _CHECK_BLOCK_BYTES = 1 << 20  # read at a time and thread: stays in the cache until its checksum is taken
-_PIECES_AT_ONCE = 256  # between two calls of progress
+_PIECES_AT_ONCE = 64  # between two calls of progress
 
 
 class State(Enum):

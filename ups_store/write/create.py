@@ -246,12 +246,13 @@ def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, resuming:
 def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming) -> StoreWriter:
     """Continue a building file whose builder lock and gate are held; the gate is released (spec 6.9)."""
     target = building_path(path)
-    mended = mend_metadata(fd, blueprint)
+    mended = mend_metadata(fd, blueprint, target)
     found = read_building_file(fd, target)
     _check_same(found.catalog.root.identity, blueprint.root.identity, target)
     sizes = [{"num_samples": each.layout.num_samples} for each in (found.catalog, blueprint)]
     _check_same(sizes[0], sizes[1], target)  # they aren't in the identity (spec 8.4)
-    mended += mend_constants(fd, found.catalog.layout, blueprint)
+    if found.state is State.RESUMABLE:
+        mended += mend_constants(fd, found.catalog.layout, blueprint)
     files.sync_data(fd)  # a record in the page cache only must not count before it is durable
     locks.unlock(fd, GATE_LOCK)
     building = _building_file(path, fd, found, is_lazy=is_lazy)

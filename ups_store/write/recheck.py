@@ -10,13 +10,14 @@ import os
 import struct
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from ups_store.errors import CorruptChunkError
-from ups_store.format.build_tail import HOW_TO_REPLACE
+from ups_store.format.build_tail import HOW_TO_REPLACE, parse_tail_header
 from ups_store.format.checksum import crc32, crc32c
-from ups_store.format.layout import Layout
+from ups_store.format.layout import PAGE_BYTES, Layout
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import intact_parts, is_read_to_count, read_commits
 from ups_store.read.verify import verify_file
@@ -36,20 +37,25 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
-def mend_metadata(fd: int, blueprint: Blueprint) -> list[str]:
+def mend_metadata(fd: int, blueprint: Blueprint, path: Path) -> list[str]:
     """Write metadata entries again that differ from the arguments', if only damage can have made them differ.
 
-    Of each entry the header, which has the document's checksum, or the document must be the arguments' own;
-    else the file is of something else, and is left as it is.
+    Of each entry the header, which has the document's checksum, or the document must be the arguments' own,
+    and the build tail must belong to them; else the file is left as it is.
 
     Args:
         fd: A building file whose gate is held.
         blueprint: Of the arguments.
+        path: The file's name, for messages.
     Returns:
         Names of the entries that were written.
+    Raises:
+        FormatError: If the build tail is damaged, too.
     """
-    damaged = []
-    for entry, document in zip(blueprint.layout.metadata, blueprint.documents, strict=True):
+    damaged, layout = [], blueprint.layout
+    if files.size(fd) != layout.building_nbytes:
+        return []
+    for entry, document in zip(layout.metadata, blueprint.documents, strict=True):
         header = entry.pack_local_header(crc32(document))
         found = files.read_at(fd, entry.offset, len(header) + len(document))
         if found == header + document:
@@ -57,6 +63,8 @@ def mend_metadata(fd: int, blueprint: Blueprint) -> list[str]:
         if found[: len(header)] != header and found[len(header) :] != document:
             return []
         damaged.append((entry, header + document))
+    if damaged:
+        parse_tail_header(files.read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
     for entry, text in damaged:
         files.write_at(fd, entry.offset, text)
     return [entry.name for entry, _ in damaged]
@@ -66,7 +74,7 @@ def mend_constants(fd: int, layout: Layout, blueprint: Blueprint) -> list[str]:
     """Write constants again, or their checksums, that differ from those of the arguments.
 
     Args:
-        fd: A building file of the same identity, which has their digests: those of the arguments are right.
+        fd: A resumable file of the same identity, which has their digests: those of the arguments are right.
         layout: Its geometry; attributes of the arguments may be other ones.
         blueprint: Of the arguments.
     Returns:
