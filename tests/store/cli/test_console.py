@@ -387,9 +387,13 @@ def test_age_is_shown_in_its_largest_unit(seconds: float, text: str) -> None:
 
 
 def test_warning_of_python_is_a_line_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    def warn() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("a disk [failed]", RuntimeWarning, stacklevel=1)
+
     shown = warnings.showwarning
-    with warnings.catch_warnings(), pytest.raises(SystemExit):
-        warnings.simplefilter("always")
-        console.run(lambda: warnings.warn("a disk [failed]", RuntimeWarning, stacklevel=1))
+    with pytest.raises(SystemExit):
+        run(warn)
     assert capsys.readouterr().err == "warning: a disk [failed]\n"
     assert warnings.showwarning is shown

@@ -150,7 +150,9 @@ def test_joined_committer_writes_what_the_builder_took_back(path: Path, layout: 
     flip(building_path(path), PLACES["slot"](layout))
     with ups_store.join(path, identity=IDENTITY) as other:
         assert other.missing().tolist() == [2]
-        with pytest.warns(RuntimeWarning), resume(path) as writer:
+        with pytest.warns(RuntimeWarning):
+            writer = resume(path)
+        with writer:
             assert other.commit_many([1, 3], samples_of(VALUES, [1, 3])).tolist() == [False, True]
             fill(writer)
     assert path.read_bytes() == undisturbed(path)
@@ -170,7 +172,9 @@ def test_commits_that_can_not_be_taken_back_stop_the_writer(
             writer.check_committed()
     with writer, pytest.raises(CommitError, match="earlier commit"):
         writer.commit_many([2], samples_of(VALUES, [2]))
-    with pytest.warns(RuntimeWarning), resume(path) as writer:
+    with pytest.warns(RuntimeWarning):
+        writer = resume(path)
+    with writer:
         fill(writer)
     assert path.read_bytes() == undisturbed(path)
 
