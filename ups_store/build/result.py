@@ -14,6 +14,7 @@ from ups_store.build.progress import Stopwatch
 from ups_store.build.readers import Choice
 from ups_store.console import counted, format_age, format_nbytes
 from ups_store.errors import ConfigError
+from ups_store.printable import json_text
 from ups_store.system.files import make_folder, replace_text
 
 PHASES = ("imports", "plan", "digest", "open", "probe", "load", "read", "encode", "commit", "finish", "total")
@@ -152,7 +153,7 @@ class BuildReport:
 
 def write_manifest(path: Path, report: BuildReport) -> None:
     """Write the manifest, atomically."""
-    replace_text(path, json.dumps(report.to_json(), indent=2) + "\n")
+    replace_text(path, json_text(report.to_json(), indent=2) + "\n")
 
 
 def prepare_manifest(path: Path) -> None:
