@@ -9,7 +9,6 @@ import io
 import os
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ups_store.errors import needs
 from ups_store.read.gather import TIME_DIM
 from ups_store.read.protocol import AnyStore
 from ups_store.system.files import replace_file
+from ups_store.system.paths import path_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def save_preview(
     image = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         draw(labelled).savefig(image, format="png", dpi=_DPI)
-    replace_file(Path(out), image.getvalue())
+    replace_file(path_of(out), image.getvalue())
 
 
 def draw(sample: LabelledSample) -> Figure:
