@@ -55,14 +55,14 @@ def check_shared(variables: Mapping[str, str] = os.environ, *, hint: str = TO_SH
         variables: The environment.
         hint: What to do about it.
     Raises:
-        ConfigError: Kind "not_shared".
+        ConfigError: Kind "one_of_several".
     """
     place = _place(variables)
     if place is not None and place.is_sure:
         raise ConfigError(
             f"this is process {place.rank} of {place.size} that {place.scheduler} started, "
             "and each of them would do all of the work",
-            kind="not_shared",
+            kind="one_of_several",
             found=place.said_by,
             hint=hint,
         )

@@ -219,7 +219,7 @@ def joined_ranks(
         This process's place and its device.
 
     Raises:
-        ConfigError: If the variables contradict each other, or a rank has no GPU; kind "not_shared" if a
+        ConfigError: If the variables contradict each other, or a rank has no GPU; kind "one_of_several" if a
             scheduler started several processes without them, which would all train the same.
         UpsError: Kind "rank_lost", when another rank ended or kept this one waiting for too long.
     """

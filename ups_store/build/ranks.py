@@ -40,7 +40,7 @@ class BuildRank:
         """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE); alone without it.
 
         Raises:
-            ConfigError: If the variables contradict each other; kind "not_shared" if a scheduler started
+            ConfigError: If the variables contradict each other; kind "one_of_several" if a scheduler started
                 several processes without them, which would all build the same.
         """
         if "RANK" not in variables or "WORLD_SIZE" not in variables:

@@ -59,6 +59,7 @@ def save_preview(
         SpecError: If the array has no sample axis, or no elements.
         DiskFullError: If the file system has no room for the picture.
     """
+    target = path_of(out)  # before drawing
     with needs("plot"):
         import matplotlib
 
@@ -66,7 +67,7 @@ def save_preview(
     image = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         draw(labelled).savefig(image, format="png", dpi=_DPI)
-    replace_file(path_of(out), image.getvalue())
+    replace_file(target, image.getvalue())
 
 
 def draw(sample: LabelledSample) -> Figure:
