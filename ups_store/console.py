@@ -289,7 +289,7 @@ def _message_of(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED_LINE
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = f"{one_line(str(error.filename))}: " if error.filename is not None else ""
         hint = _HINTS.get(error.errno or 0, "")
         return f"{where}{(error.strerror or str(error)).lower()}{hint}"
     if isinstance(error, MemoryError):

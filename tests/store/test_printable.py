@@ -22,6 +22,7 @@ from ups.errors import UpsError
 from ups_store.console import PrintableConsole
 from ups_store.errors import BuildLockedError, StoreError
 from ups_store.printable import json_text, one_line, printable
+from ups_store.torch import StoreDataset, make_loader
 
 _TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202etxt.\u2066\x85"
@@ -92,7 +93,7 @@ def evil_store(make_store: MakeStore, tmp_path: Path) -> Path:
     """A store whose name, attributes, dimensions and identity are all evil."""
     spec = ups_store.ArraySpec((2, 3), "float32", dims=("sample", f"x{EVIL}"), attrs={EVIL: EVIL})
     path = tmp_path / f"{EVIL}.zarr.zip"
-    options = {"identity": {EVIL: {"made by": EVIL}}, "attrs": {f"note{EVIL}": EVIL}}
+    options = {"identity": {EVIL: {"made by": EVIL}, "task": EVIL}, "attrs": {f"note{EVIL}": EVIL}}
     with ups_store.create(path, {"fields": spec}, **options) as writer:
         writer.commit_many([0, 1], {"fields": np.ones((2, 3), "float32")})
         return writer.finish()
@@ -166,7 +167,8 @@ def test_terminal_gets_colours_of_ours_and_no_sequences_of_others() -> None:
     assert "\x1b[2J" not in out.getvalue()
 
 
-def test_store_shows_itself_without_what_a_terminal_obeys(evil_store: Path) -> None:
+def test_objects_show_themselves_without_what_a_terminal_obeys(evil_store: Path) -> None:
     with ups_store.open(evil_store) as store:
-        assert obeyed(repr(store)) == []
-        assert obeyed(store._repr_html_()) == []
+        dataset = StoreDataset(store)
+        for shown in (store, dataset, make_loader(dataset, batch_size=1)):
+            assert obeyed(repr(shown) + shown._repr_html_()) == []
