@@ -65,6 +65,10 @@ def test_printable_text_shows_escapes_and_leaves_all_else(text: str, shown: str)
 
 def test_name_of_a_file_stays_on_its_line() -> None:
     assert one_line("a\nb: ok") == r"a\nb: ok"
+    differing = {f"{EVIL}\nb: ok": (EVIL, 1), "c": (1, 2)}
+    shown = ups_store.describe_differences(differing)
+    assert obeyed(shown) == []
+    assert shown.count("\n") == 1
 
 
 def test_json_is_ascii_without_control_characters_and_reads_back() -> None:
