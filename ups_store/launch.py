@@ -6,6 +6,7 @@ share their work. A scheduler that starts several processes sets its own: then e
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, MutableMapping
@@ -111,7 +112,9 @@ def run_id(variables: MutableMapping[str, str] = os.environ) -> str:
     them one is made up: the ranks of a machine's torchrun find the same, and processes that this one starts
     learn it by UPS_RUN_ID.
     """
-    return _given_id(variables) or variables.setdefault(RUN_VARIABLE, _made_up_id(variables))
+    if not (found := _given_id(variables)):
+        found = variables[RUN_VARIABLE] = _made_up_id(variables)
+    return found
 
 
 def _given_id(variables: Mapping[str, str]) -> str:
@@ -127,6 +130,7 @@ def _given_id(variables: Mapping[str, str]) -> str:
 def _made_up_id(variables: Mapping[str, str]) -> str:
     if "TORCHELASTIC_RUN_ID" not in variables:
         return os.urandom(8).hex()
-    parent = os.getppid()  # torchrun itself: the ranks of a machine have that in common
-    began = Path(f"/proc/{parent}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    parent, began = os.getppid(), ""  # torchrun itself: the ranks of a machine have that in common
+    with contextlib.suppress(OSError):  # a parent outside of the container
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     return hashlib.sha256(f"{os.uname().nodename} {parent} {began}".encode()).hexdigest()[:16]
