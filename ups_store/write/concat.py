@@ -91,7 +91,7 @@ def concat_stores(
     if verify:
         for store in stores:
             check_sound(store)
-    return _write(parts, path, kind="concat", force=force, progress=progress)
+    return _write(parts, Path(target), kind="concat", force=force, progress=progress)
 
 
 def split_store(
