@@ -14,6 +14,7 @@ from ups_store.errors import StoreError
 from ups_store.errors import check_installed as check_installed
 from ups_store.errors import did_you_mean as did_you_mean
 from ups_store.errors import needs as needs
+from ups_store.printable import one_line, printable
 
 _EXIT_DISK_FULL = 6  # as in `ups_store.errors`
 
@@ -55,14 +56,14 @@ class UpsError(Exception):
         super().__init__(problem)
 
     def __str__(self) -> str:
-        sentence = self.problem if self.path is None else f"{self.path}: {self.problem}"
+        sentence = self.problem if self.path is None else f"{one_line(self.path)}: {self.problem}"
         if self.expected is not None:
             sentence += f": expected {self.expected}"
             sentence += "" if self.found is None else f", found {self.found}"
         elif self.found is not None:
             sentence += f": found {self.found}"
         continues = self.continued_by and f"{self.continued_by} continues"
-        return "; ".join(filter(None, (sentence, self.hint, continues)))
+        return printable("; ".join(filter(None, (sentence, self.hint, continues))))
 
 
 class ConfigError(UpsError, ValueError):

@@ -16,8 +16,6 @@ from ups_store.system.replacement import create_replacement, real_place, take_ov
 if TYPE_CHECKING:
     from rich.console import Console
 
-_terminals: list[Console] = []
-
 Note = Callable[[str], None]  # takes one sentence, without a line break at its end
 
 
@@ -112,17 +110,10 @@ def each_once(note: Note) -> Note:
 
 
 def terminal() -> Console:
-    """The console on stderr where progress is shown; a command shares its own by `use_terminal`."""
-    if not _terminals:
-        from rich.console import Console
+    """The console on stderr where progress is shown, which -q silences."""
+    from ups_store.console import console  # typer and rich: not for what only writes files
 
-        _terminals.append(Console(stderr=True, highlight=False))
-    return _terminals[-1]
-
-
-def use_terminal(console: Console) -> None:
-    """Show progress on another console from now on."""
-    _terminals[:] = [console]
+    return console
 
 
 @contextmanager

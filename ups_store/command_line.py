@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 from ups_store.console import set_quiet, set_verbosity
 from ups_store.errors import needs
 from ups_store.old_names import FLAGS
+from ups_store.system.paths import check_local
 
 with needs("cli"):
     import typer
@@ -70,15 +72,29 @@ def make_app(verbs: Mapping[str, Callable[..., Any]], *, cls: type[Verbs] = Verb
         context_settings=_HELP,
     )
     for name, function in verbs.items():
-        app.command(name, cls=Verb)(function)
+        app.command(name, cls=Verb)(_refusing_urls(function))
     return app
 
 
 def make_single(function: Callable[..., Any], *, cls: type[Verb] = Verb) -> typer.Typer:
     """A command without verbs."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(cls=cls, context_settings=_HELP)(function)
+    app.command(cls=cls, context_settings=_HELP)(_refusing_urls(function))
     return app
+
+
+def _refusing_urls(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb, which never sees what `pathlib` makes of a URL."""
+
+    @wraps(verb)
+    def checked(*arguments: Any, **given: Any) -> Any:
+        for value in given.values():
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path):
+                    check_local(path)
+        return verb(*arguments, **given)
+
+    return checked
 
 
 def completing(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:

@@ -1,5 +1,7 @@
 """What the commands share: results to stdout, all else to stderr, exit codes, progress, common options.
 
+Everything leaves through `PrintableConsole`, `print_lines` and `print_json`, which escape control characters.
+
 Exit codes: 0 done, 1 damage or another error, 2 usage, 3 source unreadable, 4 timed out, 5 interrupted,
 6 disk full, 7 identity mismatch, 8 locked by another build; the errors know theirs.
 """
@@ -10,23 +12,25 @@ import _thread
 import atexit
 import contextlib
 import errno
-import json
+import io
 import os
 import signal
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, NoReturn
 
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError, needs
+from ups_store.printable import json_text, one_line, printable
 from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
 from ups_store.system.interrupt import importing as importing  # for verbs, too
 
 with needs("cli"):
     import typer
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.text import Text
 
 _SHELL_INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -39,8 +43,24 @@ _HINTS = {  # what to do about errors of the system
 
 _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 
-# Paths and attributes may hold anything, so nothing is taken for markup.
-console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+class PrintableConsole(Console):
+    """A console for names and attributes of files: control characters are escaped, nothing is markup."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, highlight=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text that a string becomes; escaped here, so that a table measures what it shows."""
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What anything becomes, such as `Text` and progress bars; rich's own control codes pass."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+console = PrintableConsole(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 NumThreads = Annotated[int | None, typer.Option(min=1, help="[default: one per processor]")]
@@ -73,8 +93,13 @@ def is_verbose(level: int = 1) -> bool:
 
 def results() -> Console:
     """The console for results: stdout as it is now; lines wrap on a terminal only."""
-    width = None if sys.stdout.isatty() else _UNWRAPPED
-    return Console(width=width, markup=False, highlight=False, emoji=False)
+    return PrintableConsole(width=None if sys.stdout.isatty() else _UNWRAPPED)
+
+
+def print_lines(*lines: str) -> None:
+    """Write results to stdout, each as one line whatever is in it."""
+    for line in lines:
+        print(one_line(line))  # noqa: T201
 
 
 def counted(num: int, noun: str) -> str:
@@ -88,7 +113,7 @@ def print_json(document: Any) -> None:
     Raises:
         ValueError: For NaN and infinities, which JSON doesn't have.
     """
-    print(json.dumps(document, allow_nan=False, default=_to_json))
+    print_lines(json_text(document, default=_to_json))
 
 
 def _to_json(value: Any) -> Any:
@@ -104,10 +129,10 @@ def log(message: str, *, style: str = "", label: str = "", is_last: bool = False
         label: Stands before it; -q leaves out what has none.
         is_last: Whether it says how the command ended: -q doesn't leave that out.
     """
-    prefix = Text(f"{label}: ", style=f"bold {style}".strip()) if label else Text()
+    prefix = [Text(f"{label}:", style=f"bold {style}".strip())] if label else []
     was_quiet, console.quiet = console.quiet, console.quiet and not (label or is_last)
     try:
-        console.print(prefix + Text(message), soft_wrap=True)
+        console.print(*prefix, message, soft_wrap=True)
     finally:
         console.quiet = was_quiet
 
@@ -245,9 +270,11 @@ def report(error: BaseException) -> int:
 
 def _tell(error: BaseException) -> None:
     if is_verbose(2):
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(printable("".join(traceback.format_exception(error))))
     if _is_usage_error(error):
-        error.show()  # type: ignore[attr-defined]  # with the usage of the verb
+        usage = io.StringIO()
+        error.show(usage)  # type: ignore[attr-defined]  # with the usage of the verb
+        sys.stderr.write(printable(usage.getvalue()))
     else:
         log(_message_of(error), label="error", style="red")
 
@@ -278,7 +305,7 @@ def _message_of(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED_LINE
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = f"{one_line(str(error.filename))}: " if error.filename is not None else ""
         hint = _HINTS.get(error.errno or 0, "")
         return f"{where}{(error.strerror or str(error)).lower()}{hint}"
     if isinstance(error, MemoryError):

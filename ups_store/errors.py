@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
+from ups_store.printable import one_line, printable
+
 
 class StoreError(Exception):
     """Root of every error that the package raises on purpose.
@@ -70,10 +72,10 @@ class StoreError(Exception):
             sentence += f" (spec {self.clause})"
         where = self._where()
         sentence = f"{where}: {sentence}" if where else sentence
-        return f"{sentence}; {self.hint}" if self.hint else sentence
+        return printable(f"{sentence}; {self.hint}" if self.hint else sentence)
 
     def _where(self) -> str:
-        parts = [self.path] if self.path is not None else []
+        parts = [one_line(self.path)] if self.path is not None else []
         if self.array is not None:
             parts.append(f"array {self.array!r}")
         if self.sample is not None:

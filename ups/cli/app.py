@@ -15,9 +15,8 @@ from ups.cli.make_data import make_data
 from ups.cli.predict import predict
 from ups.cli.train import train
 from ups.cli.train_baselines import train_baselines
-from ups.output import use_terminal
 from ups_store.command_line import make_app
-from ups_store.console import console
+from ups_store.console import print_lines
 from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
 
 _UNREADABLE = 3  # a store that is read is a source, as HDF5 files are of a build
@@ -40,7 +39,7 @@ def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         from importlib.metadata import version
 
-        print(f"ups {version('ups-store')}")
+        print_lines(f"ups {version('ups-store')}")
         raise typer.Exit
 
 
@@ -57,7 +56,6 @@ def _common(
 
 def run_verb(words: Sequence[str]) -> Any:
     """Parse and run; errors pass, each with its exit code."""
-    use_terminal(console)  # which -q silences
     try:
         return app(words, prog_name="ups", standalone_mode=False)
     except (CorruptChunkError, FormatError, StoreNotFoundError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,8 @@ import typer
 from ups.errors import ConfigError
 from ups_store.build import shipped_configs
 from ups_store.command_line import completing
-from ups_store.console import log, print_json, results
+from ups_store.console import log, print_json, print_lines, results
+from ups_store.launch import rank_of
 
 if TYPE_CHECKING:
     from ups.eval.report import Report
@@ -51,18 +51,12 @@ def note(text: str, *, is_last: bool = False) -> None:
         text: The message; it may begin with "warning: ".
         is_last: Whether it says how the command ended, which -q leaves, too.
     """
-    who = f"rank {rank()}: " if rank() else ""
+    who = f"rank {rank_of()}: " if rank_of() else ""
     warning = text.removeprefix("warning: ")
     if warning == text:
         log(f"{who}{text}", is_last=is_last)
     else:
         log(f"{who}{warning}", label="warning", style="yellow")
-
-
-def rank() -> int:
-    """As torchrun says; 0 without it."""
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdigit() else 0
 
 
 def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
@@ -103,4 +97,4 @@ def publish(report: Report, folder: Path, *, as_json: bool) -> None:
     else:
         show_evaluation(report, results())
     for path in paths.values():
-        (note if as_json else print)(str(path))
+        (note if as_json else print_lines)(str(path))

@@ -12,7 +12,7 @@ from ups.cli.common import AsJson
 from ups.errors import ConfigError
 from ups_store.build import near_config, shipped_configs
 from ups_store.command_line import Verb, Verbs
-from ups_store.console import print_json
+from ups_store.console import print_json, print_lines
 
 app = typer.Typer(cls=Verbs, invoke_without_command=True)
 
@@ -28,7 +28,7 @@ def configs(context: typer.Context, as_json: AsJson = False) -> None:
         return
     width = max(map(len, found))
     for name, sentence in found.items():
-        print(f"{name:<{width}}  {sentence}")
+        print_lines(f"{name:<{width}}  {sentence}")
 
 
 @app.command(cls=Verb)
@@ -39,7 +39,7 @@ def show(name: Annotated[str, typer.Argument(help="such as demo, or pdebench/bur
         near = near_config(Path(name))
         hint = f"did you mean {near}?" if near else "`ups configs` lists them"
         raise ConfigError(f"{name}: no such configuration is shipped", hint=hint)
-    print(file.read_text(encoding="utf-8"), end="")
+    print_lines(*file.read_text(encoding="utf-8").splitlines())
 
 
 def _first_sentence(file: Path) -> str:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ups_store.console import format_nbytes
+from ups_store.console import PrintableConsole, format_nbytes
 
 if TYPE_CHECKING:
     import ups_store
@@ -37,7 +36,7 @@ _SHOWN = {tuple(UPS): "ups", tuple(STORE): "ups-store"}
 QUICK_SAMPLES, QUICK_BASELINE_S = 40, 2
 QUICK = {name: {"epochs": 1, "steps_per_epoch": 20} for name in ("autoencoder", "operator")}
 
-console = Console()
+console = PrintableConsole()
 
 
 def demo(
@@ -142,7 +141,7 @@ def _show_next(
         "your data": f"ups-store build --tasks {task} --root FOLDER-WITH-PDEBENCH-FILES",
     }
     text = "\n".join(f"{name:<12}{line}" for name, line in lines.items() if line is not None)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 def _make_data(folder: Path, num_samples: int) -> float:
@@ -234,13 +233,13 @@ def _seconds(read: Callable[[int], object], num_rounds: int) -> float:
 
 
 def _title(text: str) -> None:
-    console.print(f"\n[bold]{text}[/bold]")
+    console.print(f"\n{text}", style="bold")
 
 
 def _run(command: list[str]) -> float:
     """Show a command and run it; returns its seconds, and ends the demo where it fails."""
     shown = shlex.join([_SHOWN[tuple(command[:3])], *command[3:]])
-    console.print(f"$ {shown}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"$ {shown}", style="dim", soft_wrap=True)
     started = time.perf_counter()
     code = subprocess.run(command, check=False).returncode
     if code:

@@ -13,7 +13,7 @@ import typer
 from ups.cli.common import note
 from ups.errors import InterruptedTrainingError, OutputError
 from ups.output import progress_bar
-from ups_store.console import format_nbytes, importing
+from ups_store.console import format_nbytes, importing, print_lines
 from ups_store.errors import StoreError
 
 _HDF5_ERRNO = re.compile(r"errno = (\d+)")  # libhdf5 tells the system's error in the middle of a paragraph
@@ -61,7 +61,7 @@ def make_data(
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     except (OSError, RuntimeError) as error:
         raise (error if isinstance(error, StoreError) else _as_ours(error, out)) from None
-    print(f"{path}  {format_nbytes(path.stat().st_size)}")
+    print_lines(f"{path}  {format_nbytes(path.stat().st_size)}")
 
 
 def _as_ours(error: OSError | RuntimeError, out: Path) -> OutputError:

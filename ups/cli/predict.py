@@ -9,7 +9,7 @@ import typer
 
 from ups.cli.common import AsJson, note, parse_numbers
 from ups.output import progress_bar
-from ups_store.console import importing, print_json
+from ups_store.console import importing, print_json, print_lines
 
 
 def predict(
@@ -55,4 +55,4 @@ def predict(
     if as_json:
         print_json(written)
     else:
-        print("\n".join(filter(None, written.values())))
+        print_lines(*filter(None, written.values()))

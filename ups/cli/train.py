@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.common import AsJson, Config, Overrides, note, rank
+from ups.cli.common import AsJson, Config, Overrides, note
 from ups.errors import InterruptedTrainingError, UpsError
 from ups.output import discard
 from ups_store.command_line import completing
-from ups_store.console import importing
+from ups_store.console import importing, print_lines, results
 from ups_store.errors import StoreError
+from ups_store.launch import not_shared_note, rank_of
 
 if TYPE_CHECKING:
     from ups.config import RunConfig
@@ -61,10 +62,10 @@ def train(
             given += [f"stages.{name}.epochs={epochs}" for name in _stages_of(stage, resolved)]
             resolved = load_config(config, overrides=given, note=discard)  # it was said already
         if print_config:
-            print(dump_config(resolved), end="")
+            print_lines(*dump_config(resolved).splitlines())
             return
         report = _train(stage, resolved, config=config, overrides=given, restart=restart)
-    if rank() == 0:
+    if rank_of() == 0:
         _show(report, as_json=as_json)
 
 
@@ -91,6 +92,8 @@ def _train(
         from ups.train.all_stages import run_all
         from ups.train.meter import process_began
         from ups.train.run import run_stage, unused_in_one_stage
+    if unshared := not_shared_note():
+        note(f"warning: {unshared}")
     common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
     if stage == ALL:
         return run_all(resolved, config_path=config, overrides=overrides, **common)
@@ -113,7 +116,7 @@ def _ending(restart: bool) -> Iterator[None]:
             error.continued_by = _WITHOUT_RESTART
         if isinstance(error, InterruptedTrainingError):  # as it was asked to: no error
             note(str(error), is_last=True)
-        elif rank():
+        elif rank_of():
             note(f"error: {error}", is_last=True)
         else:
             raise
@@ -122,15 +125,14 @@ def _ending(restart: bool) -> Iterator[None]:
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:
     from ups.train.log import report_json, show_report
-    from ups_store.console import results
 
     if as_json:
-        print(report_json(report))
+        print_lines(*report_json(report).splitlines())
     else:
         show_report(report, results())
 
 
 def _note_once(text: str) -> None:
     """What all ranks find alike, the first one says."""
-    if rank() == 0:
+    if rank_of() == 0:
         note(text)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, note
-from ups_store.console import importing, print_json
+from ups_store.console import importing, print_json, print_lines
 
 
 def train_baselines(
@@ -35,4 +35,4 @@ def train_baselines(
     if as_json:
         print_json(trained)
     else:
-        print("\n".join(trained))
+        print_lines(*trained)

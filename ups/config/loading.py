@@ -22,6 +22,7 @@ from ups.output import Note
 from ups_store.build import config_error, read_config
 from ups_store.errors import ConfigError as StoreConfigError
 from ups_store.old_names import with_present_names as with_present_names
+from ups_store.printable import printable
 
 with needs("train"):
     import yaml
@@ -100,7 +101,7 @@ def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> di
                 continue  # the command line decides this one, too
             old = f"stages.{stage}.{'.'.join(place)} = {section.pop(name)}"
             text = f"training.{key} = {said[key]} takes the place of {old}"
-            warnings.warn(text, ConfigWarning, stacklevel=5)
+            warnings.warn(printable(text), ConfigWarning, stacklevel=5)
     return values
 
 

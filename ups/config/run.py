@@ -16,7 +16,7 @@ from ups_store.build import (
     ReadingConfig,
     long_dtype,
 )
-from ups_store.sources import TaskDeclaration
+from ups_store.sources import LocalPath, TaskDeclaration
 
 with needs("train"):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -148,7 +148,9 @@ class TrainingConfig(Section):
         "default", description="of torch.compile"
     )
     patience: Count | None = Field(None, description="epochs after the best one until training stops")
-    log_path: Path | None = Field(None, description="JSON lines; by default <checkpoint.dir>/<stage>.jsonl")
+    log_path: LocalPath | None = Field(
+        None, description="JSON lines; by default <checkpoint.dir>/<stage>.jsonl"
+    )
     log_every: Count = Field(50, description="optimiser steps from one log line to the next")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N; under torchrun each rank its own GPU")
     rank_timeout_s: Positive = Field(
@@ -162,7 +164,7 @@ class TrainingConfig(Section):
 
     num_workers: CountOrZero | Literal["auto"] = Field("auto", description="reader processes of a build")
     use_parallel_encoding: bool = Field(True, description="read and encode at the same time in a build")
-    latent_cache_dir: Path | None = Field(None, description="folder of the latent stores")
+    latent_cache_dir: LocalPath | None = Field(None, description="folder of the latent stores")
     latent_cache_dtype: LatentDtype = Field("float16", description="of latents")
     cache_mode: Literal["auto", "store", "memory", "none"] = Field(
         "auto", description="latents from finished stores, made on demand, in memory, or in every pass"
@@ -205,7 +207,7 @@ class RunLatentConfig(EncodingConfig):
 
     dim: Count = Field(4, description="channels D of a latent token")
     tokens: Count = Field(32, description="number of latent tokens L")
-    checkpoint: Path | None = Field(
+    checkpoint: LocalPath | None = Field(
         None, description="encoder's weights; by default <checkpoint.dir>/autoencoder.safetensors"
     )
 
@@ -274,7 +276,7 @@ class OperatorConfig(Section):
 class CheckpointConfig(Section):
     """Where checkpoints go."""
 
-    dir: Path = Field(Path("checkpoints"), description="folder")
+    dir: LocalPath = Field(Path("checkpoints"), description="folder")
     interval: Count | None = Field(None, description="optimiser steps between saves, besides every epoch's")
     keep_training_state: bool = Field(True, description="keep what resuming needs, also when finished")
 

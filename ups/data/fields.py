@@ -21,6 +21,7 @@ from ups.errors import ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
 from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
 from ups_store.errors import StoreNotFoundError
+from ups_store.printable import printable
 
 # Constant fields that belong to the input of a task.
 CONSTANT_FIELDS = ("coefficient", "force")
@@ -290,7 +291,7 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[
     """
     cache = config.cache.model_copy(update={"dtype": "float32"})
     reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
-    with Readers(reading, note=_log.info) as readers:
+    with Readers(reading, note=lambda text: _log.info(printable(text))) as readers:
         build = open_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
         _check_room(build)
         arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in build.plan.arrays.items()}

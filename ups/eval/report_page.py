@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +18,8 @@ from ups.eval.comparison import COMPAT_BATCH_SIZE
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.training_logs import StageLog
 from ups.eval.trajectory_errors import Interval
-from ups.output import appears_whole
+from ups.output import appears_whole, with_nulls
+from ups_store.printable import json_text, printable
 
 _PAGE = Template(
     """<!DOCTYPE html>
@@ -78,7 +78,7 @@ def to_html(report: Report) -> str:
     sections = [_task_section(task) for task in report.tasks]
     tables = _stages_table(report.stages) + _seconds_table(report.seconds)
     sections.append(_section("The run", tables + _figures(report.figures)))
-    config = html.escape(json.dumps(report.config, indent=2, default=str))
+    config = html.escape(json_text(with_nulls(report.config), indent=2, default=str))
     sections.append(_section("Configuration", _details("resolved configuration", f"<pre>{config}</pre>")))
     return _PAGE.substitute(
         title=html.escape(report.title), summary=html.escape(_summary(report)), sections="\n".join(sections)
@@ -212,9 +212,9 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
         OutputError: None of them is changed then.
     """
     texts = {
-        "json": json.dumps(report.to_json(), indent=2, default=str, allow_nan=False) + "\n",
+        "json": json_text(report.to_json(), indent=2, default=str) + "\n",
         "csv": report.to_csv(),
-        "html": to_html(report),
+        "html": printable(to_html(report)),
     }
     paths = {suffix: folder / f"report.{suffix}" for suffix in texts}
     try:

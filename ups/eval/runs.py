@@ -23,6 +23,7 @@ from ups.output import Note
 from ups.trained.checkpoint import missing_checkpoint, read_document
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import OPERATOR, OPERATOR_FILE
+from ups_store.launch import ONLY_ONCE, check_shared
 
 
 def evaluate_run(
@@ -99,6 +100,7 @@ def compare_run(
         UpsError: As `evaluate_run`; kind "budget" where logs say nothing and no budget is given.
         ups_store.StoreError: If the data can't be read.
     """
+    check_shared(hint=ONLY_ONCE)
     wanted = check_kinds(kinds)
     config, simulator = open_run(checkpoint, config_path=config_path, overrides=overrides, note=note)
     others = open_others(also, config, simulator, note=note)
@@ -143,10 +145,12 @@ def train_baselines_of_run(
         What its training took, by the path of each baseline.
 
     Raises:
-        ConfigError: If the configuration, a kind or the budget is wrong.
+        ConfigError: If the configuration, a kind or the budget is wrong, or each of several processes that a
+            scheduler started would train the same.
         UpsError: If a file can't be written, or training diverges.
         ups_store.StoreError: If the data can't be read.
     """
+    check_shared(hint=ONLY_ONCE)
     budget, wanted = Budget(seconds, samples), check_kinds(kinds)
     config = load_config(config_path, overrides=overrides, note=note)
     device = choose_device(config.training.device, note=note)

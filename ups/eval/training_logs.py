@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +118,7 @@ def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
     runs = [run for run in _runs(records) if any(map(_is_of_training, run))]
     parts = [_step_seconds(run, batch_size) for run in runs]
     train_s, wait_s = sum(train for train, _ in parts), sum(wait for _, wait in parts)
-    losses = [sum(v for k, v in record.items() if k.startswith("loss/")) for record in steps]
+    losses = [sum(_number(v) for k, v in record.items() if k.startswith("loss/")) for record in steps]
     last = max((int(record.get("step", 0)) for record in records), default=0)
     gpu = [record[key] for record in steps for key in ("training/gpu_utilization_pct",) if record.get(key)]
     return StageLog(
@@ -129,10 +130,15 @@ def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
         steps=last,
         samples=int(last * batch_size),
         loss=([int(record["step"]) for record in steps], losses),
-        score=([int(record["step"]) for record in epochs], [float(record["score"]) for record in epochs]),
+        score=([int(record["step"]) for record in epochs], [_number(record["score"]) for record in epochs]),
         gpu_share=sum(gpu) / len(gpu) / 100 if gpu else None,
         trained_at=max((float(record["time"]) for record in epochs), default=0.0),
     )
+
+
+def _number(value: float | None) -> float:
+    """NaN for null, which a log has for what is no number."""
+    return math.nan if value is None else float(value)
 
 
 def _runs(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

@@ -26,6 +26,7 @@ from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, Ups
 from ups.output import Note
 from ups.train.interrupt import SAME_COMMAND
 from ups.train.stage import Losses, Stage
+from ups_store.launch import check_shared
 
 # Kinds of errors that all ranks raise at the same point.
 _RAISED_TOGETHER = (InterruptedTrainingError.kind, DivergedError.kind)
@@ -218,7 +219,8 @@ def joined_ranks(
         This process's place and its device.
 
     Raises:
-        ConfigError: If the variables contradict each other, or a rank has no GPU.
+        ConfigError: If the variables contradict each other, or a rank has no GPU; kind "one_of_several" if a
+            scheduler started several processes without them, which would all train the same.
         UpsError: Kind "rank_lost", when another rank ended or kept this one waiting for too long.
     """
     ranks = _from_environment(variables)
@@ -260,6 +262,7 @@ def _leave(ranks: Ranks) -> None:
 
 def _from_environment(variables: Mapping[str, str]) -> Ranks:
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
+        check_shared(variables)
         return ALONE
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     found = {name: variables.get(name, "0") for name in names}

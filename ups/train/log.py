@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -15,6 +14,7 @@ from rich.table import Table
 from ups.errors import InterruptedTrainingError
 from ups.output import terminal, with_nulls
 from ups.train.sinks import Sink
+from ups_store.printable import json_text
 
 # What a line on the terminal shows of a record.
 _SHOWN_DIGITS = 4
@@ -54,8 +54,9 @@ class RunLog:
         self.sinks: list[Sink] = []
         self.console = console or terminal()
         self._stage, self._is_quiet = stage, is_quiet
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        rates = TextColumn("{task.fields[rates]}")
+        name = TextColumn("{task.description}", markup=False)
+        columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        rates = TextColumn("{task.fields[rates]}", markup=False)
         is_shown = self.console.is_terminal and not is_quiet
         self._progress = Progress(*columns, rates, console=self.console, transient=True, disable=not is_shown)
         self._bar = self._progress.add_task(stage, total=total_steps, rates="")
@@ -136,7 +137,7 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
 
 def report_json(report: Mapping[str, Any]) -> str:
     """A report for machines; JSON has neither NaN nor infinity, so these are null."""
-    return json.dumps(with_nulls(report), indent=2, allow_nan=False)
+    return json_text(with_nulls(report), indent=2)
 
 
 def _table(report: Mapping[str, Any], columns: list[tuple[str, str, str]]) -> Table:

@@ -6,7 +6,6 @@ The load of a GPU comes from NVIDIA's driver, which a thread asks once a second.
 from __future__ import annotations
 
 import ctypes
-import json
 import threading
 from collections.abc import Mapping
 from importlib import import_module
@@ -19,6 +18,9 @@ import torch
 from ups.config import RunConfig
 from ups.config.run import WandbConfig
 from ups.errors import ConfigError, needs
+from ups.output import with_nulls
+from ups_store.launch import log_origin
+from ups_store.printable import json_text
 
 Record = Mapping[str, Any]
 
@@ -46,7 +48,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends every record to a file, one JSON document a line.
+    """Appends every record to a file, one JSON document a line, with "rank", "host", "pid" and "run".
 
     Args:
         path: The file; its folder is made.
@@ -56,11 +58,11 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file, self._origin = path.open("a", encoding="utf-8"), log_origin()
 
     def write(self, record: Record) -> None:
         """See `Sink.write`; a reader sees the line at once."""
-        self._file.write(json.dumps(dict(record)) + "\n")
+        self._file.write(json_text(with_nulls({**record, **self._origin})) + "\n")
         self._file.flush()
 
     def close(self, *, has_failed: bool) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.errors import CheckpointError
 from ups.output import write_atomically
+from ups_store.system.paths import check_local
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,6 +48,7 @@ def save_checkpoint(
     """
     from safetensors.torch import save
 
+    check_local(path)
     path = Path(path)
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     ours = {"version": CHECKPOINT_VERSION, "kind": kind, _DIGEST_KEY: _digest(own)}
@@ -119,6 +121,7 @@ def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
 
 def _read_ours(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
     """What `save_checkpoint` put into the header: version, kind, digest of the tensors, document."""
+    check_local(path)
     header, _ = _read_header(Path(path), kind=kind)
     try:
         ours: dict[str, Any] = json.loads(header["__metadata__"][_METADATA_KEY])
@@ -165,6 +168,7 @@ def hash_tensors(path: str | os.PathLike[str], *, prefix: str = "") -> str:
     Raises:
         CheckpointError: Kinds "missing", "truncated", "not_a_checkpoint"; "no_tensors" if no name matches.
     """
+    check_local(path)
     path = Path(path)
     header, start = _read_header(path)
     names = sorted(name for name in header if name != "__metadata__" and name.startswith(prefix))

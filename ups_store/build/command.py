@@ -16,8 +16,9 @@ from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import BuildRank
 from ups_store.build.shipped import shipped_configs
 from ups_store.command_line import Verb, completing, make_single
-from ups_store.console import counted, is_verbose, log, print_json
+from ups_store.console import counted, is_verbose, log, print_json, print_lines
 from ups_store.errors import ConfigError
+from ups_store.launch import not_shared_note
 from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
 
@@ -163,6 +164,8 @@ def build(
         log(_first_line(settings))
     run = context.obj or Run(Stopwatch())
     rank = BuildRank.from_environment()
+    if unshared := not_shared_note():
+        _warn(unshared)
     manifest = manifest and rank.own_file(manifest)
     with run.clock.timed("imports"), importing():
         from ups_store.build import stores
@@ -202,7 +205,7 @@ def build(
         print_json(report.to_json())
     else:
         for result in report.stores:
-            print(result.summary())
+            print_lines(result.summary())
     if hand_on:
         hand_on(report)
 
@@ -219,7 +222,7 @@ def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:
         print_json([explanation.to_json() for explanation in explained])
         return
     for explanation in explained:
-        print(explanation)
+        print_lines(*str(explanation).split("\n"))
 
 
 def _warn(sentence: str) -> None:

@@ -11,7 +11,7 @@ from ups_store.build.config_file import read_config
 from ups_store.build.config_problems import config_error
 from ups_store.build.other_keys import load_other_keys
 from ups_store.errors import ConfigError, needs
-from ups_store.sources.declaration import DeclaredSection, TaskDeclaration
+from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
 
@@ -40,7 +40,7 @@ class DataConfig(DeclaredSection):
     """Which samples of which files."""
 
     tasks: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
-    root: Path = Field(description="folder with the HDF5 files; by default the variable PDEBENCH_ROOT")
+    root: LocalPath = Field(description="folder with the HDF5 files; by default the variable PDEBENCH_ROOT")
     split: tuple[str, ...] = Field(SPLITS, min_length=1, description="train, val, test")
     files: tuple[str, ...] | None = Field(
         None, min_length=1, description="names or glob patterns below root, to choose"
@@ -90,7 +90,7 @@ class DataConfig(DeclaredSection):
 class CacheConfig(DeclaredSection):
     """Where stores go and what they hold."""
 
-    dir: Path = Field(Path("cache"), description="folder of the stores")
+    dir: LocalPath = Field(Path("cache"), description="folder of the stores")
     dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
 
 
@@ -108,7 +108,7 @@ class EncodingConfig(DeclaredSection):
 class LatentConfig(EncodingConfig):
     """What encodes, where stores hold latents instead of fields."""
 
-    checkpoint: Path = Field(description="weights; by default <checkpoint.dir>/autoencoder.safetensors")
+    checkpoint: LocalPath = Field(description="weights; by default <checkpoint.dir>/autoencoder.safetensors")
     dim: Count | None = Field(None, description="channels of a latent token, as the checkpoint has them")
     tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
 

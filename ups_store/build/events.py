@@ -18,6 +18,8 @@ from ups_store.build.progress import StageRates, Watcher
 from ups_store.build.watch import ConsoleWatcher, StallWatcher
 from ups_store.console import console, interruptible
 from ups_store.errors import ConfigError, StoreError
+from ups_store.launch import log_origin
+from ups_store.printable import json_text
 from ups_store.system import files
 from ups_store.system.files import make_folder
 
@@ -33,7 +35,8 @@ _FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be on
 class EventLog(Watcher):
     """A watcher that appends events to a file, one JSON object a line.
 
-    Every line has "time_s" (seconds since 1970) and "event": "start", "stage" (name, total, unit), "progress"
+    Every line has "time_s" (seconds since 1970), what `log_origin` gives ("rank", "host", "pid", "run"), and
+    "event": "start", "stage" (name, total, unit), "progress"
     (name, done, total, waits_for, per_second by stage, readers, num_ready), "note" and "stalled" (message),
     "error" (kind, message), "end".
 
@@ -54,7 +57,7 @@ class EventLog(Watcher):
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"can't be written ({reason})", path=path, hint="check --log-json") from error
-        self._path = path
+        self._path, self._origin = path, log_origin()
         self._lock = threading.Lock()  # the stall watcher writes from its own thread
         self._stage: dict[str, Any] = {}
         self._waits_for = ""
@@ -68,7 +71,10 @@ class EventLog(Watcher):
         Raises:
             DiskFullError: If the file system has no room for it.
         """
-        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **details}).encode() + b"\n"
+        line = (
+            json_text({"time_s": round(time.time(), 3), "event": event, **self._origin, **details}).encode()
+            + b"\n"
+        )
         with self._lock, files.disk_full_as_error(self._path, len(line)):
             self._file.write(line)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ConfigError
+from ups_store.launch import check_shared
 from ups_store.system.paths import partition_path, partition_range
 
 
@@ -39,9 +40,11 @@ class BuildRank:
         """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE); alone without it.
 
         Raises:
-            ConfigError: If the variables contradict each other.
+            ConfigError: If the variables contradict each other; kind "one_of_several" if a scheduler started
+                several processes without them, which would all build the same.
         """
         if "RANK" not in variables or "WORLD_SIZE" not in variables:
+            check_shared(variables)
             return cls()
         rank, size = (_number(variables, name, None) for name in ("RANK", "WORLD_SIZE"))
         num_local = _number(variables, "LOCAL_WORLD_SIZE", 1)

@@ -14,6 +14,7 @@ from ups_store.build.progress import Stopwatch
 from ups_store.build.readers import Choice
 from ups_store.console import counted, format_age, format_nbytes
 from ups_store.errors import ConfigError
+from ups_store.printable import json_text
 from ups_store.system.files import make_folder
 from ups_store.system.replacement import replace_text
 
@@ -153,7 +154,7 @@ class BuildReport:
 
 def write_manifest(path: Path, report: BuildReport) -> None:
     """Write the manifest, atomically."""
-    replace_text(path, json.dumps(report.to_json(), indent=2) + "\n")
+    replace_text(path, json_text(report.to_json(), indent=2) + "\n")
 
 
 def prepare_manifest(path: Path) -> None:

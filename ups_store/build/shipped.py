@@ -12,6 +12,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+from ups_store.system.paths import check_local
+
 GROUP = "ups_store.configs"
 _EARLIER_FOLDER = "configs/"  # of the repository, as in `--config configs/demo.yaml`
 
@@ -22,7 +24,10 @@ def find_config(name: Path, *, folder: Path = Path()) -> Path:
     Args:
         name: Such as `run.yaml`, `demo`, `demo.yaml` or `pdebench/burgers1d`.
         folder: What the path of a file is relative to.
+    Raises:
+        SpecError: Kind "url".
     """
+    check_local(name)
     own = folder / name
     return own if own.is_file() else shipped_configs().get(_name_of(name), own)
 

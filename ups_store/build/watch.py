@@ -77,7 +77,7 @@ class ConsoleWatcher(Watcher):
     def __init__(self, console: Console) -> None:
         self._console = console
         columns = (
-            TextColumn("{task.description:<28}"),
+            TextColumn("{task.description:<28}", markup=False),
             BarColumn(bar_width=30),
             _CountColumn(),
             _RateColumn(),

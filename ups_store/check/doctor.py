@@ -28,6 +28,7 @@ from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.verify import Report, verify_file
 from ups_store.system import files
+from ups_store.system.paths import check_local
 
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
 _MARKS = (b'"ups_store"', TAIL_MAGIC)
@@ -133,6 +134,7 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
     Raises:
         StoreNotFoundError: If there is no file.
     """
+    check_local(path)
     with files.opened(path) as fd:
         try:
             catalog = read_finished(fd, path)

@@ -9,7 +9,6 @@ import io
 import os
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ups_store.check.labelled_sample import Axis, LabelledSample, label_sample
 from ups_store.errors import needs
 from ups_store.read.gather import TIME_DIM
 from ups_store.read.protocol import AnyStore
+from ups_store.system.paths import path_of
 from ups_store.system.replacement import replace_file
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def save_preview(
         SpecError: If the array has no sample axis, or no elements.
         DiskFullError: If the file system has no room for the picture.
     """
+    target = path_of(out)  # before drawing
     with needs("plot"):
         import matplotlib
 
@@ -66,7 +67,7 @@ def save_preview(
     image = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         draw(labelled).savefig(image, format="png", dpi=_DPI)
-    replace_file(Path(out), image.getvalue())
+    replace_file(target, image.getvalue())
 
 
 def draw(sample: LabelledSample) -> Figure:

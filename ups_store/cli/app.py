@@ -9,6 +9,7 @@ import typer
 import ups_store
 from ups_store.cli import check, convert, info, show
 from ups_store.command_line import Verbs, make_app
+from ups_store.console import print_lines
 
 
 def build() -> None:
@@ -57,7 +58,7 @@ def _print_version(wanted: bool) -> None:
             if runs.compiled
             else "NumPy (ups_store._runs isn't compiled: see README, Installing)"
         )
-        print(f"ups-store {ups_store.__version__}, format {major}.{minor}, batches copied by {copies}")
+        print_lines(f"ups-store {ups_store.__version__}, format {major}.{minor}, batches copied by {copies}")
         raise typer.Exit
 
 

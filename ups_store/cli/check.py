@@ -21,6 +21,7 @@ from ups_store.console import (
     is_verbose,
     log,
     print_json,
+    print_lines,
     progress_bar,
     report,
 )
@@ -122,10 +123,10 @@ def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
 def _show_report(path: Path, found: Report, seconds: float) -> None:
     _show_problems(found.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{path}: ")
     for name, samples in found.damaged.items():
-        print(f"{path}: {counted(len(samples), 'damaged sample')} in array {name!r}")
+        print_lines(f"{path}: {counted(len(samples), 'damaged sample')} in array {name!r}")
     verdict = "ok" if found.ok else f"DAMAGED, {counted(len(found.problems), 'problem')}"
     rate = found.nbytes / max(seconds, 1e-9) / 1e9
-    print(
+    print_lines(
         f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"
         f" in {seconds:.2f} s · {rate:.2f} GB/s"
     )
@@ -134,9 +135,9 @@ def _show_report(path: Path, found: Report, seconds: float) -> None:
 def _show_problems(problems: Sequence[object], most: int, *, prefix: str) -> None:
     shown = problems if is_verbose() else problems[:most]
     for problem in shown:
-        print(f"{prefix}{problem}")
+        print_lines(f"{prefix}{problem}")
     if len(shown) < len(problems):
-        print(f"{prefix}and {counted(len(problems) - len(shown), 'more problem')}; -v shows all")
+        print_lines(f"{prefix}and {counted(len(problems) - len(shown), 'more problem')}; -v shows all")
 
 
 def doctor(
@@ -189,13 +190,14 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
 
     savable = len(found.savable)
     sound = ", sound" if found.status is Status.PACKED else ""
-    print(f"{found.path}: {found.status.value.replace('_', ' ')}{sound}")
+    print_lines(f"{found.path}: {found.status.value.replace('_', ' ')}{sound}")
     _show_problems(found.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
     if found.catalog is not None:
-        print(f"  {savable:,} of {found.num_samples:,} samples verify")
+        print_lines(f"  {savable:,} of {found.num_samples:,} samples verify")
     if found.lost_arrays:
-        print(f"  nothing verifies of {', '.join(found.lost_arrays)}")
-    print(f"  {ADVICE[found.status]}" if saved is None else f"  {counted(savable, 'sample')} saved: {saved}")
+        print_lines(f"  nothing verifies of {', '.join(found.lost_arrays)}")
+    advice = ADVICE[found.status] if saved is None else f"{counted(savable, 'sample')} saved: {saved}"
+    print_lines(f"  {advice}")
 
 
 def gc(
@@ -233,4 +235,4 @@ def gc(
             "foreign": "foreign file, left alone",
         }.get(garbage.kind, garbage.kind)
         size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
-        print(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
+        print_lines(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.console import AsJson, counted, print_json
+from ups_store.console import AsJson, counted, print_json, print_lines
 from ups_store.errors import StoreNotFoundError, needs
 from ups_store.format.identity import differences
 from ups_store.read.open import open_any
@@ -62,12 +62,12 @@ def _show_differences(
 ) -> None:
     headings = {"identity": differing, "attributes, which are no part of it": attrs}
     for heading, found in headings.items():
-        print(f"{heading}: {counted(len(found), 'difference')}" if found else f"{heading}: the same")
+        print_lines(f"{heading}: {counted(len(found), 'difference')}" if found else f"{heading}: the same")
         for key, values in found.items():
             before, after = (json.dumps(value, ensure_ascii=False) for value in values)
-            print(f"  {key}: {before} -> {after}")
+            print_lines(f"  {key}: {before} -> {after}")
     verdict = {True: "the same", False: "different", None: f"not compared, for {why_not}"}
-    print(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
+    print_lines(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
 
 
 def preview(
@@ -94,7 +94,7 @@ def preview(
     with open_any(path, partial=True) as store:
         target = out or _preview_name(store.path, sample, array)
         save_preview(store, target, sample=sample, array=array)
-    print(target)
+    print_lines(str(target))
 
 
 def _preview_name(path: Path, sample: int | None, array: str | None) -> Path:

@@ -22,6 +22,7 @@ from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
 from ups_store.read.store import Store
+from ups_store.system.paths import path_of
 from ups_store.write.target import check_not_source, check_sound, check_target
 
 # Each module writes one format, and is loaded with its library when it is first asked for.
@@ -69,7 +70,7 @@ def export_store(
     if not store.committed.all():
         hint = "finish its build first"
         raise SpecError("the store is unfinished", kind="unfinished", path=store.path, hint=hint)
-    path = Path(target).absolute()
+    path = path_of(target)
     check_not_source(path, [part.path for part in parts_of(store)])
     writer = import_module(FORMATS[to])
     check_target(path, force=force)  # before a long check of the store

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ups_store.errors import SourceError, SpecError, needs
 from ups_store.format.array_spec import ArraySpec
+from ups_store.system.paths import check_local, path_of
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
 
@@ -78,9 +79,10 @@ def import_pt(
         raise SpecError("on_error", expected="fail or skip", found=on_error)
     read: Read = import_module(READER).read_sample
     report = progress or (lambda nbytes: None)
-    paths = _files_in(Path(folder))
-    check_not_source(Path(target).absolute(), paths)
-    check_target(Path(target).absolute(), force=force)  # before a long look at the files
+    check_local(folder)
+    paths, path = _files_in(Path(folder)), path_of(target)
+    check_not_source(path, paths)
+    check_target(path, force=force)  # before a long look at the files
     good, specs, skipped = _examine(paths, read, report)
     if skipped and (on_error == "fail" or not good):
         raise _unusable(Path(folder), skipped)

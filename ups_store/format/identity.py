@@ -10,6 +10,7 @@ from typing import Any
 
 from ups_store.format.canonical import canonical_json, plain_json
 from ups_store.format.metadata import ArrayMeta
+from ups_store.printable import one_line
 
 MAX_PARTITIONS = 100_000  # five digits in the name of a file (spec 2.4)
 _KEYS = {"arrays", "constants", "content"}
@@ -111,6 +112,6 @@ def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[A
 
 def describe_differences(differing: Mapping[str, tuple[Any, Any]], *, limit: int = 8) -> str:
     """One line a difference, `key: found -> expected`, at most `limit` of them."""
-    lines = [f"{key}: {found!r} -> {expected!r}" for key, (found, expected) in differing.items()]
+    lines = [one_line(f"{key}: {found!r} -> {expected!r}") for key, (found, expected) in differing.items()]
     more = [f"and {len(lines) - limit} more"] if len(lines) > limit else []
     return "\n".join(lines[:limit] + more)

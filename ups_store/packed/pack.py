@@ -29,6 +29,7 @@ from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.protocol import AnyStore
 from ups_store.read.store import Store
 from ups_store.system import files
+from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.system.replacement import OWN_USE, take_over_permissions
 from ups_store.write.create import create, identity_of
@@ -86,7 +87,7 @@ def pack_store(
         hint = "unpack it with `ups-store unpack`; of a store in partitions pack each"
         found = type(store).__name__
         raise SpecError("pack", kind="packed", path=store.path, expected="a Store", found=found, hint=hint)
-    path = Path(target).absolute()
+    path = path_of(target)
     check_not_source(path, [store.path])
     check_target(path, force=force)
     metas = _metas(store)
@@ -213,7 +214,7 @@ def unpack_store(
         CorruptChunkError: If a chunk is damaged, or the result isn't what was packed.
         DiskFullError: If there is no room for the whole store.
     """
-    path = Path(target).absolute()
+    path = path_of(target)
     check_not_source(path, [packed.path])
     place = check_target(path, force=force)
     unfinished = place.with_name(place.name + UNPACKING_SUFFIX)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ups_store.errors import FormatError, SpecError, StoreNotFoundError, StoreReplacedError
+from ups_store.printable import printable
 from ups_store.read.catalog import read_finished
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
@@ -138,7 +139,8 @@ def _open_copy(
     assert not partial  # what is under construction isn't preloaded
     fd = files.open_sealed(copy_path)
     if fd is None:
-        warnings.warn(f"{path}: its copy in RAM, {copy_path}, is gone: the file is used", stacklevel=3)
+        gone = f"{path}: its copy in RAM, {copy_path}, is gone: the file is used"
+        warnings.warn(printable(gone), stacklevel=3)
         return None
     try:
         options: dict[str, Any] = {"access": access, "verify": verify, "is_copy": True}

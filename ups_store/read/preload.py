@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreReplacedError
+from ups_store.printable import printable
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.store_file import StoreFile
 from ups_store.system import files, mappings
@@ -180,7 +181,8 @@ def preload(
         report = _choose(job) if request.mode == "auto" else _load(job, request.mode)
     finally:
         files.close(fd)
-    logger.info("%s: preload mode %s in %.2f s: %s", file.path, report.mode, report.seconds, report.why)
+    done = f"{file.path}: preload mode {report.mode} in {report.seconds:.2f} s: {report.why}"
+    logger.info(printable(done))
     return report
 
 

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from ups_store.format.metadata import ArrayMeta
+from ups_store.printable import one_line
 
 MAX_ROWS = 20  # arrays that are shown; there may be thousands
 _MAX_TEXT = 160  # characters of the identity
@@ -17,7 +18,7 @@ def text_of(title: str, metas: Iterable[ArrayMeta], identity: Mapping[str, Any])
     """Several lines: what it is, a line for each array, and what it was made from."""
     rows, more = _rows(metas)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"<{_printable(title)}>"]
+    lines = [f"<{one_line(title)}>"]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(f"    {'  '.join(cells)}".rstrip())
@@ -31,7 +32,7 @@ def html_of(title: str, metas: Iterable[ArrayMeta], identity: Mapping[str, Any])
     table = "".join(f"<tr>{row}</tr>" for row in cells)
     rest = "".join(f"<div>{escape(line)}</div>" for line in [*more, *_ends(identity)])
     head = "<tr><th>array</th><th>axes</th><th>dtype</th><th></th></tr>"
-    return f"<div><b>{escape(_printable(title))}</b><table>{head}{table}</table>{rest}</div>"
+    return f"<div><b>{escape(one_line(title))}</b><table>{head}{table}</table>{rest}</div>"
 
 
 def _rows(metas: Iterable[ArrayMeta]) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -46,16 +47,11 @@ def _rows(metas: Iterable[ArrayMeta]) -> tuple[list[tuple[str, ...]], list[str]]
 
 
 def _axes(meta: ArrayMeta) -> str:
-    axes = (f"{_printable(dim)}: {length:,}" for dim, length in zip(meta.dims, meta.shape, strict=True))
+    axes = (f"{one_line(dim)}: {length:,}" for dim, length in zip(meta.dims, meta.shape, strict=True))
     return f"({', '.join(axes)})"
 
 
 def _ends(identity: Mapping[str, Any]) -> list[str]:
     text = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in identity.items())
     text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
-    return [f"Identity: {_printable(text)}"] if text else []
-
-
-def _printable(text: str) -> str:
-    """The text without what moves a terminal's cursor: such characters as their escapes."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+    return [f"Identity: {one_line(text)}"] if text else []

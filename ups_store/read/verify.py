@@ -24,6 +24,7 @@ from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import Entry
+from ups_store.printable import one_line
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.system import files
 
@@ -61,7 +62,7 @@ class Problem:
         where += [f"array {self.array!r}"] if self.array else []
         where += [f"sample {self.sample}"] if self.sample is not None else []
         where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
-        return f"{', '.join(where)}: {self.kind} {self.detail} (spec {self.clause})"
+        return one_line(f"{', '.join(where)}: {self.kind} {self.detail} (spec {self.clause})")
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,26 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ups_store.sources.contents import Selection, SourceInfo
-    from ups_store.sources.declaration import TaskDeclaration
+    from ups_store.sources.declaration import LocalPath, TaskDeclaration
     from ups_store.sources.source import Source, open_source
     from ups_store.sources.tasks import TASKS, Task, get_task
 
-__all__ = ["TASKS", "Selection", "Source", "SourceInfo", "Task", "TaskDeclaration", "get_task", "open_source"]
+__all__ = [
+    "TASKS",
+    "LocalPath",
+    "Selection",
+    "Source",
+    "SourceInfo",
+    "Task",
+    "TaskDeclaration",
+    "get_task",
+    "open_source",
+]
 
 _HOMES = {
     "Selection": "contents",
     "SourceInfo": "contents",
+    "LocalPath": "declaration",
     "TaskDeclaration": "declaration",
     "Source": "source",
     "open_source": "source",

@@ -9,14 +9,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ups_store.errors import ConfigError, needs
+from ups_store.errors import ConfigError, SpecError, needs
 from ups_store.format.metadata import is_name
 from ups_store.sources.contents import AXIS_NAMES
+from ups_store.system.paths import check_local
 
 with needs("hdf5"):
-    from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 # What an axis is called in a configuration, where only The Well's tensors have columns.
 AXIS_LETTERS = {name: letter for letter, name in AXIS_NAMES.items() if letter != "d"}
@@ -31,6 +33,21 @@ class DeclaredSection(BaseModel):
 
     # deferred: only what is used builds its schema; all of them take 15 ms of every start
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+def _local(value: object) -> object:
+    """The value, unless it is a URL; the code that catches the error knows the key."""
+    try:
+        if isinstance(value, str | Path):
+            check_local(value)
+    except SpecError as error:
+        error.problem, error.found = "", error.path
+        raise
+    return value
+
+
+LocalPath = Annotated[Path, BeforeValidator(_local)]
+"""A path in a configuration: a URL is an error that names its key."""
 
 
 def _wrong(expected: object, found: object, hint: str | None = None) -> ConfigError:

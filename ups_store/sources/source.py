@@ -32,6 +32,7 @@ from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.parameters import NumberPart
 from ups_store.sources.regions import Place, chunk_length, place_of, read_samples
 from ups_store.sources.tasks import Task
+from ups_store.system.paths import check_local
 
 __all__ = ["ArrayInfo", "Selection", "Source", "SourceInfo", "check_same_grid", "open_source"]
 
@@ -65,6 +66,7 @@ def open_source(
         ExternalDataError: If data lies in other files, and isn't allowed to, or one of them is missing.
         ConfigError: If `follow` isn't a folder.
     """
+    check_local(path)
     path = Path(path)
     outer = OuterFiles(path, None if follow is None else Path(follow), note=note)
     file = LinkedFile(open_hdf5(path), path, outer)

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 from ups_store.errors import ConfigError, SourceError, did_you_mean
 from ups_store.sources.tasks import Task
+from ups_store.system.paths import check_local
 
 _SUFFIXES = (".h5", ".hdf5")
 _MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
@@ -94,6 +95,7 @@ def find_sources(
         ConfigError: If the split is unknown.
     """
     split = canonical_split(split)
+    check_local(root)
     root = Path(root)
     if not os.path.isdir(root):  # unlike Path.is_dir, False for names that can't exist
         raise _bad_root(root, "not a folder" if os.path.lexists(root) else "no such folder")
@@ -135,6 +137,7 @@ def _declared_files(root: Path, task: Task, split: str) -> list[Path]:
 def _named_files(root: Path, files: Iterable[str], *, key: str) -> list[Path]:
     found = []
     for pattern in files:
+        check_local(pattern)
         as_path = Path(root, pattern)  # an absolute pattern stays itself
         is_one = os.path.lexists(as_path)
         names = [pattern] if is_one else glob.glob(pattern, root_dir=root, recursive=True)

@@ -16,6 +16,7 @@ from ups_store.errors import SpecError, StoreNotFoundError
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 4095  # PATH_MAX without the NUL behind it
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+")  # two letters at least: "c:/" is none; "cache::s3" is one
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(\.packed)?\.zarr\.zip)")
 
 
@@ -26,7 +27,7 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
         path: As the caller gave it.
         suffix_nbytes: Bytes that are going to be appended to its name.
     Raises:
-        SpecError: If it is no text, holds a NUL character, or is too long.
+        SpecError: If it is no text, holds a NUL character, or is too long; kind "url" if it is a URL.
     """
     text: object = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -36,6 +37,7 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
     if "\0" in text:
         hint = "check how the path was made"
         raise SpecError("path holds a NUL character", kind="path", path=repr(text), hint=hint)
+    check_local(text)
     absolute = Path(text).absolute()
     _check_length(absolute, suffix_nbytes)
     return absolute
@@ -57,6 +59,30 @@ def _check_length(path: Path, suffix_nbytes: int) -> None:
                 found=found,
                 hint="choose a shorter one",
             )
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Refuse a URL, of which `pathlib` would make a name here: "s3:/bucket/a" of "s3://bucket/a".
+
+    Raises:
+        SpecError: Kind "url", with the URL as `path`; also of "file://", whose path can be given itself.
+    """
+    text = os.fspath(path)
+    scheme, found, rest = text.partition(":/")
+    if not found or not _SCHEME.fullmatch(scheme):
+        return
+    if not rest.startswith("/") and os.path.lexists(f"{scheme}:"):  # a folder of that name is meant
+        return
+    name = rest.lstrip("/")
+    hint = "copy the file here; a later version will read it in place with `pip install 'ups-store[s3]'`"
+    is_file = scheme.lower() == "file"
+    raise SpecError(
+        "this is a URL",
+        kind="url",
+        path=f"{scheme}:///{name}" if is_file else f"{scheme}://{name}",
+        expected="a path on this machine",
+        hint=f"say /{name}" if is_file else hint,
+    )
 
 
 def partition_path(path: Path, number: int, count: int) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from ups_store.errors import SampleIndexError, SpecError
+from ups_store.printable import one_line
 from ups_store.read.base import BaseStore
 from ups_store.read.gather import Samples, check_indices, names_of
 from ups_store.read.open import open_any
@@ -291,10 +292,10 @@ def _check_dtype(dtype: object, *, views: bool) -> None:
 
 def in_words(name: str, facts: Mapping[str, object]) -> str:
     """What `repr` gives for an object of which these facts are known."""
-    return f"<{name}: " + "; ".join(f"{key}: {value}" for key, value in facts.items()) + ">"
+    return one_line(f"<{name}: {'; '.join(f'{key}: {value}' for key, value in facts.items())}>")
 
 
 def as_table(name: str, facts: Mapping[str, object]) -> str:
     """The same as HTML, for notebooks."""
     rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
-    return f"<table><caption>{html.escape(name)}</caption>{''.join(rows)}</table>"
+    return one_line(f"<table><caption>{html.escape(name)}</caption>{''.join(rows)}</table>")

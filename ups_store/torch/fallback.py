@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch.utils.data import Dataset
 
 from ups_store.errors import NotCommittedError, StoreNotFoundError
+from ups_store.printable import printable
 from ups_store.read.open import open_store
 from ups_store.read.store import Store
 from ups_store.torch.dataset import StoreDataset
@@ -77,5 +78,5 @@ def _incomplete(store: Store) -> NotCommittedError:
 
 
 def _logged(path: Path, opened: OpenedDataset) -> OpenedDataset:
-    logger.info("%s: %s: %s", path, opened.rung, opened.reason)
+    logger.info(printable(f"{path}: {opened.rung}: {opened.reason}"))
     return opened

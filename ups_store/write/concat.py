@@ -18,6 +18,7 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.read.open import open_store
 from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
+from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target
@@ -81,7 +82,7 @@ def concat_stores(
     """
     if not stores:
         raise SpecError("nothing to concatenate", kind="concat", expected="one store or more", found="none")
-    path = Path(target).absolute()
+    path = path_of(target)
     check_not_source(path, [part.path for store in stores for part in parts_of(store)])
     check_target(path, force=force)
     for other in stores[1:]:
@@ -118,7 +119,7 @@ def split_store(
             something else that exists, kind "exists", or the store, forced or not, kind "same_file".
         CorruptChunkError: If the store is damaged.
     """
-    names = [Path(target).absolute() for target in targets]
+    names = [path_of(target) for target in targets]
     if not names or len(names) != len(samples) or len(set(names)) < len(names):
         found = f"{len(names)} targets, {len(samples)} ranges"
         raise SpecError("targets", kind="split", expected="distinct ones, one per range", found=found)

@@ -258,7 +258,7 @@ def test_baselines_without_an_evaluation_have_no_effect_which_is_told(run: Path)
 def test_build_of_a_quiet_training_is_quiet(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_quiet: bool
 ) -> None:
-    monkeypatch.setattr("ups.output._terminals", [Console(quiet=is_quiet)])
+    monkeypatch.setattr("ups_store.console.console", Console(quiet=is_quiet))
     build_fields(config_path=run / "run.yaml", overrides=[], is_first=True, note=discard)
     assert ("burgers1d_train.zarr.zip" in capfd.readouterr().err) is not is_quiet
 

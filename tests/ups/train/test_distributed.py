@@ -24,6 +24,7 @@ from ups.train.distributed import Ranks, joined_ranks
 from ups.train.state import check_batch
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
+from ups_store.errors import ConfigError as StoreConfigError
 from ups_store.torch import DataOrder
 
 REPO = Path(__file__).resolve().parents[3]
@@ -209,6 +210,16 @@ def test_ranks_that_contradict_each_other_are_refused(variables: dict[str, str])
         joined_ranks("cpu", timeout_s=1, note=print, variables=variables),
     ):
         pass
+
+
+def test_processes_of_a_scheduler_that_would_all_train_the_same_are_refused() -> None:
+    variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+    with (
+        pytest.raises(StoreConfigError, match=r"process 1 of 2 that Slurm started.*torchrun") as caught,
+        joined_ranks("cpu", timeout_s=1, note=print, variables=variables),
+    ):
+        pass
+    assert caught.value.kind == "one_of_several"
 
 
 def test_process_without_torchrun_is_alone() -> None:

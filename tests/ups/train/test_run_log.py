@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import os
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, Mis
 from ups.train.log import RunLog
 from ups.train.meter import StartupClock, StepClock, measuring, process_began, startup_phase
 from ups.train.run import run_stage, unused_in_one_stage, unused_settings
-from ups.train.sinks import GpuWatch
+from ups.train.sinks import GpuWatch, JsonLines
 from ups.train.trainer import Trainer
 
 
@@ -71,6 +72,22 @@ def with_wandb(folder: Path, *overrides: str, **settings: Any) -> RunConfig:
     values = make_config(folder, *overrides).model_dump()
     values["logging"] = {"wandb": {"enabled": True, "project": "waves", **settings}}
     return RunConfig.model_validate(values, context={"tasks": ()})
+
+
+def test_every_line_of_the_log_says_where_it_is_from_and_is_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPS_RUN_ID", "nightly")
+    log = JsonLines(tmp_path / "log.jsonl")
+    for value in (0.5, float("nan")):
+        log.write({"event": "step", "loss/error": value, "note": "\x9b2J\x7f"})
+    log.close(has_failed=False)
+    text = (tmp_path / "log.jsonl").read_text()
+    assert all(" " <= c <= "~" or c == "\n" for c in text)
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+    assert [line["loss/error"] for line in lines] == [0.5, None]
+    origin = {"rank": 0, "host": os.uname().nodename, "pid": os.getpid(), "run": "nightly"}
+    assert all(origin.items() <= line.items() for line in lines)
 
 
 # --- Weights & Biases ----------------------------------------------------------------------------------
