@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import TruncatedError
+from ups_store.errors import FormatError, TruncatedError
 from ups_store.format.build_tail import HOW_TO_REPLACE, TailHeader, is_committed, parse_tail_header
 from ups_store.format.checksum import crc32, crc32_each
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout
@@ -66,10 +66,14 @@ def read_building_file(fd: int, path: Path) -> Building:
     Raises:
         FormatError: If it is neither resumable nor finished: damaged, or not ours.
     """
+    try:
+        return Building(State.FINISHED, read_finished(fd, path), None)
+    except FormatError as error:  # while it is built, there is no end yet
+        flaw = error
     catalog = read_building(fd, path)
     layout, nbytes = catalog.layout, files.size(fd)
     if nbytes == layout.file_nbytes:
-        return Building(State.FINISHED, read_finished(fd, path), None)
+        raise flaw
     if nbytes != layout.building_nbytes:
         raise TruncatedError(
             "unfinished file has a wrong length",
