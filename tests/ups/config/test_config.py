@@ -189,7 +189,7 @@ def test_list_over_keys_of_an_included_file_names_the_file(tmp_path: Path) -> No
     path = tmp_path / "run.yaml"
     (tmp_path / "base.yaml").write_text("stages: {autoencoder: {epochs: 1}}\n")
     path.write_text("include: base.yaml\nstages: [1]\n")
-    assert str(error_of(path=path)).startswith(f"{path}: a list and keys don't merge; ")
+    assert str(error_of(path=path)).startswith(f"{path}: stages: a list and keys don't merge; ")
 
 
 def test_missing_task_is_named() -> None:
