@@ -36,7 +36,7 @@ def test_losses_are_those_that_are_counted_directly(source: str, target: Any, nu
     out = np.empty((len(values), 3), target)[:, 1]
     loss = cast_into(out, values)
     assert (loss.num_zero, loss.num_inf) == counted(out, values)
-    np.testing.assert_array_equal(out, values.astype(target))
+    np.testing.assert_array_equal(out.astype(np.float64), values.astype(target).astype(np.float64))
     if loss.num_inf:
         finite = values[np.isfinite(values)]
         assert (loss.low, loss.high) == (finite.min(), finite.max())
