@@ -19,6 +19,7 @@ from ups_store.console import (
     is_verbose,
     log,
     print_json,
+    print_lines,
     progress_bar,
 )
 from ups_store.errors import SpecError
@@ -62,7 +63,7 @@ def _tell_written(path: Path, num_samples: int) -> None:
     """The path to stdout, for programs; counts and size to stderr."""
     written = [path, *path.rglob("*")] if path.is_dir() else [path]
     nbytes = sum(file.stat().st_size for file in written if file.is_file())
-    print(path)
+    print_lines(str(path))
     log(f"{path}: wrote {counted(num_samples, 'sample')}, {format_nbytes(nbytes)}")
 
 
@@ -106,7 +107,7 @@ def import_pt(
     _show_refused(folder, done.refused)
     if not as_json:
         left_out = counted(len(done.refused), "file")
-        print(f"{done.path}: {counted(done.num_samples, 'sample')}, {left_out} left out")
+        print_lines(f"{done.path}: {counted(done.num_samples, 'sample')}, {left_out} left out")
 
 
 def _parsed_map(given: Sequence[str]) -> dict[str, str]:
@@ -231,7 +232,7 @@ def pack(
             print_json(asdict(report))
         else:
             ratio = report.mapped_nbytes / report.nbytes
-            print(f"{report.path}: {format_nbytes(report.nbytes)}, {ratio:.2f} times smaller")
+            print_lines(f"{report.path}: {format_nbytes(report.nbytes)}, {ratio:.2f} times smaller")
 
 
 def unpack(

@@ -16,6 +16,7 @@ from ups_store.convert.pt_file import PtFile, read_regular
 from ups_store.errors import SourceError, SpecError, StoreError, needs
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import is_name
+from ups_store.system.paths import check_local, path_of
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
 
@@ -148,9 +149,10 @@ def import_pt(
     if on_error not in ("fail", "skip"):
         raise SpecError("on_error", expected="fail or skip", found=on_error)
     names, report = Names(dict(map or {}), frozenset(ignore)), progress or (lambda nbytes: None)
-    paths = _files_in(Path(folder), pattern)
-    check_not_source(Path(target).absolute(), paths)
-    check_target(Path(target).absolute(), force=force)  # before a long look at the files
+    check_local(folder)
+    paths, path = _files_in(Path(folder), pattern), path_of(target)
+    check_not_source(path, paths)
+    check_target(path, force=force)  # before a long look at the files
     found = _examine(paths, names, report)
     if found.refused and (on_error == "fail" or not found.good):
         raise _refused_error(Path(folder), found)

@@ -156,7 +156,7 @@ NO_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "fifo": (_fifo, "expected a regular file, found a FIFO"),
     "folder": (lambda path: path.mkdir(), "expected a regular file, found a folder"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "expected a regular file, found a device"),
-    "dangling": (lambda path: path.symlink_to("gone"), "no such file"),
+    "dangling": (lambda path: path.symlink_to("gone"), "a symbolic link to what isn't there"),
 }
 
 
