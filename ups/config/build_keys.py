@@ -52,6 +52,13 @@ OLD_KEYS: dict[str, frozenset[str]] = {
     for section in ("data", "training")
 }
 
+# Beginnings of keys that say where something is or how it is done, not what is trained or stored.
+PLACES = (
+    *("checkpoint.", "logging.", "training.log_", "training.device", "training.rank_timeout_s"),
+    *("training.num_workers", "training.pin_memory", "training.prefetch_factor", "training.preload"),
+    *("training.use_parallel_encoding", "training.latent_cache_dir"),
+)
+
 LISTS_KEYS = "`ups train --config demo --print-config`"
 _LATENT_DTYPE = "float16"
 _CHECKPOINT = "autoencoder.safetensors"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 CHECKPOINT_VERSION = 1
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_NBYTES = 100_000_000  # as in safetensors
+_NBYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+_MOST_AXES = 64
 # safetensors writes the entries of `__metadata__` in any order; a single one makes files repeat to the byte.
 _METADATA_KEY = "ups"
 _DIGEST_KEY = "tensors_sha256"
@@ -127,7 +135,9 @@ def _read_ours(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
         ours: dict[str, Any] = json.loads(header["__metadata__"][_METADATA_KEY])
         version, found = ours["version"], ours["kind"]
         ours["document"] = dict(ours["document"])
-    except (KeyError, TypeError, ValueError) as error:
+        if type(version) is not int:
+            raise TypeError
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise _not_ours(path, "the header has no document of ours") from error
     if version > CHECKPOINT_VERSION:
         raise CheckpointError(
@@ -212,13 +222,27 @@ def _read_header(path: Path, *, kind: str | None = None) -> tuple[dict[str, Any]
 
 
 def _parse_header(path: Path, text: bytes) -> tuple[dict[str, Any], int]:
-    """The header, and the end of the last tensor counted from the first one's start."""
+    """The header, in which all tensors lie back to back, and the end of the last one."""
     try:
         header = json.loads(text)
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return header, max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        places = sorted((entry["data_offsets"], name) for name, entry in entries.items())
+        end = 0
+        for offsets, name in places:
+            if offsets != [end, end + _nbytes_of(entries[name])]:
+                raise _not_ours(path, f"tensor {name[:100]!r} isn't where its shape and the others put it")
+            end = offsets[1]
+        return header, end
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise _not_ours(path, "its header isn't that of safetensors") from error
+
+
+def _nbytes_of(entry: Mapping[str, Any]) -> int:
+    """Bytes of a tensor; raises KeyError for an unknown dtype, ValueError for a shape that can't be."""
+    shape = entry["shape"]
+    if len(shape) > _MOST_AXES or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape):
+        raise ValueError
+    return math.prod(shape) * _NBYTES[entry["dtype"]]
 
 
 def missing_checkpoint(path: Path, *, hint: str | None) -> CheckpointError:

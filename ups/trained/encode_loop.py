@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.errors import CheckpointError, needs
+from ups.errors import CheckpointError
 from ups.grid import FIELDS, latent_of
 from ups.output import Note
 from ups.trained.encoder import ComputeDtype, LatentEncoder
@@ -135,8 +135,8 @@ class BatchEncoder:
             batch: Arrays by name, shape (B, ...), physical units.
             samples: Their numbers in the store, shape (B,).
         Returns:
-            `latent` (B, T, L, D) and `latent_input` (B, L, D) in the store's dtype, new arrays; what isn't
-            encoded as it is.
+            `latent` (B, T, L, D) and `latent_input` (B, L, D), float32, new arrays, for the build to cast;
+            what isn't encoded as it is.
         """
         return self.begin(batch, samples=samples)()
 
@@ -188,7 +188,7 @@ class BatchEncoder:
         """Begin the micro-batches of one array, and return where the latents will be."""
         values = batch[array] if array == FIELDS else batch[array][:, None]
         cut = MicroBatches(values.shape[1], largest=self.micro_batch)
-        out = np.empty((*values.shape[:2], *self.encoder.latent_shape), self._dtype)
+        out = np.empty((*values.shape[:2], *self.encoder.latent_shape), np.float32)
         parameters = {name: batch[name] for name in self.encoder.spec.parameters if name in batch}
         assert self._lanes is not None
         for rows, places in cut.places(samples):
@@ -223,15 +223,6 @@ class BatchEncoder:
         import torch
 
         return torch.empty(shape, pin_memory=self._pin_memory and self.encoder.device.startswith("cuda"))
-
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        if self.encoder.latent_dtype == "bfloat16":
-            with needs("bfloat16"):
-                import ml_dtypes
-
-            return np.dtype(ml_dtypes.bfloat16)
-        return np.dtype(self.encoder.latent_dtype)
 
 
 def make_encoder(

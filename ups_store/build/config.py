@@ -97,7 +97,7 @@ class CacheConfig(DeclaredSection):
 class EncodingConfig(DeclaredSection):
     """How a build encodes."""
 
-    encoder: str = Field("ups", description="entry point or module:callable; none: store the fields")
+    encoder: str = Field("ups", description="entry point, or module:callable as an override; none: fields")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     compute_dtype: ComputeDtype = Field("float32", description="of encoding")
     micro_batch: Count = Field(256, description="frames that are encoded together; decides the last bits")

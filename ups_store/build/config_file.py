@@ -1,17 +1,19 @@
 """Reading configurations: YAML files with `include:`, and dotted overrides `key=value` with values in YAML.
 
-Texts are bounded in length and depth before a parser sees them, as parsers recurse.
+Texts are bounded in length, depth and what aliases expand to before a parser sees them; `references` bounds
+what is left. A file alone can neither import code nor let what is stored depend on the environment.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ups_store.build.other_keys import load_other_keys
+from ups_store.build.references import Literal, References
 from ups_store.build.shipped import find_config, near_config
 from ups_store.errors import ConfigError, needs
 from ups_store.old_names import with_present_names
@@ -23,9 +25,19 @@ with needs("hdf5"):
 
 MAX_DEPTH = 32  # lists and mappings within each other; parsers recurse, some on the C stack
 
-MAX_REFERENCES = 1000  # ${...}; each takes a while to resolve
+MAX_REFERENCES = 1000  # ${...}; OmegaConf takes a while to parse each
+
+MAX_NODES = 10_000  # values of a file, with those that aliases repeat
+
+MAX_FILES = 100  # that include each other
 
 MAX_BYTES = 1 << 20  # of a file: a configuration has a few kB
+
+# Keys that say where something is or how it is done, not what is stored: they may depend on the environment.
+PLACES = (
+    *("data.root", "data.follow_external", "cache.dir", "reading."),
+    *("latent.checkpoint", "latent.device", "latent.pin_memory"),
+)
 
 # What to do about texts that aren't a configuration, by a part of what the parser says.
 _HINTS = {
@@ -63,44 +75,106 @@ def read_config(
     Returns:
         Nested dictionaries, with references `${...}` resolved.
     Raises:
-        ConfigError: If something can't be read, isn't YAML, or doesn't go together.
+        ConfigError: If something can't be read, isn't YAML, or doesn't go together; kind "from_environment"
+            for `${oc.env:...}` in what decides a store, "encoder_not_allowed" for a `latent.encoder` of the
+            kind `module:callable` that neither `flags` nor `overrides` say.
     """
     path = source if isinstance(source, Path) else None
     try:
-        keys = {} if source is None or isinstance(source, Path) else dict(source)
-        file = _present(OmegaConf.create(keys)) if path is None else read_yaml(path)
+        keys = {} if source is None or isinstance(source, Path) else source
+        file = _present(keys) if path is None else read_yaml(path)
         said = parse_overrides(overrides)
-        check_like(OmegaConf.to_container(file), OmegaConf.to_container(said))
+        check_like(file, said)
         if adjust is not None:
-            file = OmegaConf.create(adjust(OmegaConf.to_container(file), OmegaConf.to_container(said)))
-        merged = OmegaConf.merge(file, _nested(flags or {}), said)
-        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+            file = adjust(file, said)
+        merged = _merged(_merged(file, nested := _nested(flags or {}), path=path), said, path=path)
+        references = References(merged, path=path)
+        values = references.resolved()
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
-    except TypeError as error:  # OmegaConf's, which names no key
-        hint = "say the same kind here and in the files that it includes"
-        raise ConfigError("a list and keys don't merge", path=path, hint=hint) from error
-    assert isinstance(values, dict)
-    named = {str(key): value for key, value in values.items()}
-    if isinstance(data := named.setdefault("data", {}), dict) and data.get("root") is None:
+    except RecursionError as error:
+        raise ConfigError("keys within too many others", kind="too_deep", path=path) from error
+    if references.variables:
+        _check_environment(references.variables, path=path)
+    _check_encoder(values, [_encoder_of(nested), _encoder_of(said)], path=path)
+    if isinstance(data := values.setdefault("data", {}), dict) and data.get("root") is None:
         data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
-    return named
+    return values
 
 
-def _nested(flags: Mapping[str, Any]) -> Any:
-    config = OmegaConf.create({})
+def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of flags, which are meant as they are written: only YAML and overrides refer to other values."""
+    nested: dict[str, Any] = {}
     for key, value in flags.items():
-        OmegaConf.update(config, key, _literal(value) if isinstance(value, str) else value)
-    return config
+        *sections, name = key.split(".")
+        inner = nested
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = _literal(value)
+    return nested
 
 
-def _literal(text: str) -> str:
-    """The text escaped: a flag is meant as it is written, only YAML and overrides refer to other values."""
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+def _literal(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_literal(each) for each in value]
+    return Literal(value) if isinstance(value, str) else value
 
 
-def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
-    """A file's values over those of the files that it includes, as an OmegaConf dictionary.
+def _merged(old: Any, new: Any, key: str = "", *, path: Path | None) -> Any:
+    """The newer of two values; keys of both where both have some."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        both = {
+            name: _merged(old[name], value, f"{key}.{name}", path=path) if name in old else value
+            for name, value in new.items()
+        }
+        return {**old, **both}
+    if isinstance(new, dict) and isinstance(old, str) and "${" in old:
+        hint = f"say all keys of {key[1:]} instead of {old[:100]}"
+        raise ConfigError(f"{key[1:]}: keys and a reference don't merge", path=path, hint=hint)
+    if {type(old), type(new)} == {dict, list}:
+        hint = "say the same kind here and in the files that it includes"
+        raise ConfigError(f"{key[1:]}: a list and keys don't merge", path=path, hint=hint)
+    return new
+
+
+def _check_environment(variables: Mapping[str, str], *, path: Path | None) -> None:
+    """Refuse a variable in what decides a store or a training: the same file would mean another elsewhere."""
+    allowed = (*PLACES, *(place for others in load_other_keys() for place in others.PLACES))
+    for key, name in variables.items():
+        if not key.startswith(allowed):
+            raise ConfigError(
+                f"{key} decides what is stored, and that must not depend on the environment",
+                kind="from_environment",
+                path=path,
+                expected="a value",
+                found=f"${{oc.env:{name}}}",
+                hint=f'let the shell say it on the command line: {key}="${name}"',
+            )
+
+
+def _check_encoder(values: Mapping[str, Any], said: Sequence[Any], *, path: Path | None) -> None:
+    """Refuse code that only a file or a checkpoint names; entry points are code that was installed."""
+    name = _encoder_of(values)
+    if isinstance(name, str) and ":" in name and name not in said:
+        raise ConfigError(
+            "latent.encoder names code to import, which the command line has to allow",
+            kind="encoder_not_allowed",
+            path=path,
+            expected="the name of an entry point",
+            found=repr(name),
+            hint=f"if you trust it, add the override latent.encoder={name}",
+        )
+
+
+def _encoder_of(values: Mapping[str, Any]) -> Any:
+    latent = values.get("latent")
+    return latent.get("encoder") if isinstance(latent, dict) else None
+
+
+def read_yaml(
+    path: Path, *, including: tuple[Path, ...] = (), read: list[Path] | None = None
+) -> dict[Any, Any]:
+    """A file's values over those of the files that it includes, with references as they are written.
 
     `include:` names one file or a list of them, relative to the file that it stands in, or shipped ones;
     later ones win.
@@ -110,34 +184,58 @@ def read_yaml(path: Path, *, including: tuple[Path, ...] = ()) -> Any:
     if real in including:
         chain = " -> ".join(file.name for file in (*including, real))
         raise ConfigError("files include each other in a circle", path=path, found=chain)
+    read = [] if read is None else read
+    read.append(real)
+    if len(read) > MAX_FILES:
+        raise ConfigError("files include others", kind="too_long", path=path, expected=f"at most {MAX_FILES}")
     own = _read_one(path, hint=f"check `include` in {including[-1].name}" if including else None)
     included = own.pop("include", None) or []
-    names = [included] if isinstance(included, str) else list(included)
-    found = [find_config(Path(str(name)), folder=path.parent) for name in names]
-    parts = [read_yaml(file, including=(*including, real)) for file in found]
-    return OmegaConf.merge(*parts, _present(own, path=path))
+    names = included if isinstance(included, list) else [included]
+    values: dict[Any, Any] = {}
+    for name in names:
+        file = find_config(Path(str(name)), folder=path.parent)
+        values = _merged(values, read_yaml(file, including=(*including, real), read=read), path=path)
+    merged: dict[Any, Any] = _merged(values, _present(own, path=path), path=path)
+    return merged
 
 
-def _present(values: Any, *, path: Path | None = None) -> Any:
-    """A source's values under the present names of their keys."""
+def _present(values: Mapping[Any, Any], *, path: Path | None = None) -> dict[Any, Any]:
+    """A source's values under the present names of their keys; new dictionaries and lists."""
     try:
-        given = OmegaConf.to_container(values)
-        return OmegaConf.create(with_present_names(given) if isinstance(given, dict) else given)
+        return with_present_names(values)
     except ValueError as error:
         raise ConfigError(str(error), path=path) from error
 
 
 def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
-    """Refuse YAML that nests deeper than `MAX_DEPTH`, without recursion; of syntax others judge."""
+    """Refuse YAML that is too deep or grows too large by its aliases, without recursion or making it.
+
+    Of its syntax others judge.
+    """
     if (found := text.count("${")) > MAX_REFERENCES:
         expected = f"at most {MAX_REFERENCES} references ${{...}}"
         raise ConfigError(subject, kind="too_long", path=path, expected=expected, found=found)
-    depth = 0
+    num_nodes, sizes = 0, dict[str, int]()
+    begun: list[tuple[str | None, int]] = []  # collections: anchor, nodes before
     try:
         for event in yaml.parse(text, Loader=_LOADER):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
+            if isinstance(event, yaml.CollectionStartEvent):
+                begun.append((event.anchor, num_nodes))
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+                sizes[anchor or ""] = num_nodes - before
+            elif isinstance(event, yaml.NodeEvent):
+                num_nodes += sizes.get(str(event.anchor), 1) if isinstance(event, yaml.AliasEvent) else 1
+            if num_nodes > MAX_NODES:
+                raise ConfigError(
+                    subject,
+                    kind="too_long",
+                    path=path,
+                    expected=f"at most {MAX_NODES:,} values, with those that aliases repeat",
+                    found="more",
+                    hint="write values out instead of using aliases",
+                )
+            if len(begun) > MAX_DEPTH:
                 raise ConfigError(
                     subject,
                     kind="too_deep",
@@ -150,7 +248,7 @@ def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
         return
 
 
-def _read_one(path: Path, *, hint: str | None) -> Any:
+def _read_one(path: Path, *, hint: str | None) -> dict[Any, Any]:
     hint = hint or _hint_of_name(path)
     text = _read_text(path, hint=hint)
     check_shallow(text, subject="configuration", path=path)
@@ -162,7 +260,14 @@ def _read_one(path: Path, *, hint: str | None) -> Any:
         raise _not_yaml(path, error) from error
     if not OmegaConf.is_dict(loaded):
         raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
-    return loaded
+    return _plain(loaded)
+
+
+def _plain(config: Any) -> dict[Any, Any]:
+    """An OmegaConf dictionary as it is written."""
+    values: Any = OmegaConf.to_container(config)
+    assert isinstance(values, dict)
+    return values
 
 
 def _hint_of_name(path: Path) -> str:
@@ -191,8 +296,8 @@ def _not_yaml(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"is not YAML ({reason})", path=path, hint=hint)
 
 
-def parse_overrides(overrides: Sequence[str]) -> Any:
-    """Values of overrides, as an OmegaConf dictionary; later ones win."""
+def parse_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
+    """Values of overrides, with references as they are written; later ones win."""
     for override in overrides:
         if "=" not in override:
             raise ConfigError(
@@ -204,7 +309,7 @@ def parse_overrides(overrides: Sequence[str]) -> Any:
             raise ConfigError("override", kind="too_deep", expected=expected, found="more")
         check_shallow(value, subject=f"override {key}")
     try:
-        return _present(OmegaConf.from_dotlist(list(overrides)))
+        return _present(_plain(OmegaConf.from_dotlist(list(overrides))))
     except (OmegaConfBaseException, ConfigError):
         raise
     except Exception as error:  # the YAML parser's own tree of errors

@@ -7,7 +7,7 @@ This package brings no encoder. One is named as `module:callable`, or by an entr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
@@ -20,6 +20,7 @@ from ups_store.errors import ConfigError, MissingExtraError, StoreError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
 from ups_store.format.value_range import ValueRange
+from ups_store.sources.casting import CastLoss, cast_into, holding, largest
 
 ENTRY_POINTS = "ups_store.encoders"
 
@@ -51,7 +52,8 @@ class Encoder(Protocol):
     def encode(self, batch: Arrays, *, samples: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Arrays of B samples, by name, shape (B, ...), in memory that the caller owns.
 
-        The bytes of a sample depend on it and its number in the store, never on what lies beside it.
+        The bytes of a sample depend on it and its number in the store, never on what lies beside it. What was
+        announced as float16 or bfloat16 may be float32: the build casts it, and reports what that loses.
 
         Args:
             batch: Arrays of the sources by name, shape (B, ...).
@@ -205,15 +207,29 @@ def begin_batch(
         wait = partial(dict, encoder.encode(given, samples=samples))
 
     def finish() -> Encoded:
-        done = wait()
+        new = [name for name in specs if name not in arrays]
+        done, losses = _cast(wait(), {name: specs[name] for name in new})
         check_output(done, specs, len(samples))
-        made = {name: ValueRange.of(done[name]) for name in specs if name not in arrays}
-        for name, found in made.items():
+        made = {}
+        for name in new:
+            found, loss = ValueRange.of(done[name]), losses.get(name, CastLoss())
             if not found.is_finite:
-                raise _not_finite(name, done[name], samples, spoilt)
+                raise _not_finite(name, done[name], samples, spoilt, loss)
+            made[name] = replace(found, num_underflow=loss.num_zero)
         return Encoded({name: done[name] for name in specs}, made)
 
     return finish
+
+
+def _cast(made: Arrays, specs: Mapping[str, ArraySpec]) -> tuple[dict[str, Any], dict[str, CastLoss]]:
+    """What an encoder has made, with float32 in the store's dtype, and what these casts lost."""
+    done, losses = dict(made), dict[str, CastLoss]()
+    for name, spec in specs.items():
+        values, dtype = done.get(name), dtype_of(spec.dtype)
+        if isinstance(values, np.ndarray) and values.dtype == np.float32 and dtype.itemsize == 2:
+            done[name] = np.empty(values.shape, dtype)
+            losses[name] = cast_into(done[name], values)
+    return done, losses
 
 
 def _spoilt(arrays: Arrays, ranges: Ranges) -> dict[str, npt.NDArray[np.bool_]]:
@@ -227,9 +243,20 @@ def _not_finite(
     encoded: npt.NDArray[Any],
     samples: npt.NDArray[np.int64],
     spoilt: Mapping[str, npt.NDArray[np.bool_]],
+    loss: CastLoss,
 ) -> EncodeError:
     bad = np.flatnonzero(~_is_finite(encoded))
     sources = [source for source, mask in spoilt.items() if mask[bad[0]]]
+    if loss.num_inf and not sources:
+        return EncodeError(
+            f"the cast to {encoded.dtype} made {loss.num_inf} latent numbers infinite",
+            array=name,
+            sample=int(samples[bad[0]]),
+            expected=f"values within {largest(encoded.dtype):.6g}",
+            found=f"{loss.low:.6g} to {loss.high:.6g}",
+            hint=f"cache.dtype={holding(loss.low, loss.high)} holds them, of a run "
+            "training.latent_cache_dtype",
+        )
     return EncodeError(
         f"NaN or Inf in {name!r}" + (f", from NaN or Inf in {sources[0]!r}" if sources else ""),
         array=name,

@@ -15,7 +15,14 @@ ENTRY_POINTS = "ups_store.config_keys"
 
 
 class OtherKeys(Protocol):
-    """What another package knows of its own keys."""
+    """What another package knows of its own keys.
+
+    Attributes:
+        PLACES: Beginnings of keys that say where something is or how it is done, not what comes out of it:
+            their values may come from the environment.
+    """
+
+    PLACES: tuple[str, ...]
 
     def to_build(self, values: dict[str, Any]) -> dict[str, Any]:
         """What a configuration says to a build, without the package's own sections and keys.

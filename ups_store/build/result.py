@@ -39,7 +39,8 @@ class BuildResult:
         nbytes: Length of the file.
         age_s: Seconds since it was written.
         seconds: Time by stage: digest, open, probe, load, read, encode, commit, finish, total.
-        statistics: Range and non-finite counts of what was written, by array; empty where reused.
+        statistics: Range of what was written, by array; how many values aren't finite, and how many casts of
+            this process made 0 or infinite. Empty where reused.
         tuning: What was tried and chosen for reading, see `tuning.Tuning`; None unless that was asked for.
     """
 

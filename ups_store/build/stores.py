@@ -63,7 +63,7 @@ def build_all(
             try:
                 result = build_store(build, readers=readers, watcher=watcher, overwrite=overwrite)
                 results.append(result)
-                for line in _kept(result):
+                for line in _losses(result, build.plan):
                     watcher.note(line)
             except UnreadSamplesError as error:  # the other stores needn't wait for that one's sources
                 unread.append(error)
@@ -73,12 +73,16 @@ def build_all(
     return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))
 
 
-def _kept(result: BuildResult) -> Iterator[str]:
-    """A line for each array that was written with values that aren't finite."""
+def _losses(result: BuildResult, plan: StorePlan) -> Iterator[str]:
+    """A line for each array that was written with values that aren't finite, or that a cast made 0."""
     for name, found in result.statistics.items():
+        where, cast = f"{result.path}: array {name!r}", f"the cast to {plan.arrays[name].dtype}"
         if found["num_nan"] or found["num_inf"]:
-            counts = f"{found['num_nan']:,} NaN and {found['num_inf']:,} Inf"
-            yield f"{result.path}: array {name!r} holds {counts}"
+            made = f", {found['num_overflow']:,} of them by {cast}" if found["num_overflow"] else ""
+            yield f"{where} holds {found['num_nan']:,} NaN and {found['num_inf']:,} Inf{made}"
+        if found["num_underflow"]:
+            num = found["num_underflow"]
+            yield f"{where}: {cast} made {counted(num, 'value')} 0; a wider dtype keeps such small ones"
 
 
 def _check_room(plans: Sequence[StorePlan]) -> None:

@@ -78,12 +78,16 @@ class Statistics:
         )
 
     def to_json(self) -> dict[str, dict[str, float | None]]:
-        """What was found so far as JSON values; "mean" only where means are taken."""
-        return {name: self._values(found) for name, found in self.by_array().items()}
+        """What was found so far as JSON values; "mean" only where means are taken.
 
-    def _values(self, found: ArrayStatistics) -> dict[str, float | None]:
+        "num_underflow" and "num_overflow" are what casts made 0 and infinite, where a given range says so.
+        """
+        return {name: self._values(name, found) for name, found in self.by_array().items()}
+
+    def _values(self, name: str, found: ArrayStatistics) -> dict[str, float | None]:
         mean = {"mean": found.mean} if self._with_mean else {}
-        counts = {"num_nan": found.num_nan, "num_inf": found.num_inf}
+        cast = {key: getattr(self._ranges[name], key) for key in ("num_underflow", "num_overflow")}
+        counts = {"num_nan": found.num_nan, "num_inf": found.num_inf, **cast}
         return {"min": found.minimum, "max": found.maximum, **mean, **counts}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -68,38 +68,63 @@ def _tell_written(path: Path, num_samples: int) -> None:
 
 
 def import_pt(
-    folder: Annotated[Path, typer.Argument(help="folder of sample_*.pt", metavar="FOLDER")],
+    folder: Annotated[Path, typer.Argument(help="folder of .pt files, a sample each", metavar="FOLDER")],
     out: Out,
     *,
+    pattern: Annotated[str, typer.Option(help="which files of the folder")] = "sample_*.pt",
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="call the array of a key otherwise; may be repeated", metavar="KEY=NAME"),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="leave out a key with all within it; may be repeated", metavar="KEY"),
+    ] = None,
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="files that can't be used: fail, or leave them out")
     ] = "fail",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store of a folder of sample_*.pt files with {latent, params, bc}.
+    """Make a store of a folder of .pt files that hold dicts of names to tensors.
 
     Nothing in them is executed. Run it again to continue after an interruption.
     """
+    from ups_store.convert.import_pt import RefusedFilesError, folder_nbytes
     from ups_store.convert.import_pt import import_pt as run_import
 
-    nbytes = 2 * sum(file.stat().st_size for file in folder.glob("sample_*.pt"))
-    with interruptible(), progress_bar(f"reading {folder.name}", total=nbytes, quiet=as_json) as bar:
-        done = run_import(folder, out, on_error=on_error, force=force, progress=bar)
-    shown = None if is_verbose() else MAX_LEFT_OUT
-    for name, reason in itertools.islice(done.skipped.items(), shown):
-        log(f"{folder / name}: left out: {reason}", label="warning", style="yellow")
-    if shown is not None and (more := len(done.skipped) - shown) > 0:
-        log(
-            f"{folder}: {counted(more, 'more file')} left out; -v shows all",
-            label="warning",
-            style="yellow",
-        )
+    total = 2 * folder_nbytes(folder, pattern)
+    options: dict[str, Any] = {"map": _parsed_map(names or ()), "ignore": ignore or (), "force": force}
+    try:
+        with interruptible(), progress_bar(f"reading {folder.name}", total=total, quiet=as_json) as bar:
+            done = run_import(folder, out, pattern=pattern, on_error=on_error, progress=bar, **options)
+    except RefusedFilesError as error:
+        if as_json:
+            print_json({"path": str(out), "error": error.kind, "refused": error.refused})
+        raise
     if as_json:
         print_json(asdict(done))
-    else:
-        left_out = counted(len(done.skipped), "file")
+    _show_refused(folder, done.refused)
+    if not as_json:
+        left_out = counted(len(done.refused), "file")
         print_lines(f"{done.path}: {counted(done.num_samples, 'sample')}, {left_out} left out")
+
+
+def _parsed_map(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if not all(key and name for key, _, name in pairs):
+        raise typer.BadParameter("expected KEY=NAME", param_hint="--map")
+    return {key: name for key, _, name in pairs}
+
+
+def _show_refused(folder: Path, refused: Mapping[str, str]) -> None:
+    """The first of the files that were left out, or with -v all, as warnings."""
+    shown = len(refused) if is_verbose() else MAX_LEFT_OUT
+    lines = [f"{folder / name}: left out: {reason}" for name, reason in refused.items()]
+    if (more := len(lines) - shown) > 0:
+        lines[shown:] = [f"{folder}: {counted(more, 'more file')} left out; -v shows all"]
+    for line in lines:
+        log(line, label="warning", style="yellow")
 
 
 def concat(

@@ -1,20 +1,21 @@
-"""`import_pt`: a folder of `sample_*.pt` files becomes one store; what was committed is not read again."""
+"""`import_pt`: a folder of `.pt` files becomes one store; what was committed is not read again."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import SourceError, SpecError, needs
+from ups_store.convert.pt_file import PtFile, read_regular
+from ups_store.errors import SourceError, SpecError, StoreError, needs
 from ups_store.format.array_spec import ArraySpec
+from ups_store.format.metadata import is_name
 from ups_store.system.paths import check_local, path_of
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
@@ -22,14 +23,24 @@ from ups_store.write.target import check_not_source, check_target
 with needs("torch"):
     from blake3 import blake3
 
-READER = "ups_store.torch.pt_folder"  # loaded when it is needed: this module must not import torch
 PATTERN = "sample_*.pt"
 COMMIT_BYTES = 16 << 20
 LATENT_DIMS = ("sample", "time", "token", "width")
+PREFIXES = {"params.": "", "bc.": "bc_"}  # of keys, and what arrays have instead
 
 Sample = Mapping[str, npt.NDArray[Any]]
-Read = Callable[..., Sample]  # of the bytes of a file, and its `path` for messages
-Good = dict[Path, bytes]  # the files that become samples, in order, and blake3 of their bytes
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+class RefusedFilesError(SourceError):
+    """Files can't be used. Kind "shapes_differ" where all are whole but unlike the first good one.
+
+    Attributes:
+        refused: Why, by file name.
+    """
+
+    kind = "refused_files"
+    refused: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -40,65 +51,130 @@ class ImportReport:
         path: The store.
         num_samples: Its samples.
         num_written: Samples that this run committed; fewer where an earlier one was interrupted.
-        skipped: Why a file was left out, by file name.
+        keys: The files' key of each array.
+        refused: Why a file was left out, by file name.
     """
 
     path: Path
     num_samples: int
     num_written: int
-    skipped: dict[str, str]
+    keys: dict[str, str]
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which keys of the files become arrays, and what these are called.
+
+    Attributes:
+        map: Names of arrays by key; others are called as their keys, but for `PREFIXES`.
+        ignore: Keys that are left out, with all within them.
+    """
+
+    map: Mapping[str, str]
+    ignore: Collection[str]
+
+    def __post_init__(self) -> None:
+        for key, name in self.map.items():
+            if not is_name(name):
+                raise SpecError("map", expected="names of arrays", found=repr(name)[:140])
+            if self._is_ignored(key):
+                raise SpecError("map and ignore", expected="different keys", found=repr(key)[:140])
+
+    def read(self, raw: bytes, *, path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+        """The arrays of one file, and the key of each.
+
+        Raises:
+            SourceError: As `PtFile`; if two keys give one array, or one of `map` is missing.
+        """
+        file = PtFile(raw, path=path)
+        values = {key: value for key, value in file.values().items() if not self._is_ignored(key)}
+        keys: dict[str, str] = {}
+        for key in values:
+            name = self._name_of(key)
+            if name in keys or not is_name(name):
+                why = f"{keys[name]!r} gives too" if name in keys else "is no name of an array"
+                raise _bad(path, f"key {key[:140]!r}: {name[:140]!r} {why}; --map or --ignore it")
+            keys[name] = key
+        if missing := sorted(self.map.keys() - values.keys()):
+            raise _bad(path, f"no {missing[0]!r}, which --map names; it has {', '.join(values)}"[:300])
+        if not keys:
+            raise _bad(path, "it holds no array")
+        return {name: file.array(key, values[key]) for name, key in keys.items()}, keys
+
+    def _is_ignored(self, key: str) -> bool:
+        parts = key.split(".")
+        return any(".".join(parts[: i + 1]) in self.ignore for i in range(len(parts)))
+
+    def _name_of(self, key: str) -> str:
+        if key in self.map:
+            return self.map[key]
+        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
+        return PREFIXES.get(prefix, "") + key.removeprefix(prefix)
 
 
 def import_pt(
     folder: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
+    pattern: str = PATTERN,
+    map: Mapping[str, str] | None = None,
+    ignore: Collection[str] = (),
     on_error: Literal["fail", "skip"] = "fail",
     force: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
-    """Make a store of the files `sample_*.pt` of a folder, in order of their numbers.
+    """Make a store of the `.pt` files of a folder, a sample each, in order of the numbers in their names.
 
-    Each holds a dict with `latent` (a tensor), `params` and `bc` (dicts of tensors or numbers), any of them
-    absent or None. They become the arrays `latent` (N, ...), NAME (N, ...) and `bc_NAME` (N, ...). Files are
-    loaded with `weights_only`: nothing in them is executed. All are read twice: once to know which are good,
-    once to write.
+    Each holds a dict of names to tensors or numbers; dicts within it give dotted keys. A key is the name of
+    its array, but `params.NAME` becomes NAME and `bc.NAME` becomes `bc_NAME`. Nothing in a file is executed,
+    and torch isn't needed. All are read twice: once to know which are good, once to write.
 
     Args:
         folder: Where the files are.
         target: The store to make. An interrupted import of the same files is continued.
+        pattern: Which files of the folder.
+        map: Names of arrays by key, where they aren't to be called as their keys: `{"image": "x"}`.
+        ignore: Keys to leave out, with all within them; their values may be anything.
         on_error: What to do about files that can't be used: fail and list them, or leave them out.
         force: Whether to replace what is there: a finished store, and an unfinished one of other files.
         progress: Called with the number of file bytes that were read since the last call.
     Raises:
-        SpecError: If the target exists (kind "exists"), or is one of the files (kind "same_file").
-        SourceError: If files can't be used, or change meanwhile; names them with reasons.
+        SpecError: If the target exists (kind "exists"), or is one of the files (kind "same_file"); for names
+            that no array may have.
+        RefusedFilesError: If files can't be used; has the reason of each.
+        SourceError: If files change meanwhile.
         IdentityMismatchError: If an unfinished store of other files is at the target.
     """
     if on_error not in ("fail", "skip"):
         raise SpecError("on_error", expected="fail or skip", found=on_error)
-    read: Read = import_module(READER).read_sample
-    report = progress or (lambda nbytes: None)
+    names, report = Names(dict(map or {}), frozenset(ignore)), progress or (lambda nbytes: None)
     check_local(folder)
-    paths, path = _files_in(Path(folder)), path_of(target)
+    paths, path = _files_in(Path(folder), pattern), path_of(target)
     check_not_source(path, paths)
     check_target(path, force=force)  # before a long look at the files
-    good, specs, skipped = _examine(paths, read, report)
-    if skipped and (on_error == "fail" or not good):
-        raise _unusable(Path(folder), skipped)
-    options: dict[str, Any] = {"identity": _identity(good), "attrs": {"source": PATTERN}}
-    with create(target, specs, **options, on_mismatch="restart" if force else "raise") as writer:
+    found = _examine(paths, names, report)
+    if found.refused and (on_error == "fail" or not found.good):
+        raise _refused_error(Path(folder), found)
+    options: dict[str, Any] = {"identity": found.identity(), "attrs": {"source": pattern}}
+    with create(target, found.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
         missing = writer.missing().tolist()
-        for indices, samples in _batches(missing, list(good.items()), read, report):
+        for indices, samples in _batches(missing, list(found.good.items()), names, report):
             writer.commit_many(indices, {name: np.stack([s[name] for s in samples]) for name in samples[0]})
-        return ImportReport(writer.finish(), len(good), len(missing), skipped)
+        reasons = {path.name: _reason(error) for path, error in found.refused.items()}
+        return ImportReport(writer.finish(), len(found.good), len(missing), found.keys, reasons)
 
 
-def _files_in(folder: Path) -> list[Path]:
-    found = sorted(folder.glob(PATTERN), key=_number_key)
+def folder_nbytes(folder: Path, pattern: str = PATTERN) -> int:
+    """Bytes of the regular files that an import would read."""
+    return sum(path.stat().st_size for path in folder.glob(pattern) if path.is_file())
+
+
+def _files_in(folder: Path, pattern: str) -> list[Path]:
+    found = sorted(folder.glob(pattern), key=_number_key)
     if not found:
-        hint = "check the path"
-        raise SourceError("no samples", path=folder, expected=f"files {PATTERN}", found="none", hint=hint)
+        hint = "check the path, or say which files by --pattern '*.pt'"
+        raise SourceError("no samples", path=folder, expected=f"files {pattern}", found="none", hint=hint)
     return found
 
 
@@ -108,82 +184,125 @@ def _number_key(path: Path) -> tuple[list[str | int], str]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], path.name
 
 
-def _examine(
-    paths: list[Path], read: Read, progress: Callable[[int], None]
-) -> tuple[Good, dict[str, ArraySpec], dict[str, str]]:
-    """Good files, the arrays that they make, and why others are no good; the first good one is the model."""
-    good: Good = {}
-    skipped: dict[str, str] = {}
-    model: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+@dataclass
+class _Examined:
+    """What is in the files.
+
+    Attributes:
+        good: Those that become samples, in order, and blake3 of their bytes.
+        shapes: Shape and dtype of each array in the first good one, which the others have to have too.
+        keys: The files' key of each array.
+        refused: What is wrong with the others.
+    """
+
+    good: dict[Path, bytes] = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    refused: dict[Path, SourceError | OSError] = field(default_factory=dict)
+
+    def add(self, path: Path, raw: bytes, names: Names) -> None:
+        """Take a file in; raises what is wrong with it."""
+        sample, keys = names.read(raw, path=path)
+        shapes = {name: (value.shape, value.dtype) for name, value in sample.items()}
+        if self.good:
+            self._check_same(shapes, path)
+        else:
+            self.shapes, self.keys = shapes, keys
+        self.good[path] = blake3(raw).digest()
+
+    def _check_same(self, shapes: Shapes, path: Path) -> None:
+        for name in sorted(shapes.keys() | self.shapes.keys()):
+            if shapes.get(name) != self.shapes.get(name):
+                here, there = (_described(arrays.get(name)) for arrays in (shapes, self.shapes))
+                raise SourceError(
+                    f"array {name!r} is {here}, but {there} in {next(iter(self.good)).name}",
+                    kind="shapes_differ",
+                    path=path,
+                    array=name,
+                    expected=there,
+                    found=here,
+                )
+
+    def specs(self) -> dict[str, ArraySpec]:
+        """The arrays of the store."""
+        specs = {}
+        for name, (shape, dtype) in self.shapes.items():
+            dims = LATENT_DIMS if name == "latent" and len(shape) + 1 == len(LATENT_DIMS) else None
+            specs[name] = ArraySpec((len(self.good), *shape), dtype, dims=dims)
+        return specs
+
+    def identity(self) -> dict[str, Any]:
+        """One digest over names and digests: the identity stays small whatever N is."""
+        everything = blake3()
+        for path, digest in self.good.items():
+            everything.update(path.name.encode("utf-8", "surrogateescape") + b"\0" + digest)
+        return {
+            "kind": "imported",
+            "encoder": "unknown",
+            "reader": {"name": "pt_folder", "version": 1},
+            "files": {"num": len(self.good), "blake3": everything.hexdigest()},
+            "keys": self.keys,
+        }
+
+
+def _examine(paths: list[Path], names: Names, progress: Callable[[int], None]) -> _Examined:
+    """Look at every file; the first good one is the model of the others."""
+    found = _Examined()
     for path in paths:
         try:
-            raw = path.read_bytes()
-            sample = read(raw, path=path)
+            raw = read_regular(path)
             progress(len(raw))
-            found = {name: (value.shape, value.dtype) for name, value in sample.items()}
-            model = model or found
-            _check_same(found, model, path, good)
-            good[path] = blake3(raw).digest()
+            found.add(path, raw, names)
         except (SourceError, OSError) as error:
-            skipped[path.name] = error.problem if isinstance(error, SourceError) else str(error)
-    specs = {name: _spec(name, (len(good), *shape), dtype) for name, (shape, dtype) in model.items()}
-    return good, specs, skipped
-
-
-def _check_same(found: Mapping[str, Any], model: Mapping[str, Any], path: Path, good: Good) -> None:
-    for name in sorted(found.keys() | model.keys()):
-        if found.get(name) != model.get(name):
-            here, there = (_described(arrays.get(name)) for arrays in (found, model))
-            raise SourceError(f"array {name!r} is {here}, but {there} in {next(iter(good)).name}", path=path)
+            found.refused[path] = error
+    return found
 
 
 def _described(array: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
     return f"{array[1]} {array[0]}" if array else "absent"
 
 
-def _spec(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArraySpec:
-    dims = LATENT_DIMS if name == "latent" and len(shape) == len(LATENT_DIMS) else None
-    return ArraySpec(shape, dtype, dims=dims)
+def _reason(error: SourceError | OSError) -> str:
+    return error.problem if isinstance(error, StoreError) else (error.strerror or str(error)).lower()
 
 
-def _unusable(folder: Path, skipped: dict[str, str]) -> SourceError:
-    lines = [f"  {name}: {reason}" for name, reason in skipped.items()]
-    return SourceError(
-        "\n".join([f"{len(lines)} files can't be used", *lines]) + "\n",
-        kind="damaged_files",
+def _refused_error(folder: Path, found: _Examined) -> RefusedFilesError:
+    """The error that lists all files that can't be used."""
+    reasons = {path.name: _reason(error) for path, error in found.refused.items()}
+    lines = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
+    kinds = {error.kind if isinstance(error, SourceError) else "" for error in found.refused.values()}
+    are_whole = kinds == {"shapes_differ"}
+    error = RefusedFilesError(
+        f"{len(reasons)} of {len(reasons) + len(found.good)} files can't be used{lines}\n",
+        kind="shapes_differ" if are_whole else None,
         path=folder,
-        hint="repair or remove them, or leave them out: --on-error skip",
+        hint="the samples of a store have one shape: leave the others out by --on-error skip, or arrays that "
+        "differ by --ignore KEY"
+        if are_whole
+        else "repair or remove them, or leave them out: --on-error skip",
     )
+    error.refused = reasons
+    return error
 
 
-def _identity(good: Good) -> dict[str, Any]:
-    """One digest over names and digests: the identity stays small whatever N is."""
-    everything = blake3()
-    for path, digest in good.items():
-        everything.update(path.name.encode("utf-8", "surrogateescape") + b"\0" + digest)
-    files = {"num": len(good), "blake3": everything.hexdigest()}
-    return {
-        "kind": "imported",
-        "encoder": "unknown",
-        "reader": {"name": "pt_folder", "version": 1},
-        "files": files,
-    }
+def _bad(path: Path, problem: str) -> SourceError:
+    return SourceError(problem, kind="damaged_file", path=path)
 
 
 def _batches(
-    missing: list[int], good: list[tuple[Path, bytes]], read: Read, progress: Callable[[int], None]
+    missing: list[int], good: list[tuple[Path, bytes]], names: Names, progress: Callable[[int], None]
 ) -> Iterator[tuple[list[int], list[Sample]]]:
     indices: list[int] = []
     samples: list[Sample] = []
     nbytes = 0
     for i in missing:
         path, digest = good[i]
-        raw = path.read_bytes()
+        raw = read_regular(path)
         if blake3(raw).digest() != digest:
             hint = "import the folder again when no program writes to it"
             raise SourceError("the file changed during the import", path=path, hint=hint)
         indices.append(i)
-        samples.append(read(raw, path=path))
+        samples.append(names.read(raw, path=path)[0])
         progress(len(raw))
         nbytes += sum(value.nbytes for value in samples[-1].values())
         if nbytes >= COMMIT_BYTES:

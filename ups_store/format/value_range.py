@@ -21,12 +21,16 @@ class ValueRange:
         maximum: Largest finite value; -inf if there is none.
         num_nan: Number of NaN.
         num_inf: Number of positive and negative infinities.
+        num_underflow: Values other than 0 that a cast made 0; known only to what casts.
+        num_overflow: Finite values that a cast made infinite, likewise.
     """
 
     minimum: float = np.inf
     maximum: float = -np.inf
     num_nan: int = 0
     num_inf: int = 0
+    num_underflow: int = 0
+    num_overflow: int = 0
 
     @property
     def is_finite(self) -> bool:
@@ -66,4 +70,6 @@ class ValueRange:
             max((part.maximum for part in parts), default=-np.inf),
             sum(part.num_nan for part in parts),
             sum(part.num_inf for part in parts),
+            sum(part.num_underflow for part in parts),
+            sum(part.num_overflow for part in parts),
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ups_store.sources.casting import CastLoss, cast_into
 from ups_store.sources.contents import Selection
 from ups_store.sources.hdf5 import h5py
 from ups_store.sources.source_files import BLOCK_BYTES
@@ -43,7 +44,7 @@ def read_samples(
     selection: Selection,
     place: Place | None = None,
     progress: Callable[[], None] = lambda: None,
-) -> None:
+) -> CastLoss:
     """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
 
     Args:
@@ -56,15 +57,20 @@ def read_samples(
         selection: Strides in space and time.
         place: Where the dataset lies in its file; None where HDF5 is needed to read it.
         progress: Called after every part of it.
+
+    Returns:
+        What the cast lost.
     """
+    loss = CastLoss()
     if place and place.fits(out, axes=axes, to_axes=to_axes, selection=selection):
         place.read_into(out, first=first * place.sample_nbytes(axes), progress=progress)
-        return
+        return loss
     for region in _regions(dataset, axes, first, len(out), selection.reduce_time):
         block = _read_region(dataset, axes, region, selection)
         target = out[region.rows, region.frames] if "t" in to_axes else out[region.rows]
-        np.copyto(target, _in_order(block, axes, to_axes), casting="unsafe")
+        loss += cast_into(target, _in_order(block, axes, to_axes))
         progress()
+    return loss
 
 
 def chunk_length(dataset: h5py.Dataset, axes: str, axis: str) -> int:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ups_store.errors import SourceError, StoreError
 from ups_store.format.metadata import dtype_of
 from ups_store.format.value_range import ValueRange
+from ups_store.sources.casting import holding, largest
 from ups_store.sources.contents import EVERYTHING, Selection, SourceInfo
 from ups_store.sources.slots import Placed
 from ups_store.sources.source_files import FileState
@@ -128,12 +129,18 @@ class ReadRequest:
                 name: reader.place(name, (len(self.indices), *array.shape), dtype_of(self.dtypes[name]))
                 for name, array in source.info.arrays.items()
             }
-            with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are counted, not warned about
-                source.read_into(arrays, self.indices.tolist(), note=reader.reading)
+            losses = source.read_into(arrays, self.indices.tolist(), note=reader.reading)
             if not (self.with_ranges or self.check_finite):
                 return {}
             reader.doing("checking")
-            ranges = {name: ValueRange.of(values) for name, values in arrays.items()}
+            ranges = {
+                name: replace(
+                    ValueRange.of(values),
+                    num_underflow=losses[name].num_zero,
+                    num_overflow=losses[name].num_inf,
+                )
+                for name, values in arrays.items()
+            }
             for name, values in arrays.items() if self.check_finite else ():
                 if not ranges[name].is_finite:
                     raise self._not_finite(name, values, source)
@@ -143,18 +150,21 @@ class ReadRequest:
         """The error about the first sample of the batch that isn't finite, by its number in the file."""
         bad = ~np.isfinite(cast).reshape(len(cast), -1)
         row = int(np.flatnonzero(bad.any(axis=1))[0])
-        stored = source.read([int(self.indices[row])])[name]
-        overflowed = bool(np.isfinite(stored).all())
-        return SourceError(
-            f"{int(bad[row].sum())} of {bad.shape[1]} values are not finite"
-            + (f" as {cast.dtype}" if overflowed else "")
-            + _others(int(bad.any(axis=1).sum()), len(bad)),
-            kind="not_finite",
-            path=self.path,
-            array=name,
-            sample=int(self.indices[row]),
-            hint="choose a wider cache.dtype" if overflowed else "mend the source, or data.on_nan=keep",
-        )
+        stored = ValueRange.of(source.read([int(self.indices[row])])[name])
+        facts: dict[str, Any] = {"path": self.path, "array": name, "sample": int(self.indices[row])}
+        counts = f"{int(bad[row].sum())} of {bad.shape[1]} values"
+        others = _others(int(bad.any(axis=1).sum()), len(bad))
+        if stored.is_finite:
+            return SourceError(
+                f"the cast to {cast.dtype} made {counts} infinite{others}",
+                kind="not_finite",
+                expected=f"values within {largest(cast.dtype):.6g}",
+                found=f"{stored.minimum:.6g} to {stored.maximum:.6g}",
+                hint=f"cache.dtype={holding(stored.minimum, stored.maximum)} holds them",
+                **facts,
+            )
+        hint = "mend the source, or data.on_nan=keep"
+        return SourceError(f"{counts} are not finite{others}", kind="not_finite", hint=hint, **facts)
 
 
 def _others(num_bad: int, num_read: int) -> str:

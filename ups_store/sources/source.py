@@ -12,6 +12,7 @@ import numpy as np
 
 from ups_store.errors import StoreClosedError
 from ups_store.format.stretches import stretches
+from ups_store.sources.casting import CastLoss
 from ups_store.sources.contents import (
     EVERYTHING,
     ArrayInfo,
@@ -149,7 +150,7 @@ class Source:
         indices: Sequence[int],
         *,
         note: Callable[[str], None] = lambda dataset: None,
-    ) -> None:
+    ) -> dict[str, CastLoss]:
         """Read samples, cast to the dtypes of where they go.
 
         Runs of consecutive numbers are read together: contiguous datasets straight to their place, where that
@@ -160,6 +161,9 @@ class Source:
             indices: Sample numbers, in any order.
             note: Called with the HDF5 path of each dataset before it is read, and after every few MiB of it.
 
+        Returns:
+            By array what the cast lost.
+
         Raises:
             SourceError: Kind "no_such_sample", "read_failed" (with the first sample concerned), or, with a
                 group per sample, "grids_differ" or "shapes_differ" if a sample isn't like sample 0.
@@ -168,9 +172,12 @@ class Source:
         if not self._file:
             raise StoreClosedError("the source was closed", path=self.info.path)
         self._check_in_range(indices)
+        losses = dict.fromkeys(out, CastLoss())
         for row, run in _runs(indices, longest=1 if self._contents.groups else len(indices)):
             rows = {name: array[row : row + len(run)] for name, array in out.items()}
-            self._read_run(run, rows, note)
+            for name, loss in self._read_run(run, rows, note):
+                losses[name] += loss
+        return losses
 
     def changed_file(self) -> Path | None:
         """One of the files beside it that isn't what it was when it was opened, if there is one."""
@@ -199,19 +206,21 @@ class Source:
                 expected=f"0..{self.info.num_samples - 1}",
             )
 
-    def _read_run(self, run: range, out: Mapping[str, np.ndarray], note: Callable[[str], None]) -> None:
+    def _read_run(
+        self, run: range, out: Mapping[str, np.ndarray], note: Callable[[str], None]
+    ) -> Iterator[tuple[str, CastLoss]]:
         """Read samples that lie in the same datasets, array by array."""
         if self._contents.groups:
             note(self._contents.groups[run.start])
             self._check_grid_of_first(run.start)
         for name, array in self._contents.arrays.items():
-            self._read_array(array, run, out[name], note)
+            yield name, self._read_array(array, run, out[name], note)
 
     def _read_array(
         self, array: StoredArray, run: range, out: np.ndarray, note: Callable[[str], None]
-    ) -> None:
+    ) -> CastLoss:
         """Read the datasets of an array beside each other along the channel axis of `out`."""
-        channel = 0
+        channel, loss = 0, CastLoss()
         for part in array.parts:
             name = self._contents.dataset_path(part, sample=run.start)
             note(name)
@@ -226,7 +235,7 @@ class Source:
                 target = target.reshape(*target.shape[:-1], *dataset.shape[-2:], copy=False)
                 to_axes += "d"
             with translated(_reading(run), path=self.info.path, dataset=name, sample=run.start):
-                read_samples(
+                loss += read_samples(
                     target,
                     dataset,
                     axes=part.axes,
@@ -237,6 +246,7 @@ class Source:
                     progress=functools.partial(note, name),
                 )
             channel = end
+        return loss
 
     def _dataset(self, part: Part, sample: int) -> h5py.Dataset:
         """The part's dataset that holds a sample; it has to be like that of sample 0."""

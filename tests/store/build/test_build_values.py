@@ -210,18 +210,42 @@ def test_overflow_of_the_dtype_fails_or_is_counted(dtype: str, big: float, tmp_p
     data[2, 1, 3] = -big
     (tmp_path / "source").mkdir()
     path = write(tmp_path / "source" / "burgers1d_train.h5", {"data": data})
-    with pytest.raises(SourceError, match=f"1 of {T * X} values are not finite as {dtype}") as caught:
+    with pytest.raises(SourceError, match=f"the cast to {dtype} made 1 of {T * X} values") as caught:
         build(settings(tmp_path, split="train", cache_dtype=dtype))
     error = caught.value
     assert (error.kind, error.path, error.array, error.sample) == ("not_finite", str(path), "fields", 2)
-    assert "cache.dtype" in str(error)
-    (result,) = build(settings(tmp_path, split="train", cache_dtype=dtype, on_nan="keep")).stores
-    assert result.statistics["fields"]["num_inf"] == 1
+    assert f"-{big:.6g} to " in str(error.found)
+    holds = "float32" if big < 1e38 else "float64"
+    assert error.hint == f"cache.dtype={holds} holds them"
+    watcher = Recorder()
+    (result,) = build(settings(tmp_path, split="train", cache_dtype=dtype, on_nan="keep"), watcher).stores
+    found = result.statistics["fields"]
+    assert (found["num_inf"], found["num_overflow"], found["num_underflow"]) == (1, 1, 0)
+    assert any(f"1 Inf, 1 of them by the cast to {dtype}" in note for note in watcher.notes)
     with ups_store.open(result.path) as store:
         assert store["fields"][2, 1, 3, 0].astype(np.float64) == -np.inf
 
 
+@pytest.mark.parametrize(("dtype", "tiny"), [("float16", 1e-9), ("bfloat16", 1e-50), ("float32", 1e-50)])
+def test_values_that_a_cast_makes_zero_are_counted_and_noted_once(
+    dtype: str, tiny: float, tmp_path: Path
+) -> None:
+    data = values("data", (4, T, X), "<f8")
+    data[1, 2, :5], data[3, 0, 0], data[2, 1, 1] = tiny, -tiny, 0
+    (tmp_path / "source").mkdir()
+    write(tmp_path / "source" / "burgers1d_train.h5", {"data": data})
+    watcher = Recorder()
+    (result,) = build(settings(tmp_path, split="train", cache_dtype=dtype), watcher).stores
+    assert result.to_json()["statistics"]["fields"]["num_underflow"] == 6
+    notes = [note for note in watcher.notes if "made 6 values 0" in note]
+    assert len(notes) == 1
+    assert f"array 'fields': the cast to {dtype} made 6 values 0" in notes[0]
+
+
 # --- NaN and Inf --------------------------------------------------------------------------------------
+
+
+NO_CAST = {"num_underflow": 0, "num_overflow": 0}
 
 
 def nan_file(folder: Path) -> Path:
@@ -272,7 +296,13 @@ def test_signalling_nan_is_kept_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     write(tmp_path / "source" / "burgers1d_train.h5", {"data": data})
     (result,) = build(settings(tmp_path, split="train", on_nan="keep")).stores
-    assert result.statistics["fields"] == {"min": None, "max": None, "num_nan": 4 * T * X, "num_inf": 0}
+    assert result.statistics["fields"] == {
+        "min": None,
+        "max": None,
+        "num_nan": 4 * T * X,
+        "num_inf": 0,
+        **NO_CAST,
+    }
 
 
 def test_parameter_that_is_nan_fails_or_is_counted(tmp_path: Path) -> None:
@@ -281,7 +311,7 @@ def test_parameter_that_is_nan_fails_or_is_counted(tmp_path: Path) -> None:
         build(settings(tmp_path, split="train"))
     assert (caught.value.kind, caught.value.array, caught.value.path) == ("not_finite", "nu", str(path))
     (result,) = build(settings(tmp_path, split="train", on_nan="keep")).stores
-    assert result.statistics["nu"] == {"min": None, "max": None, "num_nan": 16, "num_inf": 0}
+    assert result.statistics["nu"] == {"min": None, "max": None, "num_nan": 16, "num_inf": 0, **NO_CAST}
 
 
 def test_coordinate_that_is_nan_is_refused(tmp_path: Path) -> None:

@@ -80,6 +80,31 @@ def test_begin_batch_of_latents_that_are_not_finite_names_the_sample(bad: float)
     assert (caught.value.array, caught.value.sample) == ("latent", 1)
 
 
+def test_float32_latents_are_cast_and_what_that_loses_is_counted() -> None:
+    def widen(out: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        wide = out["latent"].astype(np.float32)
+        wide[:, 0, 0] = 1e-9
+        return {**out, "latent": wide}
+
+    samples, arrays = batches()[0]
+    encoded = begin_batch(arrays, Pairs(Path(), spoil=widen), samples=samples, specs=SPECS)()
+    assert encoded.arrays["latent"].dtype == np.float16
+    assert encoded.ranges["latent"].num_underflow == len(samples)
+
+
+def test_latents_that_overflow_name_the_cast_and_a_dtype_that_holds_them() -> None:
+    def widen(out: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        wide = out["latent"].astype(np.float32)
+        wide[1, 2, 3] = 1e5
+        return {**out, "latent": wide}
+
+    with pytest.raises(EncodeError, match="the cast to float16 made 1 latent numbers infinite") as caught:
+        encode_all(batches(), Pairs(Path(), spoil=widen))
+    assert (caught.value.array, caught.value.sample) == ("latent", 1)
+    assert str(caught.value.found).endswith("to 100000")
+    assert "cache.dtype=float32" in str(caught.value.hint)
+
+
 def test_begin_batch_of_fields_that_are_not_finite_names_the_field() -> None:
     spoilt = batches()
     spoilt[2][1]["fields"][0, 0, 0] = np.nan
@@ -93,7 +118,7 @@ def test_begin_batch_of_fields_that_are_not_finite_names_the_field() -> None:
     [
         lambda out: {"nu": out["nu"]},
         lambda out: {**out, "latent": out["latent"][:1]},
-        lambda out: {**out, "latent": out["latent"].astype(np.float32)},
+        lambda out: {**out, "latent": out["latent"].astype(np.float64)},
         lambda out: {**out, "latent": out["latent"].tolist()},
     ],
     ids=["missing", "rows", "dtype", "no array"],

@@ -72,11 +72,24 @@ def test_import_pt_says_what_was_left_out(tmp_path: Path, invoke: Invoke) -> Non
         torch.save({"latent": torch.zeros(2, 2), "params": {}, "bc": {}}, tmp_path / f"sample_{i}.pt")
     (tmp_path / "sample_1.pt").write_bytes(b"cut")
     target = tmp_path / "out.zarr.zip"
-    code, _, err = invoke("import-pt", tmp_path, target)
+    code, out, err = invoke("import-pt", tmp_path, target, "--json")
     assert (code, "sample_1.pt" in err) == (3, True)
+    assert json.loads(out)["refused"].keys() == {"sample_1.pt"}
     code, out, err = invoke("import-pt", tmp_path, target, "--on-error", "skip", "--json")
     assert (code, json.loads(out)["num_samples"], "left out" in err) == (0, 2, True)
+    assert json.loads(out)["refused"].keys() == {"sample_1.pt"}
     assert len(ups_store.open(target)) == 2
+
+
+def test_import_pt_takes_other_names_and_files(tmp_path: Path, invoke: Invoke) -> None:
+    for i in range(2):
+        torch.save({"image": torch.zeros(2, 2), "fields": torch.zeros(i)}, tmp_path / f"{i}.pt")
+    target = tmp_path / "out.zarr.zip"
+    assert "--pattern" in invoke("import-pt", tmp_path, target)[2]
+    words = ("--pattern", "*.pt", "--map", "image=x", "--ignore", "fields")
+    assert invoke("import-pt", tmp_path, target, *words)[0] == 0
+    assert list(ups_store.open(target).arrays) == ["x"]
+    assert invoke("import-pt", tmp_path, target, "--force", "--map", "image")[0] == 2
 
 
 def test_one_sample_and_one_file_are_told_in_the_singular(tmp_path: Path, invoke: Invoke) -> None:

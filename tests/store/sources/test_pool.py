@@ -194,7 +194,7 @@ def test_value_that_is_not_finite_is_refused_with_its_sample(tmp_path: Path, val
     with ReaderPool(0, slot_nbytes=SLOT) as pool, pytest.raises(SourceError) as caught:
         read_all(pool, requests)
     assert (caught.value.kind, caught.value.sample, caught.value.array) == ("not_finite", 3, "fields")
-    assert ("as float16" in str(caught.value)) == (value == 1e6)
+    assert ("the cast to float16" in str(caught.value)) == (value == 1e6)
 
 
 def test_describe_gives_the_info_of_each_file_in_order(tmp_path: Path) -> None:

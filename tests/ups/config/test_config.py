@@ -189,7 +189,7 @@ def test_list_over_keys_of_an_included_file_names_the_file(tmp_path: Path) -> No
     path = tmp_path / "run.yaml"
     (tmp_path / "base.yaml").write_text("stages: {autoencoder: {epochs: 1}}\n")
     path.write_text("include: base.yaml\nstages: [1]\n")
-    assert str(error_of(path=path)).startswith(f"{path}: a list and keys don't merge; ")
+    assert str(error_of(path=path)).startswith(f"{path}: stages: a list and keys don't merge; ")
 
 
 def test_missing_task_is_named() -> None:
@@ -332,3 +332,18 @@ def test_old_file_with_stages_that_are_not_there_yet_is_refused_naming_them() ->
 def test_key_that_means_nothing_warns(override: str) -> None:
     with pytest.warns(ConfigWarning, match=override.partition("=")[0] + " has no effect"):
         load_config(overrides=[TASK, override])
+
+
+def test_configuration_of_a_checkpoint_can_not_name_code_to_import() -> None:
+    stored = {"data": {"tasks": ["burgers1d"]}, "latent": {"encoder": "os:system"}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(stored)
+    assert (caught.value.kind, caught.value.found) == ("encoder_not_allowed", "'os:system'")
+    assert load_config(stored, overrides=["latent.encoder=os:system"]).latent.encoder == "os:system"
+
+
+def test_training_must_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LR", "0.1")
+    with pytest.raises(ConfigError) as caught:
+        load_config({"data": {"tasks": ["burgers1d"]}, "training": {"lr": "${oc.env:LR}"}})
+    assert caught.value.kind == "from_environment"

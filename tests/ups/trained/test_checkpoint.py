@@ -189,3 +189,57 @@ def test_weights_of_another_model_are_refused_by_name(path: Path) -> None:
         fill_weights(model, {"weight": torch.ones(3, 5), "bias": torch.zeros(3)}, path=path)
     assert (caught.value.kind, caught.value.path) == ("other_weights", str(path))
     assert "weight" in caught.value.found
+
+
+def _tensor(first: object, end: object, **changes: object) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [first, end], **changes}
+
+
+HEADERS: dict[str, object] = {
+    "deep": "[" * 200_000,
+    "deep_in_a_tensor": '{"m.a": ' * 200_000,
+    "no_object": [1],
+    "no_tensor": {"m.a": 3},
+    "no_offsets": {"m.a": {"dtype": "F32", "shape": [2]}},
+    "three_offsets": {"m.a": _tensor(0, 8, data_offsets=[0, 8, 8])},
+    "unknown_dtype": {"m.a": _tensor(0, 8, dtype="F33")},
+    "dtype_of_another_kind": {"m.a": _tensor(0, 8, dtype=[1])},
+    "negative_length": {"m.a": _tensor(0, 8, shape=[-1, -2])},
+    "length_of_another_kind": {"m.a": _tensor(0, 8, shape=[2.0])},
+    "long_shape": {"m.a": _tensor(0, 8, shape=[1] * 1000)},
+    "huge_length": {"m.a": _tensor(0, 8, shape=[1 << 64, 0])},
+    "shape_of_another_kind": {"m.a": _tensor(0, 8, shape=2)},
+    "negative_offsets": {"m.a": _tensor(-8, 0), "m.b": _tensor(0, 8)},
+    "reversed_offsets": {"m.a": _tensor(8, 0)},
+    "offsets_of_another_kind": {"m.a": _tensor("0", 8), "m.b": _tensor(0, 8)},
+    "overlapping": {"m.a": _tensor(0, 8), "m.b": _tensor(4, 12)},
+    "with_a_gap": {"m.a": _tensor(0, 8), "m.b": _tensor(12, 20)},
+    "other_size": {"m.a": _tensor(0, 12)},
+}
+
+
+@pytest.mark.parametrize("defect", HEADERS)
+def test_header_that_can_not_be_is_a_typed_error(defect: str, tmp_path: Path) -> None:
+    header, path = HEADERS[defect], tmp_path / "a.safetensors"
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(20))
+    for read in (hash_tensors, lambda path: load_checkpoint(path, kind="test")):
+        with pytest.raises(CheckpointError) as caught:
+            read(path)
+        assert caught.value.kind == "not_a_checkpoint"
+
+
+def test_tensor_beyond_the_end_of_the_file_is_a_typed_error(tmp_path: Path) -> None:
+    text = json.dumps({"m.a": _tensor(0, 8)}).encode()
+    (tmp_path / "a").write_bytes(struct.pack("<Q", len(text)) + text + bytes(7))
+    with pytest.raises(CheckpointError) as caught:
+        hash_tensors(tmp_path / "a")
+    assert caught.value.kind == "truncated"
+
+
+@pytest.mark.parametrize(
+    "ours", ["[" * 200_000, "[]", "3", '{"version": "1", "kind": "test", "document": {}}', '{"version": 1}']
+)
+def test_document_of_another_kind_is_a_typed_error(ours: str, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "a", metadata={"ups": ours})
+    assert kind_of(tmp_path / "a") == "not_a_checkpoint"
