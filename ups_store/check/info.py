@@ -77,7 +77,7 @@ class PackedInfo:
     """How a packed store is packed.
 
     Attributes:
-        codec: "blosc", "zstd" or "pcodec".
+        codec: "blosc" or "pcodec".
         level: Its effort.
         mapped_nbytes: Length of the mapped file that `unpack` makes.
     """

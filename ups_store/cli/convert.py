@@ -198,10 +198,10 @@ def pack(
     out: Out,
     *,
     codec: Annotated[
-        Literal["blosc", "zstd", "pcodec"],
+        Literal["blosc", "pcodec"],
         typer.Option(help="any Zarr reader knows blosc; pcodec makes smooth data smallest"),
     ] = "blosc",
-    level: Annotated[int | None, typer.Option(help="effort [default: blosc 5, zstd 3, pcodec 8]")] = None,
+    level: Annotated[int | None, typer.Option(help="effort [default: blosc 5, pcodec 8]")] = None,
     force: Force = False,
     num_threads: NumThreads = None,
     as_json: AsJson = False,

@@ -17,12 +17,11 @@ from ups_store.errors import FormatError, SpecError, needs
 from ups_store.format.metadata import ArrayMeta, bytes_codec, dtype_of
 
 MAX_CHUNK_BYTES = (1 << 31) - 64  # of payload: Blosc's limit (spec 13.8)
-LEVELS = {"blosc": range(10), "zstd": range(1, 23), "pcodec": range(13)}
-DEFAULT_LEVELS = {"blosc": 5, "zstd": 3, "pcodec": 8}
+LEVELS = {"blosc": range(10), "pcodec": range(13)}
+DEFAULT_LEVELS = {"blosc": 5, "pcodec": 8}
 
 _PCODEC_DTYPES = frozenset(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64))
 _BLOSC_HEADER = struct.Struct("<4B3I")  # versions, flags, type size; payload, block and whole bytes
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,7 +31,7 @@ class Packing:
     """How a store is packed.
 
     Attributes:
-        codec: "blosc", "zstd" or "pcodec".
+        codec: "blosc" or "pcodec".
         level: Effort, within `LEVELS[codec]`.
         fingerprint: `Store.fingerprint` of the mapped form: what unpacking must give.
     """
@@ -92,8 +91,6 @@ class Chain(Protocol):
 
 def chain_of(packing: Packing, dtype: str) -> Chain:
     """The chain for a Zarr data type; what pcodec doesn't know gets Blosc (spec 13.4)."""
-    if packing.codec == "zstd":
-        return ZstdChain(dtype, packing.level)
     if packing.codec == "pcodec" and dtype in _PCODEC_DTYPES:
         return PcodecChain(dtype, packing.level)
     return BloscChain(dtype, packing.level if packing.codec == "blosc" else DEFAULT_LEVELS["blosc"])
@@ -160,42 +157,6 @@ class BloscChain(_Chain):
         Blosc().decode(packed, out)
 
 
-class ZstdChain(_Chain):
-    """Bytes of equal place grouped, then Zstandard, as two codecs."""
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The codecs as `zarr.json` names them."""
-        grouping = {"name": "numcodecs.shuffle", "configuration": {"elementsize": self._itemsize}}
-        zstd = {"name": "zstd", "configuration": {"level": self.level, "checksum": False}}
-        return [bytes_codec(self.dtype), *([grouping] if self._itemsize > 1 else []), zstd]
-
-    def encode(self, payload: npt.NDArray[Any]) -> bytes:
-        """Pack one chunk."""
-        with needs("pack"):
-            from numcodecs.shuffle import Shuffle
-            from numcodecs.zstd import Zstd
-
-        words = words_of(payload)
-        return bytes(
-            Zstd(self.level).encode(Shuffle(self._itemsize).encode(words) if self._itemsize > 1 else words)
-        )
-
-    def decode(self, packed: bytes, out: Bytes) -> None:
-        """Unpack one chunk."""
-        with needs("pack"):
-            from numcodecs.shuffle import Shuffle
-            from numcodecs.zstd import Zstd
-
-        if (size := zstd_content_nbytes(packed)) != out.nbytes:
-            raise ValueError(f"size in its header {size}, expected {out.nbytes}")
-        if self._itemsize == 1:
-            Zstd().decode(packed, out)
-        else:
-            grouped = np.empty_like(out)
-            Zstd().decode(packed, grouped)
-            Shuffle(self._itemsize).decode(grouped, out)
-
-
 class PcodecChain(_Chain):
     """Pcodec, which models numbers; needs the package `pcodec`."""
 
@@ -219,16 +180,3 @@ def _pcodec() -> Any:
     with needs("pack"):
         from numcodecs import pcodec
     return pcodec
-
-
-def zstd_content_nbytes(packed: bytes) -> int | None:
-    """Content size in the header of a Zstandard frame; None if it isn't told (RFC 8878, 3.1.1.1)."""
-    if len(packed) < 6 or packed[:4] != _ZSTD_MAGIC:
-        return None
-    descriptor = packed[4]
-    is_single = bool(descriptor >> 5 & 1)
-    at = 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
-    nbytes = (int(is_single), 2, 4, 8)[descriptor >> 6]
-    if not nbytes or len(packed) < at + nbytes:
-        return None
-    return int.from_bytes(packed[at : at + nbytes], "little") + (256 if nbytes == 2 else 0)

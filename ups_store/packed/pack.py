@@ -71,8 +71,8 @@ def pack_store(
     Args:
         store: A finished, mapped store of this version of the format.
         target: File to write, usually `<task>_<split>.packed.zarr.zip`.
-        codec: "blosc", "zstd" or "pcodec".
-        level: Effort: blosc 0 to 9, zstd 1 to 22, pcodec 0 to 12; a measured default where not given.
+        codec: "blosc" or "pcodec".
+        level: Effort: blosc 0 to 9, pcodec 0 to 12; a measured default where not given.
         force: Whether to replace what is there.
         num_threads: Threads that encode; one per processor by default.
         progress: Called with the number of payload bytes that were packed since the last call.

@@ -53,9 +53,7 @@ def made(kind: str, folder: Path) -> AnyStore:
 
 def packed_at(path: Path) -> Path:
     with ups_store.open(path) as store:
-        return pack_store(
-            store, path.with_name(path.name.replace(".zarr", ".packed.zarr")), codec="zstd"
-        ).path
+        return pack_store(store, path.with_name(path.name.replace(".zarr", ".packed.zarr"))).path
 
 
 @pytest.fixture(scope="module", params=[*NUMPY_KINDS, "device"])
