@@ -159,21 +159,6 @@ def place_of(path: Path) -> Path | None:
     return path.with_name(f"{name}-*-of-{count}")
 
 
-def open_partitions(path: Path, config_hash: str) -> Store | None:
-    """The partitions that several machines made of a store, if they are complete and of an identity."""
-    place = place_of(path)
-    if place in (None, path):
-        return None
-    try:
-        store = ups_store.open(place)
-    except StoreNotFoundError:  # a partition is missing
-        return None
-    if store.config_hash == config_hash:
-        return store
-    store.close()
-    return None
-
-
 def encoder_of(store: Store) -> Mapping[str, Any] | None:
     """Identity of the encoder that made a store's latents; None if the store doesn't say."""
     found = store.identity.get("encoder")

@@ -71,6 +71,14 @@ def build(
     ] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="folder of the stores [default: cache]")] = None,
     cache_dtype: Annotated[str | None, typer.Option(help="float16, bfloat16, float32 or float64")] = None,
+    codec: Annotated[
+        Literal["none", "blosc", "pcodec"] | None,
+        typer.Option(help="pack the stores: smaller on the disk, decoded when they are read [default: none]"),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(help="files that a new store is built in, one by one [default: by size if packed]"),
+    ] = None,
     split_fractions: Annotated[str | None, typer.Option(help="train,val,test, such as 0.8,0.1,0.1")] = None,
     limit: Annotated[int | None, typer.Option(help="at most so many samples a store")] = None,
     on_nan: Annotated[
@@ -141,6 +149,8 @@ def build(
         "data.follow_external": follow_external and str(follow_external),
         "cache.dir": cache_dir and str(cache_dir),
         "cache.dtype": cache_dtype,
+        "cache.codec": codec,
+        "cache.partitions": partitions,
         "data.split_fractions": split_fractions and numbers_of(split_fractions),
         "data.limit": limit,
         "data.on_nan": on_nan,

@@ -36,6 +36,9 @@ FieldDtype = Annotated[Literal["float16", "bfloat16", "float32", "float64"], Bef
 ComputeDtype = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(long_dtype)]
 
 
+Codec = Literal["none", "blosc", "pcodec"]
+
+
 class DataConfig(DeclaredSection):
     """Which samples of which files."""
 
@@ -92,6 +95,10 @@ class CacheConfig(DeclaredSection):
 
     dir: LocalPath = Field(Path("cache"), description="folder of the stores")
     dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
+    codec: Codec = Field("none", description="pack stores, which are decoded then; none: map them")
+    partitions: Count | None = Field(
+        None, description="files that a new store is built in, one by one; chosen by size for a packed one"
+    )
 
 
 class EncodingConfig(DeclaredSection):

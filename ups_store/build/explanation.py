@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
-from ups_store.build.place import OTHER_PLACE, builder_at, check_kind
+from ups_store.build.forms import count_files, num_finished
+from ups_store.build.place import OTHER_PLACE, builder_at, check_kind, find_partitions
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Watcher
 from ups_store.build.ranks import BuildRank
@@ -19,12 +20,14 @@ from ups_store.build.stores import describe_plan, open_builds
 from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
-from ups_store.read.open import open_store
+from ups_store.read.open import open_any, open_store
+from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
 from ups_store.system import files
+from ups_store.system.paths import partition_counts
 from ups_store.system.replacement import check_not_read_only, real_place
 
-Action = Literal["reuse", "build", "continue", "rebuild", "refuse"]
+Action = Literal["reuse", "repack", "build", "continue", "rebuild", "refuse"]
 Document = Mapping[str, Any]
 _Verdict = tuple[Action, str, dict[str, tuple[Any, Any]]]  # with the reason and the differences
 
@@ -36,10 +39,11 @@ class Explanation:
     Attributes:
         task: Its task.
         split: Its split.
-        action: "reuse", "build", "continue", "rebuild", or "refuse": the build would stop with an error.
+        action: "reuse", "repack" (or unpack, which reads no source), "build", "continue", "rebuild", or
+            "refuse": the build would stop with an error.
         reason: Why, for people.
-        plan: The store as JSON values: path, num_samples, nbytes (length of the file), arrays, constants,
-            sources.
+        plan: The store as JSON values: path, num_samples, nbytes (length of the file, mapped), codec, arrays,
+            constants, sources.
         differences: Keys of the identity that differ from what is there, with `(found, wanted)`.
     """
 
@@ -123,33 +127,59 @@ def _verdict(build: Build, overwrite: bool) -> _Verdict:
     if plan.path.is_dir():
         return "refuse", f"there is a folder in its place; {OTHER_PLACE}", {}
     is_begun = files.exists(building_path(plan.path))
-    if not is_begun and not files.exists(plan.path):
-        return "build", "there is none yet", {}
+    is_there = is_begun or files.exists(plan.path)
+    if not is_there and (plan.is_partition or not partition_counts(plan.path)):
+        return "build", _absent(build), {}
     if overwrite:
         owner = builder_at(plan.path) if is_begun else ""
         return ("refuse", f"being built by {owner}", {}) if owner else ("rebuild", "--overwrite", {})
+    found = find_partitions(plan, build.config_hash)
+    if found is not None:
+        with found:
+            return _valid(plan, found)
     action, reason, differing = _published(plan, build.document)
     if is_begun and action in ("build", "rebuild"):
         return _unfinished(plan, build.document, action)
+    count = count_files(build) if action == "build" else 1
+    if count > 1:
+        done = num_finished(build, count)
+        return "continue" if done else "build", f"{done} of {count} files are finished", {}
     return action, reason, differing
+
+
+def _absent(build: Build) -> str:
+    count = count_files(build)
+    number = f", to be built in {counted(count, 'file')}" if count > 1 else ""
+    packed = "" if build.plan.codec == "none" else f", to be {_form(build.plan.codec)}"
+    return f"there is none yet{number}{packed}"
+
+
+def _valid(plan: StorePlan, store: AnyStore) -> _Verdict:
+    if store.codec == plan.codec:
+        return "reuse", "valid, made from the same sources and configuration", {}
+    forms = f"{_form(store.codec)} instead of {_form(plan.codec)}"
+    return "repack", f"valid, but {forms}: no source is read for that", {}
+
+
+def _form(codec: str) -> str:
+    return "mapped" if codec == "none" else f"packed by {codec}"
 
 
 def _published(plan: StorePlan, wanted: Document) -> _Verdict:
     """What a build does about the finished store that is there, or isn't."""
     try:
-        with open_store(plan.path) as store:
+        with open_any(plan.path) as store:
             differing = differences(store.identity_document, wanted)
-            if differing:
-                check_kind(plan, store)
+            if not differing:
+                return _valid(plan, store)
+            check_kind(plan, store)
     except StoreNotFoundError:
         return "build", "there is none yet", {}
     except ConfigError as error:
         return "refuse", f"{error.problem}; {error.hint}", differing
     except StoreError as error:
         return "refuse", f"damaged or no store ({error.problem}), --overwrite replaces it", {}
-    if differing:
-        return "rebuild", "made from something else", differing
-    return "reuse", "valid, made from the same sources and configuration", {}
+    return "rebuild", "made from something else", differing
 
 
 def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdict:

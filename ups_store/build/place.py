@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ups_store
-from ups_store.build.plan import StorePlan
+from ups_store.build.plan import StorePlan, payload_nbytes
 from ups_store.build.progress import Watcher
 from ups_store.errors import (
     ConfigError,
@@ -18,15 +19,17 @@ from ups_store.errors import (
     StoreError,
     StoreNotFoundError,
     StoreReplacedError,
+    check_installed,
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
-from ups_store.read.open import open_store
-from ups_store.read.recovery import building_path
-from ups_store.read.store import Store
+from ups_store.read.open import open_any, open_store
+from ups_store.read.protocol import AnyStore
+from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.system import files, locks
 from ups_store.system.files import make_folder
+from ups_store.system.paths import partition_counts, partitions_pattern
 from ups_store.system.replacement import real_place
 from ups_store.write.building import read_owner
 from ups_store.write.create import join
@@ -56,33 +59,70 @@ def prepare_place(path: Path, note: Callable[[str], None]) -> None:
         )
 
 
-def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str], None]) -> Store | None:
+def check_packable(plan: StorePlan) -> None:
+    """Refuse now what couldn't be packed hours later.
+
+    Raises:
+        MissingExtraError: If the codec's package isn't installed.
+        ConfigError: If a sample is larger than codecs take.
+    """
+    if plan.codec == "none":
+        return
+    check_installed("numcodecs", *(["pcodec"] if plan.codec == "pcodec" else []), extra="pack")
+    from ups_store.packed.chunk_codecs import MAX_CHUNK_BYTES
+
+    largest = max(payload_nbytes({name: spec}) for name, spec in plan.arrays.items())
+    if largest > MAX_CHUNK_BYTES:
+        expected, found = f"samples of at most {MAX_CHUNK_BYTES:,} bytes", f"{largest:,}"
+        raise ConfigError("cache.codec", path=plan.path, expected=expected, found=found, hint="leave it out")
+
+
+def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str], None]) -> AnyStore | None:
     """The finished store that is there, if it was made from the same; notes what differs otherwise.
+
+    It may be in one file or in several, mapped or packed.
 
     Raises:
         FormatError: If something that isn't a store, or a damaged one, is in its place.
         ConfigError: As `check_kind`.
     """
+    wanted = config_hash(expected)
     try:
-        store = open_store(plan.path)
+        store = open_any(plan.path)
     except StoreNotFoundError:
-        return None
+        return find_partitions(plan, wanted)
     except FormatError as error:
         if error.kind == BEFORE_1_0:
             note(f"{plan.path} was written before format 1.0 was released, rebuilding")
             return None
         error.hint = "move it away, or replace it: `python -m ups_store.build --overwrite`"
         raise
-    if store.config_hash == config_hash(expected):
+    if store.config_hash == wanted:
         return store
     with store:
+        partitions = find_partitions(plan, wanted)
+        if partitions is not None:
+            return partitions
         check_kind(plan, store)
         shown = describe_differences(differences(store.identity_document, expected))
     note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{shown}")
     return None
 
 
-def check_kind(plan: StorePlan, store: ups_store.Store) -> None:
+def find_partitions(plan: StorePlan, wanted: str) -> AnyStore | None:
+    """All partitions of the store whose identity has the hash that is wanted, if they are there."""
+    for count in [] if plan.is_partition else partition_counts(plan.path):
+        try:
+            store = open_any(partitions_pattern(plan.path, count))
+        except StoreError:  # some are missing, or of something else
+            continue
+        if store.config_hash == wanted:
+            return store
+        store.close()
+    return None
+
+
+def check_kind(plan: StorePlan, store: AnyStore) -> None:
     """Refuse to put latents in the place of fields, or the reverse: another folder is meant.
 
     Raises:
@@ -195,14 +235,18 @@ def join_builder(path: Path, content: Mapping[str, Any], wanted: str) -> Committ
         time.sleep(_POLL_S)
 
 
-def wait_for_store(path: Path, wanted: str) -> Store:
+def wait_for_store(path: Path, wanted: str, *, codec: str | None = None) -> AnyStore:
     """The finished store, as soon as the builder has published it.
 
+    Args:
+        path: Its file.
+        wanted: Hash of its identity.
+        codec: How it is to be packed by then; None: however it is.
     Raises:
         StoreError: Kind "no_builder", if the builder ended without finishing; what is committed stays.
     """
     gone_since = None
-    while not is_finished(path, wanted):
+    while not is_finished(path, wanted, codec=codec):
         if _is_being_built(path):
             gone_since = None
         else:
@@ -210,14 +254,14 @@ def wait_for_store(path: Path, wanted: str) -> Store:
             if time.monotonic() > gone_since + BUILDER_S:
                 raise _no_builder(path)
         time.sleep(_POLL_S)
-    return open_store(path)
+    return open_any(path)
 
 
-def is_finished(path: Path, wanted: str) -> bool:
-    """Whether the store is there whose identity has the hash that is wanted."""
+def is_finished(path: Path, wanted: str, *, codec: str | None = None) -> bool:
+    """Whether the store is there whose identity has the hash that is wanted, packed as is wanted."""
     try:
-        with open_store(path) as store:
-            return store.config_hash == wanted
+        with open_any(path) as store:
+            return store.config_hash == wanted and codec in (None, store.codec)
     except StoreError:  # not there, or a file that the builder replaces
         return False
 
@@ -233,8 +277,13 @@ def builder_at(path: Path) -> str:
 
 
 def _is_being_built(path: Path) -> bool:
+    """Whether a process builds, packs or unpacks the store."""
+    return any(map(_is_locked, path.parent.glob(f"{glob.escape(path.name)}*{BUILDING_SUFFIX}*")))
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        with files.opened(building_path(path), writable=True) as fd:
+        with files.opened(path, writable=True) as fd:
             return locks.is_locked(fd, BUILDER_LOCK)
     except StoreNotFoundError:
         return False

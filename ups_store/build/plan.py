@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.build.config import BuildConfig
+from ups_store.build.config import BuildConfig, Codec
 from ups_store.build.digests import DIGEST_CHARACTERS, DigestKind, Digests, FileSignature
 from ups_store.build.encode import Encoder, OverlappingEncoder, check_size, load_encoder
 from ups_store.build.ranks import BuildRank
@@ -53,6 +53,8 @@ class StorePlan:
         content: The content part of the identity, without digests of the sources.
         batch_size: Samples that are read and committed at a time; chosen by their size where None.
         partition: Number of the partition, and of partitions; None for a store of the whole split.
+        codec: How the finished store is packed; "none" for a mapped one.
+        num_files: In how many files it is to be built; None: chosen by its size.
     """
 
     task: Task
@@ -73,11 +75,18 @@ class StorePlan:
     content: Mapping[str, Any]
     batch_size: int | None = None
     partition: tuple[int, int] | None = None
+    codec: Codec = "none"
+    num_files: int | None = None
 
     @property
     def num_samples(self) -> int:
         """N; 0 for a split that would be empty."""
         return len(self.selected)
+
+    @property
+    def is_partition(self) -> bool:
+        """Whether it is the plan of one file of several."""
+        return self.partition is not None
 
     @property
     def is_empty(self) -> bool:
@@ -232,6 +241,8 @@ def plan_store(
         attrs=attrs_of(infos[0], task, split),
         content={**content, "kind": "latents", "encoder": dict(encoder.identity())} if encoder else content,
         batch_size=None if config.reading.batch_size == "auto" else config.reading.batch_size,
+        codec=config.cache.codec,
+        num_files=config.cache.partitions,
     )
 
 

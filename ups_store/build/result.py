@@ -18,7 +18,8 @@ from ups_store.printable import json_text
 from ups_store.system.files import make_folder
 from ups_store.system.replacement import replace_text
 
-PHASES = ("imports", "plan", "digest", "open", "probe", "load", "read", "encode", "commit", "finish", "total")
+_BUILDING = ("imports", "plan", "digest", "open", "probe", "load", "read", "encode", "commit", "finish")
+PHASES = (*_BUILDING, "pack", "total")
 
 _MAX_MANIFEST_BYTES = 64 << 20  # a store takes a few kB
 
@@ -36,9 +37,12 @@ class BuildResult:
         num_samples: N.
         num_committed: Samples committed by this run.
         source_sample_nbytes: Bytes of a sample as it is read.
-        nbytes: Length of the file.
+        nbytes: Length of the file, or files.
         age_s: Seconds since it was written.
-        seconds: Time by stage: digest, open, probe, load, read, encode, commit, finish, total.
+        codec: How it is packed: "none", "blosc" or "pcodec".
+        num_files: In how many files it is; `path` is their pattern if there are several.
+        mapped_nbytes: Length of the mapped form.
+        seconds: Time by stage: digest, open, probe, load, read, encode, commit, finish, pack, total.
         statistics: Range of what was written, by array; how many values aren't finite, and how many casts of
             this process made 0 or infinite. Empty where reused.
         tuning: What was tried and chosen for reading, see `tuning.Tuning`; None unless that was asked for.
@@ -54,6 +58,9 @@ class BuildResult:
     source_sample_nbytes: int
     nbytes: int
     age_s: float
+    codec: str = "none"
+    num_files: int = 1
+    mapped_nbytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     statistics: dict[str, Any] = field(default_factory=dict)
     tuning: dict[str, Any] | None = None
@@ -73,8 +80,15 @@ class BuildResult:
     def summary(self) -> str:
         """One line for people."""
         size = f"{counted(self.num_samples, 'sample')}, {format_nbytes(self.nbytes)}"
+        if self.num_files > 1:
+            size += f" in {self.num_files} files"
+        if self.codec != "none":
+            size += f", packed by {self.codec} {self.mapped_nbytes / max(1, self.nbytes):.2f} times smaller"
         took = f"built in {self.seconds['total']:.1f} s"
         done = f"valid, made {format_age(self.age_s)}" if self.reused else took
+        if self.reused and "pack" in self.seconds:
+            what = "unpacked" if self.codec == "none" else "packed"
+            done = f"valid, {what} in {self.seconds['pack']:.1f} s"
         return f"{self.task} {self.split}: {size}, {done}, {self.config_hash[:12]}, {self.path}"
 
     def to_json(self) -> dict[str, Any]:

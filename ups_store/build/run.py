@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+
+from ups_store.build.forms import count_files, give_form, place_of, remove_replaced
+from ups_store.build.place import wait_for_store
 from ups_store.build.progress import Watcher
+from ups_store.build.read import UnreadSamplesError, split_batches
 from ups_store.build.readers import Readers
 from ups_store.build.result import BuildResult
 from ups_store.build.store_build import Build
 from ups_store.build.tuning import Tuner, Tuning
+from ups_store.check.info import mapped_nbytes
 from ups_store.check.statistics import Statistics
+from ups_store.read.open import open_any
+from ups_store.read.partitioned import parts_of
 from ups_store.system import files
 
 
 def build_store(build: Build, *, readers: Readers, watcher: Watcher, overwrite: bool = False) -> BuildResult:
-    """Build one store, continue it, or find that it is valid.
+    """Build one store, continue it, or find that it is valid; in the end it is packed as configured.
+
+    A valid store that is packed otherwise is repacked, or unpacked: no sample is read or encoded for that.
 
     Args:
         build: Its build, of at least one sample; closed afterwards.
@@ -29,61 +39,118 @@ def build_store(build: Build, *, readers: Readers, watcher: Watcher, overwrite: 
         StoreError: As `Build.begin` and `Build.finish`.
     """
     with build:
-        build.begin(overwrite=overwrite)
-        if build.is_reused:
-            return _result(build)
-        statistics, tuning = Statistics(), None
-        if not build.is_finished:
+        making = _Making(build, readers, watcher, overwrite=overwrite)
+        if build.find(overwrite=overwrite):
+            place = build.store.path
+            build.store.close()
+            making.give_form(place)
+        else:
+            place = making.make()
+        return making.result(place)
+
+
+class _Making:
+    """Makes the files of a store, one after the other."""
+
+    def __init__(self, build: Build, readers: Readers, watcher: Watcher, *, overwrite: bool) -> None:
+        self._build, self._readers, self._watcher = build, readers, watcher
+        self._overwrite = overwrite
+        self._statistics = Statistics()
+        self._tuning: Tuning | None = None
+        self._batch_size: int | None = None
+        self._num_committed = 0
+
+    def make(self) -> Path:
+        """Build all files of the store; returns what opens them."""
+        build = self._build
+        count = count_files(build)
+        unread = []
+        for number in range(count):
+            part = build if count == 1 else build.part(number, count)
             try:
-                tuning = _fill(build, readers, watcher)
-                if build.rank.is_builder:
-                    statistics = build.filling.statistics()
-            except KeyboardInterrupt as error:
-                raise build.filling.interruption(overwrite=overwrite) from error
-        build.finish()
-        result = _result(build, statistics)
-        return replace(result, tuning=tuning.to_json() if tuning else None)
+                self._make_file(part)
+            except UnreadSamplesError as error:  # the other files needn't wait for this one's sources
+                unread.append(error)
+        if unread:
+            raise unread[0]
+        if build.rank.is_builder and not build.plan.is_partition:
+            remove_replaced(build, count, self._watcher.note)
+        return place_of(build, count)
 
+    def _make_file(self, part: Build) -> None:
+        with part:
+            part.begin(overwrite=self._overwrite)
+            if part.is_reused:
+                self._add_statistics(part)
+            elif not part.is_finished:
+                try:
+                    self._fill(part)
+                    if part.rank.is_builder:
+                        self._statistics.join(part.filling.statistics())
+                except KeyboardInterrupt as error:
+                    raise part.filling.interruption(overwrite=self._overwrite) from error
+            part.finish().close()
+            self._num_committed += part.num_committed
+        self.give_form(part.path)
+        if not part.rank.is_builder:  # else the next file would seem to have no builder
+            wait_for_store(part.path, part.config_hash, codec=part.plan.codec).close()
 
-def _fill(build: Build, readers: Readers, watcher: Watcher) -> Tuning | None:
-    """Commit this process's share; its machine's builder then also what the others haven't come to."""
-    rank, missing = build.rank, build.missing()
-    share = rank.share(missing, build.num_samples)
-    if not rank.is_builder:
-        watcher.stage(f"{build.title}: samples of rank {rank.local_rank}", len(share), unit="samples")
-        build.fill()
-        return None
-    num_there = build.num_samples - len(missing)
-    watcher.stage(f"{build.title}: samples", build.num_samples, unit="samples")
-    if num_there:
-        watcher.note(f"{build.path}: {num_there} of {build.num_samples} samples are there, continuing")
-    watcher.advance(num_there)
-    filling, tuning = build.filling, None
-    if readers.is_tuned and len(share):
-        tuner = Tuner(filling, readers, clock=build.clock, note=watcher.note)
-        tuning = tuner.tune(share, is_alone=rank.num_local == 1)
-        share = filling.left_of(share)
-    filling.fill(share)
-    filling.fill_rest()
-    filling.check_complete()
-    return tuning
+    def give_form(self, place: Path) -> None:
+        """Pack or unpack files as configured."""
+        build = self._build
+        if build.rank.is_builder:
+            codec = build.plan.codec
+            give_form(place, codec, title=build.title, watcher=self._watcher, clock=build.clock)
 
+    def _add_statistics(self, part: Build) -> None:
+        """Those of a file that an earlier run finished."""
+        for batch in split_batches(np.arange(part.num_samples), part.plan.sample_nbytes):
+            self._statistics.add(part.store.gather(batch))
 
-def _result(build: Build, statistics: Statistics | None = None) -> BuildResult:
-    """What became of a store that is finished, which is closed."""
-    plan = build.plan
-    with build.store as store:
-        return BuildResult(
-            path=plan.path,
-            task=plan.task.name,
-            split=plan.split,
-            config_hash=store.config_hash,
-            reused=build.is_reused,
-            num_samples=len(store),
-            num_committed=build.num_committed,
-            source_sample_nbytes=plan.source_sample_nbytes,
-            nbytes=store.nbytes,
-            age_s=round(max(0.0, time.time() - files.modified_s(plan.path)), 1),
-            seconds=build.clock.to_json(),
-            statistics=statistics.to_json() if statistics else {},
-        )
+    def _fill(self, build: Build) -> None:
+        """Commit this process's share; its machine's builder then also what the others haven't come to."""
+        rank, missing, watcher = build.rank, build.missing(), self._watcher
+        share = rank.share(missing, build.num_samples)
+        if not rank.is_builder:
+            watcher.stage(f"{build.title}: samples of rank {rank.local_rank}", len(share), unit="samples")
+            build.fill()
+            return
+        num_there = build.num_samples - len(missing)
+        watcher.stage(f"{build.title}: samples", build.num_samples, unit="samples")
+        if num_there:
+            watcher.note(f"{build.path}: {num_there} of {build.num_samples} samples are there, continuing")
+        watcher.advance(num_there)
+        filling = build.filling
+        filling.batch_size = self._batch_size or filling.batch_size
+        if self._readers.is_tuned and self._tuning is None and len(share):
+            tuner = Tuner(filling, self._readers, clock=build.clock, note=watcher.note)
+            self._tuning = tuner.tune(share, is_alone=rank.num_local == 1)
+            self._batch_size = filling.batch_size
+            share = filling.left_of(share)
+        filling.fill(share)
+        filling.fill_rest()
+        filling.check_complete()
+
+    def result(self, place: Path) -> BuildResult:
+        """What became of the store, which is finished."""
+        build, plan = self._build, self._build.plan
+        with open_any(place) as store:
+            paths = [part.path for part in parts_of(store)]
+            return BuildResult(
+                path=place,
+                task=plan.task.name,
+                split=plan.split,
+                config_hash=store.config_hash,
+                reused=build.is_reused,
+                num_samples=len(store),
+                num_committed=self._num_committed,
+                source_sample_nbytes=plan.source_sample_nbytes,
+                nbytes=store.nbytes,
+                age_s=round(max(0.0, time.time() - max(map(files.modified_s, paths))), 1),
+                codec=store.codec,
+                num_files=len(paths),
+                mapped_nbytes=mapped_nbytes(store),
+                seconds=build.clock.to_json(),
+                statistics=self._statistics.to_json(),
+                tuning=self._tuning.to_json() if self._tuning else None,
+            )

@@ -21,6 +21,7 @@ from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache, Digests
 from ups_store.build.fill import Filling
 from ups_store.build.place import (
+    check_packable,
     create_file,
     find_valid,
     is_finished,
@@ -37,12 +38,13 @@ from ups_store.build.readers import Readers
 from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.identity import config_hash
 from ups_store.read.gather import Samples
-from ups_store.read.open import open_store
+from ups_store.read.open import open_any, open_store
+from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
-from ups_store.read.store import Store
 from ups_store.sources.pool import ReadBatch
 from ups_store.system import files
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory
+from ups_store.system.paths import PARTITION_KEY
 from ups_store.write.writer import Committer, StoreWriter
 
 _POLL_S = 0.1
@@ -133,10 +135,11 @@ class Build:
         self._readers, self._watcher = readers, watcher
         self._committer: Committer | None = None
         self._content: Mapping[str, Any] | None = None
-        self._store: Store | None = None
+        self._store: AnyStore | None = None
         self._is_there: npt.NDArray[np.bool_] | None = None
         self._filling: Filling | None = None
-        self._helps, self._check_on_resume = False, check_on_resume
+        self._helps = self._is_part = self._has_looked = False
+        self._check_on_resume = check_on_resume
 
     def identify(self) -> Mapping[str, Any]:
         """What `ups_store.create` takes as identity; called for the first time, it digests the sources.
@@ -160,14 +163,14 @@ class Build:
         return config_hash(self.document)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AnyStore:
         """The finished store, or what is committed of it so far; it is yours to close."""
         if self._store is None:
             assert self._committer is not None, "begin it first"
             try:
                 self._store = open_store(building_path(self._committer.path), partial=True)
             except StoreNotFoundError:  # another process has published it this moment
-                self._store = open_store(self._committer.path)
+                self._store = open_any(self._committer.path)
         return self._store
 
     @property
@@ -227,21 +230,56 @@ class Build:
             ConfigError: If there can't be a store in its place.
             StoreError: As `ups_store.create`; kind "no_builder" if local rank 0 never begins.
         """
-        self.clock, self._helps = Stopwatch(self._watcher.waits), helps
-        prepare_place(self.path, self._watcher.note)
-        with self.clock.timed("digest"):
-            self.identify()
+        self._helps = helps
+        if self.is_reused or (not self._has_looked and self.find(overwrite=overwrite)):
+            return
         with self.clock.timed("open"):
-            found = None if overwrite else find_valid(self.plan, self.document, self._watcher.note)
-            if found is not None:
-                self.is_reused = True
-                self._take(found)
-                return
             if self.rank.is_builder and self._become_builder(overwrite=overwrite):
                 return
         self._committer = join_builder(self.path, self.identify(), self.config_hash)
         if self._committer is None:
-            self._take(open_store(self.path))
+            self._take(open_any(self.path))
+
+    def find(self, *, overwrite: bool = False) -> bool:
+        """Whether the store is there already, in one file or in several, mapped or packed; `begin` asks it.
+
+        Args:
+            overwrite: Whether to build from scratch whatever is there: then it counts as absent.
+        Raises:
+            SourceError: As `identify`.
+            FormatError: If a file that isn't a store, or a damaged one, is in its place.
+            ConfigError: If there can't be a store in its place.
+        """
+        self._has_looked = True
+        if not self._is_part:
+            self.clock = Stopwatch(self._watcher.waits)
+        prepare_place(self.path, self._watcher.note)
+        check_packable(self.plan)
+        with self.clock.timed("digest"):
+            self.identify()
+        with self.clock.timed("open"):
+            found = None if overwrite else find_valid(self.plan, self.document, self._watcher.note)
+        if found is not None:
+            self.is_reused = True
+            self._take(found)
+        return self.is_reused
+
+    def part(self, number: int, count: int) -> Build:
+        """The build of one of several files that hold the store together; its time counts to this one's."""
+        place = replace(self.rank, machine=number, num_machines=count)
+        plan = replace(partition_of(self.plan, place), batch_size=self.plan.batch_size)
+        part = Build(
+            plan,
+            digests=self._digests,
+            on_nan=self._on_nan,
+            readers=self._readers,
+            watcher=self._watcher,
+            rank=self.rank,
+        )
+        part.title = f"{self.title}, file {number + 1} of {count}"
+        part._content = {**self.identify(), PARTITION_KEY: [number, count]}
+        part.clock, part._is_part = self.clock, True
+        return part
 
     def begin_in_memory(self, shared: str | None = None) -> None:
         """The same in memory: nothing is written to a disk, and nothing is left when the process ends.
@@ -315,7 +353,7 @@ class Build:
         """
         self.filling.check_complete()
 
-    def finish(self) -> Store:
+    def finish(self) -> AnyStore:
         """Commit what is still missing and publish the store; where another process builds it, wait for that.
 
         Raises:
@@ -339,7 +377,7 @@ class Build:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _take(self, store: Store) -> None:
+    def _take(self, store: AnyStore) -> None:
         self._store, self.is_finished = store, True
 
     def _become_builder(self, *, overwrite: bool) -> bool:
@@ -356,14 +394,14 @@ class Build:
             return True
         with writer:  # it was published just before; while this is open no other process builds in the file
             files.remove(building_path(self.path))
-        self._take(open_store(self.path))
+        self._take(open_any(self.path))
         return True
 
     def _open_writer(self, *, overwrite: bool = False) -> StoreWriter:
         options = {"overwrite": overwrite, "check_on_resume": self._check_on_resume}
         return open_writer(self.plan, self.identify(), watcher=self._watcher, **options)
 
-    def _finished(self) -> Store:
+    def _finished(self) -> AnyStore:
         committer = self._committer
         assert committer is not None, "begin it first"
         if isinstance(committer, StoreWriter):
@@ -372,13 +410,13 @@ class Build:
             return wait_for_store(committer.path, self.config_hash)
         return self._wait_or_take_over()
 
-    def _publish(self, writer: StoreWriter) -> Store:
+    def _publish(self, writer: StoreWriter) -> AnyStore:
         self.filling.fill_rest()
         self.filling.check_complete()
         self.plan.check_sources()
         return open_store(writer.finish())
 
-    def _wait_or_take_over(self) -> Store:
+    def _wait_or_take_over(self) -> AnyStore:
         """The store that another process builds; should that end before, this one finishes it."""
         while not is_finished(self.path, self.config_hash):
             self._watcher.waits("builder")
@@ -391,4 +429,4 @@ class Build:
                 if not is_finished(self.path, self.config_hash):
                     return self._publish(writer)
                 files.remove(building_path(self.path))
-        return open_store(self.path)
+        return open_any(self.path)

@@ -90,7 +90,7 @@ def _check_room(plans: Sequence[StorePlan]) -> None:
     new = [
         plan for plan in plans if not files.exists(plan.path) and not files.exists(building_path(plan.path))
     ]
-    needed = sum(plan.num_samples * plan.sample_nbytes for plan in new)
+    needed = sum(plan.num_samples * plan.sample_nbytes for plan in new if plan.codec == "none")
     for folder in {plan.path.parent for plan in new if os.path.isdir(plan.path.parent)}:
         if needed > files.free_bytes(folder):
             with files.disk_full_as_error(folder / new[0].path.name, needed):
@@ -165,6 +165,7 @@ def describe_plan(plan: StorePlan) -> dict[str, Any]:
         "path": str(plan.path),
         "num_samples": plan.num_samples,
         "nbytes": plan.file_nbytes,
+        "codec": plan.codec,
         "arrays": {
             name: {"shape": list(spec.shape), "dtype": str(spec.dtype), "dims": list(spec.dims or ())}
             for name, spec in plan.arrays.items()

@@ -19,7 +19,7 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, slot_nbytes
 from ups_store.format.metadata import LARGE_SAMPLE_BYTES, ArrayMeta, dtype_name
-from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.partitioned import PartitionedStore, parts_of
 from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store import Store
@@ -28,6 +28,7 @@ from ups_store.system.progress import Progress
 from ups_store.write.building import read_owner
 
 if TYPE_CHECKING:
+    from ups_store.packed.catalog import PackedCatalog
     from ups_store.packed.store import PackedStore
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
@@ -77,13 +78,13 @@ class PackedInfo:
     """How a packed store is packed.
 
     Attributes:
-        codec: "blosc" or "pcodec".
-        level: Its effort.
-        mapped_nbytes: Length of the mapped file that `unpack` makes.
+        codec: "blosc" or "pcodec"; "mixed" of partitions that differ.
+        level: Its effort; None of partitions that differ.
+        mapped_nbytes: Length of the mapped file, or files, that `unpack` makes.
     """
 
     codec: str
-    level: int
+    level: int | None
     mapped_nbytes: int
 
 
@@ -176,15 +177,27 @@ def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | 
 
 
 def _array_info(meta: ArrayMeta, store: AnyStore) -> ArrayInfo:
-    slot = slot_nbytes(meta.sample_nbytes) if meta.is_sharded and store.access != "decode" else None
+    slot = slot_nbytes(meta.sample_nbytes) if meta.is_sharded and store.codec == "none" else None
     return ArrayInfo(meta.shape, meta.dtype, meta.dims, meta.sample_nbytes, slot, dict(meta.attrs))
 
 
 def _packed_info(store: AnyStore) -> PackedInfo | None:
-    if store.access != "decode" or isinstance(store, PartitionedStore):
+    if store.codec == "none":
         return None
-    catalog = cast("PackedStore", store).catalog
-    return PackedInfo(catalog.packing.codec, catalog.packing.level, catalog.layout.file_nbytes)
+    levels = {_catalog_of(part).packing.level for part in parts_of(store) if part.codec != "none"}
+    return PackedInfo(store.codec, levels.pop() if len(levels) == 1 else None, mapped_nbytes(store))
+
+
+def mapped_nbytes(store: AnyStore) -> int:
+    """Length that a finished store's files have where they are mapped."""
+    return sum(
+        part.nbytes if part.codec == "none" else _catalog_of(part).layout.file_nbytes
+        for part in parts_of(store)
+    )
+
+
+def _catalog_of(store: AnyStore) -> PackedCatalog:
+    return cast("PackedStore", store).catalog
 
 
 def _sample_nbytes(spec: ArraySpec) -> int:

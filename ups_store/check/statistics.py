@@ -62,6 +62,14 @@ class Statistics:
             if self._with_mean:
                 self._sums[name] = self._sums.get(name, 0.0) + _finite_sum(array)
 
+    def join(self, other: Statistics) -> None:
+        """Take in what another one found of other samples."""
+        for name, found in other._ranges.items():
+            self._ranges[name] = ValueRange.join([self._ranges.get(name, ValueRange()), found])
+            self._num_values[name] = self._num_values.get(name, 0) + other._num_values[name]
+            if self._with_mean:
+                self._sums[name] = self._sums.get(name, 0.0) + other._sums[name]
+
     def by_array(self) -> dict[str, ArrayStatistics]:
         """What was found so far."""
         return {name: self._of(name) for name in self._ranges}

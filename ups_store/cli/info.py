@@ -143,7 +143,8 @@ def _state(info: StoreInfo) -> str:
 
 def _packing(packed: PackedInfo) -> str:
     nbytes = format_nbytes(packed.mapped_nbytes)
-    return f"packed by {packed.codec}, level {packed.level}, {nbytes} unpacked · "
+    level = "" if packed.level is None else f", level {packed.level}"
+    return f"packed by {packed.codec}{level}, {nbytes} unpacked · "
 
 
 def _build(build: BuildInfo, num_samples: int) -> str:

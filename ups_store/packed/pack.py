@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import CorruptChunkError, DiskFullError, FormatError, SpecError
+from ups_store.errors import CorruptChunkError, DiskFullError, FormatError, SpecError, StoreError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32, crc32c
+from ups_store.format.layout import Layout
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry, pack_directory
@@ -26,12 +27,13 @@ from ups_store.packed.catalog import check_chunk_size
 from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document
 from ups_store.packed.store import PackedStore
 from ups_store.read.catalog import fingerprint_of, read_finished
+from ups_store.read.open import open_store
 from ups_store.read.protocol import AnyStore
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
-from ups_store.system.replacement import OWN_USE, take_over_permissions
+from ups_store.system.replacement import OWN_USE, check_not_read_only, take_over_permissions
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
@@ -69,7 +71,7 @@ def pack_store(
     The store is checked byte by byte first, and every chunk is decoded again and compared.
 
     Args:
-        store: A finished, mapped store of this version of the format.
+        store: A finished store of this version of the format, in one file; mapped, or packed otherwise.
         target: File to write, usually `<task>_<split>.packed.zarr.zip`.
         codec: "blosc" or "pcodec".
         level: Effort: blosc 0 to 9, pcodec 0 to 12; a measured default where not given.
@@ -82,34 +84,96 @@ def pack_store(
         CorruptChunkError: If the store is damaged.
         DiskFullError: If there is no room; nothing is left then.
     """
-    effort = check_level(codec, level)
-    if not isinstance(store, Store):
-        hint = "unpack it with `ups-store unpack`; of a store in partitions pack each"
-        found = type(store).__name__
-        raise SpecError("pack", kind="packed", path=store.path, expected="a Store", found=found, hint=hint)
     path = path_of(target)
     check_not_source(path, [store.path])
     check_target(path, force=force)
-    metas = _metas(store)
+    return _pack(store, path, codec, level, force=force, num_threads=num_threads, progress=progress)
+
+
+def _pack(
+    store: AnyStore,
+    path: Path,
+    codec: str,
+    level: int | None,
+    *,
+    force: bool,
+    num_threads: int | None,
+    progress: Progress | None,
+) -> PackReport:
+    effort = check_level(codec, level)
+    layout = _layout_of(store)
+    metas = _metas(store, layout)
     packing = Packing(codec, effort, store.fingerprint)
-    check_sound(store)
     with (
         new_file(path, force=force, needed_bytes=store.nbytes) as file,
         ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool,
     ):
+        check_sound(store)
         writer = _PackedWriter(file.fd, store, packing, pool, progress or (lambda nbytes: None))
         nbytes = writer.write(metas)
-    return PackReport(path, nbytes, store.nbytes)
+    return PackReport(path, nbytes, layout.file_nbytes)
 
 
-def _metas(store: Store) -> list[ArrayMeta]:
-    """All arrays, sorted by name; refuses what unpacking couldn't make again."""
+def repack_store(
+    store: AnyStore,
+    *,
+    codec: str,
+    level: int | None = None,
+    force: bool = False,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Give a finished store in one file another form in its own place, with the same content and identity.
+
+    The new form is complete, checked and durable before it takes the place of the old one; `store` stays
+    usable. Until then both take room on the disk. What is there already in that form stays as it is.
+
+    Args:
+        store: A finished store, mapped or packed.
+        codec: "blosc" or "pcodec" to pack it, "none" to unpack it.
+        level: Effort of the codec; a measured default where not given.
+        force: Whether a file that is read-only may be replaced, too.
+        num_threads: Threads that encode; one per processor by default.
+        progress: Called with the number of payload bytes that were written since the last call.
+    Returns:
+        Its path, as before.
+    Raises:
+        SpecError: For an unknown codec or level, or a store in partitions: give each.
+        ReadOnlyError: If the file has no write bit.
+        CorruptChunkError: If the store is damaged; it stays.
+        DiskFullError: If there is no room for both.
+    """
+    path = store.path
+    if codec == store.codec:
+        return path
+    place = check_target(path, force=True)
+    if not force:
+        check_not_read_only(place, hint="make it writable with chmod u+w, or say force=True")
+    if codec == "none" and isinstance(store, PackedStore):
+        return _unpack(store, path, place, force=True, progress=progress)
+    return _pack(store, path, codec, level, force=True, num_threads=num_threads, progress=progress).path
+
+
+def _layout_of(store: AnyStore) -> Layout:
+    """Geometry of the mapped form of a finished store in one file."""
+    if isinstance(store, PackedStore):
+        return store.catalog.layout
+    if not isinstance(store, Store):
+        hint = "pack each of its `partitions`"
+        found = type(store).__name__
+        expected = "a store in one file"
+        raise SpecError("pack", kind="packed", path=store.path, expected=expected, found=found, hint=hint)
     with files.opened(store.path) as fd:
         catalog = read_finished(fd, store.path)
     if store.is_partial or store.version > FORMAT_VERSION or fingerprint_of(catalog) != store.fingerprint:
         hint = "finish its build, open it again, or upgrade ups-store"
         raise SpecError("not a finished store of this version", kind="unfinished", path=store.path, hint=hint)
-    metas = [array.meta for array in catalog.layout.arrays.values()]
+    return catalog.layout
+
+
+def _metas(store: AnyStore, layout: Layout) -> list[ArrayMeta]:
+    """All arrays, sorted by name; refuses what unpacking couldn't make again."""
+    metas = [array.meta for array in layout.arrays.values()]
     for meta in metas:
         check_chunk_size(meta, store.path, hint="ship the store as it is, without packing it")
         if meta.is_constant and meta.attrs:
@@ -122,7 +186,7 @@ class _PackedWriter:
     """Writes entries one after the other; each local header when its data are known."""
 
     def __init__(
-        self, fd: int, store: Store, packing: Packing, pool: ThreadPoolExecutor, progress: Progress
+        self, fd: int, store: AnyStore, packing: Packing, pool: ThreadPoolExecutor, progress: Progress
     ) -> None:
         self.fd, self.store, self.packing, self.pool, self.progress = fd, store, packing, pool, progress
         self.entries: list[Entry] = []
@@ -161,23 +225,32 @@ class _PackedWriter:
         self.crcs.append(crc)
 
     def _data_of(self, meta: ArrayMeta) -> Iterator[bytes]:
-        view, chain = self.store[meta.name], chain_of(self.packing, meta.dtype)
+        chain = chain_of(self.packing, meta.dtype)
         if not meta.is_sharded:
             # By the pool: Blosc's own threads, which it uses in the main thread, make other bytes each time.
-            yield self.pool.submit(_encode, chain, view).result()
+            yield self.pool.submit(_encode, chain, self._values(meta)).result()
             self.progress(meta.nbytes)
             return
         index: list[tuple[int, int]] = []
         offset = 0
         per_block = max(1, BLOCK_BYTES // meta.sample_nbytes)
-        for first in range(0, len(view), per_block):
-            for chunk in self.pool.map(partial(_encode, chain), view[first : first + per_block]):
+        for first in range(0, len(self.store), per_block):
+            values = self._values(meta, slice(first, first + per_block))
+            for chunk in self.pool.map(partial(_encode, chain), values):
                 index.append((offset, len(chunk)))
                 offset += len(chunk)
                 yield chunk
                 self.progress(meta.sample_nbytes)
         records = np.array(index, "<u8").tobytes()
         yield records + struct.pack("<I", crc32c(records))
+
+    def _values(self, meta: ArrayMeta, samples: slice = slice(None)) -> npt.NDArray[Any]:
+        """A constant, or samples of an array: of a mapped store views, of a packed one decoded."""
+        if meta.is_constant or isinstance(self.store, Store):
+            view: npt.NDArray[Any] = self.store[meta.name]
+            return view if meta.is_constant else view[samples]
+        values: npt.NDArray[Any] = self.store.gather(samples, [meta.name])[meta.name]
+        return values
 
 
 def _encode(chain: Chain, value: npt.NDArray[Any]) -> bytes:
@@ -217,17 +290,22 @@ def unpack_store(
     path = path_of(target)
     check_not_source(path, [packed.path])
     place = check_target(path, force=force)
+    return _unpack(packed, path, place, force=force, progress=progress)
+
+
+def _unpack(packed: PackedStore, path: Path, place: Path, *, force: bool, progress: Progress | None) -> Path:
     unfinished = place.with_name(place.name + UNPACKING_SUFFIX)
-    options = _create_options(packed)
-    options["on_mismatch"] = "restart" if force else "raise"
-    with _named(path), create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
-        take_over_permissions(writer.building.fd, place, extra=OWN_USE)  # before it holds anything
-        for block in _blocks(packed, writer.missing().tolist()):
-            batch = packed.gather(block)
-            writer.commit_many(block, batch)
-            if progress:
-                progress(sum(value.nbytes for value in batch.values()))
-        writer.finish()
+    if not _is_unpacked(unfinished, packed):
+        options = _create_options(packed)
+        options["on_mismatch"] = "restart" if force else "raise"
+        with _named(path), create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
+            take_over_permissions(writer.building.fd, place, extra=OWN_USE)  # before it holds anything
+            for block in _blocks(packed, writer.missing().tolist()):
+                batch = packed.gather(block)
+                writer.commit_many(block, batch)
+                if progress:
+                    progress(sum(value.nbytes for value in batch.values()))
+            writer.finish()
     try:
         with files.opened(unfinished) as fd:
             _check_fingerprint(fd, unfinished, packed)
@@ -265,6 +343,15 @@ def _create_options(packed: PackedStore) -> dict[str, Any]:
             hint="`ups-store verify` says what is wrong; `ups_store.open` reads its samples",
         )
     return options
+
+
+def _is_unpacked(path: Path, packed: PackedStore) -> bool:
+    """Whether an earlier run ended just before the result got its name."""
+    try:
+        with open_store(path) as store:
+            return store.fingerprint == packed.fingerprint
+    except StoreError:
+        return False
 
 
 def _check_fingerprint(fd: int, path: Path, packed: PackedStore) -> None:

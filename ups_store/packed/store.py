@@ -49,7 +49,7 @@ class PackedStore(BaseStore):
     def __init__(self, path: Path, fd: int, catalog: PackedCatalog) -> None:
         metas = [array.meta for array in catalog.arrays.values()]
         super().__init__(path, catalog.root, metas, catalog.layout.num_samples)
-        self.catalog = catalog
+        self.catalog, self.codec = catalog, catalog.packing.codec
         self._file = StoreFile(path, fd, catalog.nbytes, access="pread", keeps_fd=True)
         self.network = self._file.network
         self._chunks = ChunkReader(self._file)

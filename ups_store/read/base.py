@@ -37,9 +37,11 @@ class BaseStore:
         version: Format version, `(major, minor)`.
         metas: Metadata of the arrays by name, constants included.
         is_partial: Whether it was opened while it was under construction.
+        codec: How its chunks are packed: "none", "blosc" or "pcodec"; "mixed" of partitions that differ.
     """
 
     is_partial = False
+    codec: str = "none"
     __iter__ = None  # over samples or over names? `range(len(store))` and `store.arrays` say which
 
     def __init__(self, path: Path, root: RootMeta, metas: Iterable[ArrayMeta], num_samples: int) -> None:

@@ -45,6 +45,8 @@ class PartitionedStore(BaseStore):
         version = max(partition.version for partition in self.partitions)
         root = RootMeta(version, config_hash(document), document, dict(first.attrs))
         super().__init__(pattern, root, _whole_metas(first, num_samples), num_samples)
+        codecs = {partition.codec for partition in self.partitions}
+        self.codec = codecs.pop() if len(codecs) == 1 else "mixed"
 
     def _summary(self) -> list[str]:
         return [f"{len(self.partitions)} partitions", f"{self.nbytes:,} bytes"]

@@ -39,6 +39,7 @@ class AnyStore(Protocol):
     version: tuple[int, int]
     metas: dict[str, ArrayMeta]
     is_partial: bool
+    codec: str
 
     @property
     def arrays(self) -> dict[str, ArraySpec]:

@@ -91,6 +91,20 @@ def partition_path(path: Path, number: int, count: int) -> Path:
     return path.with_name(f"{stem}-{number:05d}-of-{count:05d}.zarr.zip")
 
 
+def partitions_pattern(path: Path, count: int) -> Path:
+    """What names all partitions of the store at `path`, `NAME.zarr.zip`, where it is in `count` files."""
+    stem = path.name.removesuffix(".zarr.zip")
+    return path.with_name(f"{stem}-*-of-{count:05d}.zarr.zip")
+
+
+def partition_counts(path: Path) -> list[int]:
+    """In how many files the store at `path` is by the names beside it, complete or not; sorted."""
+    stem = glob.escape(path.name.removesuffix(".zarr.zip"))
+    names = (found.name.removesuffix(".building") for found in path.parent.glob(f"{stem}-*-of-*.zarr.zip*"))
+    matches = [match for match in map(_NAME.fullmatch, names) if match]
+    return sorted({int(m["count"]) for m in matches if m["stem"] + m["suffix"] == path.name})
+
+
 def partition_range(num_samples: int, number: int, count: int) -> range:
     """Samples of one partition: consecutive; sizes of partitions differ by one at most."""
     return range(num_samples * number // count, num_samples * (number + 1) // count)

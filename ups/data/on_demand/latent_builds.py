@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ups.config.build_keys import to_build
 from ups.data.fields import NUM_STEPS, open_split
 from ups.data.on_demand.order import arrival_stretches
-from ups.data.stores import Store, open_partitions
+from ups.data.stores import Store
 from ups.data.windows import Items
 from ups.errors import ConfigError
 from ups.output import Note
@@ -133,13 +133,14 @@ def begin_store(build: Build, *, note: Note) -> Build | Store:
     Raises:
         StoreError: As `Build.begin`.
     """
-    store = open_partitions(build.path, build.config_hash)
-    if store is None:
-        build.begin(helps=True)
-        store = build.store if build.is_finished else None
-    if store is not None:
+    build.begin(helps=True)
+    if build.is_finished:
+        store = build.store
         note(f"{build.title}: latents reused, {build.config_hash[:12]}, {store.path}")
         return store
+    if (codec := build.plan.codec) != "none":
+        later = "`python -m ups_store.build` packs the finished store"
+        note(f"{build.title}: cache.codec={codec} has no effect while training makes it: {later}")
     there = f"{build.num_there()} of {build.num_samples} there"
     note(f"{build.title}: encoding on demand, {there}, {build.path}")
     return build
