@@ -6,17 +6,20 @@ then the next is begun. So the disk holds at most the packed files and one that 
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 from ups_store.build.progress import Stopwatch, Watcher
 from ups_store.build.store_build import Build
-from ups_store.check.garbage import find_garbage, remove_garbage
-from ups_store.errors import StoreError
+from ups_store.errors import StoreError, StoreNotFoundError
+from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.open import open_any, open_store
 from ups_store.read.partitioned import parts_of
-from ups_store.read.recovery import BUILDING_SUFFIX, building_path
-from ups_store.system import files
+from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_path
+from ups_store.system import files, locks
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
 from ups_store.write.target import payload_nbytes
 
@@ -69,6 +72,8 @@ def _is_begun(build: Build, count: int) -> bool:
 
 def _hash_at(path: Path) -> str | None:
     """Hash of the identity of what is there; None if that is no store, or nothing."""
+    if not files.exists(path):
+        return None
     try:
         opened = open_store(path, partial=True) if path.name.endswith(BUILDING_SUFFIX) else open_any(path)
     except StoreError:
@@ -93,6 +98,8 @@ def give_form(place: Path, codec: str, *, title: str, watcher: Watcher, clock: S
         DiskFullError: If there is no room for one more file.
     """
     with open_any(place) as store:
+        for part in parts_of(store):
+            remove_dead(part.path, codec=codec)
         others = [part for part in parts_of(store) if part.codec != codec]
         if not others:
             return
@@ -101,17 +108,25 @@ def give_form(place: Path, codec: str, *, title: str, watcher: Watcher, clock: S
         what = "unpacking" if codec == "none" else f"packing by {codec}"
         watcher.stage(f"{title}: {what}", sum(map(payload_nbytes, others)), unit="bytes")
         for part in others:
-            _remove_dead(part.path)
             with clock.timed("pack"):
                 repack_store(part, codec=codec, progress=watcher.advance)
             part.close()
 
 
-def _remove_dead(path: Path) -> None:
-    """Remove what a killed process left of packing a file: it may be as large as the packed file."""
-    for garbage in find_garbage(path.parent):
-        if garbage.kind == "temporary" and garbage.path.name.startswith(f"{path.name}{BUILDING_SUFFIX}."):
-            remove_garbage(garbage)
+def remove_dead(path: Path, *, codec: str) -> None:
+    """Remove what killed processes left of a file under other names: each may be as large as the file.
+
+    Also what is complete but for its name: whatever it was made from is still there. What goes on where it
+    was stays: a building file, and one that is being unpacked if that is wanted.
+    """
+    name = glob.escape(path.name)
+    patterns = [f"{name}{BUILDING_SUFFIX}.*", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}.*"]
+    if codec != "none":
+        patterns += [f"{name}{UNPACKING_SUFFIX}", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}"]
+    for found in itertools.chain.from_iterable(map(path.parent.glob, patterns)):
+        with contextlib.suppress(StoreNotFoundError), files.opened(found, writable=True) as fd:
+            if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, found):
+                files.remove(found)
 
 
 def remove_replaced(build: Build, count: int, note: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ups_store.build.forms import count_files, give_form, place_of, remove_replaced
+from ups_store.build.forms import count_files, give_form, place_of, remove_dead, remove_replaced
 from ups_store.build.place import wait_for_store
 from ups_store.build.progress import Watcher
 from ups_store.build.read import UnreadSamplesError, split_batches
@@ -78,6 +78,8 @@ class _Making:
         return place_of(build, count)
 
     def _make_file(self, part: Build) -> None:
+        if part.rank.is_builder:
+            remove_dead(part.path, codec=part.plan.codec)
         with part:
             part.begin(overwrite=self._overwrite)
             if part.is_reused:

@@ -14,11 +14,11 @@ from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.open import open_store
-from ups_store.read.recovery import BUILDING_SUFFIX
+from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
 from ups_store.system import files, locks
 
 _TEMPORARY = re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}")
-_BUILDING = re.compile(rf".+\.zarr\.zip(\.unpacking)?{re.escape(BUILDING_SUFFIX)}")
+_BUILDING = re.compile(rf".+\.zarr\.zip({re.escape(UNPACKING_SUFFIX)})?{re.escape(BUILDING_SUFFIX)}")
 _HDF5_START = b"\x89HDF\r\n\x1a\n"
 _SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
 _END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never

@@ -29,6 +29,7 @@ from ups_store.packed.store import PackedStore
 from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.open import open_store
 from ups_store.read.protocol import AnyStore
+from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.paths import path_of
@@ -38,7 +39,6 @@ from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
-UNPACKING_SUFFIX = ".unpacking"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ups_store.system.parallel import for_each
 from ups_store.system.progress import Progress
 
 BUILDING_SUFFIX = ".building"
+UNPACKING_SUFFIX = ".unpacking"  # of a packed store's mapped form until it is whole
 
 _TABLE_BLOCK_BYTES = 8 << 20  # of the commit table at a time
 _CHECK_BLOCK_BYTES = 1 << 20  # read at a time and thread: stays in the cache until its checksum is taken

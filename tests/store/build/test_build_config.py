@@ -60,7 +60,12 @@ def test_defaults_are_those_of_the_documentation() -> None:
         "on_nan": "fail",
         "source_digest": "full",
     }
-    assert config.cache.model_dump() == {"dir": Path("cache"), "dtype": "float32"}
+    assert config.cache.model_dump() == {
+        "dir": Path("cache"),
+        "dtype": "float32",
+        "codec": "none",
+        "partitions": None,
+    }
     assert config.data.fractions == SplitFractions(0.8, 0.1, 0.1)
 
 

@@ -280,6 +280,7 @@ def test_description_of_a_plan_is_json_for_people(tmp_path: Path) -> None:
     nbytes = described.pop("nbytes")
     assert described == {
         "path": str(tmp_path / "cache/burgers1d_test.zarr.zip"),
+        "codec": "none",
         "num_samples": 2,
         "arrays": {
             "fields": {

@@ -217,7 +217,7 @@ def test_file_that_is_lost_is_asked_for_nothing_more(tmp_path: Path) -> None:
 def test_stages_tell_what_everything_waits_for(source: Path, tmp_path: Path) -> None:
     watcher = Recorder()
     build(settings(tmp_path, split="train"), watcher)
-    assert watcher.waited_for == ["digest", "open", "read", "commit", "read", "finish"]
+    assert watcher.waited_for == ["digest", "open", "open", "read", "commit", "read", "finish"]
 
 
 def test_rate_of_a_stage_is_what_was_done_while_it_was_waited_for() -> None:
