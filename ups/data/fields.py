@@ -91,7 +91,7 @@ class Fields(Protocol):
 
 
 class StoreFields:
-    """Fields of a store, mapped.
+    """Fields of a store, mapped, or packed.
 
     Args:
         store: A store with the array "fields".
@@ -180,6 +180,9 @@ def open_fields(
     path = store_path(config.cache.dir, task, split)
     store, problem = _open_suitable(path, config.data) if source != "hdf5" else (None, "")
     if store is not None:
+        if store.codec != "none":  # or every frame would take decoding its trajectory
+            report = store.preload()
+            _log.info("%s: packed by %s, decoded: %s", store.path, store.codec, report.why)
         return StoreFields(store, limit=config.data.limit)
     if source == "store":
         hint = "run `python -m ups_store.build`, or training.field_source=hdf5"

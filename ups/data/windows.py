@@ -32,6 +32,7 @@ _PLACES = {
     "pinned": "in page-locked memory",
     "device": "on the device",
     "mapped": "read when it is used",
+    "mixed": "some of its files in RAM",
 }
 
 Items = npt.NDArray[np.int64]
@@ -136,9 +137,12 @@ class TaskWindows:
         """Bring the store into memory (`docs/guides/preload.md`), and return where it lies then, in words.
 
         Args:
-            mode: "off" leaves it on the disk; so do partitions, whatever is asked for.
+            mode: "off" leaves it on the disk; so do mapped partitions, whatever is asked for. Packed stores
+                take "copy", which decodes them once, and "page-cache".
             device: Where the states will be used.
         """
+        if self.store.codec != "none":
+            return self._preload_packed(mode)
         if mode == "off" or not isinstance(self.store, ups_store.Store):
             return "read when it is used"
         is_for_device = mode in ("pinned", "device") or (mode == "auto" and device != "cpu")
@@ -147,6 +151,15 @@ class TaskWindows:
         # The last part of `why` is the budget of the mode that was taken; before it, what was refused.
         refused = report.why if report.mode == "mapped" else report.why.rpartition("; ")[0]
         return _PLACES[report.mode] + (f" ({refused})" if refused else "")
+
+    def _preload_packed(self, mode: Preload) -> str:
+        used = f"packed by {self.store.codec}, decoded when it is used"
+        if mode == "off":
+            return used
+        report = self.store.preload(mode)
+        if report.mode == "copy":
+            return f"packed by {self.store.codec}, decoded into RAM in {report.seconds:.1f} s"
+        return f"{used}, {_PLACES[report.mode]} ({report.why})"
 
     def valid_frames(self, samples: Items) -> npt.NDArray[np.bool_]:
         """Which frames of samples are theirs, not padding, shape (B, T)."""
@@ -279,9 +292,10 @@ class WindowSource:
         self.tasks, self.parameters, self._names = tasks, parameters, tuple(tasks)
 
     @property
-    def stores(self) -> Sequence[ups_store.Store]:
-        """Those of one file each."""
-        return [some.store for some in self.tasks.values() if isinstance(some.store, ups_store.Store)]
+    def stores(self) -> Sequence[Store]:
+        """Those that are there."""
+        kinds = (ups_store.Store, ups_store.PackedStore, ups_store.PartitionedStore)
+        return [some.store for some in self.tasks.values() if isinstance(some.store, kinds)]
 
     def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> WindowBatch:
         """Windows of these numbers of a task; see `ups_store.torch.StoreDataset.fetch`."""

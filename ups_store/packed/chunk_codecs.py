@@ -24,6 +24,7 @@ _PCODEC_DTYPES = frozenset(f"{kind}{bits}" for kind in ("float", "int", "uint") 
 _BLOSC_HEADER = struct.Struct("<4B3I")  # versions, flags, type size; payload, block and whole bytes
 
 Bytes = npt.NDArray[np.uint8]
+Packed = bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Chain(Protocol):
         """Pack one chunk, C-contiguous."""
         ...
 
-    def decode(self, packed: bytes, out: Bytes) -> None:
+    def decode(self, packed: Packed, out: Bytes) -> None:
         """Unpack one chunk into `out`, which has its size; `ValueError` or `RuntimeError` if it can't be."""
         ...
 
@@ -146,7 +147,7 @@ class BloscChain(_Chain):
         shuffle = SHUFFLE if self._itemsize > 1 else NOSHUFFLE
         return bytes(Blosc(cname="zstd", clevel=self.level, shuffle=shuffle).encode(words_of(payload)))
 
-    def decode(self, packed: bytes, out: Bytes) -> None:
+    def decode(self, packed: Packed, out: Bytes) -> None:
         """Unpack one chunk."""
         with needs("pack"):
             from numcodecs.blosc import Blosc
@@ -168,10 +169,10 @@ class PcodecChain(_Chain):
         """Pack one chunk."""
         return bytes(_pcodec().PCodec(level=self.level).encode(payload.reshape(-1)))
 
-    def decode(self, packed: bytes, out: Bytes) -> None:
+    def decode(self, packed: Packed, out: Bytes) -> None:
         """Unpack one chunk."""
         numbers = out.view(dtype_of(self.dtype))
-        progress = _pcodec().standalone.simple_decompress_into(packed, numbers)
+        progress = _pcodec().standalone.simple_decompress_into(bytes(packed), numbers)
         if (progress.n_processed, progress.finished) != (len(numbers), True):
             raise ValueError(f"{progress.n_processed} numbers or more, expected {len(numbers)}")
 

@@ -38,7 +38,7 @@ class ChunkReader:
         """
         first, end = self._extent(array, sample)
         descriptor = self._file.descriptor  # held, see there
-        raw = files.read_at(descriptor.fd, first, end - first)
+        raw = memoryview(files.read_at(descriptor.fd, first, end - first))
         packed, stored = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
         if len(raw) < end - first or stored != struct.pack("<I", crc32c(packed)):
             raise self._damaged(array, sample, (first, end), "its crc32c doesn't match")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import StoreReplacedError
+from ups_store.errors import MemoryLimitError, StoreReplacedError
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_packed
 from ups_store.packed.chunks import ChunkReader
+from ups_store.packed.decoded import SHARED
 from ups_store.read.base import BaseStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, check_output, window_of
-from ups_store.read.preload import Mode, PreloadReport, Request, preload
+from ups_store.read.preload import Mode, PreloadReport, Request, preload, ram_budget
 from ups_store.read.store_file import StoreFile
 from ups_store.read.verify import Report
 from ups_store.system import files, mappings
@@ -25,6 +30,10 @@ from ups_store.system.parallel import for_each
 from ups_store.system.paths import check_one_file, path_of
 from ups_store.system.progress import Progress
 from ups_store.system.runs import cast_into
+
+MAX_THREADS = 8
+BYTES_PER_THREAD = 1 << 20  # less is decoded sooner than another thread begins
+PRELOAD_BYTES = 64 << 20  # between two calls of `progress`
 
 
 class PackedStore(BaseStore):
@@ -54,6 +63,9 @@ class PackedStore(BaseStore):
         self.network = self._file.network
         self._chunks = ChunkReader(self._file)
         self._plain: dict[str, npt.NDArray[Any]] = {}
+        self._is_copy = False  # all of it in memory
+        self._key = object()  # of its samples among those that are kept
+        weakref.finalize(self, SHARED.forget, self._key)
 
     def _summary(self) -> list[str]:
         packing = self.catalog.packing
@@ -74,14 +86,14 @@ class PackedStore(BaseStore):
 
         Raises:
             ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported": it isn't in memory.
+            SpecError: For an array with a sample axis, kind "unsupported", unless it was preloaded as a copy.
             CorruptChunkError: If the chunk is damaged.
         """
         meta = self._meta(name)
         self.check_open()
-        if meta.is_constant:
+        if meta.is_constant or self._is_copy:
             return self._decoded(self.catalog.arrays[name])
-        hint = "use gather or sample, or unpack it with `ups-store unpack`"
+        hint = 'use gather or sample, preload("copy"), or unpack it with `ups-store unpack`'
         raise self._unsupported("a packed array can't be mapped", hint, array=name)
 
     def gather(
@@ -97,7 +109,9 @@ class PackedStore(BaseStore):
     ) -> dict[str, npt.NDArray[Any]]:
         """Decode samples, or windows of them, into a batch; arguments as of `Store.gather`.
 
-        A sample is decoded whole, once a batch, also for windows; by `num_threads` threads, 1 by default.
+        A sample is decoded whole, once a batch, also for windows, for which the samples that were decoded
+        last are kept for a while. `num_threads` threads decode; by default as many as there are processors
+        where that is worth it, at most 8.
 
         Returns:
             Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
@@ -113,7 +127,7 @@ class PackedStore(BaseStore):
         for meta in metas:
             window = window_of(meta, len(samples), start=start, length=length, stride=stride)
             target = _target(meta, batch_shape(meta, len(samples), window), out)
-            self._decode(self.catalog.arrays[meta.name], samples, window, target, num_threads or 1)
+            self._decode(self.catalog.arrays[meta.name], samples, window, target, num_threads)
             batch[meta.name] = target
         return batch
 
@@ -123,30 +137,52 @@ class PackedStore(BaseStore):
         samples: Samples,
         window: TimeWindow | None,
         out: npt.NDArray[Any],
-        num_threads: int,
+        num_threads: int | None,
     ) -> None:
-        whole = None if array.meta.is_sharded else self._decoded(array)
-        if whole is not None and window is None:
-            out[...] = whole[samples]
+        whole = self._whole_of(array)
+        if whole is not None:
+            _pick(whole, samples, window, out)
             return
+        rows: dict[int, list[int]] = {}
+        for row, number in enumerate(samples.tolist()):
+            rows.setdefault(number, []).append(row)
+        is_direct = window is None and out.dtype == dtype_of(array.meta.dtype) and out[:1].flags.c_contiguous
 
         def decode(sample: int) -> None:
-            values = self._sample(array, sample) if whole is None else whole[sample]
-            for row in np.flatnonzero(samples == sample).tolist():
+            first, *others = rows[sample]
+            if is_direct:
+                self._chunks.read(array, sample, out[first, ...])
+                for row in others:
+                    out[row, ...] = out[first, ...]
+                return
+            values = self._sample(array, sample, is_kept=window is not None)
+            for row in (first, *others):
                 cast_into(values if window is None else values[window.steps(row)], out[row, ...])
 
-        for_each(decode, np.unique(samples).tolist(), num_threads=num_threads)
+        if num_threads is None:
+            num_threads = _num_threads(len(rows) * array.meta.sample_nbytes)
+        for_each(decode, sorted(rows), num_threads=num_threads)
 
-    def _sample(self, array: PackedArray, sample: int) -> npt.NDArray[Any]:
-        values = np.empty(array.meta.sample_shape, dtype_of(array.meta.dtype))
-        self._chunks.read(array, sample, values)
+    def _sample(self, array: PackedArray, sample: int, *, is_kept: bool) -> npt.NDArray[Any]:
+        key = self._key, array.meta.name, sample
+        values = SHARED.get(key) if is_kept else None
+        if values is None:
+            values = np.empty(array.meta.sample_shape, dtype_of(array.meta.dtype))
+            self._chunks.read(array, sample, values)
+            if is_kept:
+                SHARED.put(key, values)
         return values
+
+    def _whole_of(self, array: PackedArray) -> npt.NDArray[Any] | None:
+        """All samples of an array, where they are in memory: small ones are decoded together."""
+        return self._plain.get(array.meta.name) if array.meta.is_sharded else self._decoded(array)
 
     def _decoded(self, array: PackedArray) -> npt.NDArray[Any]:
         """A plain chunk, decoded once."""
         name = array.meta.name
         if name not in self._plain:
-            whole = np.empty(array.meta.shape, dtype_of(array.meta.dtype))
+            memory = bytearray(array.meta.nbytes)
+            whole = np.ndarray(array.meta.shape, dtype_of(array.meta.dtype), memory)
             if array.entry:
                 self._chunks.read(array, None, whole)
             whole.flags.writeable = False
@@ -165,26 +201,74 @@ class PackedStore(BaseStore):
         num_threads: int | None = None,
         progress: Progress | None = None,
     ) -> PreloadReport:
-        """Bring the packed file into the page cache; its samples are decoded from there.
+        """Decode all samples into memory of this process, or bring the packed file into the page cache.
 
-        Arguments, result and errors as of `Store.preload`, with two modes, "page-cache" and "auto".
+        Arguments, result and errors as of `Store.preload`, with three modes: "copy" decodes everything once,
+        and is gathered from as fast as a mapped store; "page-cache"; and "auto", the first that fits. Forked
+        processes share the copy, others don't.
 
         Raises:
-            SpecError: For another mode, kind "unsupported": samples lie nowhere as arrays.
+            SpecError: For another mode, kind "unsupported", or for `lock` with a copy.
         """
-        is_other = device is not None or samples is not None or shared
-        if is_other or mode not in ("auto", "page-cache"):
-            hint = 'use mode="page-cache" alone, or unpack it with `ups-store unpack`'
+        is_other = device is not None or samples is not None or shared or (lock and mode == "copy")
+        if is_other or mode not in ("auto", "copy", "page-cache"):
+            hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
         request = Request(mode, lock=lock, margin=margin, num_threads=num_threads, progress=progress)
-        return preload(self._file, self.catalog, request, read_catalog=read_packed)
+        request.check(len(self), path=self.path)
+        self.check_open()
+        refused = ""
+        if mode == "copy" or (mode == "auto" and not lock):
+            try:
+                return self._preload_decoded(request)
+            except MemoryLimitError as error:
+                if mode == "copy":
+                    raise
+                refused = f"copy refused ({error.problem}: {error.found}); "
+        report = preload(self._file, self.catalog, request, read_catalog=read_packed)
+        return replace(report, why=refused + report.why)
+
+    def _preload_decoded(self, request: Request) -> PreloadReport:
+        """Decode every array that isn't yet; then nothing is read from the file any more."""
+        began = time.perf_counter()
+        arrays = [array for array in self.catalog.arrays.values() if array.meta.name not in self._plain]
+        budget = ram_budget(sum(array.meta.nbytes for array in arrays), is_new=True)
+        budget.check("copy", margin=request.margin, path=self.path)
+        for array in arrays:
+            self._decode_all(array, request)
+        nbytes = sum(values.nbytes for values in self._plain.values())
+        self._is_copy = True
+        seconds = time.perf_counter() - began
+        return PreloadReport(self.path, "copy", f"copy: {budget}", nbytes, seconds)
+
+    def _decode_all(self, array: PackedArray, request: Request) -> None:
+        if not array.meta.is_sharded:
+            self._decoded(array)
+            return
+        memory = mappings.new_memory(array.meta.nbytes, kind=mmap.mmap)
+        values = np.ndarray(array.meta.shape, dtype_of(array.meta.dtype), memory)
+        step = max(1, PRELOAD_BYTES // array.meta.sample_nbytes)
+        for first in range(0, len(self), step):
+            block = range(first, min(first + step, len(self)))
+            for_each(
+                lambda sample: self._chunks.read(array, sample, values[sample, ...]),
+                block,
+                num_threads=request.num_threads or _num_threads(len(block) * array.meta.sample_nbytes),
+            )
+            if request.progress is not None:
+                request.progress(len(block) * array.meta.sample_nbytes)
+        values.flags.writeable = False
+        self._plain[array.meta.name] = values
 
     def residency(self) -> float:
-        """Share of the packed file that lies in the page cache, 0 to 1.
+        """Share of the file that lies in the page cache, 0 to 1; 1 once all is decoded in memory.
 
         Raises:
             TruncatedError: If another program cut the file.
         """
+        if self._is_copy:
+            self.check_open()
+            return 1.0
         self._file.check_length()
         return mappings.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
 
@@ -218,11 +302,29 @@ class PackedStore(BaseStore):
 
     def close(self) -> None:
         """Close the file; a read under way ends. Closing twice is allowed."""
-        self._plain = {}
+        self._plain, self._is_copy = {}, False
+        SHARED.forget(self._key)
         self._file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.path), fingerprint_of(self.catalog))
+
+
+def _num_threads(nbytes: int) -> int:
+    """Threads that decode so many bytes: one for each MiB, as many as there are processors, at most 8."""
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)), nbytes // BYTES_PER_THREAD))
+
+
+def _pick(
+    whole: npt.NDArray[Any], samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
+) -> None:
+    """Copy samples, or windows of them, out of an array in memory."""
+    if window is None and out.dtype == whole.dtype and out.flags.c_contiguous and len(whole):
+        whole.take(samples, axis=0, out=out, mode="clip")
+        return
+    for row, sample in enumerate(samples.tolist()):
+        values = whole[sample]
+        cast_into(values if window is None else values[window.steps(row)], out[row, ...])
 
 
 def _target(

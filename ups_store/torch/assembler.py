@@ -154,6 +154,7 @@ class EpochReport:
         assembled_s: What the background threads spent on making them, added up.
         major_faults: Page faults of those threads that read from the disk.
         resident: Share of the stores that lay in RAM at the end, 0 to 1.
+        access: How samples were got, as `Store.access`: "decode" of packed stores; "mixed".
     """
 
     epoch: int
@@ -165,6 +166,7 @@ class EpochReport:
     assembled_s: float
     major_faults: int
     resident: float
+    access: str = "map"
 
     @property
     def wait_share(self) -> float:
@@ -178,7 +180,7 @@ class EpochReport:
 
     @property
     def bound(self) -> str:
-        """What a faster epoch needs: "model", "storage" or "cpu" (copying batches)."""
+        """What a faster epoch needs: "model", "storage" or "cpu" (copying, or decoding)."""
         if self.wait_share < WAIT_SHARE:
             return "model"
         reads_disk = self.assembled_s > 0 and self.major_faults / self.assembled_s > FAULTS_PER_S
@@ -190,4 +192,5 @@ class EpochReport:
             f"{self.nbytes / 1e6:,.1f} MB in {self.seconds:.2f} s ({self.samples_per_s:,.0f} samples/s); "
             f"waited {self.wait_share:.1%} of it, {self.bound}-bound; "
             f"{self.major_faults} major page faults, {self.resident:.0%} resident"
+            + (", decoded" if self.access == "decode" else "")
         )

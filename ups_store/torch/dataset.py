@@ -121,10 +121,11 @@ class StoreDataset(Dataset[Any]):
         """What `repr` shows."""
         window, first = self._selection.window, self.sources[0]
         tasks = ", ".join(sorted({source.task for source in self.sources}))
+        is_decoded = any(source.store.codec != "none" for source in self.sources)
         tensors = [f"{field.key} {field.shape} {str(field.dtype)[6:]}" for field in first.fields]
         return {
             "items": f"{len(self):,} {'samples' if window is None else 'windows'}",
-            "stores": f"{len(self.sources)} ({tasks})",
+            "stores": f"{len(self.sources)} ({tasks})" + (", decoded" if is_decoded else ""),
             **({} if window is None else {"window": window}),
             "tensors": ", ".join(tensors),
         }

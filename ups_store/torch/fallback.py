@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 
 from ups_store.errors import NotCommittedError, StoreNotFoundError
 from ups_store.printable import printable
-from ups_store.read.open import open_store
-from ups_store.read.store import Store
-from ups_store.torch.dataset import StoreDataset
+from ups_store.read.open import open_any
+from ups_store.read.protocol import AnyStore
+from ups_store.torch.dataset import StoreDataset, StoreLike
 
-Rung = Literal["preloaded", "mapped", "on-demand"]
+Rung = Literal["preloaded", "mapped", "decoded", "on-demand"]
 Encode = Callable[[Path], Dataset[Any]]
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,9 @@ class OpenedDataset:
 
     Attributes:
         dataset: A `StoreDataset`, or what the encoder gave for a store that isn't complete.
-        rung: "preloaded": the store is in memory; "mapped": it is read when it is used; "on-demand": samples
-            are encoded when they are asked for.
+        rung: "preloaded": the store is in memory; "mapped": it is read when it is used; "decoded": it is
+            packed, and samples are decoded when they are used; "on-demand": samples are encoded when they
+            are asked for.
         reason: Why, with the numbers.
     """
 
@@ -39,9 +40,7 @@ class OpenedDataset:
     reason: str
 
 
-def open_dataset(
-    store: Store | str | os.PathLike[str], *, encode: Encode | None = None, **options: Any
-) -> OpenedDataset:
+def open_dataset(store: StoreLike, *, encode: Encode | None = None, **options: Any) -> OpenedDataset:
     """Open a store as a dataset: preloaded if it fits into memory, else mapped; the choice is logged.
 
     Args:
@@ -53,21 +52,23 @@ def open_dataset(
         StoreNotFoundError: If there is nothing at the path and there is no `encode`.
     """
     try:
-        opened = store if isinstance(store, Store) else open_store(store, partial=True)
+        opened = open_any(store, partial=True) if isinstance(store, str | os.PathLike) else store
         if opened.is_partial:
             raise _incomplete(opened)
     except (StoreNotFoundError, NotCommittedError) as error:
         if encode is None:
             raise
-        path = store.path if isinstance(store, Store) else Path(store)
+        path = Path(store) if isinstance(store, str | os.PathLike) else store.path
         return _logged(path, OpenedDataset(encode(path), "on-demand", str(error)))
     report = opened.preload("auto")
     rung: Rung = "mapped" if report.mode == "mapped" else "preloaded"
+    if opened.codec != "none" and report.mode != "copy":
+        rung = "decoded"
     reason = f"{opened.nbytes:,} bytes; {report.why}"
     return _logged(opened.path, OpenedDataset(StoreDataset(opened, **options), rung, reason))
 
 
-def _incomplete(store: Store) -> NotCommittedError:
+def _incomplete(store: AnyStore) -> NotCommittedError:
     return NotCommittedError(
         "the store is incomplete",
         path=store.path,

@@ -164,7 +164,10 @@ class Loader:
         """What the last epoch moved and waited for, or the current one so far; `str` of it is one line."""
         stores = self.dataset.stores
         resident = sum(store.residency() * store.nbytes for store in stores)
-        return EpochReport(**vars(self._meter), resident=resident / sum(store.nbytes for store in stores))
+        resident /= sum(store.nbytes for store in stores)
+        ways = {store.access for store in stores}
+        access = ways.pop() if len(ways) == 1 else "mixed"
+        return EpochReport(**vars(self._meter), resident=resident, access=access)
 
     def close(self) -> None:
         """End the background threads; the iterator that used them raises StoreClosedError."""

@@ -117,7 +117,7 @@ def choose_shuffle(dataset: StoreDataset, *, world_size: int) -> ShuffleChoice:
         world_size: Processes that share a batch; more than one must be able to talk to each other.
     Returns:
         "block" if any rank needs it: a store is larger than the memory, or lies on a network file system, and
-        isn't in RAM already.
+        isn't in RAM already; or windows are cut out of packed samples, which aren't in RAM decoded.
     Raises:
         ConfigError: If there are several ranks and torch.distributed isn't initialised: they might differ.
     """
@@ -133,6 +133,8 @@ def _choose_here(dataset: StoreDataset) -> ShuffleChoice:
     nbytes, available = sum(store.nbytes for store in stores), available_bytes()
     resident = sum(store.residency() * store.nbytes for store in stores) / nbytes
     sizes = f"{nbytes:,} bytes of stores, {resident:.0%} resident, {available:,} bytes of RAM available"
+    if any(source.decodes_windows for source in dataset.sources):
+        return ShuffleChoice("block", f"windows of one sample are decoded together ({sizes})")
     if resident >= RESIDENT_SHARE:
         return ShuffleChoice(True, f"all in RAM ({sizes})")
     networks = sorted({store.network for store in stores if store.network})

@@ -64,10 +64,12 @@ class Rows:
             rows[part].copy_(copied)  # several times faster than NumPy's conversion of float16
 
     def _copy(self, samples: Samples, starts: Samples | None, out: Tensor) -> None:
-        window: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self._length is not None:
-            window = {"start": starts, "length": self._length, "stride": self._stride}
-        self._store.gather(samples, [self._name], out={self._name: as_array(out)}, **window)
+            options = {"start": starts, "length": self._length, "stride": self._stride}
+        if self._store.codec != "none":  # a worker of a loader, thread or process, is one; others are all
+            options["num_threads"] = None if torch.get_num_threads() > 1 else 1
+        self._store.gather(samples, [self._name], out={self._name: as_array(out)}, **options)
 
 
 TAKEN_KEYS = frozenset({"index", "task", "valid"})
@@ -107,6 +109,13 @@ class Field:
     is_param: bool = False
     steps: range | None = None
 
+    @property
+    def picks(self) -> slice:
+        """Its steps among the H + 1 of a window."""
+        assert self.steps is not None
+        first = self.steps.start // self.steps.step
+        return slice(first, first + len(self.steps))
+
 
 class StoreSource:
     """One store, its items, and how they are copied.
@@ -144,6 +153,17 @@ class StoreSource:
         return {field.key: (field.shape, field.dtype) for field in self.fields}
 
     @property
+    def decodes_windows(self) -> bool:
+        """Whether a whole sample is decoded for each window of it that comes."""
+        if self.store.codec == "none" or self._trajectories is None:
+            return False
+        try:
+            self.store[self._trajectories.state]
+        except SpecError:  # it isn't in memory
+            return True
+        return False
+
+    @property
     def sample_nbytes(self) -> int:
         """Bytes of one sample in a batch, times not counted."""
         return sum(math.prod(field.shape) * field.dtype.itemsize for field in self.fields)
@@ -161,12 +181,29 @@ class StoreSource:
         if self._trajectories is not None:
             samples, starts = self._trajectories.index.locate(items, epoch=epoch)
             values = self._conditions(samples, starts)
+        whole = self._gather_decoded(samples, starts)
         for field in self.fields:
             out = allocate((len(items), *field.shape), field.dtype)
-            first = None if starts is None or field.steps is None else starts + field.steps.start
-            field.rows.gather(samples, first, out)
+            if field.steps is not None and field.name in whole:
+                out.view(len(items), *field.rows.shape).copy_(whole[field.name][:, field.picks])
+            else:
+                first = None if starts is None or field.steps is None else starts + field.steps.start
+                field.rows.gather(samples, first, out)
             _put(values, field, out)
         return values
+
+    def _gather_decoded(self, samples: Samples, starts: Samples | None) -> dict[str, Tensor]:
+        """Of a store that is decoded, the arrays of which windows have several parts, (B, H + 1, ...)."""
+        window = self._selection.window
+        if self.store.codec == "none" or window is None:
+            return {}
+        names = [field.name for field in self.fields if field.steps is not None]
+        gathered = {}
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            rows = Rows(self.store, name, length=window.horizon + 1, stride=window.time_stride)
+            gathered[name] = torch.empty((len(samples), *rows.shape), dtype=rows.dtype)
+            rows.gather(samples, starts, gathered[name])
+        return gathered
 
     def view(self, item: int, *, epoch: int) -> dict[str, Any]:
         """One item as views of the store's memory, by key; numbers (`params`, `t`, `dt`) are copies."""

@@ -164,7 +164,6 @@ def test_partition_is_no_target(verbs: Verbs, folder: Path, verb: str) -> None:
 
 
 REFUSED = [
-    ("pack", "packed.zarr.zip", (), "ups-store unpack"),
     ("unpack", "whole.zarr.zip", (), "open it with `ups_store.open`"),
     ("unpack", PATTERN, (), "ups-store concat"),
 ]

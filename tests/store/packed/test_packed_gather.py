@@ -13,7 +13,9 @@ from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 import ups_store
 from ups_store import SampleIndexError, SpecError
 from ups_store.errors import StoreClosedError
+from ups_store.packed import store as packed_store
 from ups_store.packed.chunks import ChunkReader
+from ups_store.packed.decoded import DecodedSamples
 from ups_store.packed.pack import pack_store
 from ups_store.system import files
 
@@ -73,6 +75,7 @@ def test_packed_sample_is_decoded_once_a_batch(stores: Stores, monkeypatch: pyte
         read(self, array, sample, out)
 
     monkeypatch.setattr(ChunkReader, "read", counting)
+    monkeypatch.setattr(packed_store, "SHARED", DecodedSamples(0))  # of earlier tests none is kept
     packed.gather([3, 1, 3, 3], ["fields"], start=[0, 1, 2, 3], length=2)
     assert decoded == [1, 3]
 
