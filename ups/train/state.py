@@ -172,6 +172,8 @@ _FREE_KEYS = (
     "evaluation.",
     "reading.",
     "cache.dir",
+    "cache.codec",
+    "cache.partitions",
     "data.root",
     "data.follow_external",
     "training.log_",

@@ -25,6 +25,7 @@ from ups.models.latent_operator import SIZES
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.operator_spec import operator_size
 from ups.train.run import run_stage
+from ups.train.stage import StageStart
 from ups.trained.autoencoder import load_autoencoder
 from ups.trained.checkpoint import hash_tensors, read_document
 from ups_store.torch import map_tensors
@@ -59,6 +60,38 @@ def test_store_of_the_checkpoint_is_taken(run: Path) -> None:
     store = open_latents(configure(run), "burgers1d", "train", autoencoder_path=AUTOENCODER)
     assert store.arrays["latent"].shape == (16, 9, 8, 2)
     assert open_field_states(configure(run), "burgers1d", "train").arrays["fields"].shape == (16, 9, 32, 1)
+
+
+def batches_of_epoch(run: Path) -> tuple[list[Any], str]:
+    """All batches of the first epoch on one task's finished store, and what the log says of that."""
+    notes: list[str] = []
+    config = configure(run, only("burgers1d"), "training.cache_mode=store")
+    stage = make_operator_stage(config, device=CPU, start=StageStart(note=notes.append))
+    batches = list(stage.loader)
+    stage.close()
+    (line,) = [note for note in notes if "latents reused" in note]
+    return batches, line
+
+
+def test_batches_of_packed_stores_are_those_of_mapped_ones_and_the_log_says_so(run: Path) -> None:
+    expected, said = batches_of_epoch(run)
+    assert "packed by" not in said
+    assert all(build(run, only("burgers1d"), "cache.codec=blosc"))  # valid, and only packed
+    batches, said = batches_of_epoch(run)
+    assert "packed by blosc, decoded into RAM in " in said
+    for found, wanted in zip(batches, expected, strict=True):
+        assert torch.equal(found.states, wanted.states)
+
+
+def test_fields_of_packed_stores_are_those_of_mapped_ones(run: Path) -> None:
+    numbers = np.array([0, 3, 3]), np.array([1, 8, 0])
+    config = configure(run, only("burgers1d"))
+    expected = open_fields(config.build, "burgers1d", "train", source="store").read("fields", *numbers)
+    build(run, only("burgers1d"), "latent.encoder=none", "cache.codec=pcodec")
+    with ups_store.open(run / "cache" / "burgers1d_train.zarr.zip") as store:
+        assert store.codec == "pcodec"
+    found = open_fields(config.build, "burgers1d", "train", source="store").read("fields", *numbers)
+    assert np.array_equal(found, expected)
 
 
 def test_store_of_another_encoder_is_refused_saying_what_differs(run: Path) -> None:
