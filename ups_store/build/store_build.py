@@ -44,7 +44,6 @@ from ups_store.read.recovery import building_path
 from ups_store.sources.pool import ReadBatch
 from ups_store.system import files
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory
-from ups_store.system.paths import PARTITION_KEY
 from ups_store.write.writer import Committer, StoreWriter
 
 _POLL_S = 0.1
@@ -277,7 +276,7 @@ class Build:
             rank=self.rank,
         )
         part.title = f"{self.title}, file {number + 1} of {count}"
-        part._content = {**self.identify(), PARTITION_KEY: [number, count]}
+        part._content = self.identify()
         part.clock, part._is_part = self.clock, True
         return part
 
