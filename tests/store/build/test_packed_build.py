@@ -267,7 +267,7 @@ def check_every_kill(folder: Path, expected: dict[str, Any], operations: tuple[s
             going |= killed_at(folder, number, operations, cache_codec=codec, cache_partitions=count)
             result = built(folder, cache_codec=codec, cache_partitions=count)
             assert_holds(result.path, expected, codec=codec)
-            names = [name for name in names_in(folder / "cache") if name != DIGESTS]
+            names = [name for name in names_in(folder / "cache") if not name.startswith(DIGESTS)]
             assert names == [f"burgers1d_train-0000{part}-of-00002.zarr.zip" for part in range(2)], number
         num_kills += going
         for path in (folder / "cache").glob("*.zip"):

@@ -206,7 +206,8 @@ def partitions_of(folder: Path) -> Path:
             folder / f"p_train-0000{number}-of-00003.zarr.zip",
             values,
             dims=DIMS,
-            identity={"task": "p", "partition": [number, 3]},
+            identity={"task": "p"},
+            partition=(number, 3),
         )
         with ups_store.open(part) as store:
             repack_store(store, codec="blosc")
