@@ -47,9 +47,12 @@ def repeated(path: Path, target: Path, nbytes: int) -> Path:
 
 
 def epoch_of(store: AnyStore, *, window: Window | None, shuffle: Any, num_workers: int) -> Any:
-    """A function that takes one epoch of the store in batches of 32."""
+    """A function that takes one epoch of the store, in batches of 32 or less."""
     dataset = StoreDataset(store, window=window)
-    loader = make_loader(dataset, batch_size=32, shuffle=shuffle, num_workers=num_workers)
+    size = min(32, -(-len(dataset) // 16))
+    loader = make_loader(
+        dataset, batch_size=size, shuffle=shuffle, num_workers=num_workers, across_epochs=False
+    )
 
     def epoch(i: int) -> None:
         num = sum(len(batch["index"]) for batch in loader)

@@ -319,8 +319,16 @@ def _pick(
     whole: npt.NDArray[Any], samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
 ) -> None:
     """Copy samples, or windows of them, out of an array in memory."""
-    if window is None and out.dtype == whole.dtype and out.flags.c_contiguous and len(whole):
+    is_plain = out.dtype == whole.dtype and out.flags.c_contiguous and out.size > 0
+    if window is None and is_plain:
         whole.take(samples, axis=0, out=out, mode="clip")
+        return
+    if window is not None and window.axis == 0 and is_plain:
+        firsts = samples * whole.shape[1] + window.start
+        frames = (firsts[:, None] + np.arange(window.length) * window.stride).reshape(-1)
+        shape = whole.shape[2:]
+        flat = whole.reshape(-1, *shape)
+        flat.take(frames, axis=0, out=out.reshape(-1, *shape), mode="clip")
         return
     for row, sample in enumerate(samples.tolist()):
         values = whole[sample]

@@ -195,7 +195,7 @@ class StoreSource:
     def _gather_decoded(self, samples: Samples, starts: Samples | None) -> dict[str, Tensor]:
         """Of a store that is decoded, the arrays of which windows have several parts, (B, H + 1, ...)."""
         window = self._selection.window
-        if self.store.codec == "none" or window is None:
+        if window is None or not self.decodes_windows:
             return {}
         names = [field.name for field in self.fields if field.steps is not None]
         gathered = {}
