@@ -5,8 +5,9 @@ A chunk is decoded only into memory of its known size, and only if it says that 
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,13 +150,10 @@ class BloscChain(_Chain):
 
     def decode(self, packed: Packed, out: Bytes) -> None:
         """Unpack one chunk."""
-        with needs("pack"):
-            from numcodecs.blosc import Blosc
-
         sizes = _BLOSC_HEADER.unpack_from(packed)[4::2] if len(packed) >= _BLOSC_HEADER.size else None
         if sizes != (out.nbytes, len(packed)):
             raise ValueError(f"sizes in its header {sizes}, expected {(out.nbytes, len(packed))}")
-        Blosc().decode(packed, out)
+        _blosc_decompress()(packed, out)
 
 
 class PcodecChain(_Chain):
@@ -172,9 +170,23 @@ class PcodecChain(_Chain):
     def decode(self, packed: Packed, out: Bytes) -> None:
         """Unpack one chunk."""
         numbers = out.view(dtype_of(self.dtype))
-        progress = _pcodec().standalone.simple_decompress_into(bytes(packed), numbers)
+        progress = _pcodec_decompress()(bytes(packed), numbers)
         if (progress.n_processed, progress.finished) != (len(numbers), True):
             raise ValueError(f"{progress.n_processed} numbers or more, expected {len(numbers)}")
+
+
+@functools.cache  # an import statement takes as long as decoding a small chunk
+def _blosc_decompress() -> Callable[..., Any]:
+    with needs("pack"):
+        from numcodecs.blosc import decompress
+    function: Callable[..., Any] = decompress
+    return function
+
+
+@functools.cache
+def _pcodec_decompress() -> Callable[..., Any]:
+    function: Callable[..., Any] = _pcodec().standalone.simple_decompress_into
+    return function
 
 
 def _pcodec() -> Any:
