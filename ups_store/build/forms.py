@@ -21,6 +21,7 @@ from ups_store.read.partitioned import parts_of
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_path
 from ups_store.system import files, locks
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
+from ups_store.system.replacement import real_place
 from ups_store.write.target import payload_nbytes
 
 FILE_NBYTES = 1 << 30  # least size, mapped, from which on a store that is packed is built in several files
@@ -82,7 +83,9 @@ def _hash_at(path: Path) -> str | None:
         return opened.config_hash
 
 
-def give_form(place: Path, codec: str, *, title: str, watcher: Watcher, clock: Stopwatch) -> None:
+def give_form(
+    place: Path, codec: str, *, title: str, watcher: Watcher, clock: Stopwatch, force: bool = False
+) -> None:
     """Pack or unpack every file of a finished store in its own place; no source is read for it.
 
     What is interrupted goes on with the next file, or the same, when this is called again.
@@ -93,6 +96,7 @@ def give_form(place: Path, codec: str, *, title: str, watcher: Watcher, clock: S
         title: Of the store, for people.
         watcher: Hears how it goes.
         clock: Counts the time as "pack".
+        force: Whether files that are read-only are replaced, too.
     Raises:
         CorruptChunkError: If a file is damaged; it stays as it is.
         DiskFullError: If there is no room for one more file.
@@ -109,7 +113,7 @@ def give_form(place: Path, codec: str, *, title: str, watcher: Watcher, clock: S
         watcher.stage(f"{title}: {what}", sum(map(payload_nbytes, others)), unit="bytes")
         for part in others:
             with clock.timed("pack"):
-                repack_store(part, codec=codec, progress=watcher.advance)
+                repack_store(part, codec=codec, force=force, progress=watcher.advance)
             part.close()
 
 
@@ -119,12 +123,13 @@ def remove_dead(path: Path, *, codec: str) -> None:
     Also what is complete but for its name: whatever it was made from is still there. What goes on where it
     was stays: a building file, and one that is being unpacked if that is wanted.
     """
-    name = glob.escape(path.name)
+    place = real_place(path)
+    name = glob.escape(place.name)
     patterns = [f"{name}{BUILDING_SUFFIX}.*", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}.*"]
     if codec != "none":
         patterns += [f"{name}{UNPACKING_SUFFIX}", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}"]
-    for found in itertools.chain.from_iterable(map(path.parent.glob, patterns)):
-        with contextlib.suppress(StoreNotFoundError), files.opened(found, writable=True) as fd:
+    for found in itertools.chain.from_iterable(map(place.parent.glob, patterns)):
+        with contextlib.suppress(StoreNotFoundError, OSError), files.opened(found, writable=True) as fd:
             if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, found):
                 files.remove(found)
 

@@ -278,7 +278,8 @@ def builder_at(path: Path) -> str:
 
 def _is_being_built(path: Path) -> bool:
     """Whether a process builds, packs or unpacks the store."""
-    return any(map(_is_locked, path.parent.glob(f"{glob.escape(path.name)}*{BUILDING_SUFFIX}*")))
+    place = real_place(path)
+    return any(map(_is_locked, place.parent.glob(f"{glob.escape(place.name)}*{BUILDING_SUFFIX}*")))
 
 
 def _is_locked(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,8 @@ class _Making:
         build = self._build
         if build.rank.is_builder:
             codec = build.plan.codec
-            give_form(place, codec, title=build.title, watcher=self._watcher, clock=build.clock)
+            options: dict[str, Any] = {"title": build.title, "watcher": self._watcher, "clock": build.clock}
+            give_form(place, codec, force=self._overwrite, **options)
 
     def _add_statistics(self, part: Build) -> None:
         """Those of a file that an earlier run finished."""

@@ -274,6 +274,7 @@ class Build:
             readers=self._readers,
             watcher=self._watcher,
             rank=self.rank,
+            check_on_resume=self._check_on_resume,
         )
         part.title = f"{self.title}, file {number + 1} of {count}"
         part._content = self.identify()

@@ -13,7 +13,7 @@ import pytest
 from small_stores import MakeStore, assert_same_bits, build
 
 import ups_store
-from ups_store.errors import MemoryLimitError, SpecError
+from ups_store.errors import MemoryLimitError, ReadOnlyError, SpecError
 from ups_store.packed import store as packed_store
 from ups_store.packed.chunks import ChunkReader
 from ups_store.packed.decoded import SHARED, DecodedSamples
@@ -187,6 +187,20 @@ def test_repacked_store_has_the_same_content_and_unpacks_to_the_same_file(path: 
     with ups_store.open(path) as store:
         repack_store(store, codec="none")
     assert path.read_bytes() == before
+
+
+def test_read_only_store_is_repacked_by_force_only_and_keeps_its_mode(path: Path) -> None:
+    path.chmod(0o444)
+    with ups_store.open(path) as store:
+        for codec in ("pcodec", "none"):
+            with pytest.raises(ReadOnlyError):
+                repack_store(store, codec=codec)
+        repack_store(store, codec="none", force=True)
+    assert path.stat().st_mode & 0o777 == 0o444
+    with ups_store.open(path) as store:
+        assert store.codec == "none"
+        repack_store(store, codec="pcodec", force=True)
+    assert path.stat().st_mode & 0o777 == 0o444
 
 
 def test_store_in_partitions_is_not_repacked_as_one(tmp_path: Path) -> None:
