@@ -229,6 +229,9 @@ def join_builder(path: Path, content: Mapping[str, Any], wanted: str) -> Committ
                 return None
             if time.monotonic() > deadline:
                 raise _no_builder(path) from None
+        except FormatError:  # the builder is finishing it this moment
+            if not _is_being_built(path) and not is_finished(path, wanted):
+                raise
         except IdentityMismatchError:  # an old file, which the builder may be about to replace
             if time.monotonic() > deadline:
                 raise

@@ -15,10 +15,10 @@ from command_line import run_command
 from small_stores import assert_same_bits, names_in
 
 import ups_store
-from ups_store.build import fill, forms
+from ups_store.build import fill, forms, place
 from ups_store.build.forms import count_files
 from ups_store.build.stores import open_builds
-from ups_store.errors import BuildInterruptedError, ConfigError, MissingExtraError
+from ups_store.errors import BuildInterruptedError, ConfigError, MissingExtraError, TruncatedError
 from ups_store.packed import chunk_codecs
 from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
@@ -312,6 +312,27 @@ def test_ranks_of_one_machine_build_packed_partitions_together(
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     assert names_in(folder / "cache") == [DIGESTS, *PARTS]
     assert_holds(folder / "cache" / "burgers1d_train-*-of-00003.zarr.zip", expected, codec="blosc")
+
+
+@pytest.mark.parametrize("is_being_built", [True, False])
+def test_file_without_its_end_is_joined_later_if_its_builder_is_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_being_built: bool
+) -> None:
+    """Between cutting the build tail off and writing the end records it is neither."""
+    answers: list[Any] = [TruncatedError("no end", path=tmp_path), "joined"]
+
+    def join(path: Path, *, identity: object) -> Any:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(place, "join", join)
+    monkeypatch.setattr(place, "_is_being_built", lambda path: is_being_built)
+    if is_being_built:
+        assert place.join_builder(tmp_path / "a", {}, "") == "joined"
+    else:
+        with pytest.raises(TruncatedError):
+            place.join_builder(tmp_path / "a", {}, "")
 
 
 def test_dry_run_says_that_a_store_would_be_packed_and_in_how_many_files(
