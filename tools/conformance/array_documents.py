@@ -156,6 +156,9 @@ _VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "shape_of_booleans": ({"shape": [True]}, "A length is true"),
     "shape_of_fractions": ({"shape": [3.5]}, "A length is a fraction"),
     "shape_negative": ({"shape": [-3]}, "A length is negative"),
+    "shape_beyond_2_53": ({"shape": [9007199254740993]}, "A length is 2^53 + 1"),
+    "shape_of_2_60": ({"shape": [1 << 60]}, "A length is 2^60"),
+    "shape_of_2_64": ({"shape": [1 << 64]}, "A length is 2^64"),
     "shape_of_lists": ({"shape": [[3]]}, "A length is a list"),
     "chunk_grid_null": ({"chunk_grid": None}, "chunk_grid is null"),
     "chunk_grid_of_another_name": (

@@ -12,6 +12,8 @@ from ups_store.format.zip_records import ROOT_NAME
 
 from tools.conformance.archive import Document, data_offset, find_places, overwrite, read_document, take_apart
 from tools.conformance.case import Case
+from tools.conformance.newer import with_version
+from tools.conformance.packed import pack
 from tools.conformance.sample_store import LARGE, sample_store
 
 BUILD_ID = bytes(range(16))
@@ -155,12 +157,13 @@ def _ranges(samples: Sequence[int]) -> list[tuple[int, int]]:
 
 def _case(name: str, why: str, raw: bytes, state: str, committed: Sequence[int] = (), **options: Any) -> Case:
     is_foreign = state == FOREIGN
-    return Case(
+    return Case(  # a reader of committed samples refuses headless files, too
+
         f"building/{name}.zarr.zip.building",
         raw,
         why,
         kind="building",
-        opens=not is_foreign,
+        opens=state not in (HEADLESS, FOREIGN),
         state=state,
         committed=None if is_foreign else _ranges(committed),
         **options,
@@ -310,6 +313,8 @@ def _foreign(good: bytes) -> list[Case]:
             "3.3",
         ),
         "building_crc": ("The CRC-32 of a document is another one.", overwrite(raw, text + 1, "B", ord("n")), "3.2"),
+        "building_newer_minor": ("A newer minor version builds it.", Build(with_version("1.7")(good)).to_bytes(), "6.5"),
+        "building_packed": ("It is the start of a packed store.", pack(good, "blosc").ljust(len(raw), b"\0"), "6.5"),
         "building_size_2_60": ("A document claims 2^60 bytes.", overwrite(raw, document + 46, "QQ", 1 << 60, 1 << 60), "9.1"),
         "finished_with_another_record": (
             "The file has its final length, but a record of its directory is another one.",

@@ -25,6 +25,7 @@ class Case:
         opens: Whether opening must succeed.
         clause: The clause that a refused file breaks.
         verify: "ok", "refused" or the clauses that verifying must report; None for a building file.
+        may: Clauses that verifying may report beside those.
         digests: sha256 of the payloads of arrays, by name.
         has_fingerprint: Whether the fingerprint is an answer, too.
         state: State of a building file (spec 6.5).
@@ -40,6 +41,7 @@ class Case:
     opens: bool = True
     clause: str | None = None
     verify: str | list[str] | None = None
+    may: list[str] | None = None
     digests: Mapping[str, Digest] | None = None
     has_fingerprint: bool = False
     state: str | None = None
@@ -56,6 +58,7 @@ class Case:
             "open": "ok" if self.opens else "refused",
             "clause": self.clause,
             "verify": self.verify,
+            "may": self.may,
             "state": self.state,
             "committed": None if self.committed is None else [list(pair) for pair in self.committed],
             "boot_id": self.boot_id,

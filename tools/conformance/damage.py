@@ -10,6 +10,7 @@ from ups_store.format.zip_records import ROOT_NAME
 from tools.conformance.archive import (
     Builder,
     Part,
+    data_offset,
     edit_data,
     edit_identity,
     find_places,
@@ -113,6 +114,16 @@ def _boolean_constant(good: bytes) -> bytes:
 
 def _digest(constant: str) -> Builder:
     return with_identity(lambda identity: identity["constants"].update({constant: "0" * 64}))
+
+
+def _raw_byte(name: str, at: int) -> Builder:
+    """Flip a bit of an entry's data; nothing follows."""
+
+    def build(good: bytes) -> bytes:
+        first = data_offset(good, name)
+        return overwrite(good, first + at, "B", good[first + at] ^ 1)
+
+    return build
 
 
 _SLOT = _SAMPLE_NBYTES + 4
@@ -221,5 +232,13 @@ NUMBERS: dict[str, Defect] = {
         )
         for name in _IN_ROOT
     },
+}
+# What a flipped bit does when nothing is repaired: two checksums find it.
+FLIPPED: dict[str, Defect] = {
+    "flipped_bit_of_a_sample": Defect("5.2", "A bit of sample 1 is flipped on the disk.", _raw_byte(LARGE_KEY, _SLOT_NBYTES)),
+    "flipped_bit_of_padding": Defect("5.3", "A bit of a slot's padding is flipped on the disk.", _raw_byte(LARGE_KEY, _SLOT)),
+    "flipped_bit_of_an_index": Defect("5.4", "A bit of a shard index is flipped on the disk.", _raw_byte(LARGE_KEY, _INDEX)),
+    "flipped_bit_of_a_small_array": Defect("5.2", "A bit of a small array is flipped on the disk.", _raw_byte(SMALL_KEY, 0)),
+    "flipped_bit_of_a_bool": Defect("5.2", "A bit of a bool is flipped on the disk.", _raw_byte(FLAGS_KEY, 1)),
 }
 DAMAGED: dict[str, Defect] = {**HEADERS, **DATA, **NUMBERS}

@@ -205,8 +205,8 @@ REFUSED: dict[str, Defect] = {
     ),
     "data_missing": Defect("2.2", "The last data entry is missing.", with_parts(lambda parts: parts[:-1])),
     "unknown_entry": Defect("2.2", "There is an entry that isn't known.", with_parts(lambda p: [*p, Part("notes.txt", b"")])),
-    "chunk_of_3_bytes": Defect("13.6", "A plain chunk has 3 bytes.", with_data(SMALL_KEY, lambda data: data[:3])),
-    "shard_shorter_than_its_index": Defect("13.6", "A shard has a byte less than its index.", with_data(LARGE_KEY, lambda data: data[-51:])),
+    "chunk_of_4_bytes": Defect("13.6", "A plain chunk is a CRC-32C of nothing.", with_data(SMALL_KEY, lambda data: bytes(4))),
+    "shard_of_21_n_plus_3_bytes": Defect("13.6", "A shard is a byte too short for its chunks.", with_data(LARGE_KEY, lambda data: data[-66:])),
     "space_behind_root": Defect("4.1", "A space follows the root's document.", with_data(ROOT_NAME, lambda raw: raw + b" ")),
     "record_of_data": Defect(
         "3.5", "A central record has a time.", lambda good: overwrite(good, find_places(good).central[LARGE_KEY] + 12, "B", 1)
@@ -220,19 +220,19 @@ DAMAGE: dict[str, Defect] = {
     "entry_crc": DAMAGED["entry_crc_of_small_array"],
     "digits": Defect("4.1", "A number is 0.10000000000000001, not 0.1.", with_attribute(b"0.10000000000000001")),
     "digest_of_empty_constant": DAMAGED["empty_constant_of_another_identity"],
-    "chunk_of_small_array": Defect("13.5", "A bit of a plain chunk is flipped.", with_data(SMALL_KEY, lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:])),
-    "chunk_of_sample": Defect("13.5", "A bit of the chunk of sample 1 is flipped.", with_data(LARGE_KEY, lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:])),
-    "checksum_of_sample": Defect("13.5", "The CRC-32C of a chunk is zeros.", with_data(LARGE_KEY, lambda data: data[: _SIZE - 4] + bytes(4) + data[_SIZE:])),
+    "chunk_of_small_array": Defect("5.2", "A bit of a plain chunk is flipped.", with_data(SMALL_KEY, lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:])),
+    "chunk_of_sample": Defect("5.2", "A bit of the chunk of sample 1 is flipped.", with_data(LARGE_KEY, lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:])),
+    "checksum_of_sample": Defect("5.2", "The CRC-32C of a chunk is zeros.", with_data(LARGE_KEY, lambda data: data[: _SIZE - 4] + bytes(4) + data[_SIZE:])),
     "checksum_of_payload": Defect(
-        "13.5",
+        "5.2",
         "The CRC-32C of a chunk is that of the payload.",
         with_data(SMALL_KEY, lambda data: data[:-4] + with_checksum(sample_store()[1][SMALL].tobytes())[-4:]),
     ),
-    "index_checksum": Defect("13.5", "The CRC-32C of the index is zeros.", with_data(LARGE_KEY, lambda data: data[:-4] + bytes(4))),
-    "index_with_samples_swapped": Defect("13.5", "The index has samples 0 and 1 swapped.", _index(_SIZE, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)),
-    "index_with_one_sample_twice": Defect("13.5", "The index names a chunk twice.", _index(0, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)),
+    "index_checksum": Defect("5.4", "The CRC-32C of the index is zeros.", with_data(LARGE_KEY, lambda data: data[:-4] + bytes(4))),
+    "index_with_samples_swapped": Defect("5.4", "The index has samples 0 and 1 swapped.", _index(_SIZE, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)),
+    "index_with_one_sample_twice": Defect("5.4", "The index names a chunk twice.", _index(0, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)),
     "index_with_a_gap": Defect(
-        "13.5",
+        "5.4",
         "There is a gap between two chunks.",
         with_data(
             LARGE_KEY,
@@ -241,21 +241,21 @@ DAMAGE: dict[str, Defect] = {
         ),
     ),
     "index_with_a_chunk_of_4_bytes": Defect(
-        "13.5",
+        "5.4",
         "A chunk has 4 bytes, a CRC-32C of nothing.",
         with_data(LARGE_KEY, lambda data: shard([data[:_SIZE], bytes(4), data[_SIZE : 2 * _SIZE]])),
     ),
-    "index_beyond_the_shard": Defect("13.5", "The index says that a chunk begins at 2^63.", _index(0, _SIZE, _SIZE, _SIZE, 1 << 63, _SIZE)),
+    "index_beyond_the_shard": Defect("5.4", "The index says that a chunk begins at 2^63.", _index(0, _SIZE, _SIZE, _SIZE, 1 << 63, _SIZE)),
     "index_that_wraps": Defect(
-        "13.5", "Sizes in the index have the right sum modulo 2^64 only.", _index(0, 2 * _SIZE, 2 * _SIZE, 2**64 - _SIZE, _SIZE, 2 * _SIZE)
+        "5.4", "Sizes in the index have the right sum modulo 2^64 only.", _index(0, 2 * _SIZE, 2 * _SIZE, 2**64 - _SIZE, _SIZE, 2 * _SIZE)
     ),
 }  # fmt: skip
 
 # Found by decoding.
 DECODED: dict[str, Defect] = {
-    "chunk_of_no_codec": Defect("13.5", "A chunk isn't what the codec writes.", with_data(SMALL_KEY, lambda data: with_checksum(bytes(40)))),
+    "chunk_of_no_codec": Defect("5.2", "A chunk isn't what the codec writes.", with_data(SMALL_KEY, lambda data: with_checksum(bytes(40)))),
     "chunk_of_4_numbers": Defect(
-        "13.5", "A chunk decodes to 4 numbers, not 3.", with_data(SMALL_KEY, lambda data: with_checksum(bytes.fromhex(_DOUBLES_4)))
+        "5.2", "A chunk decodes to 4 numbers, not 3.", with_data(SMALL_KEY, lambda data: with_checksum(bytes.fromhex(_DOUBLES_4)))
     ),
     "boolean_of_2": Defect(
         "4.7", "A bool decodes to 2.", with_data(FLAGS_KEY, lambda data: with_checksum(data[:16] + b"\2" + data[17:-4]))
@@ -284,8 +284,8 @@ def cases() -> list[Case]:
     for name, defect in DECODED.items():
         found.append(_broken(name, defect, defect.build(blosc), verify=[defect.clause], needs="blosc"))
     short = replace_data(take_apart(pcodec), SMALL_KEY, with_checksum(bytes.fromhex(_PCODEC_2)))
-    of_two = Defect("13.5", "A chunk decodes to 2 numbers, not 3.", lambda good: good)
-    found.append(_broken("pcodec_chunk_of_2_numbers", of_two, put_together(short), verify=["13.5"], needs="pcodec"))
+    of_two = Defect("5.2", "A chunk decodes to 2 numbers, not 3.", lambda good: good)
+    found.append(_broken("pcodec_chunk_of_2_numbers", of_two, put_together(short), verify=["5.2"], needs="pcodec"))
     return found
 
 

@@ -321,7 +321,6 @@ DIRECTORY: dict[str, Defect] = {
         f"Central record of {LARGE_KEY}",
     ),
     "entry_deflated": Defect("3.5", "An entry claims to be deflated.", _in_central(LARGE_KEY, 10, "H", 8)),
-    "entry_encrypted": Defect("3.5", "An entry claims to be encrypted.", _in_central(LARGE_KEY, 8, "H", 2049)),
     "entry_with_descriptor": Defect(
         "3.5", "An entry claims to have a data descriptor.", _in_central(LARGE_KEY, 8, "H", 2056)
     ),

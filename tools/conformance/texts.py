@@ -173,6 +173,7 @@ _NUMBERS = {
     "fraction_ends_in_zero_before_exponent": (b"1.50e+21", "a fraction that ends in 0 before an exponent"),
     "exponent_of_309": (b"1e+309", "a number beyond all doubles"),
     "exponent_of_minus_325": (b"1e-325", "a number below all doubles"),
+    "rounds_to_infinity": (b"1.8e+308", "a number whose nearest double is infinite"),
     "million_digits": (b"9" * 10**6, "an integer of a million digits"),
 }
 

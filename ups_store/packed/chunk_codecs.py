@@ -5,6 +5,7 @@ A chunk is decoded only into memory of its known size, and only if it says that 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ LEVELS = {"blosc": range(10), "zstd": range(1, 23), "pcodec": range(13)}
 DEFAULT_LEVELS = {"blosc": 5, "zstd": 3, "pcodec": 8}
 
 _PCODEC_DTYPES = frozenset(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64))
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLOSC_HEADER = struct.Struct("<4B3I")  # versions, flags, type size; payload, block and whole bytes
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -50,7 +52,8 @@ def parse_packing(document: Mapping[str, Any], *, path: object) -> Packing:
     """Read the value of the key `packed` (spec 13.2)."""
     codec, level, fingerprint = (document.get(key) for key in ("codec", "level", "fingerprint"))
     is_known = isinstance(codec, str) and codec in LEVELS and type(level) is int and level in LEVELS[codec]
-    if not is_known or not isinstance(fingerprint, str) or len(document) != 3:
+    is_digest = isinstance(fingerprint, str) and _DIGEST.fullmatch(fingerprint)
+    if not is_known or not is_digest or len(document) != 3:
         raise FormatError(
             "attribute 'ups_store', key 'packed'",
             path=path,
