@@ -29,8 +29,6 @@ from typing import Annotated, Any
 import typer
 
 import ups_store
-from ups_store.check.doctor import examine
-from ups_store.read.recovery import building_path
 from tools.conformance import REFUSED, write_sample_store
 from tools.conformance.archive import (
     Part,
@@ -43,6 +41,8 @@ from tools.conformance.archive import (
     take_apart,
 )
 from tools.conformance.sample_store import NUM_SAMPLES
+from ups_store.check.doctor import examine
+from ups_store.read.recovery import building_path
 
 MAX_SECONDS = 1.0  # of processor time: other work of the machine must not count
 MAX_MEMORY_BYTES = 1 << 30  # of address space beyond what a process has when it starts

@@ -3,8 +3,8 @@
     python -m tools.make_conformance FOLDER     # every file, and corpus.json
     python -m tools.make_conformance            # what is checked in: corpus.json and one archive of the files
 
-The same program writes the same files; `tests/store/format/test_conformance.py` compares them with those that are checked
-in. Files of a published version never change; a new version gets more.
+The same program writes the same files, which `tests/store/format/test_conformance.py` compares. Files of a
+published version never change; a new version gets more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The conformance corpus: valid files, and broken ones that break one clause each (docs/format/conformance.md).
+"""The conformance corpus: valid files, and broken ones that break one clause each.
 
-`REFUSED` files are refused when they are opened, `DAMAGED` ones open and verifying says what is wrong, `NEWER_MINOR` ones
-are read. Each is made from the bytes of `write_sample_store`'s file. `python -m tools.make_conformance` writes them all.
+`REFUSED` files are refused when they are opened, `DAMAGED` ones open and verifying says what is wrong,
+`NEWER_MINOR` ones are read. Each is made from the bytes of `write_sample_store`'s file.
+`tools.conformance.corpus` has all files; see docs/format/conformance.md.
 """
 
 from tools.conformance.archive import Builder

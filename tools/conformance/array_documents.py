@@ -1,12 +1,9 @@
-"""Files whose array documents, names or limits are wrong (spec 4.2 to 4.7, 9.1); checksums and hash are right."""
+"""Files whose array documents, names or limits are wrong (spec 4.2 to 4.7, 9.1), checksums and hash right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-from ups_store.format.zip_records import ROOT_NAME
 
 from tools.conformance.archive import (
     Builder,
@@ -25,6 +22,7 @@ from tools.conformance.archive import (
 from tools.conformance.defect import Defect
 from tools.conformance.records import LARGE_ARRAY, SMALL_ARRAY
 from tools.conformance.sample_store import EMPTY, EMPTY_CONSTANT, FLAGS, LARGE, SMALL
+from ups_store.format.zip_records import ROOT_NAME
 
 _LITTLE: Document = {"name": "bytes", "configuration": {"endian": "little"}}
 _BIG: Document = {"name": "bytes", "configuration": {"endian": "big"}}
@@ -92,7 +90,10 @@ def named(old: str, new: str) -> Builder:
             return replace(part, name=f"{new}/{rest}") if first == old and rest else part
 
         parts = [rename(part) for part in edit_identity(parts, identity)]
-        return [parts[0], *sorted(parts[1:], key=lambda part: (not part.name.endswith("json"), _array_of(part)))]
+        return [
+            parts[0],
+            *sorted(parts[1:], key=lambda part: (not part.name.endswith("json"), _array_of(part))),
+        ]
 
     return with_parts(change)
 
@@ -148,7 +149,10 @@ _VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "attributes_null": ({"attributes": None}, "attributes are null"),
     "attributes_a_list": ({"attributes": []}, "attributes are a list"),
     "attributes_with_ups_store": ({"attributes": {"ups_store": {}}}, "attributes have the key ups_store"),
-    "attributes_with_ups_store_null": ({"attributes": {"ups_store": None}}, "attributes have the key ups_store"),
+    "attributes_with_ups_store_null": (
+        {"attributes": {"ups_store": None}},
+        "attributes have the key ups_store",
+    ),
     "shape_null": ({"shape": None}, "shape is null"),
     "shape_a_number": ({"shape": 3}, "shape is a number"),
     "shape_of_null": ({"shape": [None]}, "A length is null"),
@@ -185,7 +189,10 @@ _VALUES: dict[str, tuple[dict[str, Any], str]] = {
         {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "/"}}},
         "Chunk keys are those of Zarr 2",
     ),
-    "chunk_keys_without_separator": ({"chunk_key_encoding": {"name": "default"}}, "The separator isn't named"),
+    "chunk_keys_without_separator": (
+        {"chunk_key_encoding": {"name": "default"}},
+        "The separator isn't named",
+    ),
     "fill_value_1": ({"fill_value": 1}, "fill_value is 1"),
     "fill_value_null": ({"fill_value": None}, "fill_value is null"),
     "fill_value_false_for_numbers": ({"fill_value": False}, "fill_value is false for numbers"),
@@ -240,39 +247,59 @@ ARRAYS: dict[str, Defect] = {
         f"array_{name}": Defect(_CLAUSES.get(name, "4.4"), f"{why}.", _doc(**values))
         for name, (values, why) in _VALUES.items()
     },
-    "array_fill_value_0_for_bool": Defect("4.4", "fill_value is 0 for bool.", _doc(f"{FLAGS}/{ROOT_NAME}", fill_value=0)),
+    "array_fill_value_0_for_bool": Defect(
+        "4.4", "fill_value is 0 for bool.", _doc(f"{FLAGS}/{ROOT_NAME}", fill_value=0)
+    ),
     "array_endian_for_bool": Defect(
-        "4.4", "The codec of a one-byte type names an order of bytes.", _doc(f"{FLAGS}/{ROOT_NAME}", codecs=[_LITTLE, _CRC32C])
+        "4.4",
+        "The codec of a one-byte type names an order of bytes.",
+        _doc(f"{FLAGS}/{ROOT_NAME}", codecs=[_LITTLE, _CRC32C]),
     ),
     "array_chunk_shape_0": Defect(
         "4.4",
         "An array without elements has chunks of length 0.",
-        _doc(f"{EMPTY}/{ROOT_NAME}", chunk_grid={"name": "regular", "configuration": {"chunk_shape": [3, 0]}}),
+        _doc(
+            f"{EMPTY}/{ROOT_NAME}", chunk_grid={"name": "regular", "configuration": {"chunk_shape": [3, 0]}}
+        ),
     ),
-    "small_array_in_a_shard": Defect("5.1", "A small array is a shard.", with_document(SMALL_ARRAY, _small_as_shard)),
-    "large_array_without_shard": Defect("5.1", "A large array is a plain chunk.", _doc(LARGE_ARRAY, codecs=[_LITTLE, _CRC32C])),
+    "small_array_in_a_shard": Defect(
+        "5.1", "A small array is a shard.", with_document(SMALL_ARRAY, _small_as_shard)
+    ),
+    "large_array_without_shard": Defect(
+        "5.1", "A large array is a plain chunk.", _doc(LARGE_ARRAY, codecs=[_LITTLE, _CRC32C])
+    ),
     "shard_with_checksum": Defect(
         "4.4",
         "crc32c follows the sharding codec.",
         with_document(LARGE_ARRAY, lambda array: array["codecs"].append(_CRC32C)),
     ),
     "inner_chunk_of_two_samples": Defect(
-        "4.4", "An inner chunk holds two samples.", _sharding(lambda codec: codec.update(chunk_shape=[2, 40, 32]))
+        "4.4",
+        "An inner chunk holds two samples.",
+        _sharding(lambda codec: codec.update(chunk_shape=[2, 40, 32])),
     ),
     "inner_chunk_of_half_a_sample": Defect(
-        "4.4", "An inner chunk holds half a sample.", _sharding(lambda codec: codec.update(chunk_shape=[1, 20, 32]))
+        "4.4",
+        "An inner chunk holds half a sample.",
+        _sharding(lambda codec: codec.update(chunk_shape=[1, 20, 32])),
     ),
     "inner_chunk_without_checksum": Defect(
         "4.4", "Inner chunks have no checksum.", _sharding(lambda codec: codec.update(codecs=[_LITTLE]))
     ),
     "inner_chunk_compressed": Defect(
-        "4.4", "Inner chunks are compressed.", _sharding(lambda codec: codec.update(codecs=[_LITTLE, _GZIP, _CRC32C]))
+        "4.4",
+        "Inner chunks are compressed.",
+        _sharding(lambda codec: codec.update(codecs=[_LITTLE, _GZIP, _CRC32C])),
     ),
-    "index_at_start": Defect("4.4", "The index stands at the start.", _sharding(lambda codec: codec.update(index_location="start"))),
+    "index_at_start": Defect(
+        "4.4", "The index stands at the start.", _sharding(lambda codec: codec.update(index_location="start"))
+    ),
     "index_location_missing": Defect(
         "4.4", "The place of the index isn't named.", _sharding(lambda codec: codec.pop("index_location"))
     ),
-    "index_compressed": Defect("4.4", "The index is compressed.", _sharding(lambda codec: codec["index_codecs"].append(_GZIP))),
+    "index_compressed": Defect(
+        "4.4", "The index is compressed.", _sharding(lambda codec: codec["index_codecs"].append(_GZIP))
+    ),
     "index_without_checksum": Defect(
         "4.4", "The index has no checksum.", _sharding(lambda codec: codec.update(index_codecs=[_LITTLE]))
     ),
@@ -293,12 +320,22 @@ ARRAYS: dict[str, Defect] = {
     ),
     "number_of_samples_differs": Defect("4.5", "An array has a sample more.", _shape(SMALL, 4)),
     "dimension_lengths_differ": Defect("4.5", "A dimension has two lengths.", _shape(LARGE, 3, 20, 64)),
-    "shape_larger_than_data": Defect("5.6", "The data entry is shorter than the shape says.", _shape(FLAGS, 3, 8)),
-    "shape_smaller_than_data": Defect("5.6", "The data entry is longer than the shape says.", _shape(FLAGS, 3, 2)),
-    "shape_huge_everywhere": Defect("7.1", "All metadata say 2^40 samples, the file doesn't hold them.", _huge),
+    "shape_larger_than_data": Defect(
+        "5.6", "The data entry is shorter than the shape says.", _shape(FLAGS, 3, 8)
+    ),
+    "shape_smaller_than_data": Defect(
+        "5.6", "The data entry is longer than the shape says.", _shape(FLAGS, 3, 2)
+    ),
+    "shape_huge_everywhere": Defect(
+        "7.1", "All metadata say 2^40 samples, the file doesn't hold them.", _huge
+    ),
     "axes_33": Defect("9.1", "An array has 33 axes.", _empty_constant([0] + [1] * 32)),
     "length_2_53": Defect("9.1", "An axis has a length of 2^53.", _empty_constant([0, 1 << 53])),
-    "elements_2_60": Defect("9.1", "An array has 2^60 elements, axes of length 0 counted as 1.", _empty_constant([0, 1 << 30, 1 << 30])),
+    "elements_2_60": Defect(
+        "9.1",
+        "An array has 2^60 elements, axes of length 0 counted as 1.",
+        _empty_constant([0, 1 << 30, 1 << 30]),
+    ),
     "product_2_64": Defect("9.1", "The number of elements is 0 modulo 2^64.", _empty_constant([1 << 16] * 4)),
     "arrays_4097": Defect("9.1", "There are 4097 arrays.", with_empty_arrays(4097)),
 }
@@ -320,5 +357,6 @@ _NAMES: dict[str, str] = {
     "out_of_the_folder": "../nu",
 }
 NAMES: dict[str, Defect] = {
-    f"name_{name}": Defect("4.2", f"An array is named {value[:12]!r}.", named(SMALL, value)) for name, value in _NAMES.items()
+    f"name_{name}": Defect("4.2", f"An array is named {value[:12]!r}.", named(SMALL, value))
+    for name, value in _NAMES.items()
 }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-from ups_store.format.checksum import crc32, crc32c
-from ups_store.format.zip_records import ROOT_NAME
 
 from tools.conformance.archive import Document, data_offset, find_places, overwrite, read_document, take_apart
 from tools.conformance.case import Case
 from tools.conformance.newer import with_version
 from tools.conformance.packed import pack
 from tools.conformance.sample_store import LARGE, sample_store
+from ups_store.format.checksum import crc32, crc32c
+from ups_store.format.zip_records import ROOT_NAME
 
 BUILD_ID = bytes(range(16))
 BOOT_ID = bytes(range(16, 32))
@@ -53,7 +53,9 @@ class Build:
         """Of the arrays with samples, in file order."""
         parts = take_apart(self.good)
         documents = [read_document(parts, part.name) for part in parts if part.name.endswith(f"/{ROOT_NAME}")]
-        names = [part.name.removesuffix(f"/{ROOT_NAME}") for part in parts if part.name.endswith(f"/{ROOT_NAME}")]
+        names = [
+            part.name.removesuffix(f"/{ROOT_NAME}") for part in parts if part.name.endswith(f"/{ROOT_NAME}")
+        ]
         return [
             self._place(name, document)
             for name, document in zip(names, documents, strict=True)
@@ -75,7 +77,7 @@ class Build:
         else:
             step = -(-(nbytes + 4) // 64) * 64 if nbytes >= 4096 else nbytes
             edges = [data + i * step for i in range(shape[0] + 1)]
-        extents = tuple(zip(edges[:-1], edges[1:], strict=True))
+        extents = tuple(itertools.pairwise(edges))
         return Place(extents, records[key].offset, edges[-1], data + records[key].nbytes)
 
     def _offsets(self, name: str) -> Sequence[int]:
@@ -158,7 +160,6 @@ def _ranges(samples: Sequence[int]) -> list[tuple[int, int]]:
 def _case(name: str, why: str, raw: bytes, state: str, committed: Sequence[int] = (), **options: Any) -> Case:
     is_foreign = state == FOREIGN
     return Case(  # a reader of committed samples refuses headless files, too
-
         f"building/{name}.zarr.zip.building",
         raw,
         why,
@@ -210,7 +211,13 @@ def _resumable(good: bytes) -> list[Case]:
     return [
         _case("nothing_committed", "No sample is committed.", Build(good).to_bytes(), RESUMABLE),
         _case("some_committed", "Samples 0 and 2 are committed.", raw, RESUMABLE, (0, 2)),
-        _case("all_committed", "All samples are committed; finishing hasn't begun.", whole.to_bytes(), RESUMABLE, (0, 1, 2)),
+        _case(
+            "all_committed",
+            "All samples are committed; finishing hasn't begun.",
+            whole.to_bytes(),
+            RESUMABLE,
+            (0, 1, 2),
+        ),
         _case(
             "finishing",
             "Finishing was interrupted before the file was cut to its length.",
@@ -219,14 +226,54 @@ def _resumable(good: bytes) -> list[Case]:
             (0, 1, 2),
         ),
         _case("finished", "The file is finished, but not renamed.", good, FINISHED, (0, 1, 2)),
-        _case("owner_of_zeros", "Nobody noted the owner.", overwrite(raw, build.tail_offset + 2048, "16s", b""), RESUMABLE, (0, 2)),
-        _case("boot_id_unknown", "The boot id is zeros.", replace(build, boot_id=bytes(16)).to_bytes(), RESUMABLE, (0, 2)),
-        _case("record_of_zeros", "The record of sample 0 is zeros.", record(0, bytes(nbytes)), RESUMABLE, (2,)),
-        _case("record_with_another_marker", "The marker of a record is another one.", marker, RESUMABLE, (2,)),
-        _case("record_with_a_flipped_crc", "A CRC-32 of a record is flipped.", overwrite(raw, table + 8, "B", raw[table + 8] ^ 1), RESUMABLE, (2,)),
-        _case("record_torn", "Half of a record is there.", record(0, build.record(0)[:12].ljust(nbytes, b"\0")), RESUMABLE, (2,)),
-        _case("record_of_another_sample", "The record of sample 0 stands in the place of 1.", record(1, build.record(0)), RESUMABLE, (0, 2)),
-        _case("record_of_another_build", "A record is that of another build.", record(2, build.record(2, BOOT_ID)), RESUMABLE, (0,)),
+        _case(
+            "owner_of_zeros",
+            "Nobody noted the owner.",
+            overwrite(raw, build.tail_offset + 2048, "16s", b""),
+            RESUMABLE,
+            (0, 2),
+        ),
+        _case(
+            "boot_id_unknown",
+            "The boot id is zeros.",
+            replace(build, boot_id=bytes(16)).to_bytes(),
+            RESUMABLE,
+            (0, 2),
+        ),
+        _case(
+            "record_of_zeros", "The record of sample 0 is zeros.", record(0, bytes(nbytes)), RESUMABLE, (2,)
+        ),
+        _case(
+            "record_with_another_marker", "The marker of a record is another one.", marker, RESUMABLE, (2,)
+        ),
+        _case(
+            "record_with_a_flipped_crc",
+            "A CRC-32 of a record is flipped.",
+            overwrite(raw, table + 8, "B", raw[table + 8] ^ 1),
+            RESUMABLE,
+            (2,),
+        ),
+        _case(
+            "record_torn",
+            "Half of a record is there.",
+            record(0, build.record(0)[:12].ljust(nbytes, b"\0")),
+            RESUMABLE,
+            (2,),
+        ),
+        _case(
+            "record_of_another_sample",
+            "The record of sample 0 stands in the place of 1.",
+            record(1, build.record(0)),
+            RESUMABLE,
+            (0, 2),
+        ),
+        _case(
+            "record_of_another_build",
+            "A record is that of another build.",
+            record(2, build.record(2, BOOT_ID)),
+            RESUMABLE,
+            (0,),
+        ),
         _case(
             "committed_bytes_damaged",
             "A committed sample is damaged: a record that checks is the commit.",
@@ -255,12 +302,49 @@ def _lazy(good: bytes) -> list[Case]:
     damaged = _flipped_sample(good, build)
     same, other = BOOT_ID.hex(), _OTHER_BOOT.hex()
     return [
-        _case("lazy", "A lazy build, of the present boot.", build.to_bytes(), RESUMABLE, (0, 2), boot_id=same),
-        _case("lazy_damaged", "A lazy build of the present boot isn't read.", damaged, RESUMABLE, (0, 2), boot_id=same),
-        _case("lazy_of_another_boot", "A lazy build of another boot, whole.", build.to_bytes(), LAZY, (0, 2), boot_id=other),
-        _case("lazy_of_another_boot_damaged", "Sample 0 didn't reach the disk.", damaged, LAZY, (2,), boot_id=other),
-        _case("lazy_of_an_unknown_boot", "The boot of the build is unknown.", unknown.to_bytes(), LAZY, (0, 2), boot_id=other),
-        _case("lazy_in_an_unknown_boot", "The present boot is unknown, too.", unknown.to_bytes(), LAZY, (0, 2), boot_id="0" * 32),
+        _case(
+            "lazy", "A lazy build, of the present boot.", build.to_bytes(), RESUMABLE, (0, 2), boot_id=same
+        ),
+        _case(
+            "lazy_damaged",
+            "A lazy build of the present boot isn't read.",
+            damaged,
+            RESUMABLE,
+            (0, 2),
+            boot_id=same,
+        ),
+        _case(
+            "lazy_of_another_boot",
+            "A lazy build of another boot, whole.",
+            build.to_bytes(),
+            LAZY,
+            (0, 2),
+            boot_id=other,
+        ),
+        _case(
+            "lazy_of_another_boot_damaged",
+            "Sample 0 didn't reach the disk.",
+            damaged,
+            LAZY,
+            (2,),
+            boot_id=other,
+        ),
+        _case(
+            "lazy_of_an_unknown_boot",
+            "The boot of the build is unknown.",
+            unknown.to_bytes(),
+            LAZY,
+            (0, 2),
+            boot_id=other,
+        ),
+        _case(
+            "lazy_in_an_unknown_boot",
+            "The present boot is unknown, too.",
+            unknown.to_bytes(),
+            LAZY,
+            (0, 2),
+            boot_id="0" * 32,
+        ),
     ]
 
 
@@ -279,7 +363,12 @@ def _headless(good: bytes) -> list[Case]:
         return lambda body: body.__setitem__(offset, value)
 
     return [
-        _case("tail_of_zeros", "The tail header is zeros.", raw[:tail] + bytes(128) + raw[tail + 128 :], HEADLESS),
+        _case(
+            "tail_of_zeros",
+            "The tail header is zeros.",
+            raw[:tail] + bytes(128) + raw[tail + 128 :],
+            HEADLESS,
+        ),
         _case("tail_magic", "The magic is another one.", header(at(0, 0x75)), HEADLESS),
         _case("tail_version", "The version is 2.", header(at(8, 2)), HEADLESS),
         _case("tail_flags", "Bit 1 of the flags is set.", header(at(10, 2)), HEADLESS),
@@ -287,8 +376,15 @@ def _headless(good: bytes) -> list[Case]:
         _case("tail_samples", "The number of samples is another one.", header(at(48, 9)), HEADLESS),
         _case("tail_length", "The length is another one.", header(at(56, 9)), HEADLESS),
         _case("tail_reserved", "A reserved byte isn't zero.", header(at(100, 1)), HEADLESS),
-        _case("tail_checksum", "The checksum is another one.", header(at(124, build.header()[124] ^ 1), repaired=False), HEADLESS),
-        _case("tail_build_id", "A bit of the build id is flipped.", header(at(20, 0), repaired=False), HEADLESS),
+        _case(
+            "tail_checksum",
+            "The checksum is another one.",
+            header(at(124, build.header()[124] ^ 1), repaired=False),
+            HEADLESS,
+        ),
+        _case(
+            "tail_build_id", "A bit of the build id is flipped.", header(at(20, 0), repaired=False), HEADLESS
+        ),
     ]
 
 
@@ -306,16 +402,36 @@ def _foreign(good: bytes) -> list[Case]:
         "building_a_byte_longer": ("There is a byte more.", raw + b"\0", "6.5"),
         "building_a_page_longer": ("There is a page more.", raw + bytes(4096), "6.5"),
         "building_root_header": ("The root's local header has a time.", overwrite(raw, 10, "B", 1), "3.3"),
-        "building_array_header": ("An array's local header has a time.", overwrite(raw, document + 10, "B", 1), "3.3"),
+        "building_array_header": (
+            "An array's local header has a time.",
+            overwrite(raw, document + 10, "B", 1),
+            "3.3",
+        ),
         "building_array_of_another_name": (
             "The local header is that of an array that the identity lacks.",
             overwrite(raw, document + 30, "B", ord("m")),
             "3.3",
         ),
-        "building_crc": ("The CRC-32 of a document is another one.", overwrite(raw, text + 1, "B", ord("n")), "3.2"),
-        "building_newer_minor": ("A newer minor version builds it.", Build(with_version("1.7")(good)).to_bytes(), "6.5"),
-        "building_packed": ("It is the start of a packed store.", pack(good, "blosc").ljust(len(raw), b"\0"), "6.5"),
-        "building_size_2_60": ("A document claims 2^60 bytes.", overwrite(raw, document + 46, "QQ", 1 << 60, 1 << 60), "9.1"),
+        "building_crc": (
+            "The CRC-32 of a document is another one.",
+            overwrite(raw, text + 1, "B", ord("n")),
+            "3.2",
+        ),
+        "building_newer_minor": (
+            "A newer minor version builds it.",
+            Build(with_version("1.7")(good)).to_bytes(),
+            "6.5",
+        ),
+        "building_packed": (
+            "It is the start of a packed store.",
+            pack(good, "blosc").ljust(len(raw), b"\0"),
+            "6.5",
+        ),
+        "building_size_2_60": (
+            "A document claims 2^60 bytes.",
+            overwrite(raw, document + 46, "QQ", 1 << 60, 1 << 60),
+            "9.1",
+        ),
         "finished_with_another_record": (
             "The file has its final length, but a record of its directory is another one.",
             overwrite(good, find_places(good).central["x/c/0"] + 14, "B", 0),

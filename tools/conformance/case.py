@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ups_store.format.zip_records import ROOT_NAME
-
 from tools.conformance.archive import find_places, hash_of, read_document, take_apart
+from ups_store.format.zip_records import ROOT_NAME
 
 Digest = str | dict[str, Any]  # sha256 of a payload; of a ragged array those of its samples, too
 

@@ -1,4 +1,4 @@
-"""All files of the corpus with their answers, as a folder and as what is checked in: a list and one archive."""
+"""All files of the corpus with their answers, as a folder and as they are checked in: list and archive."""
 
 from __future__ import annotations
 
@@ -37,11 +37,19 @@ def cases() -> list[Case]:
     good, *values = sample_store()
     answers = digests(*values)
     newer = [
-        Case(f"newer/{name}.zarr.zip", build(good), "A file of a newer minor version.", verify="refused", digests=answers)
+        Case(
+            f"newer/{name}.zarr.zip",
+            build(good),
+            "A file of a newer minor version.",
+            verify="refused",
+            digests=answers,
+        )
         for name, build in NEWER_MINOR.items()
     ]
     refused = [
-        _refused(folder, name, defect, good) for folder, found in _REFUSED.items() for name, defect in found.items()
+        _refused(folder, name, defect, good)
+        for folder, found in _REFUSED.items()
+        for name, defect in found.items()
     ]
     damaged = [
         Case(f"damaged/{name}.zarr.zip", defect.build(good), defect.why, verify=[defect.clause])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from ups_store.format.zip_records import ROOT_NAME
-
 from tools.conformance.archive import (
     Builder,
     Part,
@@ -26,6 +24,7 @@ from tools.conformance.defect import Defect, Field, changed_fields
 from tools.conformance.records import CONSTANT_KEY, FLAGS_KEY, LARGE_KEY, SMALL_ARRAY, SMALL_KEY
 from tools.conformance.sample_store import CONSTANT, EMPTY_CONSTANT, NUM_SAMPLES
 from tools.conformance.texts import with_attribute, with_content, with_title
+from ups_store.format.zip_records import ROOT_NAME
 
 _SAMPLE_NBYTES, _SLOT_NBYTES = 5120, 5184
 _INDEX = NUM_SAMPLES * _SLOT_NBYTES
@@ -74,7 +73,9 @@ def _byte(name: str, at: int) -> Builder:
 
 def _index(*records: int) -> Builder:
     """Another shard index, with its checksum."""
-    return with_data(LARGE_KEY, lambda data: data[:_INDEX] + with_checksum(struct.pack(f"<{len(records)}Q", *records)))
+    return with_data(
+        LARGE_KEY, lambda data: data[:_INDEX] + with_checksum(struct.pack(f"<{len(records)}Q", *records))
+    )
 
 
 def _entry_crc(name: str) -> Builder:
@@ -142,29 +143,53 @@ HEADERS: dict[str, Defect] = {
 
 DATA: dict[str, Defect] = {
     "entry_crc_of_large_array": Defect("3.2", "The CRC-32 of a shard is another one.", _entry_crc(LARGE_KEY)),
-    "entry_crc_of_small_array": Defect("3.2", "The CRC-32 of a plain chunk is another one.", _entry_crc(SMALL_KEY)),
-    "entry_crc_of_constant": Defect("3.2", "The CRC-32 of a constant is another one.", _entry_crc(CONSTANT_KEY)),
-    "payload_of_large_array": Defect("5.2", "A bit of sample 1 is flipped.", _byte(LARGE_KEY, _SLOT_NBYTES + 100)),
+    "entry_crc_of_small_array": Defect(
+        "3.2", "The CRC-32 of a plain chunk is another one.", _entry_crc(SMALL_KEY)
+    ),
+    "entry_crc_of_constant": Defect(
+        "3.2", "The CRC-32 of a constant is another one.", _entry_crc(CONSTANT_KEY)
+    ),
+    "payload_of_large_array": Defect(
+        "5.2", "A bit of sample 1 is flipped.", _byte(LARGE_KEY, _SLOT_NBYTES + 100)
+    ),
     "payload_of_first_sample": Defect("5.2", "The first bit of sample 0 is flipped.", _byte(LARGE_KEY, 0)),
     "payload_of_last_sample": Defect(
-        "5.2", "The last byte of the last sample is changed.", _byte(LARGE_KEY, 2 * _SLOT_NBYTES + _SAMPLE_NBYTES - 1)
+        "5.2",
+        "The last byte of the last sample is changed.",
+        _byte(LARGE_KEY, 2 * _SLOT_NBYTES + _SAMPLE_NBYTES - 1),
     ),
     "payload_of_small_array": Defect("5.2", "A bit of a small array is flipped.", _byte(SMALL_KEY, 8)),
-    "payload_of_constant": Defect("5.2", "A bit of a constant is flipped, and its digest follows.", lambda good: _constant(good)),
-    "slot_checksum": Defect("5.2", "The CRC-32C of sample 0 is another one.", _byte(LARGE_KEY, _SAMPLE_NBYTES)),
-    "chunk_checksum": Defect("5.2", "The CRC-32C of a small array is another one.", _byte(SMALL_KEY, 24)),
-    "chunk_checksum_of_constant": Defect("5.2", "The CRC-32C of a constant is another one.", _byte(CONSTANT_KEY, 256)),
-    "chunk_checksum_big_endian": Defect(
-        "5.2", "The CRC-32C of a small array is big-endian.", with_data(SMALL_KEY, lambda data: data[:-4] + data[:-5:-1])
+    "payload_of_constant": Defect(
+        "5.2", "A bit of a constant is flipped, and its digest follows.", lambda good: _constant(good)
     ),
-    "first_byte_of_slot_padding": Defect("5.3", "The first byte behind a chunk isn't zero.", _byte(LARGE_KEY, _SLOT)),
-    "last_byte_of_slot_padding": Defect("5.3", "The last byte of the last slot isn't zero.", _byte(LARGE_KEY, _INDEX - 1)),
-    "index_checksum": Defect("5.4", "The CRC-32C of the index is another one.", _byte(LARGE_KEY, _INDEX + 16 * NUM_SAMPLES)),
+    "slot_checksum": Defect(
+        "5.2", "The CRC-32C of sample 0 is another one.", _byte(LARGE_KEY, _SAMPLE_NBYTES)
+    ),
+    "chunk_checksum": Defect("5.2", "The CRC-32C of a small array is another one.", _byte(SMALL_KEY, 24)),
+    "chunk_checksum_of_constant": Defect(
+        "5.2", "The CRC-32C of a constant is another one.", _byte(CONSTANT_KEY, 256)
+    ),
+    "chunk_checksum_big_endian": Defect(
+        "5.2",
+        "The CRC-32C of a small array is big-endian.",
+        with_data(SMALL_KEY, lambda data: data[:-4] + data[:-5:-1]),
+    ),
+    "first_byte_of_slot_padding": Defect(
+        "5.3", "The first byte behind a chunk isn't zero.", _byte(LARGE_KEY, _SLOT)
+    ),
+    "last_byte_of_slot_padding": Defect(
+        "5.3", "The last byte of the last slot isn't zero.", _byte(LARGE_KEY, _INDEX - 1)
+    ),
+    "index_checksum": Defect(
+        "5.4", "The CRC-32C of the index is another one.", _byte(LARGE_KEY, _INDEX + 16 * NUM_SAMPLES)
+    ),
     "index_with_one_sample_twice": Defect(
         "5.4", "The index names slot 0 twice.", _index(0, _SLOT, 0, _SLOT, 2 * _SLOT_NBYTES, _SLOT)
     ),
     "index_with_samples_swapped": Defect(
-        "5.4", "The index has slots 0 and 1 swapped.", _index(_SLOT_NBYTES, _SLOT, 0, _SLOT, 2 * _SLOT_NBYTES, _SLOT)
+        "5.4",
+        "The index has slots 0 and 1 swapped.",
+        _index(_SLOT_NBYTES, _SLOT, 0, _SLOT, 2 * _SLOT_NBYTES, _SLOT),
     ),
     "index_with_payload_sizes": Defect(
         "5.4",
@@ -177,18 +202,28 @@ DATA: dict[str, Defect] = {
         _index(0, _SLOT_NBYTES, _SLOT_NBYTES, _SLOT_NBYTES, 2 * _SLOT_NBYTES, _SLOT_NBYTES),
     ),
     "index_without_a_chunk": Defect(
-        "5.4", "The index says that sample 2 has no chunk.", _index(0, _SLOT, _SLOT_NBYTES, _SLOT, 2**64 - 1, 2**64 - 1)
+        "5.4",
+        "The index says that sample 2 has no chunk.",
+        _index(0, _SLOT, _SLOT_NBYTES, _SLOT, 2**64 - 1, 2**64 - 1),
     ),
     "index_beyond_the_shard": Defect(
-        "5.4", "The index says that sample 2 begins at 2^63.", _index(0, _SLOT, _SLOT_NBYTES, _SLOT, 1 << 63, _SLOT)
+        "5.4",
+        "The index says that sample 2 begins at 2^63.",
+        _index(0, _SLOT, _SLOT_NBYTES, _SLOT, 1 << 63, _SLOT),
     ),
     "boolean_of_2": Defect("4.7", "The first bool is 2.", _flags_of(lambda payload: b"\2" + payload[1:])),
-    "boolean_of_255": Defect("4.7", "The last bool is 255.", _flags_of(lambda payload: payload[:-1] + b"\xff")),
+    "boolean_of_255": Defect(
+        "4.7", "The last bool is 255.", _flags_of(lambda payload: payload[:-1] + b"\xff")
+    ),
     "boolean_of_2_in_constant": Defect("4.7", "A bool of a constant is 2.", _boolean_constant),
     "constant_of_another_identity": Defect(
-        "8.1", "A constant isn't the one of its digest.", with_data(CONSTANT_KEY, lambda data: with_checksum(bytes(len(data) - 4)))
+        "8.1",
+        "A constant isn't the one of its digest.",
+        with_data(CONSTANT_KEY, lambda data: with_checksum(bytes(len(data) - 4))),
     ),
-    "digest_of_another_constant": Defect("8.1", "The digest of a constant is another one.", _digest(CONSTANT)),
+    "digest_of_another_constant": Defect(
+        "8.1", "The digest of a constant is another one.", _digest(CONSTANT)
+    ),
     "empty_constant_of_another_identity": Defect(
         "8.1", "The digest of a constant without elements is another one.", _digest(EMPTY_CONSTANT)
     ),
@@ -199,7 +234,9 @@ def _constant(good: bytes) -> bytes:
     """A bit of a constant's payload and the digest that belongs to it; the CRC-32C stays."""
     parts = take_apart(_byte(CONSTANT_KEY, 8)(good))
     payload = next(part.data for part in parts if part.name == CONSTANT_KEY)[:-4]
-    return put_together(edit_identity(parts, lambda identity: identity["constants"].update({CONSTANT: hash_of(payload)})))
+    return put_together(
+        edit_identity(parts, lambda identity: identity["constants"].update({CONSTANT: hash_of(payload)}))
+    )
 
 
 # Name: text of a number, the double that it stands for.
@@ -228,17 +265,29 @@ NUMBERS: dict[str, Defect] = {
     },
     **{
         f"digits_in_root_attributes_{name}": Defect(
-            "4.1", f"A number in the root's attributes is {_DIGITS[name][0].decode()}.", with_title(_DIGITS[name][0])
+            "4.1",
+            f"A number in the root's attributes is {_DIGITS[name][0].decode()}.",
+            with_title(_DIGITS[name][0]),
         )
         for name in _IN_ROOT
     },
 }
 # What a flipped bit does when nothing is repaired: two checksums find it.
 FLIPPED: dict[str, Defect] = {
-    "flipped_bit_of_a_sample": Defect("5.2", "A bit of sample 1 is flipped on the disk.", _raw_byte(LARGE_KEY, _SLOT_NBYTES)),
-    "flipped_bit_of_padding": Defect("5.3", "A bit of a slot's padding is flipped on the disk.", _raw_byte(LARGE_KEY, _SLOT)),
-    "flipped_bit_of_an_index": Defect("5.4", "A bit of a shard index is flipped on the disk.", _raw_byte(LARGE_KEY, _INDEX)),
-    "flipped_bit_of_a_small_array": Defect("5.2", "A bit of a small array is flipped on the disk.", _raw_byte(SMALL_KEY, 0)),
-    "flipped_bit_of_a_bool": Defect("5.2", "A bit of a bool is flipped on the disk.", _raw_byte(FLAGS_KEY, 1)),
+    "flipped_bit_of_a_sample": Defect(
+        "5.2", "A bit of sample 1 is flipped on the disk.", _raw_byte(LARGE_KEY, _SLOT_NBYTES)
+    ),
+    "flipped_bit_of_padding": Defect(
+        "5.3", "A bit of a slot's padding is flipped on the disk.", _raw_byte(LARGE_KEY, _SLOT)
+    ),
+    "flipped_bit_of_an_index": Defect(
+        "5.4", "A bit of a shard index is flipped on the disk.", _raw_byte(LARGE_KEY, _INDEX)
+    ),
+    "flipped_bit_of_a_small_array": Defect(
+        "5.2", "A bit of a small array is flipped on the disk.", _raw_byte(SMALL_KEY, 0)
+    ),
+    "flipped_bit_of_a_bool": Defect(
+        "5.2", "A bit of a bool is flipped on the disk.", _raw_byte(FLAGS_KEY, 1)
+    ),
 }
 DAMAGED: dict[str, Defect] = {**HEADERS, **DATA, **NUMBERS}

@@ -40,7 +40,9 @@ class Field:
     nbytes: int
 
 
-def changed_fields(prefix: str, fields: list[Field], find: Find, clause: str, record: str) -> dict[str, Defect]:
+def changed_fields(
+    prefix: str, fields: list[Field], find: Find, clause: str, record: str
+) -> dict[str, Defect]:
     """A defect for each field of a record: its lowest bit is flipped."""
     return {
         f"{prefix}_{field.name.replace(' ', '_')}": Defect(

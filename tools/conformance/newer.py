@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ups_store.format.zip_records import ROOT_NAME
-
 from tools.conformance.archive import (
     Builder,
     Document,
@@ -17,6 +15,7 @@ from tools.conformance.archive import (
 )
 from tools.conformance.defect import Defect
 from tools.conformance.sample_store import LARGE
+from ups_store.format.zip_records import ROOT_NAME
 
 
 def newer(parts: list[Part], version: str = "1.7") -> list[Part]:
@@ -43,7 +42,9 @@ NEWER_MINOR: dict[str, Builder] = {
     "newer_minor_of_six_digits": with_version("1.999999"),
     "newer_minor_with_a_key": with_version("1.7", _with_key),
     "newer_minor_with_an_entry": with_version("1.7", lambda parts: [*parts, Part("v/zarr.json", b"{}")]),
-    "newer_minor_with_aligned_data": with_version("1.7", lambda parts: [*parts, Part("extra/c/0", b"\1" * 99, True)]),
+    "newer_minor_with_aligned_data": with_version(
+        "1.7", lambda parts: [*parts, Part("extra/c/0", b"\1" * 99, True)]
+    ),
 }
 
 
@@ -59,9 +60,13 @@ def _entry_between(parts: list[Part]) -> list[Part]:
 
 
 NEWER_REFUSED: dict[str, Defect] = {
-    "newer_minor_requiring_a_feature": Defect("10.3", "A newer file requires an unknown feature.", _requiring("zebra")),
+    "newer_minor_requiring_a_feature": Defect(
+        "10.3", "A newer file requires an unknown feature.", _requiring("zebra")
+    ),
     "newer_minor_with_an_entry_between": Defect(
-        "10.3", "A newer file has another entry before the last data entry.", with_version("1.7", _entry_between)
+        "10.3",
+        "A newer file has another entry before the last data entry.",
+        with_version("1.7", _entry_between),
     ),
     "newer_minor_with_data_missing": Defect(
         "10.3", "A newer file lacks its last data entry.", with_version("1.7", lambda parts: parts[:-1])
@@ -74,7 +79,9 @@ NEWER_REFUSED: dict[str, Defect] = {
     "newer_minor_with_another_array_key": Defect(
         "4.4",
         "A newer file has another key in the document of an array.",
-        with_version("1.7", lambda parts: edit_document(parts, "nu/zarr.json", lambda array: array.update(extra=1))),
+        with_version(
+            "1.7", lambda parts: edit_document(parts, "nu/zarr.json", lambda array: array.update(extra=1))
+        ),
     ),
     "newer_minor_with_another_identity_key": Defect(
         "8.1",

@@ -1,4 +1,4 @@
-"""Packed stores, valid and broken (spec 13). Chunks stand here as a library once wrote them: its versions differ."""
+"""Packed stores, valid and broken (spec 13). Chunks stand here as a library wrote them: versions differ."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-from ups_store.format.zip_records import ROOT_NAME
 
 from tools.conformance.archive import (
     Builder,
@@ -32,6 +30,7 @@ from tools.conformance.records import CONSTANT_KEY, FLAGS_KEY, LARGE_KEY, SMALL_
 from tools.conformance.sample_store import CONSTANT, FLAGS, LARGE, SMALL, sample_store
 from tools.conformance.texts import with_attribute
 from tools.conformance.valid import digests, make
+from ups_store.format.zip_records import ROOT_NAME
 
 _BLOSC = {
     LARGE: (
@@ -67,7 +66,9 @@ _PCODEC = {
 _CHUNKS = {"blosc": _BLOSC, "pcodec": _PCODEC}
 _LEVELS = {"blosc": 5, "pcodec": 8}
 _ITEMS = {"float32": 4, "float64": 8, "bool": 1, "int16": 2}
-_DOUBLES_4 = "020193082000000020000000300000000000000000000000000000000000f03f00000000000000400000000000000840"
+_DOUBLES_4 = (
+    "020193082000000020000000300000000000000000000000000000000000f03f00000000000000400000000000000840"
+)
 _PCODEC_2 = "70636f21030081040106010000002100b047e17a14ae47f80ba0999999999999fb0b00010000"
 
 
@@ -158,23 +159,37 @@ def _fingerprint(edit: Callable[[str], object]) -> Builder:
 
 REFUSED: dict[str, Defect] = {
     "codec_unknown": Defect("13.2", "The codec is unknown.", _packed(codec="lzma")),
-    "codec_zstd": Defect("13.2", "The codec is zstd, which version 1.0 doesn't have.", _packed(codec="zstd", level=3)),
+    "codec_zstd": Defect(
+        "13.2", "The codec is zstd, which version 1.0 doesn't have.", _packed(codec="zstd", level=3)
+    ),
     "codec_null": Defect("13.2", "The codec is null.", _packed(codec=None)),
     "level_of_10": Defect("13.2", "The level is beyond those of blosc.", _packed(level=10)),
     "level_negative": Defect("13.2", "The level is negative.", _packed(level=-1)),
     "level_true": Defect("13.2", "The level is true.", _packed(level=True)),
     "level_a_string": Defect("13.2", "The level is a string.", _packed(level="5")),
     "level_missing": Defect("13.2", "The level is missing.", _ours(lambda ours: ours["packed"].pop("level"))),
-    "fingerprint_missing": Defect("13.2", "The fingerprint is missing.", _ours(lambda ours: ours["packed"].pop("fingerprint"))),
+    "fingerprint_missing": Defect(
+        "13.2", "The fingerprint is missing.", _ours(lambda ours: ours["packed"].pop("fingerprint"))
+    ),
     "fingerprint_null": Defect("13.2", "The fingerprint is null.", _fingerprint(lambda text: None)),
-    "fingerprint_of_63_digits": Defect("13.2", "The fingerprint lacks its last digit.", _fingerprint(lambda text: text[:-1])),
+    "fingerprint_of_63_digits": Defect(
+        "13.2", "The fingerprint lacks its last digit.", _fingerprint(lambda text: text[:-1])
+    ),
     "fingerprint_in_capitals": Defect("13.2", "The fingerprint has capitals.", _fingerprint(str.upper)),
     "packed_with_another_key": Defect("13.2", "The key packed has another key.", _packed(extra=1)),
     "packed_null": Defect("13.2", "The key packed is null.", _ours(lambda ours: ours.update(packed=None))),
     "packed_missing": Defect("13.2", "The key packed is missing.", _ours(lambda ours: ours.pop("packed"))),
-    "requires_packed_and_ragged": Defect("10.3", "Both features are required.", _ours(lambda ours: ours.update(requires=["packed", "ragged"]))),
-    "requires_packed_twice": Defect("4.3", "A feature is required twice.", _ours(lambda ours: ours.update(requires=["packed", "packed"]))),
-    "newer_minor": Defect("10.3", "A packed file of a newer minor version.", _ours(lambda ours: ours.update(format_version="1.1"))),
+    "requires_packed_and_ragged": Defect(
+        "10.3", "Both features are required.", _ours(lambda ours: ours.update(requires=["packed", "ragged"]))
+    ),
+    "requires_packed_twice": Defect(
+        "4.3", "A feature is required twice.", _ours(lambda ours: ours.update(requires=["packed", "packed"]))
+    ),
+    "newer_minor": Defect(
+        "10.3",
+        "A packed file of a newer minor version.",
+        _ours(lambda ours: ours.update(format_version="1.1")),
+    ),
     "document_of_the_mapped_form": Defect(
         "13.4",
         "The codecs of an array are those of the mapped form.",
@@ -186,7 +201,9 @@ REFUSED: dict[str, Defect] = {
         with_data(SMALL_ARRAY, lambda text: text.replace(b'"clevel":5', _CHAIN_OF_LEVEL_6)),
     ),
     "document_without_checksum": Defect(
-        "13.4", "The codecs of an array have no crc32c.", with_document(SMALL_ARRAY, lambda array: array["codecs"].pop())
+        "13.4",
+        "The codecs of an array have no crc32c.",
+        with_document(SMALL_ARRAY, lambda array: array["codecs"].pop()),
     ),
     "document_without_shuffle": Defect(
         "13.4",
@@ -204,40 +221,77 @@ REFUSED: dict[str, Defect] = {
         with_parts(lambda parts: [replace(part, is_aligned=part.name == SMALL_KEY) for part in parts]),
     ),
     "data_missing": Defect("2.2", "The last data entry is missing.", with_parts(lambda parts: parts[:-1])),
-    "unknown_entry": Defect("2.2", "There is an entry that isn't known.", with_parts(lambda p: [*p, Part("notes.txt", b"")])),
-    "chunk_of_4_bytes": Defect("13.6", "A plain chunk is a CRC-32C of nothing.", with_data(SMALL_KEY, lambda data: bytes(4))),
-    "shard_of_21_n_plus_3_bytes": Defect("13.6", "A shard is a byte too short for its chunks.", with_data(LARGE_KEY, lambda data: data[-66:])),
-    "space_behind_root": Defect("4.1", "A space follows the root's document.", with_data(ROOT_NAME, lambda raw: raw + b" ")),
+    "unknown_entry": Defect(
+        "2.2", "There is an entry that isn't known.", with_parts(lambda p: [*p, Part("notes.txt", b"")])
+    ),
+    "chunk_of_4_bytes": Defect(
+        "13.6", "A plain chunk is a CRC-32C of nothing.", with_data(SMALL_KEY, lambda data: bytes(4))
+    ),
+    "shard_of_21_n_plus_3_bytes": Defect(
+        "13.6", "A shard is a byte too short for its chunks.", with_data(LARGE_KEY, lambda data: data[-66:])
+    ),
+    "space_behind_root": Defect(
+        "4.1", "A space follows the root's document.", with_data(ROOT_NAME, lambda raw: raw + b" ")
+    ),
     "record_of_data": Defect(
-        "3.5", "A central record has a time.", lambda good: overwrite(good, find_places(good).central[LARGE_KEY] + 12, "B", 1)
+        "3.5",
+        "A central record has a time.",
+        lambda good: overwrite(good, find_places(good).central[LARGE_KEY] + 12, "B", 1),
     ),
     "end_of_directory": Defect("3.6", "A zero follows the end records.", lambda good: good + b"\0"),
 }
 
 # Found without decoding.
 DAMAGE: dict[str, Defect] = {
-    **{name: HEADERS[name] for name in ("root_header_time", "array_header_time", "data_header_time", "data_header_CRC-32")},
+    **{
+        name: HEADERS[name]
+        for name in ("root_header_time", "array_header_time", "data_header_time", "data_header_CRC-32")
+    },
     "entry_crc": DAMAGED["entry_crc_of_small_array"],
-    "digits": Defect("4.1", "A number is 0.10000000000000001, not 0.1.", with_attribute(b"0.10000000000000001")),
+    "digits": Defect(
+        "4.1", "A number is 0.10000000000000001, not 0.1.", with_attribute(b"0.10000000000000001")
+    ),
     "digest_of_empty_constant": DAMAGED["empty_constant_of_another_identity"],
-    "chunk_of_small_array": Defect("5.2", "A bit of a plain chunk is flipped.", with_data(SMALL_KEY, lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:])),
-    "chunk_of_sample": Defect("5.2", "A bit of the chunk of sample 1 is flipped.", with_data(LARGE_KEY, lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:])),
-    "checksum_of_sample": Defect("5.2", "The CRC-32C of a chunk is zeros.", with_data(LARGE_KEY, lambda data: data[: _SIZE - 4] + bytes(4) + data[_SIZE:])),
+    "chunk_of_small_array": Defect(
+        "5.2",
+        "A bit of a plain chunk is flipped.",
+        with_data(SMALL_KEY, lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:]),
+    ),
+    "chunk_of_sample": Defect(
+        "5.2",
+        "A bit of the chunk of sample 1 is flipped.",
+        with_data(LARGE_KEY, lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:]),
+    ),
+    "checksum_of_sample": Defect(
+        "5.2",
+        "The CRC-32C of a chunk is zeros.",
+        with_data(LARGE_KEY, lambda data: data[: _SIZE - 4] + bytes(4) + data[_SIZE:]),
+    ),
     "checksum_of_payload": Defect(
         "5.2",
         "The CRC-32C of a chunk is that of the payload.",
         with_data(SMALL_KEY, lambda data: data[:-4] + with_checksum(sample_store()[1][SMALL].tobytes())[-4:]),
     ),
-    "index_checksum": Defect("5.4", "The CRC-32C of the index is zeros.", with_data(LARGE_KEY, lambda data: data[:-4] + bytes(4))),
-    "index_with_samples_swapped": Defect("5.4", "The index has samples 0 and 1 swapped.", _index(_SIZE, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)),
-    "index_with_one_sample_twice": Defect("5.4", "The index names a chunk twice.", _index(0, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)),
+    "index_checksum": Defect(
+        "5.4", "The CRC-32C of the index is zeros.", with_data(LARGE_KEY, lambda data: data[:-4] + bytes(4))
+    ),
+    "index_with_samples_swapped": Defect(
+        "5.4", "The index has samples 0 and 1 swapped.", _index(_SIZE, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)
+    ),
+    "index_with_one_sample_twice": Defect(
+        "5.4", "The index names a chunk twice.", _index(0, _SIZE, 0, _SIZE, 2 * _SIZE, _SIZE)
+    ),
     "index_with_a_gap": Defect(
         "5.4",
         "There is a gap between two chunks.",
         with_data(
             LARGE_KEY,
-            lambda data: data[:_SIZE] + bytes(8) + data[_SIZE : 3 * _SIZE]
-            + with_checksum(struct.pack("<6Q", 0, _SIZE, _SIZE + 8, _SIZE, 2 * _SIZE + 8, _SIZE)),
+            lambda data: (
+                data[:_SIZE]
+                + bytes(8)
+                + data[_SIZE : 3 * _SIZE]
+                + with_checksum(struct.pack("<6Q", 0, _SIZE, _SIZE + 8, _SIZE, 2 * _SIZE + 8, _SIZE))
+            ),
         ),
     ),
     "index_with_a_chunk_of_4_bytes": Defect(
@@ -245,20 +299,32 @@ DAMAGE: dict[str, Defect] = {
         "A chunk has 4 bytes, a CRC-32C of nothing.",
         with_data(LARGE_KEY, lambda data: shard([data[:_SIZE], bytes(4), data[_SIZE : 2 * _SIZE]])),
     ),
-    "index_beyond_the_shard": Defect("5.4", "The index says that a chunk begins at 2^63.", _index(0, _SIZE, _SIZE, _SIZE, 1 << 63, _SIZE)),
-    "index_that_wraps": Defect(
-        "5.4", "Sizes in the index have the right sum modulo 2^64 only.", _index(0, 2 * _SIZE, 2 * _SIZE, 2**64 - _SIZE, _SIZE, 2 * _SIZE)
+    "index_beyond_the_shard": Defect(
+        "5.4", "The index says that a chunk begins at 2^63.", _index(0, _SIZE, _SIZE, _SIZE, 1 << 63, _SIZE)
     ),
-}  # fmt: skip
+    "index_that_wraps": Defect(
+        "5.4",
+        "Sizes in the index have the right sum modulo 2^64 only.",
+        _index(0, 2 * _SIZE, 2 * _SIZE, 2**64 - _SIZE, _SIZE, 2 * _SIZE),
+    ),
+}
 
 # Found by decoding.
 DECODED: dict[str, Defect] = {
-    "chunk_of_no_codec": Defect("5.2", "A chunk isn't what the codec writes.", with_data(SMALL_KEY, lambda data: with_checksum(bytes(40)))),
+    "chunk_of_no_codec": Defect(
+        "5.2",
+        "A chunk isn't what the codec writes.",
+        with_data(SMALL_KEY, lambda data: with_checksum(bytes(40))),
+    ),
     "chunk_of_4_numbers": Defect(
-        "5.2", "A chunk decodes to 4 numbers, not 3.", with_data(SMALL_KEY, lambda data: with_checksum(bytes.fromhex(_DOUBLES_4)))
+        "5.2",
+        "A chunk decodes to 4 numbers, not 3.",
+        with_data(SMALL_KEY, lambda data: with_checksum(bytes.fromhex(_DOUBLES_4))),
     ),
     "boolean_of_2": Defect(
-        "4.7", "A bool decodes to 2.", with_data(FLAGS_KEY, lambda data: with_checksum(data[:16] + b"\2" + data[17:-4]))
+        "4.7",
+        "A bool decodes to 2.",
+        with_data(FLAGS_KEY, lambda data: with_checksum(data[:16] + b"\2" + data[17:-4])),
     ),
     "digest_of_constant": DAMAGED["digest_of_another_constant"],
 }
@@ -274,18 +340,27 @@ def cases() -> list[Case]:
         _valid("blosc", "The sample store, packed with blosc.", blosc, answers),
         _valid("pcodec", "The sample store, packed with pcodec; booleans with blosc.", pcodec, answers),
         _valid("without_data", "A store without arrays, packed.", pack(empty, "blosc"), {}),
-        _valid("partition", "A partition, packed.", with_identity(lambda i: i.update(partition=[1, 2]))(blosc), answers),
+        _valid(
+            "partition",
+            "A partition, packed.",
+            with_identity(lambda i: i.update(partition=[1, 2]))(blosc),
+            answers,
+        ),
     ]
     for name, defect in REFUSED.items():
         raw = defect.build(blosc)
-        found.append(_broken(f"refused_{name}", defect, raw, opens=False, clause=defect.clause, verify="refused"))
+        found.append(
+            _broken(f"refused_{name}", defect, raw, opens=False, clause=defect.clause, verify="refused")
+        )
     for name, defect in DAMAGE.items():
         found.append(_broken(name, defect, defect.build(blosc), verify=[defect.clause]))
     for name, defect in DECODED.items():
         found.append(_broken(name, defect, defect.build(blosc), verify=[defect.clause], needs="blosc"))
     short = replace_data(take_apart(pcodec), SMALL_KEY, with_checksum(bytes.fromhex(_PCODEC_2)))
     of_two = Defect("5.2", "A chunk decodes to 2 numbers, not 3.", lambda good: good)
-    found.append(_broken("pcodec_chunk_of_2_numbers", of_two, put_together(short), verify=["5.2"], needs="pcodec"))
+    found.append(
+        _broken("pcodec_chunk_of_2_numbers", of_two, put_together(short), verify=["5.2"], needs="pcodec")
+    )
     return found
 
 

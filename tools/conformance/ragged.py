@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from ups_store.format.checksum import crc32c
-from ups_store.format.zip_records import ROOT_NAME
 
 from tools.conformance.archive import (
     Builder,
@@ -29,6 +27,8 @@ from tools.conformance.archive import (
 from tools.conformance.building import Build, cases_of_ragged
 from tools.conformance.case import Case, Digest
 from tools.conformance.defect import Defect
+from ups_store.format.checksum import crc32c
+from ups_store.format.zip_records import ROOT_NAME
 
 _ITEMS = {"uint8": 1, "float32": 4, "float64": 8, "int64": 8, "uint32": 4, "bool": 1}
 
@@ -76,7 +76,7 @@ class Ragged:
     def samples(self) -> list[bytes]:
         """The rows of each sample."""
         at = [offset * self.row_nbytes for offset in self.offsets]
-        return [self.payload[a:b] for a, b in zip(at[:-1], at[1:], strict=True)]
+        return [self.payload[a:b] for a, b in itertools.pairwise(at)]
 
     @property
     def chunk_rows(self) -> int:
@@ -91,7 +91,11 @@ def _bytes(dtype: str) -> Document:
 
 
 def document(
-    shape: Sequence[int], dtype: str, dims: Sequence[str], chunk_shape: Sequence[int] | None = None, **values: Any
+    shape: Sequence[int],
+    dtype: str,
+    dims: Sequence[str],
+    chunk_shape: Sequence[int] | None = None,
+    **values: Any,
 ) -> Document:
     """A document of spec 4.4, that of a small array where `values` don't say otherwise."""
     return {
@@ -141,8 +145,14 @@ def _parts_of(name: str, array: Ragged) -> dict[str, tuple[Document, bytes]]:
     offsets = struct.pack(f"<{num_samples + 1}q", *array.offsets)
     return {
         name: (main, data if num_rows else b""),
-        f"{name}.crc32c": (document([num_samples], "uint32", ["sample"]), with_checksum(checksums) if num_samples else b""),
-        f"{name}.offsets": (document([num_samples + 1], "int64", [f"{name}.offsets"]), with_checksum(offsets)),
+        f"{name}.crc32c": (
+            document([num_samples], "uint32", ["sample"]),
+            with_checksum(checksums) if num_samples else b"",
+        ),
+        f"{name}.offsets": (
+            document([num_samples + 1], "int64", [f"{name}.offsets"]),
+            with_checksum(offsets),
+        ),
     }
 
 
@@ -157,7 +167,11 @@ def store(arrays: dict[str, Ragged], others: dict[str, tuple[Document, bytes]] |
     for name, (other, payload) in (others or {}).items():
         dims, shape = other["dimension_names"], other["shape"]
         is_sampled = dims[:1] == ["sample"]
-        declared[name] = {"dims": dims, "dtype": other["data_type"], "shape": shape[1:] if is_sampled else shape}
+        declared[name] = {
+            "dims": dims,
+            "dtype": other["data_type"],
+            "shape": shape[1:] if is_sampled else shape,
+        }
         digests |= {} if is_sampled else {name: hash_of(payload)}
         found[name] = (other, with_checksum(payload))
     identity = {"arrays": declared, "constants": digests, "content": {}}
@@ -171,7 +185,9 @@ def store(arrays: dict[str, Ragged], others: dict[str, tuple[Document, bytes]] |
     names = sorted(found, key=str.encode)
     documents = [Part(f"{name}/{ROOT_NAME}", document_bytes(found[name][0])) for name in names]
     data = [
-        Part(f"{name}/c" + "/0" * len(found[name][0]["shape"]), found[name][1], True) for name in names if found[name][1]
+        Part(f"{name}/c" + "/0" * len(found[name][0]["shape"]), found[name][1], True)
+        for name in names
+        if found[name][1]
     ]
     return put_together([Part(ROOT_NAME, document_bytes(root)), *documents, *data])
 
@@ -206,21 +222,40 @@ def _valid() -> list[Case]:
         "r.d": (document([4], "float64", ["y"]), bytes(32)),
     }
     return [
-        _ok("points_and_text", "Points, UTF-8 text and a small array.", good_store(), points=POINTS, text=TEXT),
+        _ok(
+            "points_and_text", "Points, UTF-8 text and a small array.", good_store(), points=POINTS, text=TEXT
+        ),
         _ok("bytes", "Byte strings.", store({"b": raw_bytes}), b=raw_bytes),
-        _ok("several_chunks", "Rows of 8 KiB in three inner chunks, samples across their edges.", store({"r": many}), r=many),
+        _ok(
+            "several_chunks",
+            "Rows of 8 KiB in three inner chunks, samples across their edges.",
+            store({"r": many}),
+            r=many,
+        ),
         _ok("chunks_without_fill", "Rows that fill two inner chunks.", store({"r": exact}), r=exact),
-        _ok("rows_over_64_kib", "Rows longer than an inner chunk would be: one row each.", store({"r": long_rows}), r=long_rows),
+        _ok(
+            "rows_over_64_kib",
+            "Rows longer than an inner chunk would be: one row each.",
+            store({"r": long_rows}),
+            r=long_rows,
+        ),
         _ok("flags", "Rows of bool.", store({"r": flags}), r=flags),
         _ok("no_rows", "Samples, but no rows.", store({"r": no_rows}), r=no_rows),
         _ok("no_samples", "N = 0: offsets are one zero.", store({"r": no_samples}), r=no_samples),
-        _ok("neighbours", "Names that are sorted among those of the companions.", store({"r": exact}, neighbours), r=exact),
+        _ok(
+            "neighbours",
+            "Names that are sorted among those of the companions.",
+            store({"r": exact}, neighbours),
+            r=exact,
+        ),
         _ok("name_of_120_characters", "The longest name.", store({"r" * 120: exact}), **{"r" * 120: exact}),
     ]
 
 
 def _ok(name: str, why: str, raw: bytes, **arrays: Ragged) -> Case:
-    return Case(f"ragged/{name}.zarr.zip", raw, why, verify="ok", digests=_digests(**arrays), has_fingerprint=True)
+    return Case(
+        f"ragged/{name}.zarr.zip", raw, why, verify="ok", digests=_digests(**arrays), has_fingerprint=True
+    )
 
 
 def _doc(name: str, edit: Edit) -> Builder:
@@ -237,11 +272,15 @@ def _sharding(edit: Edit) -> Builder:
 
 
 def _grid(*chunk_shape: int) -> Builder:
-    return _doc("points", lambda array: array["chunk_grid"]["configuration"].update(chunk_shape=list(chunk_shape)))
+    return _doc(
+        "points", lambda array: array["chunk_grid"]["configuration"].update(chunk_shape=list(chunk_shape))
+    )
 
 
 def _requires(*features: str) -> Builder:
-    return with_document(ROOT_NAME, lambda root: root["attributes"]["ups_store"].update(requires=list(features)))
+    return with_document(
+        ROOT_NAME, lambda root: root["attributes"]["ups_store"].update(requires=list(features))
+    )
 
 
 def _identity(name: str, **values: Any) -> Builder:
@@ -267,62 +306,138 @@ def _ragged_of_no_ragged(good: bytes) -> bytes:
 
 REFUSED: dict[str, Defect] = {
     "not_required": Defect("10.3", "There is a ragged array, but 'ragged' isn't required.", _requires()),
-    "checksums_of_another_name": Defect("14.2", "The checksums are those of another array.", _attribute(crc32c="text.crc32c")),
-    "offsets_of_another_name": Defect("14.2", "The offsets are those of another array.", _attribute(offsets="text.offsets")),
-    "offsets_not_named": Defect(
-        "14.2", "The offsets aren't named.", _doc("points", lambda array: array["attributes"]["ups_store"]["ragged"].pop("offsets"))
+    "checksums_of_another_name": Defect(
+        "14.2", "The checksums are those of another array.", _attribute(crc32c="text.crc32c")
     ),
-    "attribute_missing": Defect("14.2", "The attribute ups_store is missing.", _doc("points", lambda array: array["attributes"].clear())),
-    "attribute_null": Defect("14.2", "The attribute is null.", _doc("points", lambda array: array["attributes"]["ups_store"].update(ragged=None))),
+    "offsets_of_another_name": Defect(
+        "14.2", "The offsets are those of another array.", _attribute(offsets="text.offsets")
+    ),
+    "offsets_not_named": Defect(
+        "14.2",
+        "The offsets aren't named.",
+        _doc("points", lambda array: array["attributes"]["ups_store"]["ragged"].pop("offsets")),
+    ),
+    "attribute_missing": Defect(
+        "14.2",
+        "The attribute ups_store is missing.",
+        _doc("points", lambda array: array["attributes"].clear()),
+    ),
+    "attribute_null": Defect(
+        "14.2",
+        "The attribute is null.",
+        _doc("points", lambda array: array["attributes"]["ups_store"].update(ragged=None)),
+    ),
     "attribute_with_another_key": Defect("14.2", "ragged has another key.", _attribute(extra=1)),
     "ups_store_with_another_key": Defect(
-        "14.2", "ups_store has another key.", _doc("points", lambda array: array["attributes"]["ups_store"].update(extra=1))
+        "14.2",
+        "ups_store has another key.",
+        _doc("points", lambda array: array["attributes"]["ups_store"].update(extra=1)),
     ),
     "encoding_unknown": Defect("14.2", "The encoding is latin-1.", _attribute("text", encoding="latin-1")),
     "encoding_null": Defect("14.2", "The encoding is null.", _attribute("text", encoding=None)),
     "encoding_of_numbers": Defect("14.2", "Rows of float32 have an encoding.", _attribute(encoding="bytes")),
-    "inner_chunk_with_checksum": Defect("14.2", "Inner chunks have a checksum.", _sharding(lambda codec: codec["codecs"].append({"name": "crc32c"}))),
-    "inner_chunk_of_other_rows": Defect("14.2", "An inner chunk has a row more.", _sharding(lambda codec: codec.update(chunk_shape=[_R + 1, 3]))),
-    "index_at_start": Defect("14.2", "The index stands at the start.", _sharding(lambda codec: codec.update(index_location="start"))),
-    "index_without_checksum": Defect("14.2", "The index has no checksum.", _sharding(lambda codec: codec["index_codecs"].pop())),
+    "inner_chunk_with_checksum": Defect(
+        "14.2",
+        "Inner chunks have a checksum.",
+        _sharding(lambda codec: codec["codecs"].append({"name": "crc32c"})),
+    ),
+    "inner_chunk_of_other_rows": Defect(
+        "14.2",
+        "An inner chunk has a row more.",
+        _sharding(lambda codec: codec.update(chunk_shape=[_R + 1, 3])),
+    ),
+    "index_at_start": Defect(
+        "14.2",
+        "The index stands at the start.",
+        _sharding(lambda codec: codec.update(index_location="start")),
+    ),
+    "index_without_checksum": Defect(
+        "14.2", "The index has no checksum.", _sharding(lambda codec: codec["index_codecs"].pop())
+    ),
     "grid_of_the_rows": Defect("14.2", "The chunk has the shape of the array.", _grid(5, 3)),
     "grid_of_two_chunks": Defect("14.2", "The chunk has an inner chunk more.", _grid(2 * _R, 3)),
     "plain_chunk": Defect(
-        "14.2", "The rows are a plain chunk.", _doc("points", lambda array: array.update(codecs=[_bytes("float32"), {"name": "crc32c"}]))
+        "14.2",
+        "The rows are a plain chunk.",
+        _doc("points", lambda array: array.update(codecs=[_bytes("float32"), {"name": "crc32c"}])),
     ),
-    "checksums_with_attributes": Defect("14.2", "The checksums have attributes.", _doc("points.crc32c", lambda array: array.update(attributes={"a": 1}))),
-    "offsets_with_attributes": Defect("14.2", "The offsets have attributes.", _doc("points.offsets", lambda array: array.update(attributes={"a": 1}))),
-    "checksums_signed": Defect("14.1", "The checksums are int32.", _doc("points.crc32c", lambda array: array.update(data_type="int32"))),
+    "checksums_with_attributes": Defect(
+        "14.2",
+        "The checksums have attributes.",
+        _doc("points.crc32c", lambda array: array.update(attributes={"a": 1})),
+    ),
+    "offsets_with_attributes": Defect(
+        "14.2",
+        "The offsets have attributes.",
+        _doc("points.offsets", lambda array: array.update(attributes={"a": 1})),
+    ),
+    "checksums_signed": Defect(
+        "14.1",
+        "The checksums are int32.",
+        _doc("points.crc32c", lambda array: array.update(data_type="int32")),
+    ),
     "checksums_of_another_dimension": Defect(
-        "14.1", "The dimension of the checksums isn't sample.", _doc("points.crc32c", lambda array: array.update(dimension_names=["samples"]))
+        "14.1",
+        "The dimension of the checksums isn't sample.",
+        _doc("points.crc32c", lambda array: array.update(dimension_names=["samples"])),
     ),
-    "offsets_unsigned": Defect("14.1", "The offsets are uint64.", _doc("points.offsets", lambda array: array.update(data_type="uint64"))),
+    "offsets_unsigned": Defect(
+        "14.1",
+        "The offsets are uint64.",
+        _doc("points.offsets", lambda array: array.update(data_type="uint64")),
+    ),
     "offsets_of_another_dimension": Defect(
-        "14.1", "The dimension of the offsets is 'offset'.", _doc("points.offsets", lambda array: array.update(dimension_names=["offset"]))
+        "14.1",
+        "The dimension of the offsets is 'offset'.",
+        _doc("points.offsets", lambda array: array.update(dimension_names=["offset"])),
     ),
-    "offsets_one_too_few": Defect("14.1", "There are N offsets.", with_parts(lambda parts: _fewer_offsets(parts))),
+    "offsets_one_too_few": Defect(
+        "14.1", "There are N offsets.", with_parts(lambda parts: _fewer_offsets(parts))
+    ),
     "rows_of_a_sample_dimension": Defect(
-        "4.5", "The rows have the dimension sample.", _doc("points", lambda array: array.update(dimension_names=["sample", "axis"]))
+        "4.5",
+        "The rows have the dimension sample.",
+        _doc("points", lambda array: array.update(dimension_names=["sample", "axis"])),
     ),
     "checksums_missing": Defect("14.1", "There are no checksums.", with_parts(_companion_dropped)),
-    "companion_in_identity": Defect("14.3", "The identity names a companion.", with_parts(_declared_companion)),
-    "identity_with_number_of_rows": Defect("14.3", "The identity has the number of rows.", _identity("points", shape=[5, 3])),
-    "identity_with_two_nulls": Defect("14.3", "The identity has two lengths of null.", _identity("points", shape=[None, None])),
-    "identity_with_null_second": Defect("14.3", "The second length is null.", _identity("points", shape=[5, None])),
-    "identity_without_sample": Defect("14.3", "The dims of a ragged array don't begin with sample.", _identity("points", dims=["point", "axis"])),
-    "identity_with_another_tail": Defect("14.3", "The identity has another tail.", _identity("points", shape=[None, 4])),
+    "companion_in_identity": Defect(
+        "14.3", "The identity names a companion.", with_parts(_declared_companion)
+    ),
+    "identity_with_number_of_rows": Defect(
+        "14.3", "The identity has the number of rows.", _identity("points", shape=[5, 3])
+    ),
+    "identity_with_two_nulls": Defect(
+        "14.3", "The identity has two lengths of null.", _identity("points", shape=[None, None])
+    ),
+    "identity_with_null_second": Defect(
+        "14.3", "The second length is null.", _identity("points", shape=[5, None])
+    ),
+    "identity_without_sample": Defect(
+        "14.3",
+        "The dims of a ragged array don't begin with sample.",
+        _identity("points", dims=["point", "axis"]),
+    ),
+    "identity_with_another_tail": Defect(
+        "14.3", "The identity has another tail.", _identity("points", shape=[None, 4])
+    ),
     "identity_of_no_ragged_array": Defect(
-        "14.3", "The identity has null for an array that isn't ragged.", _identity("u", shape=[None], dims=["sample", "x"])
+        "14.3",
+        "The identity has null for an array that isn't ragged.",
+        _identity("u", shape=[None], dims=["sample", "x"]),
     ),
-    "attribute_of_no_ragged_array": Defect("14.2", "An array that isn't ragged has the attribute.", _ragged_of_no_ragged),
-    "name_of_121_characters": Defect("14.1", "The name has 121 characters.", lambda good: store({"r" * 121: POINTS})),
-    "rows_of_no_bytes": Defect(
-        "14.1", "Rows have no bytes.", lambda good: put_together(_without_bytes())
+    "attribute_of_no_ragged_array": Defect(
+        "14.2", "An array that isn't ragged has the attribute.", _ragged_of_no_ragged
     ),
+    "name_of_121_characters": Defect(
+        "14.1", "The name has 121 characters.", lambda good: store({"r" * 121: POINTS})
+    ),
+    "rows_of_no_bytes": Defect("14.1", "Rows have no bytes.", lambda good: put_together(_without_bytes())),
     "companion_of_another_array": Defect(
-        "14.1", "Another array has the name of a companion.", lambda good: store({"r": POINTS, "r.crc32c": POINTS})
+        "14.1",
+        "Another array has the name of a companion.",
+        lambda good: store({"r": POINTS, "r.crc32c": POINTS}),
     ),
-}  # fmt: skip
+}
 
 
 def _fewer_offsets(parts: list[Part]) -> list[Part]:
@@ -394,20 +509,40 @@ DAMAGED: dict[str, Defect] = {
     "offsets_negative": Defect("14.5", "An offset is negative.", _offsets(0, -1, 2, 5)),
     "offsets_end_early": Defect("14.5", "The last offset isn't the number of rows.", _offsets(0, 2, 2, 4)),
     "offsets_end_late": Defect("14.5", "The last offset is beyond the rows.", _offsets(0, 2, 2, 6)),
-    "offsets_of_other_samples": Defect("14.5", "An offset between others is another one.", _offsets(0, 1, 2, 5)),
+    "offsets_of_other_samples": Defect(
+        "14.5", "An offset between others is another one.", _offsets(0, 1, 2, 5)
+    ),
     "rows": Defect("14.5", "A bit of a row is flipped.", _points(_flip(8))),
     "checksum_of_sample": Defect("14.5", "The checksum of a sample is another one.", _checksum(0)),
-    "checksum_of_sample_without_rows": Defect("14.5", "The checksum of a sample without rows isn't 0.", _checksum(1)),
+    "checksum_of_sample_without_rows": Defect(
+        "14.5", "The checksum of a sample without rows isn't 0.", _checksum(1)
+    ),
     "first_byte_of_fill": Defect("14.5", "The first byte behind the rows isn't zero.", _points(_flip(_FILL))),
-    "last_byte_of_fill": Defect("14.5", "The last byte of the inner chunk isn't zero.", _points(_flip(_END - 1))),
-    "index": Defect("5.4", "The index has another size.", with_data("points/c/0/0", lambda data: data[:_END] + with_checksum(struct.pack("<2Q", 0, 60)))),
+    "last_byte_of_fill": Defect(
+        "14.5", "The last byte of the inner chunk isn't zero.", _points(_flip(_END - 1))
+    ),
+    "index": Defect(
+        "5.4",
+        "The index has another size.",
+        with_data("points/c/0/0", lambda data: data[:_END] + with_checksum(struct.pack("<2Q", 0, 60))),
+    ),
     "index_checksum": Defect("5.4", "The CRC-32C of the index is another one.", _points(_flip(_END + 16))),
     "text_not_utf_8": Defect("14.5", "Text isn't UTF-8.", _text(b"\xffbe!\xe2\x82\xac")),
-    "text_of_a_surrogate": Defect("14.5", "Text has UTF-8 of half a surrogate pair.", _text(b"abcd\xed\xa0\x80")),
+    "text_of_a_surrogate": Defect(
+        "14.5", "Text has UTF-8 of half a surrogate pair.", _text(b"abcd\xed\xa0\x80")
+    ),
     "text_cut_in_a_character": Defect("14.5", "A character belongs to two samples.", _text(b"abc\xc3\xbcab")),
-    "chunk_of_offsets": Defect("5.2", "The CRC-32C of the offsets is zeros.", with_data("points.offsets/c/0", lambda data: data[:-4] + bytes(4))),
-    "chunk_of_checksums": Defect("5.2", "The CRC-32C of the checksums is zeros.", with_data("points.crc32c/c/0", lambda data: data[:-4] + bytes(4))),
-}  # fmt: skip
+    "chunk_of_offsets": Defect(
+        "5.2",
+        "The CRC-32C of the offsets is zeros.",
+        with_data("points.offsets/c/0", lambda data: data[:-4] + bytes(4)),
+    ),
+    "chunk_of_checksums": Defect(
+        "5.2",
+        "The CRC-32C of the checksums is zeros.",
+        with_data("points.crc32c/c/0", lambda data: data[:-4] + bytes(4)),
+    ),
+}
 
 
 def cases() -> list[Case]:
@@ -419,5 +554,7 @@ def cases() -> list[Case]:
         file = f"ragged/refused_{name}.zarr.zip"
         found.append(Case(file, raw, defect.why, opens=False, clause=defect.clause, verify="refused"))
     for name, defect in DAMAGED.items():
-        found.append(Case(f"ragged/damaged_{name}.zarr.zip", defect.build(good), defect.why, verify=[defect.clause]))
+        found.append(
+            Case(f"ragged/damaged_{name}.zarr.zip", defect.build(good), defect.why, verify=[defect.clause])
+        )
     return [*found, *cases_of_ragged(Build(good, (0, 2)))]

@@ -7,8 +7,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 
-from ups_store.format.zip_records import ROOT_NAME, EndRecords
-
 from tools.conformance.archive import (
     Builder,
     Part,
@@ -17,11 +15,11 @@ from tools.conformance.archive import (
     find_places,
     overwrite,
     put_together,
-    take_apart,
     with_parts,
 )
 from tools.conformance.defect import Defect, Field, changed_fields
 from tools.conformance.sample_store import CONSTANT, FLAGS, LARGE, SMALL
+from ups_store.format.zip_records import ROOT_NAME, EndRecords
 
 LARGE_KEY, SMALL_KEY = f"{LARGE}/c/0/0/0", f"{SMALL}/c/0"
 FLAGS_KEY, CONSTANT_KEY = f"{FLAGS}/c/0/0", f"{CONSTANT}/c/0"
@@ -229,7 +227,9 @@ def _more(**values: int) -> Callable[[EndRecords], EndRecords]:
 
 NOT_A_STORE: dict[str, Defect] = {
     "empty_file": Defect("7.1", "The file is empty.", lambda good: b""),
-    "file_of_127_bytes": Defect("7.1", "The file is a byte shorter than the end records.", lambda good: good[-127:]),
+    "file_of_127_bytes": Defect(
+        "7.1", "The file is a byte shorter than the end records.", lambda good: good[-127:]
+    ),
     "text_file": Defect("3.6", "The file is a table in text.", lambda good: b"x,u\n0.0,1.0\n" * 100),
     "zeros": Defect("3.6", "The file is all zeros.", lambda good: bytes(8192)),
     "hdf5_renamed": Defect(
@@ -237,11 +237,15 @@ NOT_A_STORE: dict[str, Defect] = {
         "The file begins like an HDF5 file.",
         lambda good: b"\x89HDF\r\n\x1a\n\0\0\0\0\0\10\10\0\4\0\20\0".ljust(2048, b"\0"),
     ),
-    "end_record_cut_short": Defect("3.6", "The file is 17 bytes of an end record.", lambda good: b"PK\5\6" + bytes(13)),
+    "end_record_cut_short": Defect(
+        "3.6", "The file is 17 bytes of an end record.", lambda good: b"PK\5\6" + bytes(13)
+    ),
     "zip_of_another_program": Defect(
         "3.6", "The file is a ZIP file without ZIP64.", lambda good: _zip({"notes.txt": b"not a store"})
     ),
-    "zarr_zip_of_zarr_python": Defect("3.6", "The file is a Zarr hierarchy in another ZIP.", _zarr_zip_of_zarr_python),
+    "zarr_zip_of_zarr_python": Defect(
+        "3.6", "The file is a Zarr hierarchy in another ZIP.", _zarr_zip_of_zarr_python
+    ),
     "only_end_records": Defect("2.2", "There are no entries.", lambda good: EndRecords(0, 0, 0).pack()),
     "entry_of_another_name": Defect(
         "2.2", "The only entry is notes.txt.", lambda good: put_together([Part("notes.txt", b"not a store")])
@@ -256,7 +260,9 @@ NOT_A_STORE: dict[str, Defect] = {
 END_RECORDS: dict[str, Defect] = {
     **changed_fields("end", _END_FIELDS, lambda good: len(good) - 128, "3.6", "End records"),
     "byte_behind_the_end": Defect("3.6", "A zero follows the end records.", lambda good: good + b"\0"),
-    "newline_behind_the_end": Defect("3.6", "A line feed follows the end records.", lambda good: good + b"\n"),
+    "newline_behind_the_end": Defect(
+        "3.6", "A line feed follows the end records.", lambda good: good + b"\n"
+    ),
     "end_twice": Defect("3.6", "The end records stand there twice.", lambda good: good + good[-128:]),
     "bytes_before_the_start": Defect("3.6", "16 zeros precede the file.", lambda good: bytes(16) + good),
     "comment_of_40_bytes": Defect(
@@ -278,10 +284,14 @@ END_RECORDS: dict[str, Defect] = {
         ),
     ),
     "entries_2_60": Defect(
-        "2.2", "The end records count 2^60 entries.", _in_end(lambda at: at.end64 + 24, "QQ", 1 << 60, 1 << 60)
+        "2.2",
+        "The end records count 2^60 entries.",
+        _in_end(lambda at: at.end64 + 24, "QQ", 1 << 60, 1 << 60),
     ),
     "one_entry_more": Defect("2.2", "The end records count one entry more.", _with_end(_more(num_entries=1))),
-    "one_entry_fewer": Defect("2.2", "The end records count one entry fewer.", _with_end(_more(num_entries=-1))),
+    "one_entry_fewer": Defect(
+        "2.2", "The end records count one entry fewer.", _with_end(_more(num_entries=-1))
+    ),
     "directory_begins_earlier": Defect(
         "2.2",
         "The directory begins 8 bytes earlier, in the last entry.",
@@ -325,11 +335,15 @@ DIRECTORY: dict[str, Defect] = {
         "3.5", "An entry claims to have a data descriptor.", _in_central(LARGE_KEY, 8, "H", 2056)
     ),
     "entry_with_comment": Defect("3.5", "A record has a comment.", _entry_comment),
-    "sizes_in_32_bits": Defect("3.5", "The sizes stand in the fields of 32 bits.", _in_central(SMALL_KEY, 20, "II", 28, 28)),
+    "sizes_in_32_bits": Defect(
+        "3.5", "The sizes stand in the fields of 32 bits.", _in_central(SMALL_KEY, 20, "II", 28, 28)
+    ),
     "name_past_the_directory": Defect(
         "3.5", "The name of a record is longer than the directory.", _in_central(SMALL_KEY, 28, "H", 0xFFFF)
     ),
-    "name_not_ascii": Defect("3.5", "The name in a record isn't ASCII.", _in_central(SMALL_KEY, 46, "2s", b"\xc3\xbc")),
+    "name_not_ascii": Defect(
+        "3.5", "The name in a record isn't ASCII.", _in_central(SMALL_KEY, 46, "2s", b"\xc3\xbc")
+    ),
     "metadata_past_the_end": Defect(
         "7.1",
         "A metadata entry claims 4 MiB, more than the file has.",
@@ -339,29 +353,49 @@ DIRECTORY: dict[str, Defect] = {
         "9.1", "A metadata entry claims 2^60 bytes.", _in_zip64(SMALL_ARRAY, 4, "QQ", 1 << 60, 1 << 60)
     ),
     "root_past_the_end": Defect(
-        "7.1", "The root's entry claims 4 MiB, more than the file has.", _in_zip64(ROOT_NAME, 4, "QQ", 4 << 20, 4 << 20)
+        "7.1",
+        "The root's entry claims 4 MiB, more than the file has.",
+        _in_zip64(ROOT_NAME, 4, "QQ", 4 << 20, 4 << 20),
     ),
-    "data_of_2_40_bytes": Defect("3.5", "A data entry claims 2^40 bytes.", _in_zip64(LARGE_KEY, 4, "QQ", 1 << 40, 1 << 40)),
+    "data_of_2_40_bytes": Defect(
+        "3.5", "A data entry claims 2^40 bytes.", _in_zip64(LARGE_KEY, 4, "QQ", 1 << 40, 1 << 40)
+    ),
     "data_of_16_bytes": Defect("3.5", "A data entry claims 16 bytes.", _in_zip64(LARGE_KEY, 4, "QQ", 16, 16)),
-    "offset_2_63": Defect("3.5", "A data entry claims to begin at 2^63.", _in_zip64(LARGE_KEY, 20, "Q", 1 << 63)),
-    "offset_2_64": Defect("3.5", "A metadata entry claims to begin at 2^64 - 1.", _in_zip64(SMALL_ARRAY, 20, "Q", (1 << 64) - 1)),
+    "offset_2_63": Defect(
+        "3.5", "A data entry claims to begin at 2^63.", _in_zip64(LARGE_KEY, 20, "Q", 1 << 63)
+    ),
+    "offset_2_64": Defect(
+        "3.5", "A metadata entry claims to begin at 2^64 - 1.", _in_zip64(SMALL_ARRAY, 20, "Q", (1 << 64) - 1)
+    ),
     "entries_overlap": Defect("3.5", "Two entries claim to begin at 0.", _in_zip64(SMALL_ARRAY, 20, "Q", 0)),
     "records_in_another_order": Defect("2.2", "The last two records have changed places.", _records_swapped),
-    "padding_in_central_record": Defect("3.4", "A central record has the padding field.", _padding_in_central_record),
+    "padding_in_central_record": Defect(
+        "3.4", "A central record has the padding field.", _padding_in_central_record
+    ),
 }
 
 ENTRIES: dict[str, Defect] = {
-    "root_not_first": Defect("2.2", "The root's document is the second entry.", _swapped(ROOT_NAME, "empty/zarr.json")),
-    "documents_not_sorted": Defect("2.2", "Two documents have changed places.", _swapped(SMALL_ARRAY, LARGE_ARRAY)),
-    "data_not_sorted": Defect("2.2", "Two data entries have changed places.", _swapped(SMALL_KEY, CONSTANT_KEY)),
+    "root_not_first": Defect(
+        "2.2", "The root's document is the second entry.", _swapped(ROOT_NAME, "empty/zarr.json")
+    ),
+    "documents_not_sorted": Defect(
+        "2.2", "Two documents have changed places.", _swapped(SMALL_ARRAY, LARGE_ARRAY)
+    ),
+    "data_not_sorted": Defect(
+        "2.2", "Two data entries have changed places.", _swapped(SMALL_KEY, CONSTANT_KEY)
+    ),
     "data_beside_documents": Defect(
         "2.2", "The data of each array follow its document.", _in_order(lambda part: part.name.split("/")[0])
     ),
     "data_before_documents": Defect(
-        "2.2", "The data entries precede the documents of arrays.", _in_order(lambda part: part.name.endswith("json"))
+        "2.2",
+        "The data entries precede the documents of arrays.",
+        _in_order(lambda part: part.name.endswith("json")),
     ),
     "document_missing": Defect(
-        "2.2", "An array has data, but no document.", with_parts(lambda parts: [p for p in parts if p.name != SMALL_ARRAY])
+        "2.2",
+        "An array has data, but no document.",
+        with_parts(lambda parts: [p for p in parts if p.name != SMALL_ARRAY]),
     ),
     "data_missing": Defect("2.2", "The last data entry is missing.", with_parts(lambda parts: parts[:-1])),
     "data_of_an_array_without_elements": Defect(
@@ -369,20 +403,34 @@ ENTRIES: dict[str, Defect] = {
         "An array without elements has a data entry.",
         with_parts(lambda parts: [*parts[:7], Part("empty/c/0/0", bytes(4), True), *parts[7:]]),
     ),
-    "unknown_entry": Defect("2.2", "There is an entry that isn't known.", with_parts(lambda p: [*p, Part("notes.txt", b"")])),
-    "unknown_entry_in_the_middle": Defect(
-        "2.2", "There is an entry between documents and data.", with_parts(lambda p: [*p[:7], Part("notes.txt", b""), *p[7:]])
+    "unknown_entry": Defect(
+        "2.2", "There is an entry that isn't known.", with_parts(lambda p: [*p, Part("notes.txt", b"")])
     ),
-    "entry_for_a_folder": Defect("3.1", "There is an entry for a folder.", with_parts(lambda p: [*p, Part("u/", b"")])),
-    "two_entries_of_one_name": Defect("3.1", "The last entry is there twice.", with_parts(lambda p: [*p, p[-1]])),
+    "unknown_entry_in_the_middle": Defect(
+        "2.2",
+        "There is an entry between documents and data.",
+        with_parts(lambda p: [*p[:7], Part("notes.txt", b""), *p[7:]]),
+    ),
+    "entry_for_a_folder": Defect(
+        "3.1", "There is an entry for a folder.", with_parts(lambda p: [*p, Part("u/", b"")])
+    ),
+    "two_entries_of_one_name": Defect(
+        "3.1", "The last entry is there twice.", with_parts(lambda p: [*p, p[-1]])
+    ),
     "consolidated_metadata_entry": Defect(
         "2.2", "There is a .zmetadata entry.", with_parts(lambda p: [p[0], Part(".zmetadata", b"{}"), *p[1:]])
     ),
-    "key_without_chunk_coordinates": Defect("4.6", "The data entry is named nu/c.", _renamed(SMALL_KEY, "nu/c")),
+    "key_without_chunk_coordinates": Defect(
+        "4.6", "The data entry is named nu/c.", _renamed(SMALL_KEY, "nu/c")
+    ),
     "key_of_another_chunk": Defect("4.6", "The data entry is named nu/c/1.", _renamed(SMALL_KEY, "nu/c/1")),
     "key_with_dots": Defect("4.6", "The data entry is named nu/c.0.", _renamed(SMALL_KEY, "nu/c.0")),
-    "key_with_a_slash_before": Defect("4.6", "The data entry is named /nu/c/0.", _renamed(SMALL_KEY, "/nu/c/0")),
-    "gap_before_metadata": Defect("2.2", "8 zeros precede the document of an array.", _gap_before(SMALL_ARRAY, 8)),
+    "key_with_a_slash_before": Defect(
+        "4.6", "The data entry is named /nu/c/0.", _renamed(SMALL_KEY, "/nu/c/0")
+    ),
+    "gap_before_metadata": Defect(
+        "2.2", "8 zeros precede the document of an array.", _gap_before(SMALL_ARRAY, 8)
+    ),
     "gap_before_data": Defect("2.2", "A page of zeros precedes a data entry.", _gap_before(SMALL_KEY, 4096)),
     "gap_before_directory": Defect("2.2", "8 zeros precede the directory.", _gap_before_directory),
     "data_not_aligned": Defect("3.4", "Data entries have no padding.", with_parts(_unaligned)),
@@ -395,12 +443,18 @@ ENTRIES: dict[str, Defect] = {
     "data_a_byte_longer": Defect(
         "5.6",
         "A zero follows a plain chunk.",
-        with_parts(lambda parts: [replace(p, data=p.data + b"\0") if p.name == SMALL_KEY else p for p in parts]),
+        with_parts(
+            lambda parts: [replace(p, data=p.data + b"\0") if p.name == SMALL_KEY else p for p in parts]
+        ),
     ),
     "data_a_sample_shorter": Defect(
         "5.6",
         "A plain chunk lacks its last sample.",
-        with_parts(lambda parts: [replace(p, data=p.data[:-12] + p.data[-4:]) if p.name == SMALL_KEY else p for p in parts]),
+        with_parts(
+            lambda parts: [
+                replace(p, data=p.data[:-12] + p.data[-4:]) if p.name == SMALL_KEY else p for p in parts
+            ]
+        ),
     ),
 }
 
@@ -431,7 +485,9 @@ def truncations(good: bytes) -> dict[str, bytes]:
 _CUTS = ("before_central_record_of_zarr.json", "in_data_of_u_c_0_0_0", "before_zip64_end", "in_comment")
 TRUNCATED: dict[str, Defect] = {
     f"truncated_{cut}": Defect(
-        "3.6", f"The file ends {cut.replace('_', ' ')}.", lambda good, cut=cut: truncations(good)[f"truncated_{cut}"]
+        "3.6",
+        f"The file ends {cut.replace('_', ' ')}.",
+        lambda good, cut=cut: truncations(good)[f"truncated_{cut}"],
     )
     for cut in _CUTS
 }

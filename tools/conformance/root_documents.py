@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ups_store.format.zip_records import ROOT_NAME
-
 from tools.conformance.archive import Builder, Document, Edit, with_document, with_identity
 from tools.conformance.defect import Defect
 from tools.conformance.sample_store import CONSTANT, LARGE, SMALL
+from ups_store.format.zip_records import ROOT_NAME
 
 
 def _root(edit: Edit) -> Builder:
@@ -90,25 +89,45 @@ _PARTITIONS: dict[str, Any] = {
 }
 
 ROOT: dict[str, Defect] = {
-    "root_with_another_key": Defect("4.3", "The root has another key.", _root(lambda root: root.update(extra=1))),
+    "root_with_another_key": Defect(
+        "4.3", "The root has another key.", _root(lambda root: root.update(extra=1))
+    ),
     "root_with_consolidated_metadata": Defect(
-        "4.3", "The root has consolidated metadata.", _root(lambda root: root.update(consolidated_metadata=None))
+        "4.3",
+        "The root has consolidated metadata.",
+        _root(lambda root: root.update(consolidated_metadata=None)),
     ),
     "root_of_zarr_2": Defect("4.3", "zarr_format is 2.", _root(lambda root: root.update(zarr_format=2))),
-    "root_without_zarr_format": Defect("4.3", "zarr_format is missing.", _root(lambda root: root.pop("zarr_format"))),
-    "root_is_an_array": Defect("4.3", "node_type is 'array'.", _root(lambda root: root.update(node_type="array"))),
-    "root_without_node_type": Defect("4.3", "node_type is missing.", _root(lambda root: root.pop("node_type"))),
-    "root_without_attributes": Defect("4.3", "attributes are missing.", _root(lambda root: root.pop("attributes"))),
-    "root_attributes_null": Defect("4.3", "attributes are null.", _root(lambda root: root.update(attributes=None))),
-    "root_attributes_a_list": Defect("4.3", "attributes are a list.", _root(lambda root: root.update(attributes=[]))),
+    "root_without_zarr_format": Defect(
+        "4.3", "zarr_format is missing.", _root(lambda root: root.pop("zarr_format"))
+    ),
+    "root_is_an_array": Defect(
+        "4.3", "node_type is 'array'.", _root(lambda root: root.update(node_type="array"))
+    ),
+    "root_without_node_type": Defect(
+        "4.3", "node_type is missing.", _root(lambda root: root.pop("node_type"))
+    ),
+    "root_without_attributes": Defect(
+        "4.3", "attributes are missing.", _root(lambda root: root.pop("attributes"))
+    ),
+    "root_attributes_null": Defect(
+        "4.3", "attributes are null.", _root(lambda root: root.update(attributes=None))
+    ),
+    "root_attributes_a_list": Defect(
+        "4.3", "attributes are a list.", _root(lambda root: root.update(attributes=[]))
+    ),
     "root_without_ups_store": Defect(
         "4.3", "The attribute ups_store is missing.", _root(lambda root: root["attributes"].pop("ups_store"))
     ),
     "ups_store_a_string": Defect(
-        "4.3", "The attribute ups_store is a string.", _root(lambda root: root["attributes"].update(ups_store="1.0"))
+        "4.3",
+        "The attribute ups_store is a string.",
+        _root(lambda root: root["attributes"].update(ups_store="1.0")),
     ),
     "ups_store_null": Defect(
-        "4.3", "The attribute ups_store is null.", _root(lambda root: root["attributes"].update(ups_store=None))
+        "4.3",
+        "The attribute ups_store is null.",
+        _root(lambda root: root["attributes"].update(ups_store=None)),
     ),
     "ups_store_with_another_key": Defect("4.3", "ups_store has a key that 1.0 doesn't have.", _ours(extra=1)),
     "version_missing": Defect("4.3", "format_version is missing.", _without("format_version")),
@@ -138,13 +157,17 @@ ROOT: dict[str, Defect] = {
         f"requires_{name}": Defect("4.3", f"requires is {why}.", _ours(requires=value))
         for name, (value, why) in _REQUIRES.items()
     },
-    "requires_an_unknown_feature": Defect("10.3", "A feature is required that 1.0 doesn't know.", _ours(requires=["zebra"])),
+    "requires_an_unknown_feature": Defect(
+        "10.3", "A feature is required that 1.0 doesn't know.", _ours(requires=["zebra"])
+    ),
     "requires_an_empty_name": Defect("10.3", "The empty feature is required.", _ours(requires=[""])),
     "requires_in_capitals": Defect("10.3", "The feature 'Ragged' is required.", _ours(requires=["Ragged"])),
     "requires_ragged_without_need": Defect(
         "10.3", "'ragged' is required, but there is no ragged array.", _ours(requires=["ragged"])
     ),
-    "requires_packed_without_key": Defect("13.2", "'packed' is required, but the key is missing.", _ours(requires=["packed"])),
+    "requires_packed_without_key": Defect(
+        "13.2", "'packed' is required, but the key is missing.", _ours(requires=["packed"])
+    ),
     "packed_not_required": Defect(
         "4.3",
         "There is the key packed, but it isn't required.",
@@ -154,11 +177,15 @@ ROOT: dict[str, Defect] = {
 }
 
 IDENTITY: dict[str, Defect] = {
-    "identity_without_arrays": Defect("8.1", "arrays are missing.", with_identity(lambda identity: identity.pop("arrays"))),
+    "identity_without_arrays": Defect(
+        "8.1", "arrays are missing.", with_identity(lambda identity: identity.pop("arrays"))
+    ),
     "identity_without_constants": Defect(
         "8.1", "constants are missing.", with_identity(lambda identity: identity.pop("constants"))
     ),
-    "identity_without_content": Defect("8.1", "content is missing.", with_identity(lambda identity: identity.pop("content"))),
+    "identity_without_content": Defect(
+        "8.1", "content is missing.", with_identity(lambda identity: identity.pop("content"))
+    ),
     "identity_with_another_key": Defect("8.1", "There is another key.", _identity(extra=1)),
     "identity_with_format": Defect("8.1", "There is the key format of older files.", _identity(format=1)),
     "identity_arrays_null": Defect("8.1", "arrays are null.", _identity(arrays=None)),
@@ -178,13 +205,19 @@ IDENTITY: dict[str, Defect] = {
         with_identity(lambda identity: identity["constants"].update({LARGE: "0" * 64})),
     ),
     "digest_missing": Defect(
-        "8.1", "The digest of a constant is missing.", with_identity(lambda identity: identity["constants"].pop(CONSTANT))
+        "8.1",
+        "The digest of a constant is missing.",
+        with_identity(lambda identity: identity["constants"].pop(CONSTANT)),
     ),
     "digest_of_63_digits": Defect(
-        "8.1", "A digest has 63 digits.", with_identity(lambda identity: identity["constants"].update({CONSTANT: "0" * 63}))
+        "8.1",
+        "A digest has 63 digits.",
+        with_identity(lambda identity: identity["constants"].update({CONSTANT: "0" * 63})),
     ),
     "digest_in_capitals": Defect(
-        "8.1", "A digest has capitals.", with_identity(lambda identity: identity["constants"].update({CONSTANT: "A" * 64}))
+        "8.1",
+        "A digest has capitals.",
+        with_identity(lambda identity: identity["constants"].update({CONSTANT: "A" * 64})),
     ),
     "digest_with_a_line_feed": Defect(
         "8.1",
@@ -192,24 +225,36 @@ IDENTITY: dict[str, Defect] = {
         with_identity(lambda identity: identity["constants"].update({CONSTANT: "0" * 64 + "\n"})),
     ),
     "digest_null": Defect(
-        "8.1", "A digest is null.", with_identity(lambda identity: identity["constants"].update({CONSTANT: None}))
+        "8.1",
+        "A digest is null.",
+        with_identity(lambda identity: identity["constants"].update({CONSTANT: None})),
     ),
     "identity_lacks_an_array": Defect(
-        "8.1", "An array of the file isn't in the identity.", with_identity(lambda identity: identity["arrays"].pop(SMALL))
+        "8.1",
+        "An array of the file isn't in the identity.",
+        with_identity(lambda identity: identity["arrays"].pop(SMALL)),
     ),
     "identity_has_another_array": Defect(
         "8.1",
         "The file lacks an array of the identity.",
         with_identity(lambda identity: identity["arrays"].update(z=identity["arrays"][SMALL])),
     ),
-    "identity_array_null": Defect("8.1", "An array is null.", with_identity(lambda identity: identity["arrays"].update({SMALL: None}))),
+    "identity_array_null": Defect(
+        "8.1", "An array is null.", with_identity(lambda identity: identity["arrays"].update({SMALL: None}))
+    ),
     "identity_array_with_another_key": Defect("8.1", "An array has another key.", _array(SMALL, codecs=[])),
     "identity_array_without_dims": Defect(
         "8.1", "An array has no dims.", with_identity(lambda identity: identity["arrays"][SMALL].pop("dims"))
     ),
     "identity_with_another_dtype": Defect("8.1", "An array has another dtype.", _array(SMALL, dtype="int64")),
-    "identity_with_another_shape": Defect("8.1", "An array has another shape.", _array(LARGE, shape=[32, 40])),
-    "identity_with_other_dims": Defect("8.1", "An array has other dims.", _array(LARGE, dims=["sample", "t", "x"])),
-    "identity_with_number_of_samples": Defect("8.1", "Shapes begin with the number of samples.", with_identity(_number_of_samples)),
+    "identity_with_another_shape": Defect(
+        "8.1", "An array has another shape.", _array(LARGE, shape=[32, 40])
+    ),
+    "identity_with_other_dims": Defect(
+        "8.1", "An array has other dims.", _array(LARGE, dims=["sample", "t", "x"])
+    ),
+    "identity_with_number_of_samples": Defect(
+        "8.1", "Shapes begin with the number of samples.", with_identity(_number_of_samples)
+    ),
     "identity_shape_null": Defect("8.1", "The shape of an array is null.", _array(LARGE, shape=None)),
 }

@@ -1,14 +1,13 @@
-"""Files whose `zarr.json` texts aren't canonical in form (spec 4.1); checksums and hash are those of the text."""
+"""Files whose `zarr.json` texts aren't canonical in form (spec 4.1), checksums and hash those of the text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ups_store.format.zip_records import ROOT_NAME
-
 from tools.conformance.archive import Builder, data_offset, overwrite, with_data, with_root_text
 from tools.conformance.defect import Defect
 from tools.conformance.records import SMALL_ARRAY
+from ups_store.format.zip_records import ROOT_NAME
 
 _UNITS = b'"m2 s-1"'
 _MIB = 1 << 20
@@ -51,7 +50,9 @@ def _flipped(name: str) -> Builder:
 
 WHOLE_TEXTS: dict[str, Defect] = {
     "crc_of_root_document": Defect("3.2", "A byte of the root's document is flipped.", _flipped(ROOT_NAME)),
-    "crc_of_array_document": Defect("3.2", "A byte of an array's document is flipped.", _flipped(SMALL_ARRAY)),
+    "crc_of_array_document": Defect(
+        "3.2", "A byte of an array's document is flipped.", _flipped(SMALL_ARRAY)
+    ),
     "document_cut": Defect(CLAUSE, "The last brace is missing.", _text(lambda raw: raw[:-1])),
     "document_empty": Defect(CLAUSE, "The text is empty.", _text(lambda raw: b"")),
     "document_a_list": Defect(CLAUSE, "The document is a list.", _text(lambda raw: b"[]")),
@@ -60,38 +61,72 @@ WHOLE_TEXTS: dict[str, Defect] = {
     "document_twice": Defect(CLAUSE, "A second document follows.", _text(lambda raw: raw + raw)),
     "brace_too_many": Defect(CLAUSE, "A brace follows the document.", _text(lambda raw: raw + b"}")),
     "space_behind_document": Defect(CLAUSE, "A space follows the document.", _text(lambda raw: raw + b" ")),
-    "newline_behind_document": Defect(CLAUSE, "A line feed follows the document.", _text(lambda raw: raw + b"\n")),
-    "zero_behind_document": Defect(CLAUSE, "A zero byte follows the document.", _text(lambda raw: raw + b"\0")),
+    "newline_behind_document": Defect(
+        CLAUSE, "A line feed follows the document.", _text(lambda raw: raw + b"\n")
+    ),
+    "zero_behind_document": Defect(
+        CLAUSE, "A zero byte follows the document.", _text(lambda raw: raw + b"\0")
+    ),
     "space_before_document": Defect(CLAUSE, "A space precedes the document.", _text(lambda raw: b" " + raw)),
-    "space_behind_root": Defect(CLAUSE, "A space follows the root's document.", with_data(ROOT_NAME, lambda raw: raw + b" ")),
+    "space_behind_root": Defect(
+        CLAUSE, "A space follows the root's document.", with_data(ROOT_NAME, lambda raw: raw + b" ")
+    ),
     "page_of_spaces_behind_root": Defect(
         CLAUSE, "4096 spaces follow the root's document.", with_data(ROOT_NAME, lambda raw: raw + b" " * 4096)
     ),
-    "byte_order_mark": Defect(CLAUSE, "The text begins with a byte order mark.", _text(lambda raw: b"\xef\xbb\xbf" + raw)),
+    "byte_order_mark": Defect(
+        CLAUSE, "The text begins with a byte order mark.", _text(lambda raw: b"\xef\xbb\xbf" + raw)
+    ),
     "utf_16": Defect(CLAUSE, "The text is UTF-16.", _text(lambda raw: raw.decode().encode("utf-16"))),
     "not_utf_8": Defect(CLAUSE, "A string is in Latin-1.", with_attribute(b'"m\xb2 s-1"')),
-    "utf_8_overlong": Defect(CLAUSE, "A character has more bytes than it needs.", with_attribute(b'"\xc1\xa1"')),
-    "utf_8_of_a_surrogate": Defect(CLAUSE, "UTF-8 of half a surrogate pair.", with_attribute(b'"\xed\xa0\x80"')),
-    "utf_8_of_both_surrogates": Defect(CLAUSE, "A character as UTF-8 of its surrogate pair.", with_attribute(b'"\xed\xa0\xbd\xed\xb8\x80"')),
-    "utf_8_beyond_unicode": Defect(CLAUSE, "UTF-8 of a code point beyond U+10FFFF.", with_attribute(b'"\xf4\x90\x80\x80"')),
-    "space_behind_a_colon": Defect(CLAUSE, "A space follows a colon.", _text(lambda raw: raw.replace(b":", b": ", 1))),
-    "space_behind_a_comma": Defect(CLAUSE, "A space follows a comma.", _text(lambda raw: raw.replace(b",", b", ", 1))),
-    "tab_before_a_colon": Defect(CLAUSE, "A tab precedes a colon.", _text(lambda raw: raw.replace(b":", b"\t:", 1))),
+    "utf_8_overlong": Defect(
+        CLAUSE, "A character has more bytes than it needs.", with_attribute(b'"\xc1\xa1"')
+    ),
+    "utf_8_of_a_surrogate": Defect(
+        CLAUSE, "UTF-8 of half a surrogate pair.", with_attribute(b'"\xed\xa0\x80"')
+    ),
+    "utf_8_of_both_surrogates": Defect(
+        CLAUSE, "A character as UTF-8 of its surrogate pair.", with_attribute(b'"\xed\xa0\xbd\xed\xb8\x80"')
+    ),
+    "utf_8_beyond_unicode": Defect(
+        CLAUSE, "UTF-8 of a code point beyond U+10FFFF.", with_attribute(b'"\xf4\x90\x80\x80"')
+    ),
+    "space_behind_a_colon": Defect(
+        CLAUSE, "A space follows a colon.", _text(lambda raw: raw.replace(b":", b": ", 1))
+    ),
+    "space_behind_a_comma": Defect(
+        CLAUSE, "A space follows a comma.", _text(lambda raw: raw.replace(b",", b", ", 1))
+    ),
+    "tab_before_a_colon": Defect(
+        CLAUSE, "A tab precedes a colon.", _text(lambda raw: raw.replace(b":", b"\t:", 1))
+    ),
     "newline_in_root": Defect(
-        CLAUSE, "A line feed follows the root's first brace.", with_data(ROOT_NAME, lambda raw: b"{\n" + raw[1:])
+        CLAUSE,
+        "A line feed follows the root's first brace.",
+        with_data(ROOT_NAME, lambda raw: b"{\n" + raw[1:]),
     ),
     "space_in_identity": Defect(CLAUSE, "A space stands in the identity.", with_content(b' "sample"')),
-    "no_break_space": Defect(CLAUSE, "A no-break space follows a colon.", with_attribute(b"\xc2\xa0" + _UNITS)),
+    "no_break_space": Defect(
+        CLAUSE, "A no-break space follows a colon.", with_attribute(b"\xc2\xa0" + _UNITS)
+    ),
     "keys_not_sorted": Defect(
         CLAUSE,
         "The last key is the first.",
         _text(lambda raw: b'{"zarr_format":3,' + raw[1:].replace(b',"zarr_format":3', b"")),
     ),
     "key_twice": Defect(CLAUSE, "A key is there twice.", _text(lambda raw: raw[:-1] + b',"zarr_format":3}')),
-    "key_twice_in_attributes": Defect(CLAUSE, "A key of an object in the attributes is there twice.", with_attribute(b'{"a":1,"a":1}')),
-    "key_twice_in_identity": Defect(CLAUSE, "A key of the identity is there twice.", with_content(b'"sample","task":"sample"')),
-    "inner_keys_not_sorted": Defect(CLAUSE, "Keys in the attributes aren't sorted.", with_attribute(b'{"b":1,"a":1}')),
-    "longer_key_before_its_prefix": Defect(CLAUSE, "A key precedes its own prefix.", with_attribute(b'{"ab":1,"a":1}')),
+    "key_twice_in_attributes": Defect(
+        CLAUSE, "A key of an object in the attributes is there twice.", with_attribute(b'{"a":1,"a":1}')
+    ),
+    "key_twice_in_identity": Defect(
+        CLAUSE, "A key of the identity is there twice.", with_content(b'"sample","task":"sample"')
+    ),
+    "inner_keys_not_sorted": Defect(
+        CLAUSE, "Keys in the attributes aren't sorted.", with_attribute(b'{"b":1,"a":1}')
+    ),
+    "longer_key_before_its_prefix": Defect(
+        CLAUSE, "A key precedes its own prefix.", with_attribute(b'{"ab":1,"a":1}')
+    ),
     "keys_sorted_by_code_point": Defect(
         CLAUSE,
         "U+FF61 precedes U+1F600: sorted by code points, not by UTF-16 code units.",
@@ -106,20 +141,30 @@ WHOLE_TEXTS: dict[str, Defect] = {
     "undefined": Defect(CLAUSE, "A value is undefined.", with_attribute(b"undefined")),
     "depth_of_101": Defect("9.1", "Attributes are nested 101 deep.", with_attribute(nested(99))),
     "depth_of_101_in_identity": Defect("9.1", "The identity is nested 101 deep.", with_content(nested(96))),
-    "depth_of_100000": Defect("9.1", "Attributes are nested 100000 deep.", with_attribute(nested(100_000, b""))),
-    "depth_of_100000_in_identity": Defect("9.1", "The identity is nested 100000 deep.", with_content(nested(100_000, b""))),
-    "document_nested_100000_deep": Defect("9.1", "The document is lists 100000 deep.", _text(lambda raw: nested(100_000, b""))),
+    "depth_of_100000": Defect(
+        "9.1", "Attributes are nested 100000 deep.", with_attribute(nested(100_000, b""))
+    ),
+    "depth_of_100000_in_identity": Defect(
+        "9.1", "The identity is nested 100000 deep.", with_content(nested(100_000, b""))
+    ),
+    "document_nested_100000_deep": Defect(
+        "9.1", "The document is lists 100000 deep.", _text(lambda raw: nested(100_000, b""))
+    ),
     "document_of_16_mib_and_a_byte": Defect(
         "9.1",
         "A document has 16 MiB and a byte.",
-        _text(lambda raw: raw.replace(_UNITS, b'"' + b"m" * (16 * _MIB + 1 - len(raw) + len(_UNITS) - 2) + b'"')),
+        _text(
+            lambda raw: raw.replace(_UNITS, b'"' + b"m" * (16 * _MIB + 1 - len(raw) + len(_UNITS) - 2) + b'"')
+        ),
     ),
     "root_of_16_mib_and_a_byte": Defect(
         "9.1",
         "The root's document has 16 MiB and a byte.",
         with_data(
             ROOT_NAME,
-            lambda raw: raw.replace(b'"title":"sample"', b'"title":"' + b"m" * (16 * _MIB + 1 - len(raw) + 6) + b'"'),
+            lambda raw: raw.replace(
+                b'"title":"sample"', b'"title":"' + b"m" * (16 * _MIB + 1 - len(raw) + 6) + b'"'
+            ),
         ),
     ),
 }
@@ -184,7 +229,9 @@ STRINGS: dict[str, Defect] = {
 }
 NUMBERS: dict[str, Defect] = {
     **{
-        f"number_{name}": Defect(CLAUSE, f"A number in the attributes of an array is {why}.", with_attribute(text))
+        f"number_{name}": Defect(
+            CLAUSE, f"A number in the attributes of an array is {why}.", with_attribute(text)
+        )
         for name, (text, why) in _NUMBERS.items()
     },
     **{
@@ -195,13 +242,17 @@ NUMBERS: dict[str, Defect] = {
     },
     **{
         f"number_in_root_attributes_{name}": Defect(
-            CLAUSE, f"A number in the root's attributes is {_NUMBERS[name][1]}.", with_title(_NUMBERS[name][0])
+            CLAUSE,
+            f"A number in the root's attributes is {_NUMBERS[name][1]}.",
+            with_title(_NUMBERS[name][0]),
         )
         for name in _IN_ROOT
     },
 }
 STRINGS |= {
-    "lone_surrogate_in_identity": Defect(CLAUSE, "Half of a surrogate pair in the identity.", with_content(rb'"\ud800"')),
+    "lone_surrogate_in_identity": Defect(
+        CLAUSE, "Half of a surrogate pair in the identity.", with_content(rb'"\ud800"')
+    ),
     "lone_surrogate_in_root_attributes": Defect(
         CLAUSE, "Half of a surrogate pair in the root's attributes.", with_title(rb'"\ud800"')
     ),

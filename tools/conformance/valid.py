@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups_store.format.metadata import DTYPE_NAMES, dtype_of
-
 from tools.conformance.archive import data_offset, hash_of, with_identity
 from tools.conformance.array_documents import named, with_empty_arrays
 from tools.conformance.case import Case
 from tools.conformance.sample_store import SMALL, sample_store
 from tools.conformance.texts import nested, with_attribute, with_content, with_title
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 Values = Mapping[str, npt.NDArray[Any]]
 
@@ -34,7 +33,8 @@ def make(
     """A store of these values, those in `varying` with the sample axis first."""
     dims = dims or {}
     specs = {
-        name: ups_store.ArraySpec(value.shape, str(value.dtype), dims=dims.get(name)) for name, value in varying.items()
+        name: ups_store.ArraySpec(value.shape, str(value.dtype), dims=dims.get(name))
+        for name, value in varying.items()
     }
     with tempfile.TemporaryDirectory() as folder:
         writer = ups_store.create(
@@ -66,7 +66,12 @@ def digests(*groups: Values | None) -> dict[str, str]:
 def case(name: str, why: str, varying: Values, constants: Values | None = None, **options: Any) -> Case:
     raw = make(varying, constants, **options)
     return Case(
-        f"valid/{name}.zarr.zip", raw, why, verify="ok", digests=digests(varying, constants), has_fingerprint=True
+        f"valid/{name}.zarr.zip",
+        raw,
+        why,
+        verify="ok",
+        digests=digests(varying, constants),
+        has_fingerprint=True,
     )
 
 
@@ -85,7 +90,12 @@ def _contents() -> list[Case]:
         case("no_arrays", "No arrays at all.", {}, attrs={"title": "no arrays"}),
         case("only_constants", "Constants only, so no samples.", {}, {"x": pattern("float64", 5)}),
         case("scalar_constant", "A constant without axes.", {"u": a_float}, {"length": np.array(0.5)}),
-        case("constant_over_4_kib", "A constant of 8 KiB, one chunk.", {"u": a_float}, {"x": pattern("float64", 1024)}),
+        case(
+            "constant_over_4_kib",
+            "A constant of 8 KiB, one chunk.",
+            {"u": a_float},
+            {"x": pattern("float64", 1024)},
+        ),
         case(
             "constants_without_elements",
             "Constants without elements: no data entries, but digests.",
@@ -115,37 +125,70 @@ def _contents() -> list[Case]:
             "Dimension names that several arrays share, and one beyond ASCII.",
             {"u": pattern("float32", 3, 4, 5), "v": pattern("float32", 3, 5)},
             {"x": pattern("float64", 5), "m": pattern("int8", 5, 4)},
-            dims={"u": ("sample", "h\u00f6he", "x"), "v": ("sample", "x"), "x": ("x",), "m": ("x", "h\u00f6he")},
+            dims={
+                "u": ("sample", "h\u00f6he", "x"),
+                "v": ("sample", "x"),
+                "x": ("x",),
+                "m": ("x", "h\u00f6he"),
+            },
         ),
         case(
             "attributes",
             "Attributes with every kind of value, keys sorted by UTF-16 code units.",
             {"u": a_float},
             attrs={
-                "numbers": [0, -1, 0.1, 1e21, 1e-7, 5e-324, 1.7976931348623157e308, 123456789012345.6, 2**53 - 1],
+                "numbers": [
+                    0,
+                    -1,
+                    0.1,
+                    1e21,
+                    1e-7,
+                    5e-324,
+                    1.7976931348623157e308,
+                    123456789012345.6,
+                    2**53 - 1,
+                ],
                 "strings": ["", '"\\\b\t\n\f\r\0\x1f\x7f', "/\u2028\u2029", "\u00fc\U0001f600\ufb33"],
                 "keys": {"": 0, "\U0001f600": 1, "\ufb33": 2, "\u20ac": 3, "\r": 4, "1": 5, "a": 6, "A": 7},
                 "others": [None, True, False, {}, [], [[]]],
             },
             content={"deep": {"a": [1, {"b": None}]}, "\ufb33": 1, "\U0001f600": 2},
         ),
-        case("root_of_two_pages", "A root document of 9000 bytes.", {"u": a_float}, content={"text": "config " * 1250}),
+        case(
+            "root_of_two_pages",
+            "A root document of 9000 bytes.",
+            {"u": a_float},
+            content={"text": "config " * 1250},
+        ),
     ]
 
 
 def _geometries() -> list[Case]:
-    boundaries = {f"s{nbytes}": pattern("uint8", 2, nbytes) for nbytes in (4092, 4095, 4096, 4156, 4157, 4220)}
+    boundaries = {
+        f"s{nbytes}": pattern("uint8", 2, nbytes) for nbytes in (4092, 4095, 4096, 4156, 4157, 4220)
+    }
     found = [
-        case("slot_sizes", "Samples around 4096 bytes, and chunks that fill their slots exactly.", boundaries),
+        case(
+            "slot_sizes", "Samples around 4096 bytes, and chunks that fill their slots exactly.", boundaries
+        ),
         case(
             "slots_of_pages",
             "Samples of a byte less than 1 MiB, of 1 MiB, and chunks of exactly 257 pages.",
             {f"s{nbytes}": pattern("uint8", 1, nbytes) for nbytes in (2**20 - 1, 2**20, 257 * 4096 - 4)},
         ),
-        case("slots_of_pages_twice", "Two samples of 1 MiB, each on a page.", {"u": pattern("float32", 2, 512, 512)}),
+        case(
+            "slots_of_pages_twice",
+            "Two samples of 1 MiB, each on a page.",
+            {"u": pattern("float32", 2, 512, 512)},
+        ),
         case("many_small_samples", "10000 samples of a small array.", {"u": pattern("float32", 10_000)}),
         case("axes_32", "A constant with 32 axes.", {}, {"x": pattern("int8", 2, *[1] * 30, 3)}),
-        case("length_2_53_minus_1", "An axis of the greatest length, and no elements.", {}, {"x": np.zeros((0, 2**53 - 1), np.int8)}),
+        case(
+            "length_2_53_minus_1",
+            "An axis of the greatest length, and no elements.",
+            {},
+            {"x": np.zeros((0, 2**53 - 1), np.int8)},
+        ),
     ]
     for at, why in (
         (0, "Data that are aligned without padding."),
@@ -190,7 +233,11 @@ def _edited() -> list[Case]:
         edited("sample", "The store that the broken files are made from.", good),
         edited("title_null", "A title of null.", with_title(b"null")(good)),
         edited("depth_of_100", "Attributes nested as deep as allowed.", with_attribute(nested(98))(good)),
-        edited("depth_of_100_in_identity", "An identity nested as deep as allowed.", with_content(nested(95))(good)),
+        edited(
+            "depth_of_100_in_identity",
+            "An identity nested as deep as allowed.",
+            with_content(nested(95))(good),
+        ),
         edited("name_of_128_characters", "The longest name.", named(SMALL, long_name)(good), digests=renamed),
         edited("arrays_4096", "As many arrays as allowed.", with_empty_arrays(4096)(good), digests=many),
         edited("document_of_16_mib", "A document as long as allowed.", _with_long_document(good)),

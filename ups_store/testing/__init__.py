@@ -1,1 +1,1 @@
-"""A disk that loses what wasn't synced, for tests of what survives a power loss (`ups_store.testing.disk`)."""
+"""A disk that loses what wasn't synced, for tests of power losses (`ups_store.testing.disk`)."""

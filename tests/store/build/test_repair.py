@@ -14,13 +14,13 @@ from small_stores import begin, flip, mixed_values
 from small_stores import build as build_small
 
 import ups_store
+from tools.conformance import REFUSED
 from ups_store import ConfigError, FormatError, IdentityMismatchError
 from ups_store.build import store_build
 from ups_store.build.repair import repair_store
 from ups_store.check.doctor import Status, examine
 from ups_store.format.layout import Layout
 from ups_store.read.recovery import building_path
-from tools.conformance import REFUSED
 
 NAME = "burgers1d_train.zarr.zip"
 

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,8 @@ from small_stores import (
 )
 
 import ups_store
+from tools.conformance import DAMAGED, NEWER_MINOR, REFUSED, Defect, truncations, write_sample_store
+from tools.conformance.archive import edit_shape, put_together, take_apart
 from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
 from ups_store.check.doctor import Status, examine, spans
 from ups_store.check.intact import read_without_root
@@ -35,8 +36,6 @@ from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
-from tools.conformance import DAMAGED, NEWER_MINOR, REFUSED, Defect, truncations, write_sample_store
-from tools.conformance.archive import edit_shape, put_together, take_apart
 
 VALUES = mixed_values(6)
 BROKEN = {Status.DAMAGED, Status.BEFORE_1_0, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}

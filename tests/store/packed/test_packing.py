@@ -36,6 +36,8 @@ from zarr.storage import ZipStore
 
 import ups_store
 import ups_store.format.bfloat16
+from tools.conformance import DAMAGED, NEWER_MINOR, write_sample_store
+from tools.conformance.archive import data_offset, find_places
 from ups_store.check.doctor import Status, examine
 from ups_store.errors import (
     ArrayNotFoundError,
@@ -56,9 +58,6 @@ from ups_store.packed import pack
 from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of, zstd_content_nbytes
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.read.open import open_store
-
-from tools.conformance import DAMAGED, NEWER_MINOR, write_sample_store
-from tools.conformance.archive import data_offset, find_places
 
 HAS_PCODEC = importlib.util.find_spec("pcodec") is not None
 CODECS = [

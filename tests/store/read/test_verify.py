@@ -14,13 +14,13 @@ import pytest
 from small_stores import MakeStore, build, flip, mixed_constants, mixed_values
 
 import ups_store
+from tools.conformance import DAMAGED, write_sample_store
 from ups_store import ArraySpec, FormatError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
 from ups_store.format.zip_records import pack_directory
 from ups_store.read import verify
 from ups_store.read.verify import Problem, Report, verify_file
-from tools.conformance import DAMAGED, write_sample_store
 
 
 @pytest.fixture
