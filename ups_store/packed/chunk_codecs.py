@@ -62,7 +62,7 @@ def parse_packing(document: Mapping[str, Any], *, path: object) -> Packing:
             expected=f"codec ({', '.join(LEVELS)}), its level, fingerprint",
             found=str(dict(document))[:200],
         )
-    return Packing(str(codec), int(level or 0), fingerprint)
+    return Packing(str(codec), int(level or 0), str(fingerprint))
 
 
 def check_level(codec: str, level: int | None) -> int:

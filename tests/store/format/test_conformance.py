@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -33,7 +34,9 @@ FILES: list[dict[str, Any]] = LISTED["files"]
 REFUSED = [case for case in FILES if case["open"] == "refused" and case["kind"] != "building"]
 OPENED = [case for case in FILES if case["open"] == "ok" and case["kind"] != "building"]
 BUILDING = [case for case in FILES if case["kind"] == "building"]
-SECOND_READER = Path(__file__).parents[3] / "tools" / "second_reader" / "reader.mjs"
+ROOT = Path(__file__).parents[3]
+SECOND_READER = ROOT / "tools" / "second_reader" / "reader.mjs"
+PAGE = ROOT / "docs" / "format" / "conformance.md"
 MAX_SECONDS = 5.0  # of processor time; most of it for a document of 16 MiB
 MAX_MEMORY_BYTES = 192 << 20  # a document of 16 MiB, decoded, its attributes and its text again
 
@@ -129,6 +132,15 @@ def test_corpus_has_files_of_every_kind() -> None:
     assert {case["state"] for case in BUILDING} == states
     clauses = {clause for case in OPENED if isinstance(case["verify"], list) for clause in case["verify"]}
     assert clauses == {"3.2", "3.3", "4.1", "4.7", "5.2", "5.3", "5.4", "8.1", "14.5"}  # the table of 7.6
+
+
+def test_page_counts_the_files() -> None:
+    broken = len(REFUSED) + sum(isinstance(case["verify"], list) for case in OPENED)
+    page = PAGE.read_text()
+    assert f"They are {len(FILES)}:" in page
+    assert f" {broken} broken ones" in page
+    assert f"\n{len(FILES)} files, 0 disagreements\n" in page
+    assert {key for case in FILES for key in case} <= set(re.findall(r"`(\w+)`", page))
 
 
 def test_every_file_says_what_is_wrong_in_a_sentence() -> None:
