@@ -29,10 +29,8 @@ from typing import Annotated, Any
 import typer
 
 import ups_store
-from ups_store.check.doctor import examine
-from ups_store.read.recovery import building_path
-from ups_store.testing import MALFORMED, write_sample_store
-from ups_store.testing.archive import (
+from tools.conformance import REFUSED, write_sample_store
+from tools.conformance.archive import (
     Part,
     document_bytes,
     edit_identity,
@@ -42,7 +40,9 @@ from ups_store.testing.archive import (
     replace_data,
     take_apart,
 )
-from ups_store.testing.sample_store import NUM_SAMPLES
+from tools.conformance.sample_store import NUM_SAMPLES
+from ups_store.check.doctor import examine
+from ups_store.read.recovery import building_path
 
 MAX_SECONDS = 1.0  # of processor time: other work of the machine must not count
 MAX_MEMORY_BYTES = 1 << 30  # of address space beyond what a process has when it starts
@@ -268,7 +268,7 @@ def make_input(seeds: Seeds, seed: int, number: int) -> tuple[bytes, str]:
     if roll < 0.4:
         return chance.choice(BLIND)(good, chance), "blind"
     if roll < 0.45:  # a defect of the corpus, changed once more
-        malformed = MALFORMED[chance.choice(_SMALL_DEFECTS)](good)
+        malformed = REFUSED[chance.choice(_SMALL_DEFECTS)].build(good)
         return (chance.choice(BLIND)(malformed, chance) if len(malformed) > 8 else malformed), "aware"
     changed = good
     for _ in range(chance.choice((1, 1, 2))):
@@ -280,7 +280,9 @@ def make_input(seeds: Seeds, seed: int, number: int) -> tuple[bytes, str]:
 
 
 _SMALL_DEFECTS = sorted(
-    name for name in MALFORMED if not any(word in name for word in ("mib", "long", "many", "deep", "digits"))
+    name
+    for name in REFUSED
+    if not any(word in name for word in ("mib", "too_long", "arrays_4097", "depth", "deep", "digits"))
 )
 
 

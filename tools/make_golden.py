@@ -100,6 +100,9 @@ def cases() -> dict[str, Case]:
         found[f"{dtype}_slots"] = Case({"u": Array((2, row), dtype, ("sample", "x"))})
     found["no_arrays"] = Case({}, {"title": "no arrays"})
     found["only_constants"] = Case({"x": Array((3,), "float64", ("x",))})
+    found["sorted_by_name"] = Case(  # not by the names of their entries (2.2)
+        {name: Array((2,), "int16", ("sample",)) for name in ("u.b", "u-b", "u", "u_b", "U", "u0")}
+    )
     found["every_dtype"] = Case(
         {f"a_{dtype}": Array((2, 3), dtype, ("sample", "x")) for dtype in DTYPE_NAMES},
         {"title": "every dtype, in ünicode", "numbers": [0.1, 1e21, -3, None, True]},

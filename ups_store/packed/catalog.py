@@ -195,5 +195,5 @@ def _bad_index(array: PackedArray, where: tuple[int, int], path: Path, what: str
         array=array.meta.name,
         byte_range=where,
         kind="shard_index",
-        clause="13.5",
+        clause="5.4",
     )

@@ -6,6 +6,7 @@ A chunk is decoded only into memory of its known size, and only if it says that 
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ LEVELS = {"blosc": range(10), "pcodec": range(13)}
 DEFAULT_LEVELS = {"blosc": 5, "pcodec": 8}
 
 _PCODEC_DTYPES = frozenset(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64))
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLOSC_HEADER = struct.Struct("<4B3I")  # versions, flags, type size; payload, block and whole bytes
 
 Bytes = npt.NDArray[np.uint8]
@@ -51,7 +53,8 @@ def parse_packing(document: Mapping[str, Any], *, path: object) -> Packing:
     """Read the value of the key `packed` (spec 13.2)."""
     codec, level, fingerprint = (document.get(key) for key in ("codec", "level", "fingerprint"))
     is_known = isinstance(codec, str) and codec in LEVELS and type(level) is int and level in LEVELS[codec]
-    if not is_known or not isinstance(fingerprint, str) or len(document) != 3:
+    is_digest = isinstance(fingerprint, str) and _DIGEST.fullmatch(fingerprint)
+    if not is_known or not is_digest or len(document) != 3:
         raise FormatError(
             "attribute 'ups_store', key 'packed'",
             path=path,
@@ -60,7 +63,7 @@ def parse_packing(document: Mapping[str, Any], *, path: object) -> Packing:
             expected=f"codec ({', '.join(LEVELS)}), its level, fingerprint",
             found=str(dict(document))[:200],
         )
-    return Packing(str(codec), int(level or 0), fingerprint)
+    return Packing(str(codec), int(level or 0), str(fingerprint))
 
 
 def check_level(codec: str, level: int | None) -> int:

@@ -56,7 +56,7 @@ class ChunkReader:
             array=array.meta.name,
             sample=sample,
             byte_range=where,
-            clause="13.5",
+            clause="5.2",
             hint="copy the file again",
         )
 

@@ -143,7 +143,7 @@ def _read_end(fd: int, path: Path) -> EndRecords:
     try:
         return parse_end(files.read_at(fd, file_nbytes - nbytes, nbytes), file_nbytes, path=path)
     except FormatError as error:
-        if error.kind != "no_end_record" or not _begins_like_a_store(fd):
+        if error.kind not in ("no_end_record", "foreign") or not _begins_like_a_store(fd):
             raise
         raise TruncatedError(
             "it begins like a store, but does not end like one",

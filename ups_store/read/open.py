@@ -191,7 +191,7 @@ def _open_file(
     try:
         return open_store(path, partial=partial, access=access, verify=verify)
     except FormatError as error:
-        if error.kind != "packed":
+        if error.kind != "packed" or error.path != str(path_of(path)):  # a building file is never packed
             raise
         if access == "map":
             error.hint = "leave out `access`, or unpack it with `ups-store unpack`"

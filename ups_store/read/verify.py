@@ -256,7 +256,7 @@ class _Verifier:
         where, problems = (entry.data_offset, entry.end), []
         if trailer != struct.pack("<I", castagnoli):
             detail = f"crc32c stored {struct.unpack('<I', trailer)[0]:08x}, computed {castagnoli:08x}"
-            problems.append(Problem("chunk_crc", "5.6", where, meta.name, detail=detail))
+            problems.append(Problem("chunk_crc", "5.2", where, meta.name, detail=detail))
         if not is_bool:
             problems.append(Problem("bool_value", "4.7", where, meta.name, detail="expected bytes 0 and 1"))
         if meta.is_constant and not problems:

@@ -14,13 +14,13 @@ from small_stores import begin, flip, mixed_values
 from small_stores import build as build_small
 
 import ups_store
+from tools.conformance import REFUSED
 from ups_store import ConfigError, FormatError, IdentityMismatchError
 from ups_store.build import store_build
 from ups_store.build.repair import repair_store
 from ups_store.check.doctor import Status, examine
 from ups_store.format.layout import Layout
 from ups_store.read.recovery import building_path
-from ups_store.testing import DAMAGED
 
 NAME = "burgers1d_train.zarr.zip"
 
@@ -193,7 +193,7 @@ def test_wrong_identity_is_not_repaired_and_salvage_is_advised(
 ) -> None:
     """No configuration gives such an identity, so reading the sources again would be in vain."""
     sample = layout_of(path).arrays["fields"].slot(3)[0]
-    path.write_bytes(DAMAGED["identity_with_another_key"](path.read_bytes()))
+    path.write_bytes(REFUSED["identity_with_another_key"].build(path.read_bytes()))
     if is_damaged_too:
         flip(path, sample)
     before = path.read_bytes()

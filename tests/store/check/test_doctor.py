@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,8 @@ from small_stores import (
 )
 
 import ups_store
+from tools.conformance import DAMAGED, NEWER_MINOR, REFUSED, Defect, truncations, write_sample_store
+from tools.conformance.archive import edit_shape, put_together, take_apart
 from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
 from ups_store.check.doctor import Status, examine, spans
 from ups_store.check.intact import read_without_root
@@ -35,12 +36,15 @@ from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
-from ups_store.testing import DAMAGED, MALFORMED, NEWER_MINOR, truncations, write_sample_store
-from ups_store.testing.archive import edit_shape, put_together, take_apart
 
 VALUES = mixed_values(6)
 BROKEN = {Status.DAMAGED, Status.BEFORE_1_0, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
-WRONG_IDENTITIES = [name for name in DAMAGED if name.startswith("identity_")]
+WRONG_IDENTITIES = [
+    "identity_with_another_key",
+    "identity_without_content",
+    "identity_with_format",
+    "digest_of_no_constant",
+]
 
 
 @pytest.fixture
@@ -210,7 +214,7 @@ def test_identity_that_is_none_is_named_and_salvage_makes_a_sound_store(name: st
     path = write_sample_store(tmp_path / "a.zarr.zip")
     with ups_store.open(path) as store:
         values = {name: store[name].copy() for name in store.arrays}
-    path.write_bytes(DAMAGED[name](path.read_bytes()))
+    path.write_bytes(REFUSED[name].build(path.read_bytes()))
     found = examine(path)
     assert found.status is Status.IDENTITY_LOST
     assert "identity" in found.problems[0]
@@ -252,7 +256,7 @@ def test_folder_is_foreign(tmp_path: Path) -> None:
 
 def test_newer_store_is_too_new(tmp_path: Path) -> None:
     path = write_sample_store(tmp_path / "a.zarr.zip")
-    path.write_bytes(MALFORMED["version_of_newer_major"](path.read_bytes()))
+    path.write_bytes(REFUSED["version_2_0"].build(path.read_bytes()))
     assert examine(path).status is Status.TOO_NEW
 
 
@@ -290,10 +294,10 @@ def test_missing_file_is_not_found(tmp_path: Path) -> None:
 def test_every_malformed_file_gets_a_diagnosis(tmp_path: Path) -> None:
     path = write_sample_store(tmp_path / "a.zarr.zip")
     good = path.read_bytes()
-    builders: dict[str, Callable[[bytes], bytes]] = {**MALFORMED, **DAMAGED}
+    defects: dict[str, Defect] = {**REFUSED, **DAMAGED}
     statuses = {}
     for name, content in {
-        **{name: make(good) for name, make in builders.items()},
+        **{name: defect.build(good) for name, defect in defects.items()},
         **truncations(good),
         **{name: make(good) for name, make in NEWER_MINOR.items()},
     }.items():

@@ -36,6 +36,8 @@ from zarr.storage import ZipStore
 
 import ups_store
 import ups_store.format.bfloat16
+from tools.conformance import DAMAGED, NEWER_MINOR, write_sample_store
+from tools.conformance.archive import data_offset, find_places
 from ups_store.check.doctor import Status, examine
 from ups_store.errors import (
     ArrayNotFoundError,
@@ -56,8 +58,6 @@ from ups_store.packed import pack
 from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.read.open import open_store
-from ups_store.testing import DAMAGED, NEWER_MINOR, write_sample_store
-from ups_store.testing.archive import data_offset, find_places
 
 HAS_PCODEC = importlib.util.find_spec("pcodec") is not None
 CODECS = [
@@ -468,8 +468,8 @@ def test_shard_index_that_lies_is_refused(small: bytes, tmp_path: Path, defect: 
 def test_verify_of_a_packed_store_reports_in_file_order(small: bytes, tmp_path: Path) -> None:
     """Spec 13.9: hash and CRC-32s fit to what was changed."""
     path = tmp_path / "p"
-    small = DAMAGED["attributes_with_integer_of_60_bits"](small)
-    small = DAMAGED["empty_constant_of_another_identity"](small)
+    small = DAMAGED["digits_integer_beyond_2_53"].build(small)
+    small = DAMAGED["empty_constant_of_another_identity"].build(small)
     raw, local = bytearray(small), find_places(small).local
     raw[data_offset(small, "mask/c/0/0")] ^= 1
     raw[local["u/c/0/0/0"] + 10] ^= 1  # the header's time, in a later entry
@@ -482,7 +482,7 @@ def test_verify_of_a_packed_store_reports_in_file_order(small: bytes, tmp_path: 
 
 def test_unpack_of_a_wrong_digest_says_what_to_do(small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p"
-    path.write_bytes(DAMAGED["empty_constant_of_another_identity"](small))
+    path.write_bytes(DAMAGED["empty_constant_of_another_identity"].build(small))
     refused = pytest.raises(FormatError, match="; `ups-store verify` says")
     with ups_store.open(path) as store, refused as caught:
         unpack_store(store, tmp_path / "out")

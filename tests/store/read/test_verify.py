@@ -14,13 +14,13 @@ import pytest
 from small_stores import MakeStore, build, flip, mixed_constants, mixed_values
 
 import ups_store
+from tools.conformance import DAMAGED, write_sample_store
 from ups_store import ArraySpec, FormatError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
 from ups_store.format.zip_records import pack_directory
 from ups_store.read import verify
 from ups_store.read.verify import Problem, Report, verify_file
-from ups_store.testing import DAMAGED, write_sample_store
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_digits_of_a_number_that_are_not_the_shortest_are_found(tmp_path: Path) 
 def test_forged_digest_of_a_constant_without_elements_is_found_in_the_root_entry(tmp_path: Path) -> None:
     path = write_sample_store(tmp_path / "a.zarr.zip")
     root = layout_of(path).metadata[0]
-    path.write_bytes(DAMAGED["empty_constant_of_another_identity"](path.read_bytes()))
+    path.write_bytes(DAMAGED["empty_constant_of_another_identity"].build(path.read_bytes()))
     (problem,) = verify_file(path).problems
     assert (problem.kind, problem.array) == ("constant_digest", "y")
     assert problem.byte_range == (root.data_offset, root.end)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ups_store.format.checksum import crc32
-from ups_store.format.identity import config_hash
+from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, EndRecords, Entry, central_nbytes, parse_end
 
 Document = dict[str, Any]
@@ -65,9 +65,8 @@ def find_places(good: bytes) -> Places:
         name = good[at + 46 :][:name_nbytes].decode()
         nbytes, offset = struct.unpack_from("<Q8xQ", good, at + 50 + name_nbytes)
         central[name] = at
-        extra_nbytes = struct.unpack_from("<H", good, offset + 28)[0]
-        data = offset + 30 + name_nbytes + extra_nbytes
-        records.append(Entry(name, offset, nbytes, is_aligned=data % 4096 == 0))
+        is_aligned = "/c" in name and _data_behind(good, offset) % 4096 == 0
+        records.append(Entry(name, offset, nbytes, is_aligned))
         at += central_nbytes(name)
     local = {record.name: record.offset for record in records}
     return Places(tuple(records), local, central, end64, end64 + 56, end64 + 76)
@@ -75,7 +74,10 @@ def find_places(good: bytes) -> Places:
 
 def data_offset(good: bytes, name: str) -> int:
     """First byte of an entry's data, as its local header says."""
-    header = find_places(good).local[name]
+    return _data_behind(good, find_places(good).local[name])
+
+
+def _data_behind(good: bytes, header: int) -> int:
     name_nbytes, extra_nbytes = struct.unpack_from("<HH", good, header + 26)
     return int(header + 30 + name_nbytes + extra_nbytes)
 
@@ -84,7 +86,7 @@ def take_apart(good: bytes) -> list[Part]:
     """The entries of a well-formed store, in file order."""
     parts = []
     for record in find_places(good).records:
-        start = data_offset(good, record.name)
+        start = _data_behind(good, record.offset)
         parts.append(Part(record.name, good[start : start + record.nbytes], record.is_aligned))
     return parts
 
@@ -125,9 +127,14 @@ def edit_data(parts: Sequence[Part], name: str, edit: Callable[[bytes], bytes]) 
     return replace_data(parts, name, edit(next(part.data for part in parts if part.name == name)))
 
 
+def with_parts(change: Callable[[list[Part]], list[Part]]) -> Builder:
+    """A builder of files with other entries, everything else as it should be."""
+    return lambda good: put_together(change(take_apart(good)))
+
+
 def with_data(name: str, edit: Callable[[bytes], bytes]) -> Builder:
     """A builder of files with other data of an entry; its CRC-32 follows, so only the data can tell."""
-    return lambda good: put_together(edit_data(take_apart(good), name, edit))
+    return with_parts(lambda parts: edit_data(parts, name, edit))
 
 
 def edit_document(parts: Sequence[Part], name: str, edit: Edit) -> list[Part]:
@@ -137,10 +144,20 @@ def edit_document(parts: Sequence[Part], name: str, edit: Edit) -> list[Part]:
     return replace_data(parts, name, document_bytes(document))
 
 
-def document_bytes(document: Document) -> bytes:
-    """Text of a metadata entry: sorted keys, no white space."""
+def with_document(name: str, edit: Edit) -> Builder:
+    """A builder of files with an edited document."""
+    return with_parts(lambda parts: edit_document(parts, name, edit))
+
+
+def document_bytes(document: object) -> bytes:
+    """Canonical text of a document without numbers that Python and ECMAScript write differently."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode(errors="surrogatepass")
+
+
+def hash_of(text: bytes) -> str:
+    """sha256 in hexadecimal digits: of an identity's text, of a constant's payload."""
+    return hashlib.sha256(text).hexdigest()
 
 
 def edit_identity(parts: Sequence[Part], edit: Edit) -> list[Part]:
@@ -149,14 +166,33 @@ def edit_identity(parts: Sequence[Part], edit: Edit) -> list[Part]:
     def edit_both(root: Document) -> None:
         ours = root["attributes"]["ups_store"]
         edit(ours["identity"])
-        ours["config_hash"] = config_hash(ours["identity"])
+        ours["config_hash"] = hash_of(document_bytes(ours["identity"]))
 
     return edit_document(parts, ROOT_NAME, edit_both)
 
 
 def with_identity(edit: Edit) -> Builder:
     """A builder of files with an edited identity document; its hash follows."""
-    return lambda good: put_together(edit_identity(take_apart(good), edit))
+    return with_parts(lambda parts: edit_identity(parts, edit))
+
+
+def with_root_text(found: bytes, replaced: bytes) -> Builder:
+    """A builder of files with other text in the root's document; the hash of the identity's text follows."""
+
+    def edit(raw: bytes) -> bytes:
+        assert raw.count(found) == 1, found
+        raw = raw.replace(found, replaced)
+        first = raw.index(b'"identity":') + len(b'"identity":')
+        end = raw.rindex(b',"requires"')
+        at = raw.index(b'"config_hash":"') + len(b'"config_hash":"')
+        return raw[:at] + hash_of(raw[first:end]).encode() + raw[at + 64 :]
+
+    return with_data(ROOT_NAME, edit)
+
+
+def with_checksum(payload: bytes) -> bytes:
+    """A chunk: a payload and its CRC-32C."""
+    return payload + struct.pack("<I", crc32c(payload))
 
 
 def edit_shape(parts: Sequence[Part], array: str, shape: Sequence[int]) -> list[Part]:

@@ -1,0 +1,241 @@
+"""Our reader and the second one over the conformance corpus, and the corpus against the script that makes it.
+
+`corpus.json` says what each file is and what must be answered, docs/format/conformance.md how it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import ups_store
+from tools.conformance import corpus
+from ups_store.errors import FormatError, StoreError, VersionTooNewError
+from ups_store.format.root_metadata import FEATURES
+from ups_store.read.protocol import AnyStore
+from ups_store.system import files
+
+LISTED = json.loads((corpus.FOLDER / corpus.LIST).read_text())
+FILES: list[dict[str, Any]] = LISTED["files"]
+REFUSED = [case for case in FILES if case["open"] == "refused" and case["kind"] != "building"]
+OPENED = [case for case in FILES if case["open"] == "ok" and case["kind"] != "building"]
+BUILDING = [case for case in FILES if case["kind"] == "building"]
+ROOT = Path(__file__).parents[3]
+SECOND_READER = ROOT / "tools" / "second_reader" / "reader.mjs"
+PAGE = ROOT / "docs" / "format" / "conformance.md"
+MAX_SECONDS = 5.0  # of processor time; most of it for a document of 16 MiB
+MAX_MEMORY_BYTES = 192 << 20  # a document of 16 MiB, decoded, its attributes and its text again
+
+# The clause that a file breaks, and those that find it here: by comparing the directory or a document.
+FOUND_ELSEWHERE = {
+    "2.2": {"3.2", "3.5", "7.1"},
+    "3.1": {"7.1"},
+    "3.4": {"3.2", "3.5", "7.1"},
+    "3.5": {"3.2"},
+    "4.3": {"13.2"},
+    "4.4": {"14.2"},
+    "4.5": {"4.4", "14.2"},
+    "4.6": {"3.5"},
+    "4.7": {"4.4"},
+    "5.1": {"4.4"},
+    "5.6": {"3.5"},
+    "7.1": {"3.5", "3.6"},
+    "8.1": {"3.5", "4.3"},
+    "8.3": {"4.3"},
+    "9.1": {"3.5", "4.1", "4.4"},
+    "10.1": {"4.3"},
+    "10.3": {"3.5", "14.2", "14.3"},
+    "13.2": {"4.3", "4.4"},
+    "13.3": {"3.5", "7.1"},
+    "13.4": {"4.4"},
+    "14.1": {"14.2", "14.3", "3.5", "4.2", "4.4", "4.5", "8.1"},
+    "14.2": {"4.4", "8.1", "14.1"},
+    "14.3": {"14.2", "8.1", "3.5", "4.4"},
+}
+pytestmark = pytest.mark.timeout(60)  # a hang is a failure, too
+
+
+def named(cases: list[dict[str, Any]]) -> list[Any]:
+    return [pytest.param(case, id=case["file"].partition(".")[0]) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The files of the archive beside the list."""
+    path = tmp_path_factory.mktemp("corpus")
+    with tarfile.open(corpus.FOLDER / corpus.ARCHIVE) as archive:
+        archive.extractall(path, filter="data")
+    shutil.copy(corpus.FOLDER / corpus.LIST, path)
+    yield path
+    shutil.rmtree(path)
+
+
+@contextmanager
+def little_time_and_memory() -> Iterator[None]:
+    tracemalloc.start()
+    begin = time.process_time()  # time of its own: other processes may have the processor
+    try:
+        yield
+    finally:
+        seconds, peak = time.process_time() - begin, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert seconds < MAX_SECONDS
+    assert peak < MAX_MEMORY_BYTES
+
+
+def skip_unknown(case: dict[str, Any]) -> None:
+    if case["file"].startswith(("ragged", "building/ragged")) and "ragged" not in FEATURES:
+        pytest.skip("this version reads no ragged arrays yet")
+
+
+# --- the corpus -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    return {case.file: case for case in corpus.cases()}
+
+
+def test_checked_in_list_is_the_one_that_the_script_makes(made: dict[str, Any]) -> None:
+    assert [case["file"] for case in FILES] == list(made)
+    for case in FILES:
+        assert case == made[case["file"]].to_json(), case["file"]
+
+
+def test_archive_holds_the_files_of_the_list(folder: Path) -> None:
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert found.keys() - {corpus.LIST} == {case["file"] for case in FILES}
+    for case in FILES:
+        assert hashlib.sha256(found[case["file"]].read_bytes()).hexdigest() == case["sha256"], case["file"]
+
+
+def test_corpus_has_files_of_every_kind() -> None:
+    assert len(REFUSED) + sum(isinstance(case["verify"], list) for case in OPENED) > 500
+    assert (
+        len({case["sha256"] for case in FILES}) > len(FILES) - 10
+    )  # few stand there twice, with other answers
+    assert {case["kind"] for case in FILES} == {"mapped", "packed", "building"}
+    states = {"resumable", "resumable, lazy, of another boot", "finished", "headless", "foreign or damaged"}
+    assert {case["state"] for case in BUILDING} == states
+    clauses = {clause for case in OPENED if isinstance(case["verify"], list) for clause in case["verify"]}
+    assert clauses == {"3.2", "3.3", "4.1", "4.7", "5.2", "5.3", "5.4", "8.1", "14.5"}  # the table of 7.6
+
+
+def test_page_counts_the_files() -> None:
+    broken = len(REFUSED) + sum(isinstance(case["verify"], list) for case in OPENED)
+    page = PAGE.read_text()
+    assert f"They are {len(FILES)}:" in page
+    assert f" {broken} broken ones" in page
+    assert f"\n{len(FILES)} files, 0 disagreements\n" in page
+    assert {key for case in FILES for key in case} <= set(re.findall(r"`(\w+)`", page))
+
+
+def test_every_file_says_what_is_wrong_in_a_sentence() -> None:
+    for case in FILES:
+        assert case["why"].endswith("."), case["file"]
+        assert ("clause" in case) == (case["open"] == "refused" and case.get("state") != "headless"), case[
+            "file"
+        ]
+
+
+# --- our reader -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", named(REFUSED))
+def test_open_refuses_file_of_the_corpus(case: dict[str, Any], folder: Path) -> None:
+    """Spec 7.1 and 11.1: a typed error that says where, which clause and what to do."""
+    skip_unknown(case)
+    path = folder / case["file"]
+    with little_time_and_memory(), pytest.raises(StoreError) as caught:
+        ups_store.open(path)
+    error = caught.value
+    assert isinstance(error, FormatError | VersionTooNewError)
+    assert error.kind
+    assert error.clause is not None
+    assert error.clause == case["clause"] or error.clause in FOUND_ELSEWHERE.get(case["clause"], ())
+    assert str(error).startswith(str(path))
+    assert f"(spec {error.clause})" in str(error)
+    assert error.hint is not None
+    assert str(error).endswith(f"; {error.hint}"), "nothing says what to do"
+    assert "\n" not in str(error)
+    assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize("case", named(OPENED))
+def test_open_and_verify_of_a_file_of_the_corpus(case: dict[str, Any], folder: Path) -> None:
+    """Spec 7.6, 8.5 and 10.3."""
+    skip_unknown(case)
+    with little_time_and_memory():
+        opened = ups_store.open(folder / case["file"])
+    with opened as store:
+        assert verified(store, set(case.get("may", []))) == case["verify"]
+        assert case.get("fingerprint") in (None, store.fingerprint)
+        for name, digest in case.get("digests", {}).items():
+            check_digest(store, name, digest)
+
+
+def verified(store: AnyStore, may: set[str]) -> str | list[str]:
+    try:
+        clauses = {problem.clause for problem in store.verify(num_threads=1).problems}
+    except VersionTooNewError:
+        return "refused"
+    return sorted(clauses - may) or "ok"
+
+
+def check_digest(store: AnyStore, name: str, digest: Any) -> None:
+    if isinstance(digest, str):
+        values = (
+            store.constants[name] if name in store.constants else store.gather(np.arange(len(store)))[name]
+        )
+        assert digest_of(values) == digest, name
+    else:
+        assert [digest_of(store.sample(i)[name]) for i in range(len(store))] == digest["samples"], name
+
+
+def digest_of(value: npt.NDArray[Any] | str | bytes) -> str:
+    raw = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else value.tobytes()
+    return hashlib.sha256(raw).hexdigest()
+
+
+@pytest.mark.parametrize("case", named(BUILDING))
+def test_open_of_a_building_file_of_the_corpus(
+    case: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec 6.5."""
+    skip_unknown(case)
+    if "boot_id" in case:
+        monkeypatch.setattr(files, "boot_id", lambda: bytes.fromhex(case["boot_id"]))
+    path = folder / case["file"].removesuffix(".building")
+    if case["open"] == "refused":
+        with little_time_and_memory(), pytest.raises(StoreError) as caught:
+            ups_store.open(path, partial=True)
+        assert (caught.value.kind == "build_tail") == (case["state"] == "headless")
+        assert str(caught.value).startswith(f"{path}.building")
+        return
+    with little_time_and_memory(), ups_store.open(path, partial=True) as store:
+        ranges = np.flatnonzero(np.diff(store.committed.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+        assert ranges.tolist() == case["committed"]
+
+
+# --- the reader that was made from the specification alone ----------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node to run it")
+def test_second_reader_agrees_on_every_file(folder: Path) -> None:
+    command = ["node", str(SECOND_READER), "corpus", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, f"{len(FILES)} files, 0 disagreements\n"), done.stderr
