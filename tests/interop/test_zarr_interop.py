@@ -27,7 +27,6 @@ from reference_store import (
 from zarr.storage import LocalStore, ZipStore
 
 import ups_store
-import ups_store.format.bfloat16  # zarr-python before 3.4.1 loads no data type by itself
 from ups_store.format.metadata import DTYPE_NAMES
 
 EXPECTED = reference_arrays()

@@ -16,7 +16,7 @@ with needs("zarr"):
     from zarr.codecs import ZstdCodec
     from zarr.storage import LocalStore
 
-    import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 loads no data type by itself
+    import ups_store.format.bfloat16  # noqa: F401  # zarr-python before 3.4.1 doesn't load it to write
 
 CHUNK_BYTES = 4 << 20  # a file each: much smaller ones cost more than their bytes
 

@@ -1,7 +1,8 @@
 """`bfloat16` for zarr-python: the registered extension name, held as `ml_dtypes.bfloat16` (spec 4.7).
 
-zarr-python 3.4.1 and newer load it by themselves, by the entry point group `zarr.data_type`. Older versions
-collect that group but never load it: there `import ups_store.format.bfloat16` registers the data type.
+zarr-python 3.4.1 and newer load it by the entry point group `zarr.data_type`. Older versions collect that
+group but never load it: there `ups_store.format.zarr_entry` registers it as soon as zarr-python reads, and to
+create the first array of this type you `import ups_store.format.bfloat16`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from ups_store.format.bfloat16 import BFloat16
 DTYPE = np.dtype(ml_dtypes.bfloat16)
 ALL_BITS = np.arange(1 << 16, dtype=np.uint16).reshape(16, 4096)
 QUIET_BITS = ALL_BITS | ((ALL_BITS & 0x7F80 == 0x7F80) & (ALL_BITS & 0x7F != 0)) * np.uint16(0x40)
-ZARR_VERSION = tuple(int(part) for part in importlib.metadata.version("zarr").split(".")[:3])
 
 
 def scalar(bits: int) -> np.generic:
@@ -134,30 +133,37 @@ def test_zarr_v2_is_refused(tmp_path: Path) -> None:
         zarr.create_array(LocalStore(tmp_path), shape=(2,), dtype=DTYPE, zarr_format=2)
 
 
-@pytest.mark.parametrize(
-    "import_ours",
-    [
-        pytest.param(
-            "",
-            marks=pytest.mark.skipif(
-                ZARR_VERSION < (3, 4, 1), reason="zarr-python before 3.4.1 loads no data type by itself"
-            ),
-        ),
-        "import ups_store.format.bfloat16",
-    ],
-    ids=["entry point", "import"],
-)
-def test_zarr_finds_data_type_in_new_process(tmp_path: Path, import_ours: str) -> None:
+def run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+
+def test_zarr_lists_group_with_bfloat16_where_only_zarr_is_imported(tmp_path: Path) -> None:
     path = build(tmp_path / "u.zarr.zip", {"u": ALL_BITS.view(DTYPE)}, dims={})
-    program = f"""
+    program = """
 import sys, zarr
-{import_ours}
 group = zarr.open_group(zarr.storage.ZipStore(sys.argv[1], mode="r"), mode="r")
 print([(name, str(array.dtype)) for name, array in group.arrays()])
 """
-    arguments = [sys.executable, "-c", program, str(path)]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == "[('u', 'bfloat16')]"
+    assert run(program, str(path)) == "[('u', 'bfloat16')]"
+
+
+@pytest.mark.parametrize("missing", ["ml_dtypes", "zarr.dtype"], ids=["no ml_dtypes", "zarr before 3.1"])
+def test_zarr_reads_other_types_where_what_bfloat16_needs_is_missing(tmp_path: Path, missing: str) -> None:
+    path = build(tmp_path / "u.zarr.zip", {"u": np.arange(6, dtype=np.float32).reshape(2, 3)}, dims={})
+    program = f"""
+import sys, zarr
+sys.modules[{missing!r}] = None
+group = zarr.open_group(zarr.storage.ZipStore(sys.argv[1], mode="r"), mode="r")
+print(group["u"][...].sum())
+"""
+    assert run(program, str(path)) == "15.0"
+
+
+def test_entry_point_of_buffers_gives_zarrs_own_class() -> None:
+    """Loading it again changes nothing but that the data type is registered."""
+    (entry_point,) = importlib.metadata.entry_points(group="zarr.buffer", name="ups_store_bfloat16")
+    assert entry_point.load() is zarr.core.buffer.cpu.Buffer
 
 
 def test_entry_point_names_our_class() -> None:
