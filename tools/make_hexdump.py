@@ -1,22 +1,36 @@
-"""Print the annotated hex dumps of docs/format/spec.md, section 12; `--write` puts them into the page."""
+"""Print the examples of the specification, annotated hex dumps above all; `--write` puts them into its pages.
+
+They are the same on every machine: a building file gets fixed ids. Those of packed files hold what numcodecs writes.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import ups_store
+from ups_store.format.build_tail import OWNER_NBYTES, OWNER_OFFSET
 from ups_store.format.layout import Layout
+from ups_store.packed.pack import pack_store
 from ups_store.read.catalog import read_finished
-from ups_store.system.files import close, open_existing
+from ups_store.read.recovery import building_path, read_building_file
+from ups_store.system import files
 
-SPEC = Path(__file__).parents[1] / "docs" / "format" / "spec.md"
+FORMAT = Path(__file__).parents[1] / "docs" / "format"
+SPEC, WRITING, PACKED = FORMAT / "spec.md", FORMAT / "writing.md", FORMAT / "packed.md"
 BYTES_PER_LINE = 16
+BUILD_ID, BOOT_ID = bytes(range(0xB0, 0xC0)), bytes(range(0xC0, 0xD0))
+PID, HOST = 4321, "node7"
 
 Part = tuple[str, int, int]  # title, first byte, past the last
 
@@ -39,23 +53,111 @@ def sharded_store(folder: Path) -> Path:
         return writer.finish()
 
 
-def dump(path: Path) -> str:
-    """Every byte of a store, entry by entry."""
-    layout, raw = _read(path)
+def float_store(folder: Path) -> Path:
+    """Two samples in slots, of a type that both packed codecs have their own chain for (spec 13.4)."""
+    path = folder / "floats.zarr.zip"
+    arrays = {"w": ups_store.ArraySpec((2, 1024), "float32", dims=("sample", "x"))}
+    with ups_store.create(path, arrays, identity={}) as writer:
+        writer.commit_many(range(2), {"w": np.repeat(np.float32([[1], [2]]), 1024, axis=1)})
+        return writer.finish()
+
+
+def packed_store(folder: Path, codec: str) -> Path:
+    path = folder / f"{codec}.packed.zarr.zip"
+    if not path.exists():
+        with ups_store.open(float_store(folder)) as store:
+            pack_store(store, path, codec=codec)
+    return path
+
+
+def building_store(folder: Path) -> Path:
+    """The smallest store with two samples, while it is built: sample 0 is committed, sample 1 isn't."""
+    path = folder / "unfinished.zarr.zip"
+    arrays = {"u": ups_store.ArraySpec((2,), "int8")}
+    with (
+        mock.patch.object(files, "build_id", return_value=BUILD_ID),
+        mock.patch.object(files, "boot_id", return_value=BOOT_ID),
+        mock.patch.object(os, "getpid", return_value=PID),
+        mock.patch.object(socket, "gethostname", return_value=HOST),
+        ups_store.create(path, arrays, identity={}) as writer,
+    ):
+        writer.commit(0, {"u": np.int8(7)})
+    return path
+
+
+def dump(path: Path, *, num_packed: int = 0) -> str:
+    """Every byte of a finished file, mapped or packed, entry by entry.
+
+    Args:
+        path: The file.
+        num_packed: Packed chunks in its last entry, a shard; 0 if it isn't one.
+    """
+    raw = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        infos, offset = archive.infolist(), archive.start_dir
     parts: list[Part] = []
-    for entry in layout.entries:
-        parts.append((f"local header of {entry.name} (3.3)", entry.offset, entry.data_offset))
-        parts.append((f"data of {entry.name}", entry.data_offset, entry.end))
-    offset = layout.directory_offset
-    for entry in layout.entries:
-        parts.append((f"central record of {entry.name} (3.5)", offset, offset + entry.central_nbytes))
-        offset += entry.central_nbytes
+    for info in infos:
+        lengths = raw[info.header_offset + 26 : info.header_offset + 30]
+        data = info.header_offset + 30 + int.from_bytes(lengths[:2], "little")
+        data += int.from_bytes(lengths[2:], "little")
+        parts.append((f"local header of {info.filename} (3.3)", info.header_offset, data))
+        if num_packed and info is infos[-1]:
+            parts += _packed_shard(raw, data, data + info.file_size, num_packed)
+        else:
+            parts.append((f"data of {info.filename}", data, data + info.file_size))
+    for info in infos:
+        end = offset + 74 + len(info.filename)
+        parts.append((f"central record of {info.filename} (3.5)", offset, end))
+        offset = end
     parts += [
         ("ZIP64 end record (3.6)", offset, offset + 56),
         ("ZIP64 end locator", offset + 56, offset + 76),
         ("end record and comment", offset + 76, len(raw)),
     ]
-    return "\n".join(_part(raw, *part) for part in parts)
+    return _parts(raw, parts)
+
+
+def _packed_shard(raw: bytes, first: int, end: int, num_chunks: int) -> list[Part]:
+    """The chunks of a packed array, where the shard index says that they lie, and the index (spec 13.5)."""
+    index = end - 4 - 16 * num_chunks
+    parts: list[Part] = []
+    for i, (offset, nbytes) in enumerate(struct.iter_unpack("<QQ", raw[index : end - 4])):
+        crc = first + offset + nbytes - 4
+        parts.append((f"chunk {i}: encoded payload (13.5)", first + offset, crc))
+        parts.append((f"chunk {i}: CRC-32C of the encoded bytes", crc, crc + 4))
+    parts.append(("shard index: offset and size of each chunk (5.4)", index, end - 4))
+    return [*parts, ("CRC-32C of the shard index", end - 4, end)]
+
+
+def dump_building(path: Path) -> str:
+    """What a building file holds behind its metadata: data without header, then the build tail."""
+    target = building_path(path)
+    with files.opened(target) as fd:
+        layout = read_building_file(fd, target).catalog.layout
+    raw, entry, tail = target.read_bytes(), layout.entries[-1], layout.tail_offset
+    owner, table, num = tail + OWNER_OFFSET, layout.table_offset, layout.record_nbytes
+    checksum = entry.end - 4
+    return _parts(
+        raw,
+        [
+            (f"local header of {entry.name}, not written yet (6.8)", entry.offset, entry.data_offset),
+            (f"data of {entry.name}: sample 0, sample 1 missing", entry.data_offset, checksum),
+            ("CRC-32C of the chunk, not written yet (6.8)", checksum, entry.end),
+            ("central directory and end records, not written yet (6.8)", entry.end, layout.file_nbytes),
+            ("zeros up to the build tail (6.1)", layout.file_nbytes, tail),
+            ("magic, version, flags, arrays (6.2)", tail, tail + 16),
+            ("build id", tail + 16, tail + 32),
+            ("boot id", tail + 32, tail + 48),
+            ("N, F", tail + 48, tail + 64),
+            ("reserved, CRC-32C of the header", tail + 64, tail + 128),
+            ("zeros", tail + 128, owner),
+            ("owner: process id, length of the host's name, the name (6.3)", owner, owner + OWNER_NBYTES),
+            ("zeros", owner + OWNER_NBYTES, table),
+            ("commit record of sample 0 (6.4)", table, table + num),
+            ("commit record of sample 1: none", table + num, table + 2 * num),
+            ("zeros up to a page (6.1)", table + 2 * num, len(raw)),
+        ],
+    )
 
 
 def dump_shard(path: Path, *, sample_nbytes: int, slot_nbytes: int) -> str:
@@ -75,14 +177,13 @@ def dump_shard(path: Path, *, sample_nbytes: int, slot_nbytes: int) -> str:
     index = entry.data_offset + num_samples * slot_nbytes
     parts += [("shard index: offset and size of each chunk (5.4)", index, entry.end - 4)]
     parts += [("CRC-32C of the shard index (5.4)", entry.end - 4, entry.end)]
-    return "\n".join(_part(raw, *part) for part in parts)
+    return _parts(raw, parts)
 
 
-def array_document(path: Path) -> str:
-    """The `zarr.json` of a store's only array, indented for people."""
-    layout, raw = _read(path)
-    entry = layout.entries[1]
-    return _indented(json.loads(raw[entry.data_offset : entry.end]))
+def document(path: Path, index: int = 1) -> str:
+    """A `zarr.json` of a file, by default that of the first array, indented for people."""
+    with zipfile.ZipFile(path) as archive:
+        return _indented(json.loads(archive.read(archive.infolist()[index])))
 
 
 def _indented(value: Any, level: int = 0, *, width: int = 100) -> str:
@@ -100,11 +201,12 @@ def _indented(value: Any, level: int = 0, *, width: int = 100) -> str:
 
 
 def _read(path: Path) -> tuple[Layout, bytes]:
-    fd = open_existing(path)
-    try:
+    with files.opened(path) as fd:
         return read_finished(fd, path).layout, path.read_bytes()
-    finally:
-        close(fd)
+
+
+def _parts(raw: bytes, parts: list[Part]) -> str:
+    return "\n".join(_part(raw, *part) for part in parts)
 
 
 def _part(raw: bytes, title: str, first: int, end: int) -> str:
@@ -121,13 +223,23 @@ def _part(raw: bytes, title: str, first: int, end: int) -> str:
     return "\n".join(lines + (["*"] if skipped else []))
 
 
-def blocks(folder: Path) -> dict[str, str]:
-    """What stands on the page between `<!-- NAME -->` and `<!-- /NAME -->`, by name."""
-    sharded = sharded_store(folder)
+def blocks(folder: Path) -> dict[tuple[Path, str], str]:
+    """What stands on a page between `<!-- NAME -->` and `<!-- /NAME -->`, by page and name."""
+    sharded, blosc, pcodec = (
+        sharded_store(folder),
+        packed_store(folder, "blosc"),
+        packed_store(folder, "pcodec"),
+    )
+    shard = dump_shard(sharded, sample_nbytes=4096, slot_nbytes=4160)
     return {
-        "hexdump": f"```\n{dump(smallest_store(folder))}\n```\n",
-        "sharded document": f"```json\n{array_document(sharded)}\n```\n",
-        "sharded hexdump": f"```\n{dump_shard(sharded, sample_nbytes=4096, slot_nbytes=4160)}\n```\n",
+        (SPEC, "hexdump"): f"```\n{dump(smallest_store(folder))}\n```\n",
+        (SPEC, "sharded document"): f"```json\n{document(sharded)}\n```\n",
+        (SPEC, "sharded hexdump"): f"```\n{shard}\n```\n",
+        (WRITING, "building hexdump"): f"```\n{dump_building(building_store(folder))}\n```\n",
+        (PACKED, "packed root"): f"```json\n{document(blosc, 0)}\n```\n",
+        (PACKED, "blosc document"): f"```json\n{document(blosc)}\n```\n",
+        (PACKED, "pcodec document"): f"```json\n{document(pcodec)}\n```\n",
+        (PACKED, "packed hexdump"): f"```\n{dump(blosc, num_packed=2)}\n```\n",
     }
 
 
@@ -145,11 +257,9 @@ def main() -> None:
     if "--write" not in sys.argv[1:]:
         print("\n".join(made.values()))
         return
-    page = SPEC.read_text()
-    for name, block in made.items():
-        before, _, behind = split_page(page, name)
-        page = before + block + behind
-    SPEC.write_text(page)
+    for (page, name), block in made.items():
+        before, _, behind = split_page(page.read_text(), name)
+        page.write_text(before + block + behind)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ups_store
-from tools.make_hexdump import SPEC, array_document, blocks, split_page
+from tools.make_hexdump import PACKED, SPEC, WRITING, blocks, document, split_page
 from ups_store.errors import FormatError
 from ups_store.format.identity import config_hash
 from ups_store.format.root_metadata import RootMeta, parse_root
@@ -17,10 +17,33 @@ from ups_store.format.root_metadata import RootMeta, parse_root
 CODE = Path(__file__).parents[3] / "ups_store"
 
 
-@pytest.mark.parametrize("name", ["hexdump", "sharded document", "sharded hexdump"])
-def test_dump_on_spec_page_is_what_the_code_writes(name: str, tmp_path: Path) -> None:
-    """Spec 12."""
-    assert split_page(SPEC.read_text(), name)[1] == blocks(tmp_path)[name]
+EXAMPLES = [
+    (SPEC, "hexdump"),
+    (SPEC, "sharded document"),
+    (SPEC, "sharded hexdump"),
+    (WRITING, "building hexdump"),
+    (PACKED, "packed root"),
+    (PACKED, "blosc document"),
+    (PACKED, "pcodec document"),
+    (PACKED, "packed hexdump"),
+]
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Path, str], str]:
+    return blocks(tmp_path_factory.mktemp("examples"))
+
+
+@pytest.mark.parametrize(("page", "name"), EXAMPLES, ids=[name for _, name in EXAMPLES])
+def test_example_on_page_is_what_the_code_writes(
+    page: Path, name: str, examples: dict[tuple[Path, str], str]
+) -> None:
+    """Spec 6, 12, 13."""
+    assert split_page(page.read_text(), name)[1] == examples[page, name]
+
+
+def test_no_example_is_left_out(examples: dict[tuple[Path, str], str]) -> None:
+    assert set(examples) == set(EXAMPLES)
 
 
 def test_plain_document_on_spec_page_is_what_the_code_writes(tmp_path: Path) -> None:
@@ -30,7 +53,7 @@ def test_plain_document_on_spec_page_is_what_the_code_writes(tmp_path: Path) -> 
         writer.commit_many(range(5), {"nu": np.zeros(5, np.float32)})
         path = writer.finish()
     block = split_page(SPEC.read_text(), "plain document")[1]
-    assert block == f"```json\n{array_document(path)}\n```\n"
+    assert block == f"```json\n{document(path)}\n```\n"
 
 
 ROOT = RootMeta((1, 0), config_hash({}), {}, {"a": 1})
@@ -52,8 +75,7 @@ def test_version_of_six_digits_is_read() -> None:
 
 
 def test_clauses_that_the_code_cites_exist() -> None:
-    pages = [SPEC, SPEC.with_name("writing.md"), SPEC.with_name("packed.md")]
-    text = "\n".join(page.read_text() for page in pages)
+    text = "\n".join(page.read_text() for page in (SPEC, WRITING, PACKED))
     clauses = set(re.findall(r"^(\d+\.\d+)\.", text, re.MULTILINE))
     cited = {}
     for path in sorted(CODE.rglob("*.py")):
