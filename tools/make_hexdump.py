@@ -1,6 +1,6 @@
 """Print the examples of the specification, annotated hex dumps above all; `--write` puts them into its pages.
 
-They are the same on every machine: a building file gets fixed ids. Those of packed files hold what numcodecs writes.
+They are the same on every machine: a building file gets fixed ids, a packed one what numcodecs writes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def float_store(folder: Path) -> Path:
     path = folder / "floats.zarr.zip"
     arrays = {"w": ups_store.ArraySpec((2, 1024), "float32", dims=("sample", "x"))}
     with ups_store.create(path, arrays, identity={}) as writer:
-        writer.commit_many(range(2), {"w": np.repeat(np.float32([[1], [2]]), 1024, axis=1)})
+        writer.commit_many(range(2), {"w": np.repeat(np.array([[1], [2]], np.float32), 1024, axis=1)})
         return writer.finish()
 
 
