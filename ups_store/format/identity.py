@@ -55,8 +55,9 @@ def identity_document(
 
 
 def identity_of_array(meta: ArrayMeta) -> dict[str, Any]:
-    """What the identity says of an array: the shape is that of one sample (spec 8.1)."""
-    return {"shape": list(meta.sample_shape), "dtype": meta.dtype, "dims": list(meta.dims)}
+    """What the identity says of an array: the shape is that of one sample (spec 8.1, 14.3)."""
+    shape = [None, *meta.sample_shape] if meta.is_ragged else list(meta.sample_shape)
+    return {"shape": shape, "dtype": meta.dtype, "dims": list(meta.axes)}
 
 
 def flaws(identity: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import ArrayMeta
+from ups_store.format.ragged import companion_names
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, align
 
 PAGE_BYTES = 4096
@@ -48,7 +49,9 @@ class ArrayLayout:
         return first, first + self.stride
 
     def pack_index(self) -> bytes:
-        """The shard index of a sharded array, its checksum included (spec 5.4)."""
+        """What follows the samples in a shard: its index and the checksum of that (spec 5.4, 14.4)."""
+        if self.meta.is_ragged:
+            return self.meta.row_geometry.pack_trailer()
         nbytes = self.meta.sample_nbytes + CHECKSUM_BYTES
         index = np.empty((self.meta.shape[0], 2), "<u8")
         index[:, 0] = np.arange(len(index), dtype="<u8") * np.uint64(self.stride)
@@ -61,6 +64,25 @@ def slot_nbytes(sample_nbytes: int) -> int:
     """Slot size of a sample of a large array (spec 5.3)."""
     alignment = PAGE_BYTES if sample_nbytes >= PAGE_SLOT_BYTES else CACHE_LINE_BYTES
     return align(sample_nbytes + CHECKSUM_BYTES, alignment)
+
+
+@dataclass(frozen=True)
+class RaggedLayout:
+    """The three arrays that a ragged one is in the file (spec 14).
+
+    Attributes:
+        rows: The rows of all samples; its stride is that from row to row.
+        offsets: Row at which each sample begins, and the number of rows.
+        checks: CRC-32C of each sample's rows.
+    """
+
+    rows: ArrayLayout
+    offsets: ArrayLayout
+    checks: ArrayLayout
+
+    def extent(self, start: int, end: int) -> tuple[int, int]:
+        """`(first, past_last)` byte of some of the rows."""
+        return self.rows.offset + start * self.rows.stride, self.rows.offset + end * self.rows.stride
 
 
 @dataclass(frozen=True)
@@ -94,8 +116,17 @@ class Layout:
 
     @cached_property
     def per_sample(self) -> tuple[ArrayLayout, ...]:
-        """The arrays with a sample axis, in file order."""
-        return tuple(array for array in self.arrays.values() if not array.meta.is_constant)
+        """The arrays that commit records vouch for, in file order: with a sample axis, or ragged."""
+        return tuple(array for array in self.arrays.values() if array.meta.is_committed)
+
+    @cached_property
+    def ragged(self) -> dict[str, RaggedLayout]:
+        """The ragged arrays by name."""
+        names = {name: companion_names(name) for name, array in self.arrays.items() if array.meta.is_ragged}
+        return {
+            name: RaggedLayout(self.arrays[name], *(self.arrays[part] for part in parts.values()))
+            for name, parts in names.items()
+        }
 
     @cached_property
     def record_nbytes(self) -> int:
@@ -142,6 +173,9 @@ def _place(meta: ArrayMeta, offset: int) -> ArrayLayout:
     stride = slot_nbytes(meta.sample_nbytes) if meta.is_sharded else meta.sample_nbytes
     if meta.nbytes == 0:
         return ArrayLayout(meta, None, stride)
+    if meta.is_ragged:
+        shard = Entry(meta.chunk_key, offset, meta.row_geometry.shard_nbytes, is_aligned=True)
+        return ArrayLayout(meta, shard, stride)
     if meta.is_sharded:
         nbytes = meta.shape[0] * (stride + INDEX_RECORD_BYTES) + CHECKSUM_BYTES
         return ArrayLayout(meta, Entry(meta.chunk_key, offset, nbytes, is_aligned=True), stride)

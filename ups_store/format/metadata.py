@@ -12,7 +12,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,15 @@ from ups_store.format.canonical import (
     check_canonical,
     is_text_of,
     parse_json,
+)
+from ups_store.format.ragged import (
+    MAX_NAME_BYTES,
+    MAX_ROWS,
+    Encoding,
+    Part,
+    RowGeometry,
+    attribute_of,
+    encoding_of,
 )
 
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
@@ -71,7 +80,10 @@ class ArrayMeta:
         shape: Whole shape; for per-sample arrays the first axis is the sample.
         dtype: Zarr data type name.
         dims: Dimension names, one per axis.
-        attrs: Zarr attributes of the array.
+        attrs: The caller's Zarr attributes of the array.
+        part: What it holds of a ragged array: the rows of all samples, one behind the other, under the name
+            that users know, or what belongs to them (spec 14); None for every other array.
+        encoding: What the bytes of each sample of a ragged array are, if text or bytes.
     """
 
     name: str
@@ -79,20 +91,47 @@ class ArrayMeta:
     dtype: str
     dims: tuple[str, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
+    part: Part | None = None
+    encoding: Encoding | None = None
 
     @cached_property
     def is_constant(self) -> bool:
-        """Whether the array has no sample axis (spec 4.5)."""
-        return not self.dims or self.dims[0] != SAMPLE_DIM
+        """Whether the array has no sample axis (spec 4.5) and belongs to no ragged one."""
+        return self.part is None and (not self.dims or self.dims[0] != SAMPLE_DIM)
+
+    @cached_property
+    def is_committed(self) -> bool:
+        """Whether every sample has bytes in it, which commit records vouch for (spec 6.4)."""
+        return not self.is_constant and self.part != "offsets"
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether it holds the rows of a ragged array."""
+        return self.part == "rows"
+
+    @property
+    def is_companion(self) -> bool:
+        """Whether it belongs to a ragged array, and users don't see it."""
+        return self.part is not None and self.part != "rows"
+
+    @cached_property
+    def row_geometry(self) -> RowGeometry:
+        """Where the rows of a ragged array lie."""
+        return RowGeometry(self.shape[0], self.sample_nbytes)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Dimension names as users and the identity have them: those of a ragged array with the sample."""
+        return (SAMPLE_DIM, *self.dims) if self.is_ragged else self.dims
 
     @cached_property
     def sample_shape(self) -> tuple[int, ...]:
-        """Shape of one sample; the whole shape for a constant."""
+        """Shape of one sample; the whole shape for a constant; of one row for a ragged array."""
         return self.shape if self.is_constant else self.shape[1:]
 
     @cached_property
     def sample_nbytes(self) -> int:
-        """Payload bytes of one sample; of the whole array for a constant."""
+        """Payload bytes of one sample; of the whole array for a constant; of a row for a ragged array."""
         return math.prod(self.sample_shape) * dtype_of(self.dtype).itemsize
 
     @cached_property
@@ -103,7 +142,7 @@ class ArrayMeta:
     @cached_property
     def is_sharded(self) -> bool:
         """Whether every sample has a slot of its own (spec 5.1)."""
-        return not self.is_constant and self.sample_nbytes >= LARGE_SAMPLE_BYTES
+        return self.part is None and not self.is_constant and self.sample_nbytes >= LARGE_SAMPLE_BYTES
 
     @property
     def chunk_key(self) -> str:
@@ -117,6 +156,10 @@ class ArrayMeta:
     def document(self) -> dict[str, Any]:
         """The array's `zarr.json` as JSON values (spec 4.4)."""
         chunk_shape = [max(1, n) for n in self.shape]
+        attributes = self.attrs
+        if self.is_ragged:
+            chunk_shape[0] = self.row_geometry.chunk_rows
+            attributes = {**attributes, "ups_store": attribute_of(self.name, self.encoding)}
         return {
             "zarr_format": 3,
             "node_type": "array",
@@ -127,16 +170,16 @@ class ArrayMeta:
             "fill_value": False if self.dtype == "bool" else 0,
             "codecs": self._codecs(chunk_shape),
             "dimension_names": list(self.dims),
-            "attributes": self.attrs,
+            "attributes": attributes,
         }
 
     def _codecs(self, chunk_shape: list[int]) -> list[dict[str, Any]]:
         chain = [bytes_codec(self.dtype), {"name": "crc32c"}]
-        if not self.is_sharded:
+        if not (self.is_sharded or self.is_ragged):
             return chain
         configuration = {
-            "chunk_shape": [1, *chunk_shape[1:]],
-            "codecs": chain,
+            "chunk_shape": [self.row_geometry.rows_per_chunk if self.is_ragged else 1, *chunk_shape[1:]],
+            "codecs": chain[:1] if self.is_ragged else chain,
             "index_codecs": [bytes_codec("uint64"), {"name": "crc32c"}],
             "index_location": "end",
         }
@@ -148,6 +191,21 @@ def bytes_codec(dtype: str) -> dict[str, Any]:
     if dtype_of(dtype).itemsize == 1:
         return {"name": "bytes"}
     return {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def row_flaw(rows: ArrayMeta) -> str | None:
+    """What of a ragged array the format doesn't allow, a short sentence; None if nothing (spec 14)."""
+    if not rows.dims or SAMPLE_DIM in rows.dims or len(rows.shape) >= MAX_RANK:
+        return f"its rows have 1 to {MAX_RANK - 1} dimensions, none of them {SAMPLE_DIM!r}"
+    if len(rows.name) > MAX_NAME_BYTES:
+        return f"its name has at most {MAX_NAME_BYTES} characters"
+    if not rows.sample_nbytes:
+        return "a row has elements"
+    if rows.row_geometry.chunk_rows > MAX_ROWS:
+        return f"its inner chunks have room for at most {MAX_ROWS} rows"
+    if rows.encoding is not None and (rows.dtype, rows.sample_shape) != ("uint8", ()):
+        return "text and bytes are rows of one uint8"
+    return None
 
 
 def is_name(name: object) -> bool:
@@ -208,9 +266,9 @@ def parse_array(
     bad = functools.partial(bad_key, path, document, array=name)
     shape, dtype, dims = _parse_geometry(document, bad)
     attrs = document.get("attributes")
-    if not isinstance(attrs, dict) or "ups_store" in attrs:
-        raise bad("attributes", "an object without the key 'ups_store'")
-    meta = ArrayMeta(name, shape, dtype, dims, attrs)
+    if not isinstance(attrs, dict):
+        raise bad("attributes", "an object")
+    meta = _of_part(ArrayMeta(name, shape, dtype, dims, attrs), bad)
     expected = document_of(meta)
     if is_text_of(expected, attrs, raw):
         return meta
@@ -220,6 +278,21 @@ def parse_array(
         if key != "attributes" and json.dumps(document.get(key), sort_keys=True) != wanted:
             raise bad(key, wanted, kind="codec" if key == "codecs" else "array_metadata")
     return meta
+
+
+def _of_part(meta: ArrayMeta, bad: Callable[..., FormatError]) -> ArrayMeta:
+    """The array as the rows of a ragged one, if its attributes say so (spec 14.2)."""
+    if "ups_store" not in meta.attrs:
+        return meta
+    ours, bad = meta.attrs["ups_store"], functools.partial(bad, kind="ragged", clause="14.2")
+    others = {key: value for key, value in meta.attrs.items() if key != "ups_store"}
+    rows = replace(meta, attrs=others, part="rows", encoding=encoding_of(ours))
+    if ours != attribute_of(rows.name, rows.encoding):
+        raise bad("attributes", f"no key 'ups_store', or {attribute_of(rows.name, None)}")
+    flaw = row_flaw(rows)
+    if flaw is not None:
+        raise bad("attributes", f"a ragged array as there are: {flaw}")
+    return rows
 
 
 def bad_key(

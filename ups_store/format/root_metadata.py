@@ -12,7 +12,7 @@ from ups_store.format.canonical import canonical_json, member_text
 from ups_store.format.metadata import bad_key, read_document, short
 
 FORMAT_VERSION = (1, 0)
-FEATURES = ("packed",)  # what a file may require of this reader (spec 10.3)
+FEATURES = ("packed", "ragged")  # what a file may require of this reader (spec 10.3)
 _ROOT_KEYS = {"attributes", "node_type", "zarr_format"}
 _OUR_KEYS = ("config_hash", "format_version", "identity", "requires")
 _VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
@@ -126,6 +126,8 @@ def _parse_requires(ours: dict[str, Any], path: object) -> tuple[str, ...]:
             hint="upgrade ups-store",
         )
         raise error
+    if len(names) > 1:
+        raise _bad_ours(path, ours, "requires", "packed or ragged, not both", clause="10.3")
     return tuple(names)
 
 

@@ -35,7 +35,7 @@ class BaseStore:
         config_hash: sha256 of the identity document, 64 hexadecimal digits.
         attrs: Attributes of the root group.
         version: Format version, `(major, minor)`.
-        metas: Metadata of the arrays by name, constants included.
+        metas: Metadata of the arrays by name, constants included; of a ragged array that of its rows.
         is_partial: Whether it was opened while it was under construction.
         codec: How its chunks are packed: "none", "blosc" or "pcodec"; "mixed" of partitions that differ.
     """
@@ -53,7 +53,7 @@ class BaseStore:
         self.config_hash = root.config_hash
         self.attrs: Mapping[str, Any] = root.attrs
         self.version = root.version
-        self.metas = {meta.name: meta for meta in metas}
+        self.metas = {meta.name: meta for meta in metas if not meta.is_companion}
         self._num_samples = num_samples
         self._per_sample = tuple(meta.name for meta in self.metas.values() if not meta.is_constant)
 
@@ -66,9 +66,13 @@ class BaseStore:
 
     @property
     def arrays(self) -> dict[str, ArraySpec]:
-        """The arrays with a sample axis; `create` takes them as they are."""
-        metas = (self.metas[name] for name in self._per_sample)
-        return {m.name: ArraySpec(m.shape, dtype_of(m.dtype), dims=m.dims, attrs=m.attrs) for m in metas}
+        """The arrays with a sample axis; `create` takes them as they are, ragged ones with their lengths."""
+        return {name: self._spec(self.metas[name]) for name in self._per_sample}
+
+    def _spec(self, meta: ArrayMeta) -> ArraySpec:
+        shape = (len(self), None, *meta.sample_shape) if meta.is_ragged else meta.shape
+        dtype, encoding = dtype_of(meta.dtype), meta.encoding
+        return ArraySpec(shape, dtype, dims=meta.axes, attrs=meta.attrs, encoding=encoding)
 
     @property
     def constants(self) -> dict[str, npt.NDArray[Any]]:
@@ -78,7 +82,7 @@ class BaseStore:
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
         """Dimension names of every array."""
-        return {name: meta.dims for name, meta in self.metas.items()}
+        return {name: meta.axes for name, meta in self.metas.items()}
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
@@ -130,9 +134,14 @@ class BaseStore:
             SampleIndexError: Unless -N <= index < N; also an IndexError.
         """
         batch = self.gather([index])
-        for values in batch.values():
-            values.flags.writeable = False
-        return {name: values[0, ...] for name, values in batch.items()}
+        sample = {}
+        for name, values in batch.items():
+            if isinstance(values, np.ndarray):
+                values.flags.writeable = False
+                sample[name] = values[0, ...]
+            else:  # of a ragged array a list
+                sample[name] = values[0]
+        return sample
 
     def check_open(self) -> None:
         """Fail after `close`.

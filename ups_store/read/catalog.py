@@ -13,11 +13,12 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
+from ups_store.format.companions import names_in_file, recognised
 from ups_store.format.identity import differences, flaws, identity_of_array
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
@@ -141,7 +142,7 @@ def _read_metadata(fd: int, path: Path, next_claim: NextClaim) -> tuple[RootMeta
             clause="13.2",
             hint="unpack it with `ups-store unpack`; `ups_store.open` reads it as it is",
         )
-    documents = read_arrays(fd, path, next_claim, claim, root.identity["arrays"])
+    documents = read_arrays(fd, path, next_claim, claim, names_in_file(root.identity["arrays"]))
     check_arrays(root, documents, path)
     return root, documents
 
@@ -190,7 +191,7 @@ def _check_identity(root: RootMeta, path: Path) -> None:
     found = flaws(root.identity)
     if found:
         raise FormatError(f"identity document, {found[0]}", path=path, kind="identity", clause="8.1")
-    names = root.identity["arrays"]
+    names = names_in_file(root.identity["arrays"])
     if len(names) > MAX_ARRAYS:
         expected = f"at most {MAX_ARRAYS}"
         raise FormatError(
@@ -227,9 +228,11 @@ def _read_json(fd: int, entry: Entry, crc: int, path: Path) -> bytes:
 
 
 def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
-    """Refuse arrays that aren't those of the identity document (spec 8.1)."""
-    metas = [meta for meta, _ in documents.metas]
-    declared, geometry = root.identity["arrays"], {meta.name: identity_of_array(meta) for meta in metas}
+    """Refuse arrays that aren't those of the identity document (spec 8.1); marks companions (spec 14)."""
+    metas = recognised([meta for meta, _ in documents.metas], path=path)
+    documents.metas = [(meta, nbytes) for meta, (_, nbytes) in zip(metas, documents.metas, strict=True)]
+    declared = root.identity["arrays"]
+    geometry = {meta.name: identity_of_array(meta) for meta in metas if not meta.is_companion}
     constants = sorted(meta.name for meta in metas if meta.is_constant)
     if json.dumps(declared, sort_keys=True) != json.dumps(geometry, sort_keys=True):  # `true` isn't 1
         differing = differences(declared, geometry) or {"": (declared, geometry)}
@@ -237,6 +240,10 @@ def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
         raise _bad_identity(path, f"arrays.{where}", declared, found)
     if sorted(root.identity["constants"]) != constants:
         raise _bad_identity(path, "constants", sorted(root.identity["constants"]), constants)
+    if ("ragged" in root.requires) is not any(meta.is_ragged for meta in metas):
+        problem = "a ragged array goes with the feature 'ragged' in `requires`, and only it does"
+        found = list(root.requires)
+        raise FormatError(problem, path=path, kind="requires", clause="10.3", found=found)
 
 
 def _bad_identity(path: Path, key: str, declared: object, found: object) -> FormatError:

@@ -15,6 +15,7 @@ from ups_store.format.checksum import crc32, crc32_each
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout
 from ups_store.format.stretches import stretches
 from ups_store.read.catalog import Catalog, read_building, read_finished
+from ups_store.read.ragged import sample_extent
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
@@ -177,13 +178,13 @@ def intact_parts(
         Whether they are the same, shape (M, num_arrays).
     """
     found = np.zeros_like(crcs)
-    per_piece = max(1, _CHECK_BLOCK_BYTES // max(1, sum(array.stride for array in layout.per_sample)))
+    sample_nbytes = sum(array.meta.nbytes for array in layout.per_sample) // max(1, layout.num_samples)
+    per_piece = max(1, _CHECK_BLOCK_BYTES // max(1, sample_nbytes))
     pieces = [slice(first, first + per_piece) for first in range(0, len(samples), per_piece)]
-    sample_nbytes = sum(array.meta.sample_nbytes for array in layout.per_sample)
 
     def read(part: slice) -> None:
         for column, array in enumerate(layout.per_sample):
-            found[part, column] = _crcs_of(fd, array, samples[part])
+            found[part, column] = _crcs_of(fd, layout, array, samples[part])
 
     for first in range(0, len(pieces), _PIECES_AT_ONCE):
         some = pieces[first : first + _PIECES_AT_ONCE]
@@ -193,8 +194,11 @@ def intact_parts(
     return intact
 
 
-def _crcs_of(fd: int, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> list[int]:
+def _crcs_of(fd: int, layout: Layout, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> list[int]:
     """CRC-32 of each sample's slot or bytes."""
+    if array.meta.is_ragged:
+        ragged = layout.ragged[array.meta.name]
+        return [_crc_of_extent(fd, *sample_extent(fd, ragged, sample)) for sample in samples.tolist()]
     if array.stride > _CHECK_BLOCK_BYTES:
         return [_crc_of_extent(fd, *array.slot(sample)) for sample in samples.tolist()]
     crcs, stride = [], array.stride

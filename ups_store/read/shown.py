@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-from ups_store.format.metadata import ArrayMeta
+from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta
 from ups_store.printable import one_line
 
 MAX_ROWS = 20  # arrays that are shown; there may be thousands
@@ -47,7 +47,9 @@ def _rows(metas: Iterable[ArrayMeta]) -> tuple[list[tuple[str, ...]], list[str]]
 
 
 def _axes(meta: ArrayMeta) -> str:
-    axes = (f"{one_line(dim)}: {length:,}" for dim, length in zip(meta.dims, meta.shape, strict=True))
+    axes = [f"{one_line(dim)}: {length:,}" for dim, length in zip(meta.dims, meta.shape, strict=True)]
+    if meta.is_ragged:
+        axes = [SAMPLE_DIM, f"{axes[0]} in all", *axes[1:]]
     return f"({', '.join(axes)})"
 
 

@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import NotCommittedError
+from ups_store.errors import NotCommittedError, SpecError
 from ups_store.format.layout import ArrayLayout
+from ups_store.format.ragged import LENGTHS
 from ups_store.read.base import BaseStore
 from ups_store.read.catalog import Catalog, fingerprint_of
 from ups_store.read.gather import TIME_DIM, Indices, check_effect, check_indices, names_of, window_of
+from ups_store.read.ragged import (
+    Form,
+    RaggedArray,
+    RaggedReader,
+    RowChecks,
+    check_form,
+    check_no_window,
+    in_form,
+)
 from ups_store.read.recovery import Building, read_commits, read_committed
 from ups_store.read.sampled_array import SampledArray, TouchChecks
 from ups_store.read.store_file import Access, StoreFile
@@ -75,6 +85,8 @@ class Store(BaseStore):
         self.network = self._file.network
         self._views: dict[str, npt.NDArray[Any]] = {}
         self._sampled: dict[str, SampledArray] = {}
+        self._readers: dict[str, RaggedReader] = {}
+        self._row_checks: dict[str, RowChecks] = {}
         self._timed = {meta.name for meta in metas if TIME_DIM in meta.dims and not meta.is_constant}
         self.verify_on_touch = verify == "touch"
         self._checks = TouchChecks(self._file.read, path) if self.verify_on_touch else None
@@ -82,6 +94,20 @@ class Store(BaseStore):
     def _summary(self) -> list[str]:
         size = f"{self.nbytes:,} bytes"
         return [size, "under construction"] if self.is_partial else [size]
+
+    def lengths(self, name: str) -> npt.NDArray[np.int64]:
+        """Number of rows of every sample of a ragged array, shape (N,), all checked.
+
+        Raises:
+            ArrayNotFoundError: Also a KeyError.
+            SpecError: If the array isn't ragged, kind "ragged".
+            CorruptChunkError: If the offsets are damaged.
+        """
+        self._sampled_meta(name)
+        self.check_length()
+        if name not in self._catalog.layout.ragged:
+            raise SpecError("it isn't ragged", kind="ragged", path=self.path, array=name)
+        return np.diff(self._reader(name).all_offsets())
 
     @property
     def access(self) -> Access:
@@ -104,9 +130,10 @@ class Store(BaseStore):
             committed[:] = True
         return committed
 
-    def whole(self, name: str) -> npt.NDArray[Any]:
+    def whole(self, name: str) -> Any:
         """The whole array as a read-only view of the mapping, shape (N, ...), no copy; a constant likewise.
 
+        A ragged array is a `RaggedArray`: a sequence of N samples, `str` where they are text.
         Also a store that is read with "pread" is mapped for this; its constants are read. With
         `verify="touch"` an array without slots is checked here, one with slots (samples of 4096 bytes or
         more) is not.
@@ -122,12 +149,16 @@ class Store(BaseStore):
         view = self._view(name)
         if not array.meta.is_constant:
             self._require(np.arange(len(self) if self.is_partial else 0))
+        if array.meta.is_ragged:
+            return RaggedArray(self._reader(name), view)
         if not array.meta.is_sharded:
             self._check(array, np.arange(0))
         return view
 
-    def sample(self, index: int) -> dict[str, npt.NDArray[Any]]:
+    def sample(self, index: int) -> dict[str, Any]:
         """All arrays of one sample as read-only views by name; shape () for a number. Negative: from the end.
+
+        Of a ragged array shape (rows, ...); text is `str`.
 
         Raises:
             SampleIndexError: Unless -N <= index < N; also an IndexError.
@@ -141,9 +172,12 @@ class Store(BaseStore):
         samples = check_indices([index], len(self), path=self.path)
         self._require(samples)
         number, values = int(samples[0]), {}
-        for array in self._catalog.layout.per_sample:
-            self._check(array, samples)
-            values[array.meta.name] = self._view(array.meta.name)[number, ...]
+        for name in self._per_sample:
+            if name in self._catalog.layout.ragged:
+                values[name] = self._views_of(name, samples, decode=True)[0]
+                continue
+            self._check(self._layout(name), samples)
+            values[name] = self._view(name)[number, ...]
         return values
 
     def gather(
@@ -156,7 +190,8 @@ class Store(BaseStore):
         stride: int = 1,
         out: Mapping[str, npt.NDArray[Any]] | None = None,
         num_threads: int | None = None,
-    ) -> dict[str, npt.NDArray[Any]]:
+        ragged: Form = "views",
+    ) -> dict[str, Any]:
         """Copy samples, or windows of them, into a batch.
 
         Args:
@@ -172,6 +207,10 @@ class Store(BaseStore):
                 numbers to any floating-point dtype, others where nothing is lost.
             num_threads: Threads that copy, or reads under way at once where `access` is "pread"; by default
                 1 and 8. More copy large samples faster, until memory is the limit.
+            ragged: How ragged arrays are given: "views" as a list of B read-only arrays, which aren't copied
+                where the store is mapped (of text as `str`, which are); "padded" as an array (B, L, ...) of
+                zeros behind each sample, L the rows of the longest or those of `out`, and under the name
+                `NAME.lengths` the numbers of rows, int64, shape (B,).
         Returns:
             Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
         Raises:
@@ -184,6 +223,10 @@ class Store(BaseStore):
         """
         self._file.check_length()
         chosen = self._per_sample if names is None else names_of(names)
+        if self._catalog.layout.ragged and not self._catalog.layout.ragged.keys().isdisjoint(chosen):
+            window = {"start": start, "length": length, "stride": stride}
+            return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
+        check_form(ragged, (), None, path=self.path)
         batch: dict[str, npt.NDArray[Any]] = {}
         if num_threads is None or num_threads == 1:
             batch = self._gather_usual(indices, chosen, start, length, stride, out)
@@ -196,16 +239,63 @@ class Store(BaseStore):
         if self.is_partial:
             self._require(samples)
         for array in arrays:
-            meta, window = array.layout.meta, None
+            meta, times = array.layout.meta, None
             if meta.name in batch:
                 continue
             if is_window:
-                window = window_of(meta, len(samples), start=start, length=length, stride=stride)
+                times = window_of(meta, len(samples), start=start, length=length, stride=stride)
             if self._checks is not None:
                 self._check(array.layout, samples)
             target = None if out is None else out.get(meta.name)
-            batch[meta.name] = array.gather(samples, window, target, num_threads=num_threads)
+            batch[meta.name] = array.gather(samples, times, target, num_threads=num_threads)
         return batch
+
+    def _gather_ragged(
+        self,
+        indices: Indices | slice,
+        chosen: Sequence[str],
+        window: Mapping[str, Any],
+        out: Mapping[str, Any] | None,
+        num_threads: int | None,
+        form: Form,
+    ) -> dict[str, Any]:
+        """A batch with ragged arrays: these by themselves, the others as ever."""
+        samples = check_indices(indices, len(self), path=self.path)
+        names = [name for name in chosen if name in self._catalog.layout.ragged]
+        others = [name for name in chosen if name not in self._catalog.layout.ragged]
+        check_no_window([self.metas[name] for name in names], window, path=self.path)
+        rest = check_form(form, names, out, path=self.path)
+        found = self.gather(samples, others, **window, out=rest or None, num_threads=num_threads)
+        if self.is_partial:
+            self._require(samples)
+        for name in names:
+            views = self._views_of(name, samples, decode=form == "views", num_threads=num_threads)
+            found |= in_form(form, self.metas[name], views, out)
+        names_out = [key for name in chosen for key in (name, name + LENGTHS) if key in found]
+        return {key: found[key] for key in names_out}
+
+    def _views_of(
+        self, name: str, samples: npt.NDArray[np.int64], *, decode: bool, num_threads: int | None = None
+    ) -> list[Any]:
+        """Samples of a ragged array, checked if that is wanted."""
+        reader = self._reader(name)
+        if self._checks is not None:
+            layout = reader.layout
+            for companion in (layout.offsets, layout.checks):
+                self._check(companion, samples)
+            checks = self._row_checks.get(name)
+            if checks is None:
+                checks = self._row_checks[name] = RowChecks(layout, self._file.read, self.path)
+            checks.check(samples, *reader.extents(samples))
+        return reader.views(samples, num_threads=num_threads, decode=decode)
+
+    def _reader(self, name: str) -> RaggedReader:
+        readers = self._readers
+        reader = readers.get(name)
+        if reader is None:
+            layout = self._catalog.layout.ragged[name]
+            reader = readers[name] = RaggedReader(layout, self._file, lambda: self._view(name))
+        return reader
 
     def _gather_usual(
         self,
@@ -350,7 +440,7 @@ class Store(BaseStore):
 
     def _check(self, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> None:
         # A small array's checksum is written when the store is finished (spec 6.8).
-        is_unwritten = self.is_partial and not (array.meta.is_sharded or array.meta.is_constant)
+        is_unwritten = self.is_partial and array.meta.is_committed and not array.meta.is_sharded
         if self._checks is not None and not is_unwritten:
             self._checks.check(array, samples)
 

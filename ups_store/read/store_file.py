@@ -169,8 +169,10 @@ def _mapped(mapping: mmap.mmap, array: ArrayLayout) -> npt.NDArray[Any]:
     """The array over the mapping: one strided array where there are slots (spec 5.5)."""
     dtype, shape = dtype_of(array.meta.dtype), array.meta.sample_shape
     strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    if not array.meta.is_constant:
+    if array.meta.is_committed:
         strides = (array.stride, *strides)
+    elif not array.meta.is_constant:
+        strides = (dtype.itemsize,)  # offsets of a ragged array
     return np.ndarray(array.meta.shape, dtype, mapping, array.offset, strides)
 
 
@@ -261,6 +263,11 @@ def read_constant(fd: int, array: ArrayLayout, *, path: Path) -> npt.NDArray[Any
     whole = np.empty(array.meta.shape, dtype_of(array.meta.dtype))
     _fill(fd, array.offset, whole, path)
     return whole
+
+
+def read_rows(fd: int, first: int, target: npt.NDArray[Any], *, path: Path) -> None:
+    """Fill an array, C-contiguous and not empty, with the bytes of the file from `first` on."""
+    _fill(fd, first, target, path)
 
 
 def read_bytes(fd: int, first: int, nbytes: int, *, path: Path) -> bytes:

@@ -26,6 +26,7 @@ from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.read.verify_rows import RowVerifier
 from ups_store.system import files
 
 _BLOCK_BYTES = 4 << 20  # read at a time and thread
@@ -39,8 +40,8 @@ class Problem:
 
     Attributes:
         kind: Stable identifier. Of chunks "chunk_crc", "slot_padding", "shard_index", "entry_crc",
-            "bool_value", "constant_digest" (and what decoding a packed one raises); of metadata
-            "metadata_text"; of ZIP records "local_header".
+            "bool_value", "constant_digest" (and what decoding a packed one raises), "offsets" and "text" of
+            ragged arrays; of metadata "metadata_text"; of ZIP records "local_header".
         clause: Clause of the spec that is violated.
         byte_range: `(first, past_last)` byte in the file.
         array: Array, where one is concerned.
@@ -192,7 +193,10 @@ class _Verifier:
         return problems + self._compare(entry.data_offset, text, "metadata_text", "4.1")
 
     def _check_data(self, array: ArrayLayout, entry: Entry, stored: int) -> list[Problem]:
-        parts = self._check_slots(array) if array.meta.is_sharded else self._check_chunk(array, entry)
+        if array.meta.is_ragged:
+            parts = self._check_rows(array)
+        else:
+            parts = self._check_slots(array) if array.meta.is_sharded else self._check_chunk(array, entry)
         problems = [problem for part in parts for problem in part.problems]
         computed = combine_crc32((part.crc, part.nbytes) for part in parts)
         if computed != stored and not problems:
@@ -213,6 +217,20 @@ class _Verifier:
         problems = self._compare(offset, index, "shard_index", "5.4", array.meta.name)
         found = self._read(offset, len(index))
         return [*parts, _Part(crc32(found), len(index), tuple(problems))]
+
+    def _check_rows(self, array: ArrayLayout) -> list[_Part]:
+        """Every sample of a ragged array, then what follows the last one."""
+        name = array.meta.name
+        verifier = RowVerifier(self.layout.ragged[name], self._read)
+        parts = []
+        for block in self.pool.map(verifier.check, verifier.blocks):
+            self.progress(block.nbytes)
+            flaws = (Problem(f.kind, f.clause, f.byte_range, name, f.sample, f.detail) for f in block.flaws)
+            parts.append(_Part(block.crc, block.nbytes, tuple(flaws)))
+        self.num_chunks += self.layout.num_samples
+        trailer, end = array.pack_index(), array.offset + array.meta.nbytes
+        problems = self._compare(end, trailer, "shard_index", "14.4", name)
+        return [*parts, _Part(crc32(self._read(end, len(trailer))), len(trailer), tuple(problems))]
 
     def _in_order(self, check: Callable[[int], _Part], firsts: range) -> Iterator[_Part]:
         for part in self.pool.map(check, firsts):

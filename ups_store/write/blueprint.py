@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.format.array_spec import ArraySpec
+from ups_store.format.companions import companions_of
 from ups_store.format.identity import config_hash, constant_digest, flaws, identity_document
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
@@ -25,8 +26,11 @@ from ups_store.format.metadata import (
     ArrayMeta,
     check_name,
     dtype_name,
+    row_flaw,
 )
+from ups_store.format.ragged import LENGTHS, MAX_ROWS, companion_names, offsets_of
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.read.gather import int64_of
 from ups_store.write.encode import as_payload
 
 MAX_FILE_BYTES = 2**62 - 1  # lock bytes lie behind it (spec 6.3, 9.1)
@@ -39,7 +43,8 @@ class Blueprint:
     Attributes:
         root: Metadata of the root group, identity included.
         documents: The `zarr.json` documents in file order.
-        constants: C-order little-endian bytes of every constant, by name.
+        constants: C-order little-endian bytes of every constant, and of every ragged array's offsets, by
+            the name of the array in the file: they are written before the first sample.
         layout: Geometry.
     """
 
@@ -65,22 +70,32 @@ def blueprint_of(
     given = {"arrays": arrays, "constants": constants, "identity": identity, "attrs": attrs}
     for argument, mapping in given.items():
         _check_type(mapping, Mapping, "a mapping by name", argument=argument)
-    metas = [_array_meta(name, spec) for name, spec in arrays.items()]
-    payloads: dict[str, bytes] = {}
+    metas, payloads = [], dict[str, bytes]()
+    for name, spec in arrays.items():
+        _check_type(spec, ArraySpec, "ups_store.ArraySpec(shape, dtype)", argument=f"arrays[{name!r}]")
+        metas.append(_ragged_meta(name, spec) if spec.is_ragged else _array_meta(name, spec))
     for name, value in constants.items():
         meta, payload = _constant(name, np.asarray(value), dims.get(name))
         metas.append(meta)
         payloads[name] = payload
+    digests = {name: constant_digest(payload) for name, payload in payloads.items()}
+    for name, spec in arrays.items():
+        if spec.is_ragged:
+            offsets = offsets_of(_lengths(name, spec))
+            payloads[companion_names(name)["offsets"]] = offsets.tobytes()
+            metas += companions_of(next(m for m in metas if m.name == name), len(offsets) - 1)
+            _check_reserved(name, [*arrays, *constants])
     metas.sort(key=lambda meta: meta.name)
     num_samples = _check_together(metas, arrays, constants, dims)
-    digests = {name: constant_digest(payload) for name, payload in payloads.items()}
-    document = identity_document(metas, digests, identity, partition)
+    users = [meta for meta in metas if not meta.is_companion]
+    document = identity_document(users, digests, identity, partition)
     if partition is not None and flaws(document):
         expected = "(number, number of partitions)"
         raise SpecError("partition", kind="partition", clause="8.1", expected=expected, found=partition)
     if "ups_store" in attrs:
         raise SpecError("attribute 'ups_store' is the format's own", kind="attrs", clause="4.3")
-    root = RootMeta(FORMAT_VERSION, config_hash(document), document, dict(attrs))
+    requires = ("ragged",) if any(meta.is_ragged for meta in metas) else ()
+    root = RootMeta(FORMAT_VERSION, config_hash(document), document, dict(attrs), requires)
     documents = (root.to_json(), *(meta.to_json() for meta in metas))
     if max(map(len, documents)) > MAX_JSON_BYTES:
         raise SpecError("a zarr.json would be too long", kind="limits", clause="9.1", expected=MAX_JSON_BYTES)
@@ -97,8 +112,54 @@ def _check_type(value: object, wanted: type, expected: str, *, argument: str) ->
         raise SpecError(f"argument {argument}", kind="argument", expected=expected, found=repr(value))
 
 
+def _ragged_meta(name: str, spec: ArraySpec) -> ArrayMeta:
+    """Metadata of the array that holds the rows (spec 14.2)."""
+    lengths = _lengths(name, spec)
+    plain = replace(spec, shape=(len(lengths), 1, *spec.shape[2:]), lengths=None, encoding=None)
+    given = _array_meta(name, plain)
+    shape = (int(lengths.sum()), *given.shape[2:])
+    rows = replace(given, shape=shape, dims=given.dims[1:], part="rows", encoding=spec.encoding)
+    flaw = row_flaw(rows)
+    if flaw is not None:
+        found = f"{rows.dtype} {rows.shape} {rows.dims}"
+        raise SpecError("ragged array", kind="ragged", clause="14.1", array=name, expected=flaw, found=found)
+    return rows
+
+
+def _lengths(name: str, spec: ArraySpec) -> npt.NDArray[np.int64]:
+    """Numbers of rows of a ragged array's samples, checked."""
+    lengths = None if spec.lengths is None else int64_of(spec.lengths)
+    num_samples = spec.shape[0]
+    is_valid = lengths is not None and lengths.ndim == 1 and not (lengths < 0).any()
+    if lengths is None or not is_valid or num_samples not in (None, len(lengths)):
+        expected = f"a number of rows per sample, {'N' if num_samples is None else num_samples} in all"
+        found = None if spec.lengths is None else np.shape(spec.lengths)
+        hint = "where they aren't known yet, write with `ups_store.write_parts`"
+        raise SpecError("lengths", kind="lengths", array=name, expected=expected, found=found, hint=hint)
+    if lengths.sum(dtype=float) > MAX_ROWS:  # as an integer it might wrap around
+        expected = f"at most {MAX_ROWS} rows in all"
+        raise SpecError("lengths", kind="lengths", clause="9.1", array=name, expected=expected)
+    return lengths
+
+
+def _check_reserved(name: str, names: Iterable[str]) -> None:
+    taken = sorted({*companion_names(name).values(), name + LENGTHS} & set(names))
+    if taken:
+        raise SpecError(
+            "array name",
+            kind="name",
+            clause="14.1",
+            array=taken[0],
+            expected=f"another name: it belongs to the ragged array {name!r}",
+        )
+
+
 def _array_meta(name: str, spec: ArraySpec) -> ArrayMeta:
-    _check_type(spec, ArraySpec, "ups_store.ArraySpec(shape, dtype)", argument=f"arrays[{name!r}]")
+    if spec.attrs and "ups_store" in spec.attrs:
+        raise SpecError("attribute 'ups_store' is the format's own", kind="attrs", clause="4.4", array=name)
+    if not spec.is_ragged and (spec.lengths is not None or spec.encoding is not None):
+        expected = "None as the second axis of `shape`, or neither lengths nor encoding"
+        raise SpecError("shape", kind="shape", array=name, expected=expected, found=tuple(spec.shape))
     shape = _shape(name, spec.shape)
     defaults = (SAMPLE_DIM, *(f"{name}_dim_{i}" for i in range(1, len(shape))))
     dims = tuple(spec.dims) if spec.dims is not None else defaults

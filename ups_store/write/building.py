@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ups_store.format.build_tail import (
     TailHeader,
 )
 from ups_store.format.layout import Layout
+from ups_store.format.ragged import Offsets
 from ups_store.format.stretches import stretches
 from ups_store.read.catalog import read_building
 from ups_store.read.gather import Samples
@@ -51,6 +52,7 @@ class BuildingFile:
         metadata_crcs: CRC-32 of the metadata entries, in file order.
         is_lazy: Whether commits go unsynced; only ever where the header says so too, for its samples are
             checked after a power loss.
+        offsets: Of each ragged array, by name, the row at which each sample begins, shape (N + 1,).
     """
 
     path: Path
@@ -59,6 +61,7 @@ class BuildingFile:
     header: TailHeader
     metadata_crcs: tuple[int, ...]
     is_lazy: bool
+    offsets: Mapping[str, Offsets]
 
     @functools.cached_property
     def building_path(self) -> Path:

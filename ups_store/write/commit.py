@@ -72,15 +72,39 @@ def commit_pieces(
 def _write_piece(building: BuildingFile, piece: Piece) -> None:
     fd = building.fd
     for array, slots in zip(building.layout.per_sample, piece.slots, strict=True):
-        _write_rows(fd, array.offset, array.stride, piece.samples, slots)
-        if not building.is_lazy and array.meta.is_sharded:
-            _start_writeback(fd, array, int(piece.samples[0]), int(piece.samples[-1]))
+        if array.meta.is_ragged:
+            _write_ragged(building, array, piece.samples, slots)
+        else:
+            _write_rows(fd, array.offset, array.stride, piece.samples, slots)
+        if not building.is_lazy and (array.meta.is_sharded or array.meta.is_ragged):
+            extents = [extent_of(building, array, int(piece.samples[i])) for i in (0, -1)]
+            _start_writeback(fd, extents[0][0], extents[1][1])
 
 
-def _start_writeback(fd: int, array: ArrayLayout, first: int, last: int) -> None:
+def extent_of(building: BuildingFile, array: ArrayLayout, sample: int) -> tuple[int, int]:
+    """`(first, past_last)` byte of a sample of any array."""
+    if not array.meta.is_ragged:
+        return array.slot(sample)
+    start, end = building.offsets[array.meta.name][sample : sample + 2].tolist()
+    return building.layout.ragged[array.meta.name].extent(start, end)
+
+
+def _write_ragged(
+    building: BuildingFile, array: ArrayLayout, samples: Samples, block: npt.NDArray[np.uint8]
+) -> None:
+    """Write samples of a ragged array, which lie one behind the other in `block`, and in the file in runs."""
+    done = 0
+    for sample, num in stretches(samples):
+        first, end = extent_of(building, array, sample)[0], extent_of(building, array, sample + num - 1)[1]
+        if first < end:
+            files.write_at(building.fd, first, block.data[done : done + end - first])
+            done += end - first
+
+
+def _start_writeback(fd: int, first: int, end: int) -> None:
     """Have the disk begin with whole pages of samples; the next piece begins on the page that follows."""
-    begin = array.slot(first)[0] // PAGE_BYTES * PAGE_BYTES
-    end = array.slot(last)[1] // PAGE_BYTES * PAGE_BYTES
+    begin = first // PAGE_BYTES * PAGE_BYTES
+    end = end // PAGE_BYTES * PAGE_BYTES
     if begin < end:
         files.start_writeback(fd, begin, end - begin)
 
@@ -183,7 +207,11 @@ def _finish_entry(building: BuildingFile, array: ArrayLayout, crcs: CrcTable | N
     """Write an entry's local header and what follows its samples; returns the entry's CRC-32."""
     entry, fd = array.entry, building.fd
     assert entry is not None
-    if array.meta.is_sharded and crcs is not None:
+    if array.meta.is_ragged and crcs is not None:
+        sizes = np.diff(building.offsets[array.meta.name]) * array.stride
+        trailer = array.pack_index()
+        crc = combine_crc32(zip(crcs.tolist(), sizes.tolist(), strict=True))
+    elif array.meta.is_sharded and crcs is not None:
         trailer = array.pack_index()
         crc = combine_crc32((int(crc), array.stride) for crc in crcs)
     else:

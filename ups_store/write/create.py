@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import (
@@ -27,8 +28,10 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK, HOW_TO_REPLACE, Owner, TailHeader
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.identity import describe_differences, differences, identity_document
-from ups_store.format.layout import Layout
+from ups_store.format.layout import Layout, RaggedLayout
+from ups_store.format.ragged import Offsets
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
+from ups_store.read.ragged import read_offsets
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
 from ups_store.system.memory_file import (
@@ -253,9 +256,10 @@ def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: 
     _check_same(sizes[0], sizes[1], target)  # they aren't in the identity (spec 8.4)
     if found.state is State.RESUMABLE:
         mended += mend_constants(fd, found.catalog.layout, blueprint)
+    building = _building_file(path, fd, found, is_lazy=is_lazy)
+    _check_same_lengths(building, blueprint)
     files.sync_data(fd)  # a record in the page cache only must not count before it is durable
     locks.unlock(fd, GATE_LOCK)
-    building = _building_file(path, fd, found, is_lazy=is_lazy)
     writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
     if mended:
         resuming.note(describe_mended(building, mended))
@@ -269,7 +273,29 @@ def _building_file(path: Path, fd: int, found: Building, *, is_lazy: bool) -> Bu
     header = found.header or TailHeader.for_layout(
         layout, build_id=bytes(16), boot_id=bytes(16), is_lazy=False
     )
-    return BuildingFile(path, fd, layout, header, crcs, is_lazy=is_lazy and header.is_lazy)
+    where = building_path(path)
+    offsets = {name: read_offsets(fd, array, path=where) for name, array in layout.ragged.items()}
+    return BuildingFile(path, fd, layout, header, crcs, is_lazy and header.is_lazy, offsets)
+
+
+def _check_same_lengths(building: BuildingFile, blueprint: Blueprint) -> None:
+    """Refuse to continue a file whose ragged samples have other lengths: the identity doesn't hold them."""
+    for name, array in building.layout.ragged.items():
+        found, wanted = building.offsets[name], _offsets_in(blueprint, array)
+        if np.array_equal(found, wanted):
+            continue
+        lengths = np.diff(found), np.diff(wanted)
+        where = int(np.argmax(lengths[0] != lengths[1]))
+        shown = [int(values[where]) for values in lengths]
+        _check_same(
+            {f"lengths of {name!r}[{where}]": shown[0]},
+            {f"lengths of {name!r}[{where}]": shown[1]},
+            building.building_path,
+        )
+
+
+def _offsets_in(blueprint: Blueprint, array: RaggedLayout) -> Offsets:
+    return np.frombuffer(blueprint.constants[array.offsets.meta.name], "<i8")
 
 
 def _check_same(found: Any, expected: Any, path: Path) -> None:
@@ -336,7 +362,8 @@ def _new_header(layout: Layout, *, is_lazy: bool) -> TailHeader:
 
 def _new_building(path: Path, fd: int, blueprint: Blueprint, header: TailHeader) -> BuildingFile:
     crcs = tuple(map(crc32, blueprint.documents))
-    return BuildingFile(path, fd, blueprint.layout, header, crcs, header.is_lazy)
+    offsets = {name: _offsets_in(blueprint, array) for name, array in blueprint.layout.ragged.items()}
+    return BuildingFile(path, fd, blueprint.layout, header, crcs, header.is_lazy, offsets)
 
 
 def _write_skeleton(building: BuildingFile, blueprint: Blueprint) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ups_store.errors import SpecError
 from ups_store.format.checksum import crc32_each, crc32c_each
 from ups_store.format.layout import ArrayLayout, Layout
 from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.ragged import companion_names
 from ups_store.read.gather import Samples
 from ups_store.system.parallel import parts_of
 
@@ -22,7 +23,7 @@ DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 2 << 20
 MAX_SAMPLES = 4096  # of a piece, for each has two views, which take more room than a tiny sample
 
 Arrays = Mapping[str, npt.ArrayLike]
-Values = Mapping[str, npt.NDArray[Any]]
+Values = Mapping[str, Any]  # arrays (M, ...); of a ragged array one for each of the samples
 CrcTable = npt.NDArray[np.uint32]
 
 
@@ -33,8 +34,9 @@ class Piece:
     Attributes:
         samples: Sample numbers, sorted and distinct, shape (M,).
         slots: Per array in file order, the slots (large) or bytes (small) of the samples, shape (M, stride),
-            uint8; private, so that nothing changes them after the checksums were taken.
-        crcs: CRC-32 of each row of `slots`, shape (M, num_arrays).
+            of a ragged array the bytes of all samples, shape (num_bytes,); uint8; private, so that nothing
+            changes them after the checksums were taken.
+        crcs: CRC-32 of what `slots` has of each sample, shape (M, num_arrays).
     """
 
     samples: Samples
@@ -65,6 +67,47 @@ def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) ->
     if meta.dtype == "bool":
         array = array.view(np.uint8) != 0
     return np.ascontiguousarray(array, dtype).reshape(shape)
+
+
+def as_rows(values: Any, meta: ArrayMeta, lengths: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    """What `as_payload` makes of every sample of a ragged array, whose numbers of rows are given.
+
+    Samples of text are `str`, of bytes `bytes`; both may be arrays of uint8.
+    """
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__") or len(values) != len(lengths):
+        found = f"{len(values)}" if hasattr(values, "__len__") else type(values).__name__
+        raise SpecError(
+            "wrong number of samples", kind="shape", array=meta.name, expected=f"{len(lengths)}", found=found
+        )
+    tail = meta.sample_shape
+    return [
+        as_payload(encoded_text(value, meta), meta, (length, *tail))
+        for value, length in zip(values, lengths.tolist(), strict=True)
+    ]
+
+
+def encoded_text(value: Any, meta: ArrayMeta) -> Any:
+    """The bytes of a sample of text as an array of uint8, checked; all else as it is."""
+    if meta.encoding is None:
+        return value
+    if isinstance(value, str) and meta.encoding == "utf-8":
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise _no_such_text(meta, error) from error
+    elif isinstance(value, str):
+        raise _no_such_text(meta, "a str")
+    elif meta.encoding == "utf-8":
+        try:
+            str(np.asarray(value).data if hasattr(value, "dtype") else value, "utf-8")
+        except (UnicodeDecodeError, TypeError, ValueError) as error:
+            raise _no_such_text(meta, error) from error
+    return np.frombuffer(value, np.uint8) if isinstance(value, bytes | bytearray | memoryview) else value
+
+
+def _no_such_text(meta: ArrayMeta, found: object) -> SpecError:
+    expected = "a str, or valid UTF-8" if meta.encoding == "utf-8" else "bytes"
+    return SpecError("wrong text", kind="text", array=meta.name, expected=expected, found=found)
 
 
 def _from_python(value: npt.ArrayLike, meta: ArrayMeta) -> npt.NDArray[Any]:
@@ -139,14 +182,16 @@ class Scratches:
             self._free.append(scratch)
 
 
-def pieces_of(layout: Layout, num_samples: int, piece_bytes: int) -> list[slice]:
+def pieces_of(layout: Layout, num_samples: int, piece_bytes: int, *, rows_nbytes: int = 0) -> list[slice]:
     """A batch in pieces of nearly equally many samples, about `piece_bytes` of slots each.
 
     None reaches 1.5 `piece_bytes` plus one sample: a batch that is a little larger than whole pieces makes
     them larger, for a short last piece costs as many calls as a full one. A sample that is larger is a piece
-    by itself; tiny ones make smaller pieces, for each has its views.
+    by itself; tiny ones make smaller pieces, for each has its views. Of ragged arrays, whose samples have
+    `rows_nbytes` in all, every sample counts alike.
     """
-    nbytes = num_samples * sum(array.stride for array in layout.per_sample)
+    fixed = sum(array.stride for array in layout.per_sample if not array.meta.is_ragged)
+    nbytes = num_samples * fixed + rows_nbytes
     return parts_of(num_samples, max(round(nbytes / piece_bytes), -(-num_samples // MAX_SAMPLES)))
 
 
@@ -163,11 +208,29 @@ def encode_piece(layout: Layout, samples: Samples, rows: Samples, values: Values
         The piece, valid until something else is encoded with this scratch.
     """
     slots, crcs = [], np.empty((len(samples), len(layout.per_sample)), np.uint32)
+    checks: dict[str, npt.NDArray[np.uint32]] = {}  # of samples of ragged arrays
     for i, array in enumerate(layout.per_sample):
+        name = array.meta.name
+        if array.meta.is_ragged:
+            block, crcs[:, i], checks[companion_names(name)["crc32c"]] = _joined(values[name], rows)
+            slots.append(block)
+            continue
         memory = scratch.slots(array, len(samples))
-        crcs[:, i] = _fill(array, memory, values[array.meta.name], rows)
+        value, order = (checks[name], np.arange(len(rows))) if name in checks else (values[name], rows)
+        crcs[:, i] = _fill(array, memory, value, order)
         slots.append(memory.rows[: len(samples)])
     return Piece(samples, tuple(slots), crcs)
+
+
+def _joined(
+    samples: Sequence[npt.NDArray[Any]], rows: Samples
+) -> tuple[npt.NDArray[np.uint8], list[int], npt.NDArray[np.uint32]]:
+    """Samples of a ragged array one behind the other; CRC-32 and CRC-32C of each."""
+    chosen = [samples[row].reshape(-1).view(np.uint8) for row in rows.tolist()]
+    block = np.concatenate(chosen)
+    ends = np.cumsum([len(sample) for sample in chosen]).tolist()
+    parts = [block.data[first:end] for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return block, crc32_each(parts), np.array(crc32c_each(parts), "<u4")
 
 
 def _fill(array: ArrayLayout, slots: Slots, value: npt.NDArray[Any], rows: Samples) -> list[int]:

@@ -73,6 +73,8 @@ def mend_metadata(fd: int, blueprint: Blueprint, path: Path) -> list[str]:
 def mend_constants(fd: int, layout: Layout, blueprint: Blueprint) -> list[str]:
     """Write constants again, or their checksums, that differ from those of the arguments.
 
+    Offsets of ragged arrays, too, if either they or their checksum are the arguments' own.
+
     Args:
         fd: A resumable file of the same identity, which has their digests: those of the arguments are right.
         layout: Its geometry; attributes of the arguments may be other ones.
@@ -82,10 +84,15 @@ def mend_constants(fd: int, layout: Layout, blueprint: Blueprint) -> list[str]:
     """
     damaged = []
     for name, payload in blueprint.constants.items():
-        place, chunk = layout.arrays[name].entry, payload + struct.pack("<I", crc32c(payload))
-        if place and files.read_at(fd, place.data_offset, len(chunk)) != chunk:
-            files.write_at(fd, place.data_offset, chunk)
-            damaged.append(f"constant {name!r}")
+        place, checksum = layout.arrays[name].entry, struct.pack("<I", crc32c(payload))
+        chunk = payload + checksum
+        found = files.read_at(fd, place.data_offset, len(chunk)) if place else chunk
+        if place is None or found == chunk:
+            continue
+        if not layout.arrays[name].meta.is_constant and payload != found[:-4] and checksum != found[-4:]:
+            continue  # offsets of ragged samples, of other lengths: no identity has them
+        files.write_at(fd, place.data_offset, chunk)
+        damaged.append(f"constant {name!r}")
     return damaged
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
+from ups_store.format.metadata import ArrayMeta
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits
 from ups_store.system import locks
@@ -26,6 +27,7 @@ from ups_store.write.encode import (
     Scratches,
     Values,
     as_payload,
+    as_rows,
     encode_piece,
     pieces_of,
 )
@@ -65,7 +67,8 @@ class Committer:
 
         Args:
             index: Sample number, 0 <= index < N.
-            arrays: Every per-sample array by name, each of its sample's shape and dtype.
+            arrays: Every per-sample array by name, each of its sample's shape and dtype; for a ragged array
+                with as many rows as `create` was given, as text a `str`.
         Returns:
             True if it was written; False if the sample was committed before, and nothing happened.
         Raises:
@@ -81,7 +84,8 @@ class Committer:
 
         Args:
             indices: Distinct sample numbers, shape (M,), in any order.
-            arrays: Every per-sample array by name, shape (M, ...) in the order of `indices`.
+            arrays: Every per-sample array by name, shape (M, ...) in the order of `indices`; for a ragged
+                array a list of M arrays, as text of `str`.
         Returns:
             Which were written, bool, shape (M,); False where a sample was committed before.
         Raises:
@@ -90,7 +94,7 @@ class Committer:
         """
         building = self._usable()
         samples = self._check_indices(indices)
-        values = self._check_arrays(arrays, len(samples))
+        values = self._check_arrays(arrays, samples)
         order = np.argsort(samples)
         written = np.zeros(len(samples), bool)
         if not len(samples):
@@ -111,8 +115,10 @@ class Committer:
             with self._scratches.lent() as scratch:
                 yield encode_piece(layout, samples[part], rows[part], values, scratch)
 
+        rows_nbytes = sum(values[name][row].nbytes for name in layout.ragged for row in rows.tolist())
+        pieces = pieces_of(layout, len(samples), piece_bytes, rows_nbytes=rows_nbytes)
         try:
-            commit_pieces(self.building, samples, pieces_of(layout, len(samples), piece_bytes), encoded)
+            commit_pieces(self.building, samples, pieces, encoded)
         except BaseException:
             self._failed = True  # a second sync could report success for pages that the first one dropped
             raise
@@ -129,8 +135,9 @@ class Committer:
             raise SpecError("no such sample", kind="index", expected=expected, found=found)
         return raw.astype(np.int64)
 
-    def _check_arrays(self, arrays: Arrays, num: int) -> dict[str, npt.NDArray[Any]]:
-        metas = {array.meta.name: array.meta for array in self.building.layout.per_sample}
+    def _check_arrays(self, arrays: Arrays, samples: Samples) -> dict[str, Any]:
+        per_sample = (array.meta for array in self.building.layout.per_sample)
+        metas = {meta.name: meta for meta in per_sample if not meta.is_companion}
         _check_mapping(arrays)
         if metas.keys() != arrays.keys():
             raise SpecError(
@@ -139,9 +146,13 @@ class Committer:
                 expected=sorted(metas),
                 found=sorted(arrays),
             )
-        return {
-            name: as_payload(arrays[name], meta, (num, *meta.sample_shape)) for name, meta in metas.items()
-        }
+        return {name: self._payload(arrays[name], meta, samples) for name, meta in metas.items()}
+
+    def _payload(self, values: Any, meta: ArrayMeta, samples: Samples) -> Any:
+        if not meta.is_ragged:
+            return as_payload(values, meta, (len(samples), *meta.sample_shape))
+        offsets = self.building.offsets[meta.name]
+        return as_rows(values, meta, offsets[samples + 1] - offsets[samples])
 
     def _usable(self) -> BuildingFile:
         if self.building.fd < 0:

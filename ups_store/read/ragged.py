@@ -1,0 +1,375 @@
+"""Reading ragged arrays: samples as views of their rows, and padded to one length (spec 14).
+
+What the offsets say is checked before it is used; opening a store reads none of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import CorruptChunkError, SpecError
+from ups_store.format.checksum import Bytes, crc32c
+from ups_store.format.layout import CHECKSUM_BYTES, RaggedLayout
+from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.ragged import LENGTHS, Offsets, first_flaw
+from ups_store.read.gather import TIME_DIM, Samples, check_output
+from ups_store.read.store_file import READS_IN_FLIGHT, StoreFile, read_bytes, read_rows
+from ups_store.system import files
+from ups_store.system.parallel import for_each
+
+Form: TypeAlias = Literal["views", "padded"]
+
+_MAX_SPREAD = 512  # offsets that are read for one that is used, sooner than each by itself
+_HINT = "`ups-store verify` shows all damage; rebuild it"
+
+
+class RaggedArray(Sequence[Any]):
+    """A ragged array of an open store: `store[name][i]` is sample i, as in a list; nothing is copied.
+
+    Args:
+        reader: What reads it.
+
+    Attributes:
+        rows: The rows of all samples one behind the other, shape (M, ...), read-only.
+    """
+
+    def __init__(self, reader: RaggedReader, rows: npt.NDArray[Any]) -> None:
+        self._reader, self.rows = reader, rows
+
+    def __len__(self) -> int:
+        return self._reader.num_samples
+
+    @property
+    def offsets(self) -> Offsets:
+        """Row at which each sample begins, and the number of rows, all checked, shape (N + 1,)."""
+        return self._reader.all_offsets()
+
+    @property
+    def lengths(self) -> Samples:
+        """Number of rows of each sample, shape (N,)."""
+        return np.diff(self.offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """A sample, shape (rows, ...), read-only, `str` or `bytes`; of a slice a list of them."""
+        if isinstance(index, slice):
+            return self._reader.views(np.arange(*index.indices(len(self))))
+        number = range(len(self))[index]  # raises IndexError, which ends an iteration
+        return self._reader.views(np.array([number]))[0]
+
+    def __repr__(self) -> str:
+        meta = self._reader.meta
+        tail = "".join(f", {n}" for n in meta.sample_shape)
+        return f"<RaggedArray {meta.name}: {len(self):,} samples of (rows{tail}) {meta.dtype}>"
+
+
+class RaggedReader:
+    """Gathers samples of one ragged array of an open store.
+
+    Args:
+        layout: Its layout.
+        file: The file.
+        rows: Gives all rows as a view of the mapping.
+    """
+
+    def __init__(self, layout: RaggedLayout, file: StoreFile, rows: Callable[[], npt.NDArray[Any]]) -> None:
+        self.layout, self.meta = layout, layout.rows.meta
+        self._file, self._rows = file, rows
+        self.num_samples = layout.checks.meta.shape[0]
+
+    def extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
+        """First row, and row past the last one, of samples, all valid; shape (B,) each.
+
+        Raises:
+            CorruptChunkError: If they can't be right; names the first such sample.
+        """
+        if not len(samples):
+            return samples, samples
+        if self._file.access != "pread":
+            offsets = self._file.view(self.layout.offsets)
+            starts, ends = offsets[samples], offsets[samples + 1]
+        else:
+            starts, ends = self._read_extents(samples)
+        wrong = first_flaw(starts, ends, self.meta.shape[0])
+        if wrong is not None:
+            found = f"rows {starts[wrong]}..{ends[wrong]}"
+            raise bad_offsets(self._file.path, self.layout, int(samples[wrong]), found)
+        return starts, ends
+
+    def _read_extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
+        first, last = int(samples.min()), int(samples.max())
+        descriptor, base = self._file.descriptor, self.layout.offsets.offset
+
+        def read(sample: int, num: int) -> Offsets:
+            raw = read_bytes(descriptor.fd, base + 8 * sample, 8 * (num + 1), path=self._file.path)
+            return np.frombuffer(raw, "<i8")
+
+        if last - first <= _MAX_SPREAD * len(samples):
+            offsets = read(first, last - first + 1)
+            return offsets[samples - first], offsets[samples - first + 1]
+        pairs = np.stack([read(sample, 1) for sample in samples.tolist()])
+        return pairs[:, 0], pairs[:, 1]
+
+    def all_offsets(self) -> Offsets:
+        """All offsets, checked, shape (N + 1,)."""
+        descriptor = self._file.descriptor if self._file.access == "pread" else None
+        if descriptor is not None:
+            return read_offsets(descriptor.fd, self.layout, path=self._file.path)
+        offsets = self._file.view(self.layout.offsets)
+        check_offsets(offsets, self.layout, path=self._file.path)
+        return offsets
+
+    def views(self, samples: Samples, *, num_threads: int | None = None, decode: bool = True) -> list[Any]:
+        """Samples, all valid, as read-only arrays (rows, ...) over the mapping, or that were read.
+
+        Args:
+            samples: Sample numbers, int64, shape (B,).
+            num_threads: Reads under way at once, where the file is read; 8 by default.
+            decode: Whether samples of text become `str`, those of bytes `bytes`.
+        """
+        starts, ends = self.extents(samples)
+        bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))
+        if self._file.access == "pread":
+            found = self._read_rows(bounds, num_threads or READS_IN_FLIGHT)
+        else:
+            rows = self._rows()
+            found = [rows[start:end] for start, end in bounds]
+        if self.meta.encoding is None or not decode:
+            return found
+        numbers = samples.tolist()
+        return [self._decoded(value, sample) for value, sample in zip(found, numbers, strict=True)]
+
+    def _read_rows(self, bounds: list[tuple[int, int]], num_threads: int) -> list[npt.NDArray[Any]]:
+        found = [
+            np.empty((end - start, *self.meta.sample_shape), dtype_of(self.meta.dtype))
+            for start, end in bounds
+        ]
+        descriptor = self._file.descriptor
+
+        def read(number: int) -> None:
+            first, _ = self.layout.extent(*bounds[number])
+            read_rows(descriptor.fd, first, found[number], path=self._file.path)
+
+        for_each(read, [i for i, value in enumerate(found) if value.size], num_threads=num_threads)
+        for value in found:
+            value.flags.writeable = False
+        return found
+
+    def _decoded(self, value: npt.NDArray[Any], sample: int) -> str | bytes:
+        raw = value.tobytes()
+        if self.meta.encoding == "bytes":
+            return raw
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptChunkError(
+                "the text isn't valid UTF-8",
+                kind="text",
+                path=self._file.path,
+                array=self.meta.name,
+                sample=sample,
+                clause="14.5",
+                found=str(error),
+                hint=_HINT,
+            ) from error
+
+
+class RowChecks:
+    """Which samples of a ragged array were checked against their CRC-32C, and the check of the others.
+
+    Args:
+        layout: Of the array.
+        read: Returns the file's bytes from an offset on, as many as asked for.
+        path: For messages.
+    """
+
+    def __init__(self, layout: RaggedLayout, read: Callable[[int, int], Bytes], path: Path) -> None:
+        self._layout, self._read, self._path = layout, read, path
+        self._checked = np.zeros(layout.checks.meta.shape[0], bool)
+
+    def check(self, samples: Samples, starts: Offsets, ends: Offsets) -> None:
+        """Check samples that weren't checked before, which have these rows.
+
+        Raises:
+            CorruptChunkError: Names array, sample and bytes; the sample stays unchecked.
+        """
+        for i in np.flatnonzero(~self._checked[samples]).tolist():
+            sample = int(samples[i])
+            first, end = self._layout.extent(int(starts[i]), int(ends[i]))
+            place = self._layout.checks.offset + 4 * sample
+            (stored,) = struct.unpack("<I", self._read(place, 4))
+            computed = crc32c(self._read(first, end - first)) if first < end else 0
+            if computed != stored:
+                raise CorruptChunkError(
+                    "the bytes don't match their checksum",
+                    path=self._path,
+                    array=self._layout.rows.meta.name,
+                    sample=sample,
+                    byte_range=(first, end),
+                    clause="14.5",
+                    expected=f"crc32c {stored:08x}",
+                    found=f"{computed:08x}",
+                    hint=_HINT,
+                )
+            self._checked[sample] = True
+
+
+def check_form(
+    form: object, names: Sequence[str], out: Mapping[str, Any] | None, *, path: Path
+) -> dict[str, Any]:
+    """Check how `gather` shall give ragged arrays, and the memory for them.
+
+    Args:
+        form: As given to `gather`.
+        names: The ragged arrays that are asked for.
+        out: As given to `gather`.
+        path: For messages.
+    Returns:
+        What of `out` isn't theirs.
+    Raises:
+        SpecError: For a form that there isn't, and for memory that it has no use for.
+    """
+    if form not in ("views", "padded"):
+        hint = "`ups_store.torch.gather_nested` gives nested tensors" if form == "nested" else None
+        expected = "views or padded"
+        raise SpecError("ragged", kind="argument", path=path, expected=expected, found=repr(form), hint=hint)
+    given = out if isinstance(out, Mapping) else {}
+    theirs = {*names, *(name + LENGTHS for name in names)}
+    if form == "views" and theirs & given.keys():
+        hint = 'views are not copied: leave `out` away, or say ragged="padded"'
+        raise SpecError("out", kind="out", path=path, array=min(theirs & given.keys()), hint=hint)
+    return {name: value for name, value in given.items() if name not in theirs}
+
+
+def check_no_window(metas: Sequence[ArrayMeta], window: Mapping[str, Any], *, path: Path) -> None:
+    """Refuse windows over the time of ragged arrays; arrays without time are taken whole."""
+    if window["start"] is None and window["length"] is None and window["stride"] == 1:
+        return
+    for meta in metas:
+        if TIME_DIM in meta.dims:
+            problem = "windows over time aren't cut out of a ragged array"
+            hint = "gather whole samples, which are views, and cut them"
+            raise SpecError(problem, kind="unsupported", path=path, array=meta.name, hint=hint)
+
+
+def in_form(form: Form, meta: ArrayMeta, views: list[Any], out: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `gather` gives of a ragged array whose samples are these."""
+    if form == "views":
+        return {meta.name: views}
+    given, name = out or {}, meta.name
+    values, lengths = padded(meta, views, given.get(name), given.get(name + LENGTHS))
+    return {name: values, name + LENGTHS: lengths}
+
+
+def read_offsets(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
+    """All offsets of a ragged array, checked against their CRC-32C and each other, shape (N + 1,)."""
+    array = layout.offsets
+    raw = read_bytes(fd, array.offset, array.meta.nbytes + CHECKSUM_BYTES, path=path)
+    (stored,), computed = struct.unpack("<I", raw[-CHECKSUM_BYTES:]), crc32c(raw[:-CHECKSUM_BYTES])
+    if stored != computed:
+        raise CorruptChunkError(
+            "the offsets don't match their checksum",
+            path=path,
+            array=array.meta.name,
+            byte_range=(array.offset, array.offset + len(raw)),
+            clause="5.6",
+            expected=f"crc32c {stored:08x}",
+            found=f"{computed:08x}",
+            hint=_HINT,
+        )
+    offsets = np.frombuffer(raw[:-CHECKSUM_BYTES], "<i8")
+    check_offsets(offsets, layout, path=path)
+    return offsets
+
+
+def check_offsets(offsets: Offsets, layout: RaggedLayout, *, path: Path) -> None:
+    """Check all offsets: 0 first, never falling, the number of rows last (spec 14)."""
+    for sample, detail in offset_flaws(offsets, layout):
+        raise bad_offsets(path, layout, sample, detail)
+
+
+def offset_flaws(offsets: Offsets, layout: RaggedLayout) -> Iterator[tuple[int, str]]:
+    """Sample and description of the first thing that is wrong with all offsets together, if any."""
+    num_rows = layout.rows.meta.shape[0]
+    wrong = first_flaw(offsets[:-1], offsets[1:], num_rows)
+    if wrong is not None:
+        yield wrong, f"rows {offsets[wrong]}..{offsets[wrong + 1]}"
+    elif offsets[0] != 0 or offsets[-1] != num_rows:
+        yield 0 if offsets[0] else len(offsets) - 2, f"rows {offsets[0]}..{offsets[-1]} in all"
+
+
+def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> CorruptChunkError:
+    """The error for offsets that can't be right."""
+    first = layout.offsets.offset + 8 * sample
+    return CorruptChunkError(
+        "the sample's offsets are wrong",
+        kind="offsets",
+        path=path,
+        array=layout.rows.meta.name,
+        sample=sample,
+        byte_range=(first, first + 16),
+        clause="14.5",
+        expected=f"rows within 0..{layout.rows.meta.shape[0]}, the first not behind the last",
+        found=found,
+        hint=_HINT,
+    )
+
+
+def sample_extent(fd: int, layout: RaggedLayout, sample: int) -> tuple[int, int]:
+    """`(first, past_last)` byte of a sample by the offsets in the file; nothing where they can't be right."""
+    raw = files.read_at(fd, layout.offsets.offset + 8 * sample, 16)
+    start, end = struct.unpack("<qq", raw) if len(raw) == 16 else (0, 0)
+    return layout.extent(start, end) if 0 <= start <= end <= layout.rows.meta.shape[0] else (0, 0)
+
+
+def padded(
+    meta: ArrayMeta,
+    views: Sequence[npt.NDArray[Any]],
+    out: npt.NDArray[Any] | None = None,
+    lengths: npt.NDArray[Any] | None = None,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Samples of a ragged array in one array, the rest of each row zeros.
+
+    Args:
+        meta: The array.
+        views: Its samples, shape (rows, ...) each.
+        out: Memory to write to, shape (B, L, ...), where no sample has more than L rows; converted to if it
+            has another dtype. By default new memory, L that of the longest sample.
+        lengths: Likewise for the numbers of rows, shape (B,), integers.
+    Returns:
+        The array and the numbers of rows.
+    Raises:
+        SpecError: If `out` or `lengths` can't take the batch.
+    """
+    sizes = np.array([len(view) for view in views], np.int64)
+    longest = int(sizes.max(initial=0))
+    if out is None:
+        out = np.empty((len(views), longest, *meta.sample_shape), dtype_of(meta.dtype))
+    else:
+        room = out.shape[1] if isinstance(out, np.ndarray) and out.ndim > 1 else longest
+        if room < longest:
+            wrong = int(sizes.argmax())
+            expected, found = f"room for {longest} rows", f"{room}"
+            hint = "make its second axis longer, or leave `out` away"
+            problem = f"out: item {wrong} doesn't fit"
+            raise SpecError(problem, kind="out", array=meta.name, expected=expected, found=found, hint=hint)
+        check_output(meta.name, dtype_of(meta.dtype), (len(views), room, *meta.sample_shape), out)
+    for row, view in zip(out, views, strict=True):
+        row[: len(view)] = view
+        row[len(view) :] = 0
+    if lengths is None:
+        return out, sizes
+    check_output(meta.name + LENGTHS, np.dtype(np.int64), (len(views),), lengths)
+    lengths[...] = sizes
+    return out, lengths
