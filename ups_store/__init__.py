@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     from ups_store.read.open import open_any as open
     from ups_store.read.partitioned import PartitionedStore
     from ups_store.read.protocol import AnyStore
+    from ups_store.read.ragged import RaggedArray
     from ups_store.read.store import Store
+    from ups_store.read.store_set import StoreSet
     from ups_store.system.memory import available_bytes as available_memory_bytes
     from ups_store.write.create import create, join
+    from ups_store.write.parts import PartsWriter, append, write_parts
     from ups_store.write.writer import Committer, StoreWriter
 
 __version__ = "0.1.0"
@@ -71,6 +74,8 @@ __all__ = [
     "NotCommittedError",
     "PackedStore",
     "PartitionedStore",
+    "PartsWriter",
+    "RaggedArray",
     "ReadOnlyError",
     "ReadTimeoutError",
     "SampleIndexError",
@@ -81,15 +86,18 @@ __all__ = [
     "StoreError",
     "StoreNotFoundError",
     "StoreReplacedError",
+    "StoreSet",
     "StoreWriter",
     "TruncatedError",
     "VersionTooNewError",
+    "append",
     "available_memory_bytes",
     "create",
     "describe_differences",
     "differences",
     "join",
     "open",
+    "write_parts",
 ]
 
 _HOMES = {  # module and name there; everything else is an error class
@@ -107,6 +115,11 @@ _HOMES = {  # module and name there; everything else is an error class
     "open": ("read.open", "open_any"),
     "PackedStore": ("packed.store", "PackedStore"),
     "PartitionedStore": ("read.partitioned", "PartitionedStore"),
+    "PartsWriter": ("write.parts", "PartsWriter"),
+    "RaggedArray": ("read.ragged", "RaggedArray"),
+    "StoreSet": ("read.store_set", "StoreSet"),
+    "append": ("write.parts", "append"),
+    "write_parts": ("write.parts", "write_parts"),
 }
 
 

@@ -55,6 +55,14 @@ def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
     return total
 
 
+def crc32_before(whole: int, suffix: int, nbytes: int) -> int:
+    """CRC-32 of what stands before a suffix of `nbytes`, from that of both together and that of the suffix.
+
+    Appending zero bytes permutes the checksums in a cycle of 2^32 - 1: going on to its end goes back.
+    """
+    return zlib_ng.crc32_combine(whole ^ suffix, 0, -nbytes % (2**32 - 1))
+
+
 def _word_tables() -> tuple[npt.NDArray[np.uint32], ...]:
     """What each byte of a word does to the CRC-32C behind it, the first byte's table first."""
     table = np.arange(256, dtype=np.uint32)

@@ -13,8 +13,10 @@ import numpy.typing as npt
 from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.ragged import LENGTHS
 from ups_store.format.root_metadata import RootMeta
 from ups_store.read.gather import Indices, Samples, check_effect, check_indices, names_of
+from ups_store.read.ragged import Form, check_form, check_no_window, in_form, is_window
 
 
 class BaseStore:
@@ -56,6 +58,7 @@ class BaseStore:
         self.metas = {meta.name: meta for meta in metas if not meta.is_companion}
         self._num_samples = num_samples
         self._per_sample = tuple(meta.name for meta in self.metas.values() if not meta.is_constant)
+        self._ragged = frozenset(meta.name for meta in self.metas.values() if meta.is_ragged)
 
     def __len__(self) -> int:
         """N, the number of samples."""
@@ -123,8 +126,50 @@ class BaseStore:
         """
         raise NotImplementedError
 
-    def gather(self, indices: Indices | slice, names: Sequence[str] | None = None) -> dict[str, Any]:
+    def gather(
+        self,
+        indices: Indices | slice,
+        names: Sequence[str] | None = None,
+        *,
+        start: int | Indices | None = None,
+        length: int | None = None,
+        stride: int = 1,
+        out: Mapping[str, Any] | None = None,
+        num_threads: int | None = None,
+    ) -> dict[str, Any]:
         """Copy samples into a batch; see `Store.gather`."""
+        raise NotImplementedError
+
+    def _gather_ragged(
+        self,
+        indices: Indices | slice,
+        chosen: Sequence[str],
+        window: Mapping[str, Any],
+        out: Mapping[str, Any] | None,
+        num_threads: int | None,
+        form: Form,
+    ) -> dict[str, Any]:
+        """A batch with ragged arrays: these by themselves, the others as ever."""
+        samples = check_indices(indices, len(self), path=self.path)
+        names = [name for name in chosen if name in self._ragged]
+        others = [name for name in chosen if name not in self._ragged]
+        check_no_window([self.metas[name] for name in names], window, path=self.path)
+        rest = check_form(form, names, out, path=self.path)
+        found: dict[str, Any] = {}
+        if others or rest:
+            found = self.gather(samples, others, **window, out=rest or None, num_threads=num_threads)
+        else:
+            check_effect([], is_window(window), None, path=self.path)
+        for name in names:
+            views = self._views_of(name, samples, decode=form == "views", num_threads=num_threads)
+            found |= in_form(form, self.metas[name], views, out)
+        names_out = [key for name in chosen for key in (name, name + LENGTHS) if key in found]
+        return {key: found[key] for key in names_out}
+
+    def _views_of(
+        self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
+    ) -> list[Any]:
+        """Samples of a ragged array; this kind of store has none unless it overrides this."""
         raise NotImplementedError
 
     def sample(self, index: int) -> dict[str, Any]:

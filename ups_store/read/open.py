@@ -17,6 +17,14 @@ from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
+from ups_store.read.store_set import (
+    StoreSet,
+    check_part,
+    is_manifest,
+    missing_part,
+    parts_folder,
+    read_manifest,
+)
 from ups_store.system import files
 from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
 from ups_store.system.paths import check_one_file, find_partitions, is_pattern, path_of
@@ -159,10 +167,11 @@ def open_any(
     """Open a store of any kind.
 
     One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes; the partitions that a pattern
-    such as `NAME-*-of-00016.zarr.zip` names are one `PartitionedStore`.
+    such as `NAME-*-of-00016.zarr.zip` names are one `PartitionedStore`, the parts that the manifest
+    `NAME.zarr.json` names one `StoreSet`.
 
     Args:
-        path: A file, or a pattern.
+        path: A file, a pattern, or a manifest.
         partial: See `ups_store.read.open.open_store`; for single files.
         access: Likewise; a packed file can't be opened with "map".
         verify: Likewise; of a packed file every chunk is checked whenever it is decoded.
@@ -173,6 +182,8 @@ def open_any(
         SpecError: For arguments that have no meaning.
     """
     pattern = path_of(path)
+    if is_manifest(pattern):
+        return _open_set(pattern, access, verify)
     if not is_pattern(pattern):
         return _open_file(path, partial, access, verify)
     with contextlib.ExitStack() as stack:
@@ -183,6 +194,23 @@ def open_any(
         store = PartitionedStore(pattern, partitions)
         stack.pop_all()
     return store
+
+
+def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
+    """Open all parts that a manifest names."""
+    named, folder = read_manifest(path), parts_folder(path)
+    with contextlib.ExitStack() as stack:
+        parts: list[AnyStore] = []
+        for part in named:
+            try:
+                store = stack.enter_context(_open_file(folder / part.name, False, access, verify))
+            except StoreNotFoundError as error:
+                raise missing_part(error, path) from None
+            check_part(store, part, path)
+            parts.append(store)
+        joined = StoreSet(path, parts)
+        stack.pop_all()
+    return joined
 
 
 def _open_file(

@@ -15,9 +15,10 @@ from ups_store.format.identity import config_hash, describe_differences, differe
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root_metadata import RootMeta
 from ups_store.read.base import BaseStore
-from ups_store.read.gather import Indices, check_indices, check_output, window_of
+from ups_store.read.gather import Indices, Samples, check_indices, check_output, names_of, window_of
 from ups_store.read.preload import Mode, PreloadReport
 from ups_store.read.protocol import AnyStore
+from ups_store.read.ragged import Form, check_form
 from ups_store.read.verify import Report
 
 
@@ -39,14 +40,19 @@ class PartitionedStore(BaseStore):
 
     def __init__(self, pattern: Path, partitions: Sequence[AnyStore]) -> None:
         self.partitions = tuple(partitions)
-        first, document = self.partitions[0], _whole_identity(pattern, self.partitions)
+        first, document = self.partitions[0], self._document(pattern, self.partitions)
         self._ends = np.cumsum([len(partition) for partition in self.partitions])
         num_samples = int(self._ends[-1])
         version = max(partition.version for partition in self.partitions)
         root = RootMeta(version, config_hash(document), document, dict(first.attrs))
-        super().__init__(pattern, root, _whole_metas(first, num_samples), num_samples)
+        super().__init__(pattern, root, _whole_metas(self.partitions, num_samples), num_samples)
         codecs = {partition.codec for partition in self.partitions}
         self.codec = codecs.pop() if len(codecs) == 1 else "mixed"
+
+    @staticmethod
+    def _document(path: Path, partitions: Sequence[AnyStore]) -> dict[str, Any]:
+        """The identity document of all together."""
+        return _whole_identity(path, partitions)
 
     def _summary(self) -> list[str]:
         return [f"{len(self.partitions)} partitions", f"{self.nbytes:,} bytes"]
@@ -87,13 +93,12 @@ class PartitionedStore(BaseStore):
         hint = "use gather or sample, or make one file with `ups-store concat`"
         raise self._unsupported(problem, hint, array=name)
 
-    def sample(self, index: int) -> dict[str, npt.NDArray[Any]]:
+    def sample(self, index: int) -> dict[str, Any]:
         """All arrays of one sample, read-only, by name, as `Store.sample`."""
         self.check_open()
         sample = int(check_indices([index], len(self), path=self.path)[0])
         number = int(np.searchsorted(self._ends, sample, side="right"))
-        values: dict[str, npt.NDArray[Any]] = self.partitions[number].sample(sample - self._first(number))
-        return values
+        return self.partitions[number].sample(sample - self._first(number))
 
     def gather(
         self,
@@ -105,13 +110,19 @@ class PartitionedStore(BaseStore):
         stride: int = 1,
         out: Mapping[str, npt.NDArray[Any]] | None = None,
         num_threads: int | None = None,
-    ) -> dict[str, npt.NDArray[Any]]:
+        ragged: Form = "views",
+    ) -> dict[str, Any]:
         """Copy samples, or windows of them, into a batch; arguments, result and errors as `Store.gather`.
 
-        Where samples come from several partitions, they are copied twice.
+        Where samples come from several partitions, they are copied twice; views of ragged ones never.
         """
+        chosen = self._per_sample if names is None else names_of(names)
+        if not self._ragged.isdisjoint(chosen):
+            asked = {"start": start, "length": length, "stride": stride}
+            return self._gather_ragged(indices, chosen, asked, out, num_threads, ragged)
+        check_form(ragged, (), None, path=self.path)
         is_window = start is not None or length is not None or stride != 1
-        samples, metas = self._asked(indices, names, is_window=is_window, out=out)
+        samples, metas = self._asked(indices, chosen, is_window=is_window, out=out)
         names = [meta.name for meta in metas]
         numbers = np.searchsorted(self._ends, samples, side="right")
         options: dict[str, Any] = {"length": length, "stride": stride, "num_threads": num_threads}
@@ -134,6 +145,21 @@ class PartitionedStore(BaseStore):
                     result[name] = _output(name, values, len(samples), out)
                 result[name][rows] = values
         return result
+
+    def _views_of(
+        self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
+    ) -> list[Any]:
+        numbers = np.searchsorted(self._ends, samples, side="right")
+        views: list[Any] = [None] * len(samples)
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            local = samples[rows] - self._first(number)
+            partition = self.partitions[number]
+            assert isinstance(partition, BaseStore)
+            part = partition._views_of(name, local, decode=decode, num_threads=num_threads)
+            for row, view in zip(rows.tolist(), part, strict=True):
+                views[row] = view
+        return views
 
     def preload(self, mode: Mode = "auto", **options: Any) -> PreloadReport:
         """Bring all partitions into memory, one after the other; arguments and errors as `Store.preload`.
@@ -175,7 +201,7 @@ class PartitionedStore(BaseStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Each partition checks that it is still the same.
-        return PartitionedStore, (self.path, self.partitions)
+        return type(self), (self.path, self.partitions)
 
     def _first(self, number: int) -> int:
         return int(self._ends[number]) - len(self.partitions[number])
@@ -186,10 +212,13 @@ def parts_of(store: AnyStore) -> tuple[AnyStore, ...]:
     return store.partitions if isinstance(store, PartitionedStore) else (store,)
 
 
-def _whole_metas(first: AnyStore, num_samples: int) -> Iterator[ArrayMeta]:
+def _whole_metas(partitions: Sequence[AnyStore], num_samples: int) -> Iterator[ArrayMeta]:
     """The arrays of the first partition with the samples of all."""
-    for meta in first.metas.values():
-        yield meta if meta.is_constant else replace(meta, shape=(num_samples, *meta.sample_shape))
+    for name, meta in partitions[0].metas.items():
+        length = num_samples
+        if meta.is_ragged:
+            length = sum(partition.metas[name].shape[0] for partition in partitions)
+        yield meta if meta.is_constant else replace(meta, shape=(length, *meta.sample_shape))
 
 
 def _output(

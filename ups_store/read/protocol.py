@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import ArrayMeta
 from ups_store.read.gather import Indices
+from ups_store.read.ragged import Form
 
 if TYPE_CHECKING:
     from ups_store.read.preload import Mode, PreloadReport
@@ -96,6 +97,7 @@ class AnyStore(Protocol):
         stride: int = 1,
         out: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
+        ragged: Form = "views",
     ) -> dict[str, Any]:
         """Copy samples, or windows of them, into a batch."""
 

@@ -252,9 +252,14 @@ def check_form(
     return {name: value for name, value in given.items() if name not in theirs}
 
 
+def is_window(window: Mapping[str, Any]) -> bool:
+    """Whether `start`, `length` and `stride` of `gather` ask for windows."""
+    return window["start"] is not None or window["length"] is not None or window["stride"] != 1
+
+
 def check_no_window(metas: Sequence[ArrayMeta], window: Mapping[str, Any], *, path: Path) -> None:
     """Refuse windows over the time of ragged arrays; arrays without time are taken whole."""
-    if window["start"] is None and window["length"] is None and window["stride"] == 1:
+    if not is_window(window):
         return
     for meta in metas:
         if TIME_DIM in meta.dims:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from ups_store.errors import NotCommittedError, SpecError
 from ups_store.format.layout import ArrayLayout
-from ups_store.format.ragged import LENGTHS
 from ups_store.read.base import BaseStore
 from ups_store.read.catalog import Catalog, fingerprint_of
 from ups_store.read.gather import TIME_DIM, Indices, check_effect, check_indices, names_of, window_of
@@ -22,8 +21,6 @@ from ups_store.read.ragged import (
     RaggedReader,
     RowChecks,
     check_form,
-    check_no_window,
-    in_form,
 )
 from ups_store.read.recovery import Building, read_commits, read_committed
 from ups_store.read.sampled_array import SampledArray, TouchChecks
@@ -105,7 +102,7 @@ class Store(BaseStore):
         """
         self._sampled_meta(name)
         self.check_length()
-        if name not in self._catalog.layout.ragged:
+        if name not in self._ragged:
             raise SpecError("it isn't ragged", kind="ragged", path=self.path, array=name)
         return np.diff(self._reader(name).all_offsets())
 
@@ -173,7 +170,7 @@ class Store(BaseStore):
         self._require(samples)
         number, values = int(samples[0]), {}
         for name in self._per_sample:
-            if name in self._catalog.layout.ragged:
+            if name in self._ragged:
                 values[name] = self._views_of(name, samples, decode=True)[0]
                 continue
             self._check(self._layout(name), samples)
@@ -223,7 +220,7 @@ class Store(BaseStore):
         """
         self._file.check_length()
         chosen = self._per_sample if names is None else names_of(names)
-        if self._catalog.layout.ragged and not self._catalog.layout.ragged.keys().isdisjoint(chosen):
+        if self._ragged and not self._ragged.isdisjoint(chosen):
             window = {"start": start, "length": length, "stride": stride}
             return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
         check_form(ragged, (), None, path=self.path)
@@ -250,35 +247,12 @@ class Store(BaseStore):
             batch[meta.name] = array.gather(samples, times, target, num_threads=num_threads)
         return batch
 
-    def _gather_ragged(
-        self,
-        indices: Indices | slice,
-        chosen: Sequence[str],
-        window: Mapping[str, Any],
-        out: Mapping[str, Any] | None,
-        num_threads: int | None,
-        form: Form,
-    ) -> dict[str, Any]:
-        """A batch with ragged arrays: these by themselves, the others as ever."""
-        samples = check_indices(indices, len(self), path=self.path)
-        names = [name for name in chosen if name in self._catalog.layout.ragged]
-        others = [name for name in chosen if name not in self._catalog.layout.ragged]
-        check_no_window([self.metas[name] for name in names], window, path=self.path)
-        rest = check_form(form, names, out, path=self.path)
-        found = self.gather(samples, others, **window, out=rest or None, num_threads=num_threads)
-        if self.is_partial:
-            self._require(samples)
-        for name in names:
-            views = self._views_of(name, samples, decode=form == "views", num_threads=num_threads)
-            found |= in_form(form, self.metas[name], views, out)
-        names_out = [key for name in chosen for key in (name, name + LENGTHS) if key in found]
-        return {key: found[key] for key in names_out}
-
     def _views_of(
         self, name: str, samples: npt.NDArray[np.int64], *, decode: bool, num_threads: int | None = None
     ) -> list[Any]:
-        """Samples of a ragged array, checked if that is wanted."""
         reader = self._reader(name)
+        if self.is_partial:
+            self._require(samples)
         if self._checks is not None:
             layout = reader.layout
             for companion in (layout.offsets, layout.checks):

@@ -21,6 +21,7 @@ from pathlib import Path
 from ups_store.errors import ConfigError, DiskFullError, StoreNotFoundError
 
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # between these files
 _WRITE_ONLY = 2  # SYNC_FILE_RANGE_WRITE: begin, wait for nothing
 _PIECE_BYTES = 64 << 20  # of memory at a time: a signal makes the kernel begin a piece again
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 8)  # linux/fs.h; Python lacks it with older C libraries
@@ -217,6 +218,29 @@ def write_at(fd: int, offset: int, data: bytes | bytearray | memoryview) -> None
         view, offset = view[written:], offset + written
 
 
+def copy_range(source: int, start: int, fd: int, offset: int, nbytes: int) -> int:
+    """Copy bytes from one open file into another; inside the kernel, or by reference, where it can.
+
+    Returns:
+        How many there were, fewer only at the end of the source.
+    """
+    copied = 0
+    while copied < nbytes:
+        num = min(nbytes - copied, _PIECE_BYTES)
+        try:
+            got = os.copy_file_range(source, fd, num, start + copied, offset + copied)
+        except OSError as error:
+            if error.errno not in _NO_COPY_RANGE:
+                raise
+            data = read_at(source, start + copied, num)
+            write_at(fd, offset + copied, data)
+            got = len(data)
+        if not got:
+            break
+        copied += got
+    return copied
+
+
 def allocate(fd: int, nbytes: int) -> None:
     """Reserve the blocks of a new file up to `nbytes`, so that no later write can run out of space."""
     status = os.fstatvfs(fd)
@@ -284,6 +308,20 @@ def may_write_into(folder: Path) -> bool:
 def modified_s(path: Path) -> float:
     """When the file was last written, seconds since the epoch."""
     return os.stat(path).st_mtime
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of the files in a folder, sorted; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, unless there is something in it, or it isn't there."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def rename(old: Path, new: Path) -> None:

@@ -196,6 +196,19 @@ class Disk:
         self._change()
         self._rename(((path, None),))
 
+    def copy_range(self, source: int, start: int, fd: int, offset: int, nbytes: int) -> int:
+        """Stands in for `files.copy_range`."""
+        data = self.read_at(source, start, nbytes)
+        self.write_at(fd, offset, data)
+        return len(data)
+
+    def names_in(self, folder: Path) -> list[str]:
+        """Stands in for `files.names_in`."""
+        return sorted(path.name for path in self._names if path.parent == folder)
+
+    def remove_folder(self, folder: Path) -> None:
+        """Stands in for `files.remove_folder`: folders themselves aren't modelled."""
+
     def exists(self, path: Path) -> bool:
         """Stands in for `files.exists`."""
         return path in self._names
@@ -262,6 +275,9 @@ _REPLACED = [
     "rename",
     "link",
     "remove",
+    "copy_range",
+    "names_in",
+    "remove_folder",
     "exists",
     "is_file_at",
     "free_bytes",

@@ -66,7 +66,8 @@ def test_padded_batch_has_zeros_behind_each_sample(path: Path, access: Any) -> N
         assert batch["points"].shape == (3, 40, 3)
         assert batch["points.lengths"].tolist() == [40, 0, 3]
         np.testing.assert_array_equal(batch["points"][2, :3], VALUES["points"][0])
-        assert not batch["points"][2, 3:].any() and not batch["points"][1].any()
+        assert not batch["points"][2, 3:].any()
+        assert not batch["points"][1].any()
         assert bytes(batch["text"][0]) == TEXTS[4].encode()
 
 
@@ -74,9 +75,11 @@ def test_padded_batch_goes_to_given_memory_of_any_length(path: Path) -> None:
     out = {"points": np.ones((2, 50, 3), np.float64), "points.lengths": np.ones(2, np.int64)}
     with ups_store.open(path) as store:
         batch = store.gather([0, 3], ["points"], ragged="padded", out=out)
-    assert batch["points"] is out["points"] and batch["points.lengths"] is out["points.lengths"]
+    assert batch["points"] is out["points"]
+    assert batch["points.lengths"] is out["points.lengths"]
     np.testing.assert_array_equal(out["points"][0, :3], VALUES["points"][0])
-    assert out["points.lengths"].tolist() == [3, 1] and not out["points"][:, 3:].any()
+    assert out["points.lengths"].tolist() == [3, 1]
+    assert not out["points"][:, 3:].any()
 
 
 @pytest.mark.parametrize(
@@ -115,8 +118,10 @@ def test_whole_ragged_array_is_a_sequence_of_its_samples(path: Path, access: Any
         assert points.offsets.tolist() == [0, *np.cumsum(LENGTHS)]
         np.testing.assert_array_equal(points.rows, np.concatenate(VALUES["points"]))
         np.testing.assert_array_equal(points[-1], VALUES["points"][-1])
-        assert list(store["text"]) == list(TEXTS) and store["text"][1:3] == list(TEXTS[1:3])
-        assert "5 samples" in repr(points) and "point: 6,044 in all" in repr(store)
+        assert list(store["text"]) == list(TEXTS)
+        assert store["text"][1:3] == list(TEXTS[1:3])
+        assert "5 samples" in repr(points)
+        assert "point: 6,044 in all" in repr(store)
         with pytest.raises(IndexError):
             points[N]
 
@@ -125,7 +130,8 @@ def test_store_describes_a_ragged_array_so_that_create_takes_it(path: Path, tmp_
     with ups_store.open(path) as store:
         spec = store.arrays["points"]
         assert (spec.shape, spec.dims) == ((N, None, 3), ("sample", "point", "xyz"))
-        assert set(store.metas) == {"points", "text", "fields", "label"} and store.constants == {}
+        assert set(store.metas) == {"points", "text", "fields", "label"}
+        assert store.constants == {}
         assert store.dims["text"] == ("sample", "text_dim_1")
         assert store.lengths("points").tolist() == list(LENGTHS)
         with pytest.raises(ups_store.SpecError) as error:
@@ -134,9 +140,8 @@ def test_store_describes_a_ragged_array_so_that_create_takes_it(path: Path, tmp_
 
 
 def test_pickled_store_reads_ragged_arrays(path: Path) -> None:
-    with ups_store.open(path) as store:
-        with pickle.loads(pickle.dumps(store)) as again:
-            check_same(again.gather([2, 0]), VALUES, [2, 0])
+    with ups_store.open(path) as store, pickle.loads(pickle.dumps(store)) as again:
+        check_same(again.gather([2, 0]), VALUES, [2, 0])
 
 
 def test_zarr_reads_all_three_arrays_equal(path: Path) -> None:

@@ -92,7 +92,8 @@ def test_commit_refuses_a_sample_of_other_length_dtype_or_text(
             writer.commit(0, {"u": [1, 2, 3], "t": text, "b": bytearray(b"c")})
         written = writer.finish()
     with ups_store.open(written) as store:
-        assert store.sample(0)["b"] == b"c" and store.sample(0)["t"] == "ä"
+        assert store.sample(0)["b"] == b"c"
+        assert store.sample(0)["t"] == "ä"
 
 
 def test_commit_many_refuses_another_number_of_ragged_samples(tmp_path: Path) -> None:
@@ -127,7 +128,8 @@ def test_unfinished_file_with_other_lengths_is_another_store(tmp_path: Path) -> 
 
 def test_lengths_are_no_part_of_the_identity(tmp_path: Path) -> None:
     stores = [
-        build_ragged(tmp_path / f"{len(lengths)}.zarr.zip", ragged_values(lengths)) for lengths in ((1, 2), (2, 1))
+        build_ragged(tmp_path / f"{len(lengths)}.zarr.zip", ragged_values(lengths))
+        for lengths in ((1, 2), (2, 1))
     ]
     with ups_store.open(stores[0]) as a, ups_store.open(stores[1]) as b:
         assert a.identity_document["arrays"]["points"] == {
@@ -185,4 +187,5 @@ def test_text_round_trip(texts: list[str], tmp_path_factory: pytest.TempPathFact
         writer.commit_many(range(len(texts)), {"t": texts})
         writer.finish()
     with ups_store.open(target) as store:
-        assert store.gather(slice(None))["t"] == texts and store.verify().ok
+        assert store.gather(slice(None))["t"] == texts
+        assert store.verify().ok

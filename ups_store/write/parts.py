@@ -1,0 +1,487 @@
+"""`write_parts` and `append`: stores whose number of samples, or of rows, isn't known beforehand (spec 15).
+
+The geometry of a store is fixed when it is created. So samples are collected, and each buffer of them is
+published as a part: a small store, whole or not there. At the end the parts become one file, or a set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import (
+    BuildLockedError,
+    IdentityMismatchError,
+    SpecError,
+    StoreClosedError,
+    StoreError,
+    StoreNotFoundError,
+)
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
+from ups_store.format.metadata import ArrayMeta
+from ups_store.read.open import open_store
+from ups_store.read.store import Store
+from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, stem_of
+from ups_store.system import files, locks
+from ups_store.system.paths import path_of
+from ups_store.system.progress import Progress
+from ups_store.write.blueprint import Blueprint, blueprint_of
+from ups_store.write.create import create
+from ups_store.write.encode import Arrays, as_payload, encoded_text
+from ups_store.write.merge import merge_parts
+
+BUFFER_BYTES = 256 << 20
+LOCK_NAME = "lock"
+
+_COMMIT_BYTES = 16 << 20  # of a buffer at a time: samples of equal shape are copied into one array first
+_RESTART = "on_mismatch='restart'"
+
+Sample = Mapping[str, Any]
+Samples = Iterable[Sample] | Callable[[int], Iterable[Sample]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `create` is given for every part, but the number of samples and their lengths."""
+
+    arrays: Mapping[str, ArraySpec]
+    constants: Mapping[str, npt.ArrayLike]
+    dims: Mapping[str, Sequence[str]]
+    identity: Mapping[str, Any]
+    attrs: Mapping[str, Any]
+
+    def specs(self, num_samples: int, lengths: Mapping[str, Any]) -> dict[str, ArraySpec]:
+        """The arrays of a store with so many samples."""
+        return {
+            name: replace(spec, shape=(num_samples, *spec.shape[1:]), lengths=lengths.get(name))
+            for name, spec in self.arrays.items()
+        }
+
+    def blueprint(self, num_samples: int, lengths: Mapping[str, Any]) -> Blueprint:
+        """The store with so many samples."""
+        specs = self.specs(num_samples, lengths)
+        return blueprint_of(specs, self.constants, self.dims, self.identity, self.attrs)
+
+    @property
+    def ragged(self) -> list[str]:
+        """Names of the ragged arrays."""
+        return [name for name, spec in self.arrays.items() if spec.is_ragged]
+
+
+@dataclass
+class _Buffer:
+    """Samples that wait to become a part; copies, so that the caller may go on using its memory."""
+
+    samples: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, sample: dict[str, npt.NDArray[Any]]) -> None:
+        self.samples.append({name: np.array(value, order="C") for name, value in sample.items()})
+        self.nbytes += sum(value.nbytes for value in sample.values())
+
+
+def write_parts(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, ArraySpec],
+    *,
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    identity: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    merge: bool = True,
+    buffer_bytes: int = BUFFER_BYTES,
+    on_mismatch: Literal["raise", "restart"] = "raise",
+) -> PartsWriter:
+    """Write a store whose number of samples, or of the rows of each, isn't known beforehand.
+
+    Samples are collected up to `buffer_bytes` and then published as a part, `NAME.parts/00017.zarr.zip`,
+    which no interruption takes away: the next run of the same identity continues behind the parts that it
+    finds.
+
+    Args:
+        path: Where the store will be, `NAME.zarr.zip`; of a set the manifest, `NAME.zarr.json`.
+        arrays: Arrays with a sample axis; the number of samples in their shapes is None.
+        constants: Arrays without a sample axis, as for `create`; likewise `dims`, `identity` and `attrs`.
+        dims: Dimension names of constants.
+        identity: Everything that decides the bytes.
+        attrs: Attributes of the root group.
+        merge: Whether `finish` makes one file of the parts; else they stay, as a set that can be appended to.
+        buffer_bytes: Samples that are collected in memory, at least one.
+        on_mismatch: What to do with parts of another identity, or of other samples, that were left over.
+    Raises:
+        SpecError: If no store can be made from these arguments; if there is a set already, kind "exists".
+        IdentityMismatchError: If unfinished parts were made from something else.
+        BuildLockedError: If another process writes them.
+    """
+    is_set = not merge
+    target = path_of(path, suffix_nbytes=32)
+    if on_mismatch not in ("raise", "restart"):
+        raise SpecError("on_mismatch", kind="argument", expected="raise or restart", found=repr(on_mismatch))
+    manifest = manifest_path(target)
+    if files.exists(manifest):
+        hint = "`ups_store.append` adds to it; else remove it, and its parts, or choose another name"
+        raise SpecError("there is a set", kind="exists", path=manifest, hint=hint)
+    recipe = Recipe(dict(arrays), constants or {}, dims or {}, identity, attrs or {})
+    goal = manifest if is_set else target.with_name(f"{stem_of(target)}.zarr.zip")
+    return PartsWriter(goal, recipe, buffer_bytes=buffer_bytes, restart=on_mismatch == "restart")
+
+
+def append(
+    path: str | os.PathLike[str],
+    *,
+    identity: Mapping[str, Any] | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
+    on_mismatch: Literal["raise", "restart"] = "raise",
+) -> PartsWriter:
+    """Add samples to a set: new parts, then the manifest that names them, in one step at `finish`.
+
+    Stores that have the set open keep it as it was.
+
+    Args:
+        path: The set's manifest, `NAME.zarr.json`.
+        identity: What the new samples were made from; by default what the last part was made from.
+        buffer_bytes: See `write_parts`.
+        on_mismatch: See `write_parts`; what an interrupted `append` left is continued like what it left.
+    Raises:
+        StoreNotFoundError: If there is no set.
+        FormatError: If the manifest isn't one.
+        IdentityMismatchError: If an interrupted `append` added something else.
+        BuildLockedError: If another process writes to the set.
+    """
+    manifest = manifest_path(path_of(path, suffix_nbytes=32))
+    named = read_manifest(manifest)
+    with open_store(parts_folder(manifest) / named[-1].name) as last:
+        recipe = Recipe(
+            {name: replace(spec, lengths=None) for name, spec in last.arrays.items()},
+            {name: np.array(value) for name, value in last.constants.items()},
+            {name: last.dims[name] for name in last.constants},
+            last.identity if identity is None else identity,
+            dict(last.attrs),
+        )
+    return PartsWriter(manifest, recipe, buffer_bytes=buffer_bytes, restart=on_mismatch == "restart")
+
+
+class PartsWriter:
+    """Takes samples one by one; made by `write_parts` and `append`.
+
+    Args:
+        goal: The store, or the manifest of the set, that `finish` makes.
+        recipe: What the parts are made from.
+        buffer_bytes: See `write_parts`.
+        restart: Whether to remove unfinished parts of something else.
+
+    Attributes:
+        path: What `finish` makes.
+        num_found: Samples that an interrupted run left in finished parts; these are passed over.
+        num_samples: Samples so far, those passed over included.
+    """
+
+    def __init__(self, goal: Path, recipe: Recipe, *, buffer_bytes: int, restart: bool) -> None:
+        self.path, self._recipe, self._buffer_bytes = goal, recipe, buffer_bytes
+        self._folder = parts_folder(goal)
+        self._metas = _metas_of(recipe)
+        self._config_hash = recipe.blueprint(0, {name: [] for name in recipe.ragged}).root.config_hash
+        self._is_set = goal == manifest_path(goal)
+        self._buffer, self.num_samples = _Buffer(), 0
+        self._fd = _locked(self._folder)
+        try:
+            self._named = read_manifest(goal) if self._is_set and files.exists(goal) else ()
+            self._first = 1 + max((int(part.name[:5]) for part in self._named), default=-1)
+            self._parts = self._take_up(restart)
+        except BaseException:
+            self.close()
+            raise
+        self._ends = list(itertools.accumulate(part.count for part in self._parts))
+        self.num_found = self._ends[-1] if self._ends else 0
+
+    def add(self, sample: Sample) -> None:
+        """Take the next sample: every array by name, copied; of a ragged one with any number of rows.
+
+        The first `num_found` samples of a run that continues another are passed over. The first and the last
+        of each part that there is are compared with what it holds.
+
+        Raises:
+            SpecError: If an array is missing, unknown, or of another shape or dtype.
+            IdentityMismatchError: If a sample that is passed over is another than the part holds.
+            CommitError: If a part didn't become durable, `DiskFullError` if there was no room for it.
+        """
+        self._check_open()
+        values = self._checked(sample)
+        if self.num_samples < self.num_found:
+            self._pass_over(values)
+        else:
+            self._buffer.add(values)
+        self.num_samples += 1
+        if self._buffer.nbytes >= self._buffer_bytes:
+            self.flush()
+
+    def extend(self, samples: Samples) -> None:
+        """Take samples from an iterable, which must begin as it did in the run that this one continues.
+
+        Args:
+            samples: An iterable of samples; or a function of the number of samples that there are already,
+                which gives those that follow: then nothing is passed over, nor compared.
+        """
+        self._check_open()
+        if callable(samples):
+            self.num_samples = max(self.num_samples, self.num_found)
+            samples = samples(self.num_samples)
+        for sample in samples:
+            self.add(sample)
+
+    def flush(self) -> None:
+        """Publish the samples that are waiting as a part; nothing happens if there are none."""
+        self._check_open()
+        samples = self._buffer.samples
+        if not samples:
+            return
+        self._publish(samples)
+        self._buffer = _Buffer()
+
+    def finish(self, *, progress: Progress | None = None) -> Path:
+        """Publish what is waiting, and then all samples as one file, or as a set; closes the writer.
+
+        Args:
+            progress: Called with the number of bytes that were merged since the last call.
+        Returns:
+            `path`.
+        Raises:
+            IdentityMismatchError: If there were fewer samples than the parts hold that were continued.
+            CommitError: If it didn't become durable, `DiskFullError` if there is no room: the parts stay.
+        """
+        self._check_open()
+        if self.num_samples < self.num_found:
+            raise self._not_repeated(f"{self.num_found} samples or more", f"the end after {self.num_samples}")
+        self.flush()
+        if self._is_set:
+            self._name_parts()
+        else:
+            self._merge(progress)
+        self.close()
+        return self.path
+
+    def close(self) -> None:
+        """Release the parts: finished ones stay, samples that are waiting don't."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            files.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise StoreClosedError("the writer is closed", path=self.path, hint="call `write_parts` again")
+
+    def _checked(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        if not isinstance(sample, Mapping) or sample.keys() != self._metas.keys():
+            found = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
+            raise SpecError(
+                "all arrays of a sample are added together",
+                kind="arrays",
+                expected=sorted(self._metas),
+                found=found,
+            )
+        return {name: _payload(sample[name], meta) for name, meta in self._metas.items()}
+
+    def _publish(self, samples: list[dict[str, npt.NDArray[Any]]]) -> None:
+        number = self._first + len(self._parts)
+        if number >= MAX_PARTS:
+            hint = "use a larger `buffer_bytes`"
+            raise SpecError("too many parts", kind="limits", clause="15.1", expected=MAX_PARTS, hint=hint)
+        lengths = {name: [len(sample[name]) for sample in samples] for name in self._recipe.ragged}
+        recipe = self._recipe
+        with create(
+            self._folder / part_name(number),
+            recipe.specs(len(samples), lengths),
+            constants=recipe.constants,
+            dims=recipe.dims,
+            identity=recipe.identity,
+            attrs=recipe.attrs,
+            durability="lazy",  # a part counts when it is finished, and finishing syncs
+            on_mismatch="restart",
+        ) as writer:
+            for rows in _batches(samples):
+                batch: Arrays = {
+                    name: [samples[row][name] for row in rows]
+                    if meta.is_ragged
+                    else np.stack([samples[row][name] for row in rows])
+                    for name, meta in self._metas.items()
+                }
+                writer.commit_many(rows, batch)
+            path = writer.finish()
+        with open_store(path) as store:
+            self._parts.append(_part_of(store))
+
+    def _take_up(self, restart: bool) -> list[SetPart]:
+        """Finished parts of an interrupted run of the same; all others that no manifest names are removed."""
+        there = {part.name for part in self._named}
+        numbers = [number_of_part(name) for name in files.names_in(self._folder) if name not in there]
+        left = {number for number in numbers if number is not None}
+        parts: list[SetPart] = []
+        while (number := self._first + len(parts)) in left:
+            part = self._same_part(self._folder / part_name(number), restart)
+            if part is None:
+                break
+            parts.append(part)
+        kept = range(self._first, self._first + len(parts))
+        for number in sorted(left - {*kept}, reverse=True):
+            files.remove(self._folder / part_name(number))
+        return parts
+
+    def _same_part(self, path: Path, restart: bool) -> SetPart | None:
+        try:
+            with open_store(path) as store:
+                if store.config_hash == self._config_hash:
+                    return _part_of(store)
+                found = store.config_hash
+        except StoreError:
+            if restart:
+                return None
+            raise
+        if restart:
+            return None
+        raise IdentityMismatchError(
+            "the unfinished parts were made from something else",
+            path=path,
+            expected=f"config hash {self._config_hash}",
+            found=found,
+            hint=f"finish them with what they were begun with, or say {_RESTART}",
+        )
+
+    def _pass_over(self, values: dict[str, npt.NDArray[Any]]) -> None:
+        number = int(np.searchsorted(self._ends, self.num_samples, side="right"))
+        first = self._ends[number] - self._parts[number].count
+        if self.num_samples not in (first, self._ends[number] - 1):
+            return
+        with open_store(self._folder / self._parts[number].name) as store:
+            held = store.gather([self.num_samples - first], ragged="padded")
+        for name, value in values.items():
+            if held[name][0].tobytes() != value.tobytes():
+                raise self._not_repeated("the sample that the part holds", f"another {name!r}")
+
+    def _not_repeated(self, expected: str, found: str) -> IdentityMismatchError:
+        return IdentityMismatchError(
+            f"the samples don't begin as in the run that this one continues, at sample {self.num_samples}",
+            kind="not_repeated",
+            path=self._folder,
+            expected=expected,
+            found=found,
+            hint=f"give them in the same order, or say {_RESTART} to begin from scratch",
+        )
+
+    def _merge(self, progress: Progress | None) -> None:
+        paths = [self._folder / part.name for part in self._parts]
+        if len(paths) == 1 and _has_attrs(paths[0], self._recipe.attrs):
+            files.rename(paths[0], self.path)
+        else:
+            num_samples, lengths = _whole(paths, self._recipe.ragged)
+            blueprint = self._recipe.blueprint(num_samples, lengths)
+            merge_parts(paths, self.path, blueprint, progress=progress)
+        files.sync_folder(self.path.parent)
+        for path in reversed(paths):  # what an interruption leaves begins with the first part
+            files.remove(path)
+        files.remove(self._folder / LOCK_NAME)
+        files.remove_folder(self._folder)
+
+    def _name_parts(self) -> None:
+        """Have the manifest name the new parts, too."""
+        if not self._named and not self._parts:
+            self._publish([])  # so that the set has arrays
+        if self._parts:
+            files.replace_file(self.path, pack_manifest((*self._named, *self._parts)))
+            files.sync_folder(self.path.parent)
+
+
+def _metas_of(recipe: Recipe) -> dict[str, ArrayMeta]:
+    for name, spec in recipe.arrays.items():
+        if isinstance(spec, ArraySpec) and spec.lengths is not None:
+            expected = "none: they are counted as samples are added"
+            raise SpecError("lengths", kind="lengths", array=name, expected=expected, found="lengths")
+    layout = recipe.blueprint(0, {name: [] for name in recipe.ragged}).layout
+    return {a.meta.name: a.meta for a in layout.per_sample if not a.meta.is_companion}
+
+
+def _payload(value: Any, meta: ArrayMeta) -> npt.NDArray[Any]:
+    """A sample as bytes of the declared dtype; of a ragged array of any number of rows."""
+    if not meta.is_ragged:
+        return as_payload(value, meta, meta.sample_shape)
+    rows = encoded_text(value, meta)
+    shape = np.shape(rows)
+    return as_payload(rows, meta, (*(shape[:1] or (0,)), *meta.sample_shape))
+
+
+def _batches(samples: Sequence[Mapping[str, npt.NDArray[Any]]]) -> list[range]:
+    """Samples in runs of about `_COMMIT_BYTES`."""
+    ends = np.cumsum([sum(value.nbytes for value in sample.values()) for sample in samples])
+    runs, first = [], 0
+    while first < len(samples):
+        begin = ends[first - 1] if first else 0
+        end = max(first + 1, int(np.searchsorted(ends, begin + _COMMIT_BYTES, side="right")))
+        runs.append(range(first, end))
+        first = end
+    return runs
+
+
+def _part_of(store: Store) -> SetPart:
+    return SetPart(store.path.name, len(store), store.config_hash, store.fingerprint)
+
+
+def _has_attrs(path: Path, attrs: Mapping[str, Any]) -> bool:
+    with open_store(path) as store:
+        return dict(store.attrs) == dict(attrs)
+
+
+def _whole(paths: Sequence[Path], ragged: Sequence[str]) -> tuple[int, dict[str, npt.NDArray[np.int64]]]:
+    """Number of samples in all parts, and the lengths of ragged ones."""
+    num_samples, lengths = 0, {name: [np.zeros(0, np.int64)] for name in ragged}
+    for path in paths:
+        with open_store(path) as store:
+            num_samples += len(store)
+            for name in ragged:
+                lengths[name].append(store.lengths(name))
+    return num_samples, {name: np.concatenate(parts) for name, parts in lengths.items()}
+
+
+def _locked(folder: Path) -> int:
+    """Descriptor of the lock that the writer of these parts holds; the folder is made if need be.
+
+    Raises:
+        BuildLockedError: If another process, or this one, writes them.
+    """
+    if not folder.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=folder.parent, hint="create it first")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        files.sync_folder(folder.parent)
+    lock = folder / LOCK_NAME
+    while True:
+        try:
+            fd = files.open_existing(lock, writable=True)
+        except StoreNotFoundError:
+            try:
+                fd = files.create_new(lock)
+            except FileExistsError:
+                continue
+            except FileNotFoundError:  # the writer before finished, and removed the folder
+                return _locked(folder)
+        if not locks.try_lock(fd, BUILDER_LOCK):
+            files.close(fd)
+            hint = "wait for it, or close the first writer"
+            raise BuildLockedError("another writer writes these parts", path=folder, hint=hint)
+        if files.is_file_at(fd, lock):
+            return fd
+        files.close(fd)
