@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
 from ups_store.format.canonical import canonical_json

@@ -1,0 +1,359 @@
+"""Stores of unknown lengths: parts, merging them, sets that grow, and continuing after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ragged_stores
+from ragged_stores import IDENTITY, check_same, ragged_specs, ragged_values
+
+import ups_store
+from ups_store import ArraySpec, PartsWriter
+from ups_store.check.garbage import find_garbage, remove_garbage
+from ups_store.system import files
+
+LENGTHS = (3, 0, 700, 1, 40, 5, 2, 0)
+N = len(LENGTHS)
+VALUES = ragged_values(LENGTHS)
+CONSTANTS = {"x": np.linspace(0, 1, 9)}
+SPECS = {
+    name: replace(spec, shape=(None, *spec.shape[1:]), lengths=None)
+    for name, spec in ragged_specs(VALUES).items()
+}
+
+
+def samples(first: int = 0, end: int = N) -> Iterator[dict[str, Any]]:
+    for i in range(first, end):
+        yield {name: value[i] for name, value in VALUES.items()}
+
+
+def begin(path: Path, **options: Any) -> PartsWriter:
+    options = {"identity": IDENTITY, "constants": CONSTANTS, "attrs": {"by": "test"}, **options}
+    return ups_store.write_parts(path, SPECS, **{"buffer_bytes": 10_000, **options})
+
+
+def directly(path: Path) -> bytes:
+    """The bytes of the store that `create` makes of the same samples."""
+    options: dict[str, Any] = {"identity": IDENTITY, "constants": CONSTANTS, "attrs": {"by": "test"}}
+    return ragged_stores.build_ragged(path, VALUES, **options).read_bytes()
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 10_000, 1 << 30], ids=["each", "some", "all"])
+def test_merged_parts_are_the_store_that_create_makes(tmp_path: Path, buffer_bytes: int) -> None:
+    """Spec 15.5: byte for byte, however the samples were spread over parts; nothing else is left."""
+    path = tmp_path / "a.zarr.zip"
+    with begin(path, buffer_bytes=buffer_bytes) as writer:
+        writer.extend(samples())
+        assert writer.num_samples == N
+        assert writer.finish() == path
+    assert path.read_bytes() == directly(tmp_path / "b.zarr.zip")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr.zip", "b.zarr.zip"]
+    with ups_store.open(path) as store:
+        assert store.verify().ok
+
+
+def test_store_of_no_samples_is_made_of_no_parts(tmp_path: Path) -> None:
+    with begin(tmp_path / "a.zarr.zip") as writer:
+        writer.finish()
+    with ups_store.open(tmp_path / "a.zarr.zip") as store:
+        assert len(store) == 0
+        assert store.verify().ok
+
+
+def test_fixed_arrays_alone_are_written_without_their_number(tmp_path: Path) -> None:
+    fields = np.random.default_rng(0).random((7, 1500))
+    arrays = {"u": ArraySpec((None, 1500), "float64"), "i": ArraySpec((None,), "int8")}
+    writer = ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={}, buffer_bytes=30_000)
+    with writer:
+        for i in range(7):
+            writer.add({"u": fields[i], "i": np.int8(i)})
+        writer.finish()
+    with ups_store.open(tmp_path / "a.zarr.zip") as store:
+        np.testing.assert_array_equal(store["u"], fields)
+        assert store["i"].tolist() == list(range(7))
+
+
+def test_samples_are_copied_when_they_are_added(tmp_path: Path) -> None:
+    memory = np.zeros((2, 3), np.float32)
+    with ups_store.write_parts(
+        tmp_path / "a.zarr.zip", {"u": ArraySpec((None, None, 3), "float32")}, identity={}
+    ) as writer:
+        for i in range(3):
+            memory[:] = i
+            writer.add({"u": memory[: i + 1 if i < 2 else 2]})
+        writer.finish()
+    with ups_store.open(tmp_path / "a.zarr.zip") as store:
+        assert [float(u[0, 0]) for u in store["u"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, N])
+def test_interrupted_run_continues_behind_its_finished_parts(tmp_path: Path, stop: int) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path) as writer:
+        writer.extend(samples(0, stop))  # and then the process dies
+    with begin(path, buffer_bytes=20_000) as writer:
+        assert writer.num_found <= stop
+        assert stop == 0 or writer.num_found or stop < 3
+        writer.extend(samples())
+        writer.finish()
+    assert path.read_bytes() == directly(tmp_path / "b.zarr.zip")
+
+
+def test_function_of_the_first_sample_is_asked_for_what_is_missing_only(tmp_path: Path) -> None:
+    path, asked = tmp_path / "a.zarr.zip", []
+
+    def source(first: int) -> Iterator[dict[str, Any]]:
+        asked.append(first)
+        return samples(first)
+
+    with begin(path) as writer:
+        writer.extend(samples(0, 6))
+    with begin(path) as writer:
+        found = writer.num_found
+        writer.extend(source)
+        writer.finish()
+    assert asked == [found]
+    assert found > 0
+    assert path.read_bytes() == directly(tmp_path / "b.zarr.zip")
+
+
+def test_iterable_that_does_not_repeat_itself_is_caught(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path) as writer:
+        writer.extend(samples())
+    with begin(path) as writer, pytest.raises(ups_store.IdentityMismatchError) as error:
+        writer.extend(reversed(list(samples())))
+    assert error.value.kind == "not_repeated"
+    with begin(path) as writer, pytest.raises(ups_store.IdentityMismatchError):
+        writer.extend(samples(0, 1))
+        writer.finish()
+    with begin(path, on_mismatch="restart") as writer:
+        assert writer.num_found > 0  # of the same identity: they are kept
+        writer.extend(samples())
+        writer.finish()
+
+
+def test_parts_of_another_identity_are_refused_or_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path) as writer:
+        writer.extend(samples())
+    with pytest.raises(ups_store.IdentityMismatchError):
+        begin(path, identity={"kind": "others"})
+    with begin(path, identity={"kind": "others"}, on_mismatch="restart") as writer:
+        assert writer.num_found == 0
+        assert not list((tmp_path / "a.parts").glob("*.zip"))
+
+
+def test_damaged_part_is_refused_or_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path) as writer:
+        writer.extend(samples())
+    part = tmp_path / "a.parts" / "00000.zarr.zip"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(ups_store.FormatError):
+        begin(path)
+    with begin(path, on_mismatch="restart") as writer:
+        assert writer.num_found == 0
+
+
+def test_parts_have_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path), pytest.raises(ups_store.BuildLockedError):
+        begin(path)
+    begin(path).close()
+
+
+@pytest.mark.parametrize(
+    ("sample", "kind"),
+    [
+        ({"u": [1.0]}, "arrays"),
+        ([1.0], "arrays"),
+        ({"u": np.zeros((2, 2), np.int8), "i": 0}, "dtype"),
+        ({"u": np.zeros((2, 3), np.float32), "i": 0}, "shape"),
+        ({"u": np.float32(1), "i": 0}, "shape"),
+    ],
+)
+def test_add_refuses_samples_of_other_arrays(tmp_path: Path, sample: Any, kind: str) -> None:
+    arrays = {"u": ArraySpec((None, None, 2), "float32"), "i": ArraySpec((None,), "int8")}
+    with ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={}) as writer:
+        with pytest.raises(ups_store.SpecError) as error:
+            writer.add(sample)
+    assert error.value.kind == kind
+    with pytest.raises(ups_store.StoreClosedError):
+        writer.add(sample)
+
+
+def test_write_parts_refuses_lengths_and_missing_folders(tmp_path: Path) -> None:
+    arrays = {"u": ArraySpec((None, None), "int8", lengths=[1])}
+    with pytest.raises(ups_store.SpecError):
+        ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={})
+    with pytest.raises(ups_store.StoreNotFoundError):
+        begin(tmp_path / "nowhere" / "a.zarr.zip")
+    with pytest.raises(ups_store.SpecError):
+        begin(tmp_path / "a.zarr.zip", on_mismatch="no")
+
+
+def _make_set(path: Path, end: int = N) -> Path:
+    with begin(path, merge=False) as writer:
+        writer.extend(samples(0, end))
+        return writer.finish()
+
+
+@pytest.mark.parametrize("access", ["map", "pread"])
+def test_set_is_read_like_one_store(tmp_path: Path, access: Any) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip")
+    assert manifest == tmp_path / "a.zarr.json"
+    with ups_store.open(manifest, access=access, verify="touch") as store:
+        assert isinstance(store, ups_store.StoreSet)
+        assert len(store) == N
+        assert len(store.partitions) > 1
+        assert store.identity == IDENTITY
+        check_same(store.gather([7, 0, 2, 2, 5]), VALUES, [7, 0, 2, 2, 5])
+        check_same(store.gather([]), VALUES, [])
+        batch = store.gather([4, 0, 1], ["points", "label"], ragged="padded")
+        assert batch["points"].shape == (3, 40, 3)
+        assert batch["points.lengths"].tolist() == [40, 3, 0]
+        np.testing.assert_array_equal(store.sample(-3)["points"], VALUES["points"][5])
+        assert store.verify().ok
+        assert "8 samples" in repr(store)
+        with pytest.raises(ups_store.SpecError):
+            _ = store["points"]
+
+
+def test_append_adds_to_a_set_and_open_stores_keep_it_as_it_was(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip", 5)
+    with ups_store.open(manifest) as before:
+        with ups_store.append(manifest) as writer:
+            writer.extend(samples(5))
+            assert writer.finish() == manifest
+        assert len(before) == 5
+        check_same(before.gather(range(5)), VALUES, range(5))
+        with ups_store.open(manifest) as after:
+            assert after.config_hash == before.config_hash
+            check_same(after.gather(range(N)), VALUES, range(N))
+            np.testing.assert_array_equal(after["x"], CONSTANTS["x"])
+
+
+def test_append_of_samples_made_from_something_else_names_both(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip", 5)
+    with ups_store.append(manifest, identity={"kind": "more"}) as writer:
+        writer.extend(samples(5))
+        writer.finish()
+    with ups_store.open(manifest) as store:
+        assert store.identity == {
+            "kind": "set",
+            "parents": list(dict.fromkeys(part.config_hash for part in store.partitions)),
+        }
+        assert len(store.identity["parents"]) == 2
+        check_same(store.gather(range(N)), VALUES, range(N))
+
+
+def test_interrupted_append_changes_nothing_and_can_be_continued(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip", 5)
+    before = manifest.read_bytes()
+    with ups_store.append(manifest, buffer_bytes=1) as writer:
+        writer.extend(samples(5, 7))
+    assert manifest.read_bytes() == before
+    with ups_store.append(manifest) as writer:
+        assert writer.num_found == 2
+        writer.extend(samples(5))
+        writer.finish()
+    with ups_store.open(manifest) as store:
+        check_same(store.gather(range(N)), VALUES, range(N))
+
+
+def test_append_of_nothing_leaves_the_manifest(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip")
+    before = manifest.read_bytes()
+    with ups_store.append(manifest) as writer:
+        writer.finish()
+    assert manifest.read_bytes() == before
+
+
+def test_set_of_no_samples_can_be_opened_and_appended_to(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip", 0)
+    with ups_store.open(manifest) as store:
+        assert len(store) == 0
+    with ups_store.append(manifest) as writer:
+        writer.extend(samples())
+        writer.finish()
+    with ups_store.open(manifest) as store:
+        check_same(store.gather(range(N)), VALUES, range(N))
+
+
+def test_write_parts_never_replaces_a_set(tmp_path: Path) -> None:
+    _make_set(tmp_path / "a.zarr.zip")
+    with pytest.raises(ups_store.SpecError) as error:
+        begin(tmp_path / "a.zarr.zip")
+    assert error.value.kind == "exists"
+
+
+def test_missing_or_replaced_part_is_refused_by_name(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip")
+    parts = sorted((tmp_path / "a.parts").glob("*.zip"))
+    parts[0].replace(parts[1])
+    with pytest.raises(ups_store.StoreNotFoundError) as missing:
+        ups_store.open(manifest)
+    assert missing.value.path == str(parts[0])
+    parts[1].rename(parts[0])
+    with pytest.raises(ups_store.StoreNotFoundError):
+        ups_store.open(manifest)
+    ragged_stores.build_ragged(parts[1], VALUES, identity={"kind": "stranger"})
+    with pytest.raises(ups_store.FormatError) as replaced:
+        ups_store.open(manifest)
+    assert replaced.value.kind == "set"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw[:-1],
+        lambda raw: raw + b" ",
+        lambda raw: raw.replace(b'"1.0"', b'"1.1"'),
+        lambda raw: raw.replace(b"ups_store_set", b"ups_store_sat"),
+        lambda raw: raw.replace(b"00001.zarr.zip", b"00000.zarr.zip"),
+        lambda raw: raw.replace(b"00001.zarr.zip", b"../b.zarr.zip"),
+        lambda raw: raw.replace(b'"count":', b'"count": '),
+        lambda raw: raw.replace(b'"count":', b'"num":'),
+        lambda raw: b'{"format_version":"1.0","kind":"ups_store_set","parts":[]}',
+        lambda raw: b"[" * 10_000,
+        lambda raw: b"[]",
+    ],
+)
+def test_manifest_of_any_other_text_is_refused(tmp_path: Path, change: Any) -> None:
+    """Spec 15.3: canonical, known keys, names of files in the folder of parts only."""
+    manifest = _make_set(tmp_path / "a.zarr.zip")
+    raw = change(manifest.read_bytes())
+    assert raw != manifest.read_bytes()
+    manifest.write_bytes(raw)
+    with pytest.raises(ups_store.FormatError) as error:
+        ups_store.open(manifest)
+    assert error.value.clause == "15.3"
+
+
+def test_gc_lists_and_removes_parts_that_no_manifest_names(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip", 5)
+    with ups_store.append(manifest, buffer_bytes=1) as writer:
+        writer.extend(samples(5, 7))
+        assert not [g for g in find_garbage(tmp_path) if g.kind == "part"]  # it is being written
+    found = find_garbage(tmp_path)
+    assert [(g.kind, g.num_samples) for g in found] == [("part", 1), ("part", 1)]
+    assert all(remove_garbage(garbage) for garbage in found)
+    assert not find_garbage(tmp_path)
+    with ups_store.open(manifest) as store:
+        assert store.verify().ok
+
+
+def test_gc_lists_parts_of_an_interrupted_build(tmp_path: Path) -> None:
+    with begin(tmp_path / "a.zarr.zip") as writer:
+        writer.extend(samples())
+    found = find_garbage(tmp_path)
+    assert found
+    assert {garbage.kind for garbage in found} == {"part"}
+    assert all(remove_garbage(garbage) for garbage in found)
+    assert not files.exists(tmp_path / "a.parts")
