@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ups_store.check.loose_parts import folders_of_parts, loose_parts, remove_part
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
@@ -23,8 +24,8 @@ _HDF5_START = b"\x89HDF\r\n\x1a\n"
 _SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
 _END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never
 
-Kind = Literal["temporary", "unfinished", "damaged", "finished", "foreign"]
-REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged"))
+Kind = Literal["temporary", "unfinished", "damaged", "part", "finished", "foreign"]
+REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "part"))
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,12 @@ class Garbage:
     Attributes:
         path: The file.
         kind: "temporary": a builder died before anybody could see it, it holds nothing; "unfinished": a store
-            that `create` would continue; "damaged": a building file that can't be continued; "finished": all
-            of a store under a name of these, "foreign": not ours by name or content. The last two stay.
+            that `create` would continue; "damaged": a building file that can't be continued; "part": a part
+            that no manifest names, which `write_parts` or `append` would go on behind; "finished": all of a
+            store under a name of these, "foreign": not ours by name or content. The last two stay.
         nbytes: Its length.
-        num_committed: Committed samples; 0 unless unfinished.
-        num_samples: N; 0 unless unfinished.
+        num_committed: Committed samples; 0 unless unfinished, or a part.
+        num_samples: N; likewise.
         age_s: Seconds since it was last written.
     """
 
@@ -51,12 +53,28 @@ class Garbage:
 
 
 def find_garbage(folder: Path) -> list[Garbage]:
-    """List what dead builders left in a folder, sorted by name; files of living ones are left out."""
+    """List what dead builders left in a folder, sorted by name; files of living ones are left out.
+
+    Folders of parts belong to it.
+    """
     found = []
     for path in sorted(folder.glob(f"*{BUILDING_SUFFIX}*")):
         with contextlib.suppress(StoreNotFoundError):  # published or removed since it was listed
             found.append(_examine(path))
+    for parts in folders_of_parts(folder):
+        found += [_loose_part(part) for part in loose_parts(parts)] + [*find_garbage(parts)]
     return [garbage for garbage in found if garbage]
+
+
+def _loose_part(path: Path) -> Garbage:
+    with files.opened(path) as fd:
+        nbytes = files.size(fd)
+    try:
+        with open_store(path) as store:
+            num_samples = len(store)
+    except FormatError:  # it was renamed here when it was whole
+        num_samples = 0
+    return Garbage(path, "part", nbytes, num_samples, num_samples, _age_s(path))
 
 
 def remove_garbage(garbage: Garbage) -> bool:
@@ -66,6 +84,8 @@ def remove_garbage(garbage: Garbage) -> bool:
     """
     if garbage.kind not in REMOVABLE:
         return False
+    if garbage.kind == "part":
+        return remove_part(garbage.path)
     try:
         with files.opened(garbage.path, writable=True) as fd:
             if not (locks.try_lock(fd, BUILDER_LOCK) and locks.try_lock(fd, GATE_LOCK)):
@@ -91,8 +111,11 @@ def _examine(path: Path) -> Garbage | None:
                 num_committed, num_samples = int(store.committed.sum()), len(store)
         except FormatError:
             kind = "damaged"
-    age_s = max(0.0, time.time() - files.modified_s(path))
-    return Garbage(path, kind, nbytes, num_committed, num_samples, age_s)
+    return Garbage(path, kind, nbytes, num_committed, num_samples, _age_s(path))
+
+
+def _age_s(path: Path) -> float:
+    return max(0.0, time.time() - files.modified_s(path))
 
 
 def _kind_of(path: Path, fd: int) -> Kind:
