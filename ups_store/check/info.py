@@ -40,15 +40,15 @@ class ArrayInfo:
     """One array.
 
     Attributes:
-        shape: Whole shape, N first unless it is a constant.
+        shape: Whole shape, N first unless it is a constant; None for the rows of a ragged array.
         dtype: Zarr data type name.
         dims: Dimension names.
-        sample_nbytes: Payload bytes of one sample; of the whole array for a constant.
+        sample_nbytes: Payload bytes of one sample, on average if ragged; of the whole array for a constant.
         slot_nbytes: Bytes from one sample to the next in the file; None where samples have no slots.
         attrs: Attributes.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
     dims: tuple[str, ...]
     sample_nbytes: int
@@ -178,7 +178,11 @@ def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | 
 
 def _array_info(meta: ArrayMeta, store: AnyStore) -> ArrayInfo:
     slot = slot_nbytes(meta.sample_nbytes) if meta.is_sharded and store.codec == "none" else None
-    return ArrayInfo(meta.shape, meta.dtype, meta.dims, meta.sample_nbytes, slot, dict(meta.attrs))
+    shape: tuple[int | None, ...] = meta.shape
+    nbytes = meta.sample_nbytes
+    if meta.is_ragged:
+        shape, nbytes = (len(store), None, *meta.sample_shape), meta.nbytes // max(1, len(store))
+    return ArrayInfo(shape, meta.dtype, meta.axes, nbytes, slot, dict(meta.attrs))
 
 
 def _packed_info(store: AnyStore) -> PackedInfo | None:
@@ -232,6 +236,11 @@ def _statistics(store: AnyStore, progress: Progress) -> dict[str, ArrayStatistic
 
 def _blocks(store: AnyStore, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
     """All values of an array, flat, at most a block at a time: several samples, or a part of one."""
+    if store.arrays[name].is_ragged:
+        for sample in samples.tolist():
+            (rows,) = store.gather([sample], [name])[name]
+            yield rows.reshape(-1)
+        return
     num_elements = math.prod(store.arrays[name].shape[1:])
     step = _BLOCK_ELEMENTS // max(1, num_elements)
     for first in range(0, len(samples), step) if step else ():
@@ -274,7 +283,9 @@ def _comparable_array(a: Store, b: Store) -> str | None:
     common = {
         name: _sample_nbytes(spec)
         for name, spec in a.arrays.items()
-        if (other := b.arrays.get(name)) and (other.shape[1:], other.dtype) == (spec.shape[1:], spec.dtype)
+        if (other := b.arrays.get(name))
+        and (other.shape[1:], other.dtype) == (spec.shape[1:], spec.dtype)
+        and not spec.is_ragged
     }
     largest = max(common, key=lambda name: common[name], default=None)
     return largest if largest is not None and common[largest] >= _MIN_SAMPLE_BYTES else None

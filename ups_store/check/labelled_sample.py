@@ -91,11 +91,13 @@ def label_sample(store: AnyStore, *, sample: int | None = None, array: str | Non
     """
     committed = np.flatnonzero(store.committed)
     number = sample if sample is not None else int(committed[0]) if len(committed) else 0
-    arrays = store.sample(number)
+    arrays = {key: value for key, value in store.sample(number).items() if isinstance(value, np.ndarray)}
     name = array if array is not None else _main_array(arrays)
     if name not in arrays:
-        store[name]  # raises if there is none at all
-        raise SpecError("it has no sample axis", path=store.path, array=name, hint="choose another array")
+        if name not in store:
+            store[name]  # raises
+        problem = "it is text" if name in store.arrays else "it has no sample axis"
+        raise SpecError(problem, path=store.path, array=name, hint="choose another array")
     if not arrays[name].size:
         shape = arrays[name].shape
         raise SpecError("it has no elements", path=store.path, array=name, found=f"shape {shape}")

@@ -204,7 +204,8 @@ def gc(
     folder: Annotated[Path, typer.Argument(help="folder of the stores")] = Path("cache"),
     delete: Annotated[bool, typer.Option("--delete", help="remove what can't be continued")] = False,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="with --delete: unfinished stores too, with their samples")
+        bool,
+        typer.Option("--unfinished", help="with --delete: unfinished stores and parts, with samples"),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file and line")] = False,
 ) -> None:
@@ -219,7 +220,7 @@ def gc(
         )
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
-    kinds = {"temporary", "damaged", "unfinished"} if unfinished else {"temporary", "damaged"}
+    kinds = {"temporary", "damaged", *(("unfinished", "part") if unfinished else ())}
     found = find_garbage(folder)
     if not found:
         log(f"{folder}: nothing that a dead builder left")
@@ -231,6 +232,7 @@ def gc(
         committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
         what = {
             "unfinished": f"unfinished{committed}",
+            "part": f"part of {garbage.num_samples} samples that no manifest names",
             "finished": "finished store, left alone",
             "foreign": "foreign file, left alone",
         }.get(garbage.kind, garbage.kind)

@@ -166,7 +166,7 @@ def _arrays(info: StoreInfo) -> Table:
 
 
 def _cells(array: ArrayInfo) -> tuple[str, str, str]:
-    return str(array.shape), array.dtype, " ".join(array.dims)
+    return str(array.shape).replace("None", "*"), array.dtype, " ".join(array.dims)
 
 
 def _statistics(statistics: Mapping[str, ArrayStatistics]) -> Table:
@@ -189,8 +189,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) if shape else "scalar"
+def _shape(shape: tuple[int | None, ...]) -> str:
+    return "×".join("*" if num is None else str(num) for num in shape) if shape else "scalar"
 
 
 def _pretty(document: Mapping[str, Any]) -> str:

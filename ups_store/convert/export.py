@@ -21,6 +21,7 @@ from ups_store.format.canonical import canonical_json
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
+from ups_store.read.ragged import check_not_ragged
 from ups_store.read.store import Store
 from ups_store.system.paths import path_of
 from ups_store.write.target import check_not_source, check_sound, check_target
@@ -70,6 +71,8 @@ def export_store(
     if not store.committed.all():
         hint = "finish its build first"
         raise SpecError("the store is unfinished", kind="unfinished", path=store.path, hint=hint)
+    hint = "read it with any Zarr reader, which finds rows and offsets as arrays"
+    check_not_ragged(store.metas.values(), f"export to {to}", hint, path=store.path)
     path = path_of(target)
     check_not_source(path, [part.path for part in parts_of(store)])
     writer = import_module(FORMATS[to])

@@ -29,6 +29,7 @@ from ups_store.packed.store import PackedStore
 from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.open import open_store
 from ups_store.read.protocol import AnyStore
+from ups_store.read.ragged import check_not_ragged
 from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
 from ups_store.system import files
@@ -101,6 +102,8 @@ def _pack(
     progress: Progress | None,
 ) -> PackReport:
     effort = check_level(codec, level)
+    hint = "ship the store as it is, or compress the file"
+    check_not_ragged(store.metas.values(), "packing", hint, path=store.path)
     layout = _layout_of(store)
     metas = _metas(store, layout)
     packing = Packing(codec, effort, store.fingerprint)

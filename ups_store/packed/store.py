@@ -23,6 +23,7 @@ from ups_store.read.base import BaseStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, check_output, window_of
 from ups_store.read.preload import Mode, PreloadReport, Request, preload, ram_budget
+from ups_store.read.ragged import Form, check_form
 from ups_store.read.store_file import StoreFile
 from ups_store.read.verify import Report
 from ups_store.system import files, mappings
@@ -106,6 +107,7 @@ class PackedStore(BaseStore):
         stride: int = 1,
         out: Mapping[str, npt.NDArray[Any]] | None = None,
         num_threads: int | None = None,
+        ragged: Form = "views",
     ) -> dict[str, npt.NDArray[Any]]:
         """Decode samples, or windows of them, into a batch; arguments as of `Store.gather`.
 
@@ -121,6 +123,7 @@ class PackedStore(BaseStore):
             SpecError: For an `out` of another shape, or of a dtype that loses what the array holds.
             CorruptChunkError: If a chunk is damaged.
         """
+        check_form(ragged, (), None, path=self.path)
         is_window = start is not None or length is not None or stride != 1
         samples, metas = self._asked(indices, names, is_window=is_window, out=out)
         batch: dict[str, npt.NDArray[Any]] = {}

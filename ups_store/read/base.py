@@ -70,12 +70,7 @@ class BaseStore:
     @property
     def arrays(self) -> dict[str, ArraySpec]:
         """The arrays with a sample axis; `create` takes them as they are, ragged ones with their lengths."""
-        return {name: self._spec(self.metas[name]) for name in self._per_sample}
-
-    def _spec(self, meta: ArrayMeta) -> ArraySpec:
-        shape = (len(self), None, *meta.sample_shape) if meta.is_ragged else meta.shape
-        dtype, encoding = dtype_of(meta.dtype), meta.encoding
-        return ArraySpec(shape, dtype, dims=meta.axes, attrs=meta.attrs, encoding=encoding)
+        return {name: spec_of(self.metas[name], len(self)) for name in self._per_sample}
 
     @property
     def constants(self) -> dict[str, npt.NDArray[Any]]:
@@ -188,6 +183,22 @@ class BaseStore:
                 sample[name] = values[0]
         return sample
 
+    def lengths(self, name: str) -> Samples:
+        """Number of rows of every sample of a ragged array, shape (N,), all checked.
+
+        Raises:
+            ArrayNotFoundError: Also a KeyError.
+            SpecError: If the array isn't ragged, kind "ragged".
+            CorruptChunkError: If the offsets are damaged.
+        """
+        self.check_open()
+        if not self._sampled_meta(name).is_ragged:
+            raise SpecError("it isn't ragged", kind="ragged", path=self.path, array=name)
+        return self._lengths_of(name)
+
+    def _lengths_of(self, name: str) -> Samples:
+        raise NotImplementedError
+
     def check_open(self) -> None:
         """Fail after `close`.
 
@@ -262,3 +273,10 @@ class BaseStore:
     def _unsupported(self, problem: str, hint: str, *, array: str | None = None) -> SpecError:
         """The error for what this kind of store can't do."""
         return SpecError(problem, kind="unsupported", path=self.path, array=array, hint=hint)
+
+
+def spec_of(meta: ArrayMeta, num_samples: int | None) -> ArraySpec:
+    """What `create` is given for an array with a sample axis; without the lengths of a ragged one."""
+    rows = (None,) if meta.is_ragged else ()
+    shape = (num_samples, *rows, *meta.sample_shape)
+    return ArraySpec(shape, dtype_of(meta.dtype), dims=meta.axes, attrs=meta.attrs, encoding=meta.encoding)

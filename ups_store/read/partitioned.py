@@ -146,6 +146,9 @@ class PartitionedStore(BaseStore):
                 result[name][rows] = values
         return result
 
+    def _lengths_of(self, name: str) -> Samples:
+        return np.concatenate([partition.lengths(name) for partition in self.partitions])
+
     def _views_of(
         self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
     ) -> list[Any]:

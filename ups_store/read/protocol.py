@@ -101,6 +101,9 @@ class AnyStore(Protocol):
     ) -> dict[str, Any]:
         """Copy samples, or windows of them, into a batch."""
 
+    def lengths(self, name: str) -> npt.NDArray[np.int64]:
+        """Number of rows of every sample of a ragged array, shape (N,)."""
+
     def preload(
         self,
         mode: Mode = "auto",

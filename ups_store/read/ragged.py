@@ -6,7 +6,7 @@ What the offsets say is checked before it is used; opening a store reads none of
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
@@ -255,6 +255,18 @@ def check_form(
 def is_window(window: Mapping[str, Any]) -> bool:
     """Whether `start`, `length` and `stride` of `gather` ask for windows."""
     return window["start"] is not None or window["length"] is not None or window["stride"] != 1
+
+
+def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: Path) -> None:
+    """Refuse what isn't there for ragged arrays; `what` names it.
+
+    Raises:
+        SpecError: Kind "ragged", names the array.
+    """
+    for meta in metas:
+        if meta.is_ragged:
+            problem = f"{what} isn't there for ragged arrays"
+            raise SpecError(problem, kind="ragged", path=path, array=meta.name, clause="14.1", hint=hint)
 
 
 def check_no_window(metas: Sequence[ArrayMeta], window: Mapping[str, Any], *, path: Path) -> None:

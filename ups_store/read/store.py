@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import NotCommittedError, SpecError
+from ups_store.errors import NotCommittedError
 from ups_store.format.layout import ArrayLayout
 from ups_store.read.base import BaseStore
 from ups_store.read.catalog import Catalog, fingerprint_of
@@ -21,6 +21,7 @@ from ups_store.read.ragged import (
     RaggedReader,
     RowChecks,
     check_form,
+    check_not_ragged,
 )
 from ups_store.read.recovery import Building, read_commits, read_committed
 from ups_store.read.sampled_array import SampledArray, TouchChecks
@@ -91,20 +92,6 @@ class Store(BaseStore):
     def _summary(self) -> list[str]:
         size = f"{self.nbytes:,} bytes"
         return [size, "under construction"] if self.is_partial else [size]
-
-    def lengths(self, name: str) -> npt.NDArray[np.int64]:
-        """Number of rows of every sample of a ragged array, shape (N,), all checked.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: If the array isn't ragged, kind "ragged".
-            CorruptChunkError: If the offsets are damaged.
-        """
-        self._sampled_meta(name)
-        self.check_length()
-        if name not in self._ragged:
-            raise SpecError("it isn't ragged", kind="ragged", path=self.path, array=name)
-        return np.diff(self._reader(name).all_offsets())
 
     @property
     def access(self) -> Access:
@@ -263,6 +250,10 @@ class Store(BaseStore):
             checks.check(samples, *reader.extents(samples))
         return reader.views(samples, num_threads=num_threads, decode=decode)
 
+    def _lengths_of(self, name: str) -> npt.NDArray[np.int64]:
+        self.check_length()
+        return np.diff(self._reader(name).all_offsets())
+
     def _reader(self, name: str) -> RaggedReader:
         readers = self._readers
         reader = readers.get(name)
@@ -347,6 +338,9 @@ class Store(BaseStore):
             raise NotCommittedError(
                 "the store is under construction", path=self.path, hint="finish it, then open it again"
             )
+        if mode in ("pinned", "device") or device is not None:
+            hint = 'preload with mode="page-cache" or "copy"'
+            check_not_ragged(self.metas.values(), "memory of a device", hint, path=self.path)
         request = Request(mode, device, samples, shared, lock, margin, num_threads, progress)
         report = preload(self._file, self._catalog, request)
         self._forget_views()

@@ -140,6 +140,12 @@ class Disk:
         self._check_power()
         return bytes(self._open[fd].content[offset : offset + nbytes])
 
+    def read_into(self, fd: int, offset: int, target: memoryview) -> int:
+        """Stands in for `files.read_into`."""
+        data = self.read_at(fd, offset, len(target))
+        target[: len(data)] = data
+        return len(data)
+
     def write_at(self, fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Stands in for `files.write_at`."""
         self._change()
@@ -265,6 +271,7 @@ _REPLACED = [
     "size",
     "mode",
     "read_at",
+    "read_into",
     "write_at",
     "allocate",
     "truncate",

@@ -107,6 +107,7 @@ class Assembler:
         self._transform = getattr(dataset, "transform", None)
         self._collate, self._batch_transform = collate, batch_transform
         self._nbytes: dict[tuple[int, int], int] = {}
+        self._is_ragged = any(getattr(source, "ragged", ()) for source in getattr(dataset, "sources", ()))
 
     def __call__(self, step: Step) -> Made:
         """The batch of a step."""
@@ -132,9 +133,9 @@ class Assembler:
         return (self._collate or default_collate)(rows)
 
     def _nbytes_of(self, batch: Any, step: Step) -> int:
-        """Bytes of a batch; counted once, as batches of a source and a length are alike."""
+        """Bytes of a batch; counted once, as batches of a source and a length are alike, unless ragged."""
         alike = step.source, len(step.items)
-        nbytes = self._nbytes.get(alike)
+        nbytes = None if self._is_ragged else self._nbytes.get(alike)
         if nbytes is None:
             nbytes = self._nbytes[alike] = batch.nbytes
         return nbytes

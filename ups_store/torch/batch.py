@@ -42,7 +42,12 @@ class _Tensors(dict[str, Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors())
+        return sum(nbytes_of(tensor) for tensor in self.tensors())
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    """Bytes of a tensor; of a nested one of what it holds."""
+    return tensor.values().nbytes if tensor.is_nested else tensor.nbytes
 
 
 class Sample(_Tensors):
@@ -61,6 +66,8 @@ class Batch(_Tensors):
     | `dt` | (B, H) float32 | time from each state to the next |
     | an array's name | (B, ...) | without windows every array; with windows those that don't vary in time |
     | a name in `names` | (B, H + 1, ...) | with windows: an array that varies in time, at the steps of both |
+    | a ragged array's name | (B, L, ...), or nested | see `StoreDataset`; `NAME.lengths`, (B,), beside it |
+    | a text's name | list of B `str` | likewise `bytes` |
     | `index` | (B,) int64 | items of the dataset |
     | `task` | str | task of the store; a list of B where a batch mixes tasks |
     | `valid` | (B,) bool | loaders with `pad_last=True`: False where a row only fills up the last batch |
@@ -74,6 +81,9 @@ class Batch(_Tensors):
     def row(self, index: int) -> Sample:
         """One sample, as views."""
         sample = Sample(self.apply(lambda tensor: tensor[index]))
+        for key, value in self.items():
+            if isinstance(value, list):  # text
+                sample[key] = value[index]
         sample["task"] = self["task"] if isinstance(self["task"], str) else self["task"][index]
         return sample
 
@@ -170,7 +180,7 @@ def _collate(rows: Sequence[Sample], *, collate_fn_map: dict[Any, Callable[..., 
 
 def _as_sent(tensor: Tensor) -> Tensor:
     """In shared memory where it is large: a worker writes it there once."""
-    return tensor if tensor.nbytes < SENT_BYTES else shared_copy(tensor)
+    return tensor if tensor.is_nested or tensor.nbytes < SENT_BYTES else shared_copy(tensor)
 
 
 def one_or_all(tasks: Sequence[str]) -> str | list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +19,10 @@ from ups_store.read.gather import Samples, check_indices, names_of
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
+from ups_store.read.store_set import StoreSet
 from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
 from ups_store.torch.memory import Allocate, BufferPool, new_tensor
+from ups_store.torch.ragged import RaggedForm, join_ragged
 from ups_store.torch.source import SourceSelection, StoreSource
 from ups_store.torch.windows import Window
 
@@ -62,7 +64,10 @@ class StoreDataset(Dataset[Any]):
         views: Whether `dataset[i]` gives views of the store's memory instead of copies. They may be changed:
             this process then reads what it wrote, the file and other processes don't. They are views of the
             map, whatever the store's `access`, and `verify="touch"` doesn't check samples of 4096 bytes or
-            more there.
+            more there. Ragged arrays are copied.
+        ragged: How batches have ragged arrays: "padded" as a tensor (B, L, ...), zeros behind each sample, L
+            the rows of the longest, and the numbers of rows as `NAME.lengths`, int64, shape (B,); "nested" as
+            a nested tensor of jagged layout. Text is a list of `str` in any case.
         transform: Called with every `Sample`; what it returns is the item instead. In a loader its samples
             are views of a batch that was gathered as a whole.
 
@@ -75,7 +80,8 @@ class StoreDataset(Dataset[Any]):
         NotCommittedError: If a store is incomplete.
         ArrayNotFoundError: If a store lacks an array; also a KeyError.
         SpecError: If no trajectory is as long as a window, `state` is given without `window`, or `dtype`
-            isn't a floating-point dtype of torch, or given with `views`.
+            isn't a floating-point dtype of torch, or given with `views`. For a ragged array without `ragged`,
+            kind "ragged".
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class StoreDataset(Dataset[Any]):
         state: str | None = None,
         dtype: torch.dtype | None = None,
         views: bool = False,
+        ragged: RaggedForm | None = None,
         transform: Callable[[Sample], Any] | None = None,
     ) -> None:
         single = isinstance(stores, BaseStore | str | os.PathLike)
@@ -97,7 +104,10 @@ class StoreDataset(Dataset[Any]):
             hint = "give `window=Window(...)` too; `names` says which arrays whole samples have"
             raise SpecError("`state` without `window`", kind="state", found=repr(state), hint=hint)
         _check_dtype(dtype, views=views)
-        self._selection = SourceSelection(None if names is None else names_of(names), state, window, dtype)
+        if ragged not in (None, "padded", "nested"):
+            raise SpecError("ragged", kind="ragged", expected="padded or nested", found=repr(ragged))
+        chosen = None if names is None else names_of(names)
+        self._selection = SourceSelection(chosen, state, window, dtype, ragged)
         self._views, self.transform = views, transform
         self.epoch = 0
         self._open([store for each in given for store in _opened(each)])
@@ -123,6 +133,7 @@ class StoreDataset(Dataset[Any]):
         tasks = ", ".join(sorted({source.task for source in self.sources}))
         is_decoded = any(source.store.codec != "none" for source in self.sources)
         tensors = [f"{field.key} {field.shape} {str(field.dtype)[6:]}" for field in first.fields]
+        tensors += [f"{f.key} {'text' if f.is_text else (None, *f.tail)}" for f in first.ragged]
         return {
             "items": f"{len(self):,} {'samples' if window is None else 'windows'}",
             "stores": f"{len(self.sources)} ({tasks})" + (", decoded" if is_decoded else ""),
@@ -138,7 +149,7 @@ class StoreDataset(Dataset[Any]):
     @property
     def num_tensors(self) -> int:
         """Tensors of a batch that are gathered."""
-        return max(len(source.fields) for source in self.sources)
+        return max(len(source.fields) + len(source.ragged) for source in self.sources)
 
     @property
     def first_items(self) -> list[int]:
@@ -225,7 +236,8 @@ class StoreDataset(Dataset[Any]):
             self.fetch(number, items[mine] - self._first[number], epoch=self.epoch, allocate=new_tensor)
             for number, mine in zip(present, rows, strict=True)
         ]
-        return _interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate)
+        ragged = {field.key for field in self.sources[present[0]].ragged}
+        return _interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate, ragged)
 
     def _check(self, indices: Sequence[int] | Samples) -> Samples:
         path = self.sources[0].store.path
@@ -262,12 +274,12 @@ class StoreDataset(Dataset[Any]):
 
 
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """The store, or its partitions: each is a source of the dataset."""
+    """The store, or its partitions: each is a source of the dataset; a set is one, whatever its parts."""
     found = open_any(store) if isinstance(store, str | os.PathLike) else store
-    return parts_of(found)
+    return (found,) if isinstance(found, StoreSet) else parts_of(found)
 
 
-def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate) -> Batch:
+def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate, ragged: Set[str]) -> Batch:
     """One batch of several, its rows in the order that was asked for."""
 
     def join(values: Sequence[Any]) -> Any:
@@ -277,7 +289,8 @@ def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate) -> Ba
         return torch.index_select(together, 0, order, out=allocate(tuple(together.shape), together.dtype))
 
     tasks = [part["task"] for part in parts for _ in range(part.num_samples)]
-    values = {key: join([part[key] for part in parts]) for key in parts[0] if key != "task"}
+    values = {key: join([part[key] for part in parts]) for key in parts[0].keys() - ragged - {"task"}}
+    values |= {key: join_ragged([part[key] for part in parts], order.tolist()) for key in ragged}
     return Batch(values | {"task": one_or_all([tasks[row] for row in order.tolist()])})
 
 

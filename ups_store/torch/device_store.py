@@ -19,6 +19,7 @@ from ups_store.read.base import BaseStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, runs_of, window_of
 from ups_store.read.preload import Mode, PreloadJob, PreloadReport
+from ups_store.read.ragged import Form, check_form
 from ups_store.read.verify import Report
 from ups_store.torch.memory import torch_dtype
 
@@ -105,6 +106,7 @@ class DeviceStore(BaseStore):
         stride: int = 1,
         out: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
+        ragged: Form = "views",
     ) -> dict[str, Tensor]:
         """Copy samples, or windows of them, into new tensors on the device.
 
@@ -131,6 +133,7 @@ class DeviceStore(BaseStore):
         if out is not None:
             raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
         raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
+        check_form(ragged, (), None, path=self.path)
         is_window = start is not None or length is not None or stride != 1
         samples, metas = self._asked(raw, names, is_window=is_window, out=None)
         self._check_held(samples)

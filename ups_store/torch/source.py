@@ -17,7 +17,8 @@ from torch import Tensor
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
 from ups_store.read.gather import TIME_DIM, Samples
 from ups_store.read.protocol import AnyStore
-from ups_store.torch.memory import Allocate, as_array, as_tensor, torch_dtype, writable
+from ups_store.torch.memory import Allocate, as_array, as_tensor, new_tensor, torch_dtype, writable
+from ups_store.torch.ragged import RaggedField, RaggedForm
 from ups_store.torch.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
 
 SCRATCH_BYTES = 1 << 20  # of rows before conversion: stays in the second-level cache
@@ -85,6 +86,7 @@ class SourceSelection:
     state: str | None
     window: Window | None
     dtype: torch.dtype | None
+    ragged: RaggedForm | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ class StoreSource:
     Attributes:
         store: The store.
         task: Name of its task.
-        fields: What makes a batch.
+        fields: What makes a batch, ragged arrays left out.
+        ragged: What has a number of rows of its own for every sample.
     """
 
     def __init__(self, store: AnyStore, selection: SourceSelection) -> None:
@@ -141,6 +144,7 @@ class StoreSource:
         self._trajectories = None
         if selection.window is not None:
             self._trajectories = Trajectories(store, selection.window, state=selection.state)
+        self.ragged = tuple(self._make_ragged())
         self.fields = tuple(self._make_fields())
         self._check_keys()
 
@@ -150,7 +154,8 @@ class StoreSource:
     @property
     def signature(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """What must be equal for samples of two stores to share a batch."""
-        return {field.key: (field.shape, field.dtype) for field in self.fields}
+        fixed = {field.key: (field.shape, field.dtype) for field in self.fields}
+        return fixed | {field.key: ((-1, *field.tail), field.dtype) for field in self.ragged}
 
     @property
     def decodes_windows(self) -> bool:
@@ -165,8 +170,10 @@ class StoreSource:
 
     @property
     def sample_nbytes(self) -> int:
-        """Bytes of one sample in a batch, times not counted."""
-        return sum(math.prod(field.shape) * field.dtype.itemsize for field in self.fields)
+        """Bytes of one sample in a batch, times not counted; of ragged arrays on average."""
+        fixed = sum(math.prod(field.shape) * field.dtype.itemsize for field in self.fields)
+        ragged = sum(self.store.metas[field.key].nbytes for field in self.ragged)
+        return fixed + ragged // max(1, len(self.store))
 
     def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
         """Sample and first time step of items, each int64, shape (B,)."""
@@ -190,6 +197,8 @@ class StoreSource:
                 first = None if starts is None or field.steps is None else starts + field.steps.start
                 field.rows.gather(samples, first, out)
             _put(values, field, out)
+        for ragged in self.ragged:
+            values |= ragged.fetch(samples, allocate)
         return values
 
     def _gather_decoded(self, samples: Samples, starts: Samples | None) -> dict[str, Tensor]:
@@ -217,6 +226,8 @@ class StoreSource:
             if field.steps is not None:
                 view = view[start + field.steps.start : start + field.steps.stop : field.steps.step]
             _put(values, field, view.view(field.shape).to(field.dtype))
+        for ragged in self.ragged:
+            values |= {key: value[0] for key, value in ragged.fetch(samples, new_tensor).items()}
         return values
 
     def _conditions(self, samples: Samples, starts: Samples) -> dict[str, Any]:
@@ -225,13 +236,28 @@ class StoreSource:
             return {}
         return {"params": {}, **self._trajectories.moments(samples, starts)}
 
+    def _make_ragged(self) -> Iterator[RaggedField]:
+        """The ragged arrays that are asked for; with windows there are none."""
+        selection, arrays = self._selection, self.store.arrays
+        names = selection.names if selection.names is not None else () if selection.window else arrays
+        for name in names:
+            if name in arrays and arrays[name].is_ragged:
+                if selection.window is not None:
+                    hint = "leave it out with `names`, or the window"
+                    problem = "a ragged array beside windows"
+                    raise SpecError(problem, kind="ragged", path=self.store.path, array=name, hint=hint)
+                yield RaggedField(self.store, name, selection.ragged, selection.dtype)
+
     def _make_fields(self) -> Iterator[Field]:
-        arrays, names, window = self.store.arrays, self._selection.names, self._selection.window
+        arrays = {name: spec for name, spec in self.store.arrays.items() if not spec.is_ragged}
+        names, window = self._selection.names, self._selection.window
+        ragged = {field.key for field in self.ragged}
+        if names is not None:
+            names = tuple(name for name in names if name not in ragged)
         for name in names or ():
             if name not in arrays:
-                raise ArrayNotFoundError(
-                    "no such array", path=self.store.path, array=name, expected=list(arrays)
-                )
+                expected = list(self.store.arrays)
+                raise ArrayNotFoundError("no such array", path=self.store.path, array=name, expected=expected)
         if window is None or self._trajectories is None:
             yield from (self._field(name, name) for name in (arrays if names is None else names))
             return
@@ -260,7 +286,8 @@ class StoreSource:
 
     def _check_keys(self) -> None:
         taken = TAKEN_KEYS if self._trajectories is None else TAKEN_WINDOW_KEYS
-        clashes = [field.name for field in self.fields if field.key == field.name and field.key in taken]
+        keys = [field.key for field in self.fields if field.key == field.name]
+        clashes = [key for key in (*keys, *(field.key for field in self.ragged)) if key in taken]
         if clashes:
             raise SpecError(
                 "the array's name is a key of batches",

@@ -169,6 +169,9 @@ class Trajectories:
 def check_time_axis(store: AnyStore, name: str) -> None:
     """Fail unless an array's second axis is the time: its windows lie together then."""
     dims = store.dims[name]
+    if store.arrays[name].is_ragged:
+        hint = "windows need samples of equal length, with `num_steps` beside them"
+        raise SpecError("a ragged array", kind="ragged", path=store.path, array=name, hint=hint)
     if dims[1:2] != (TIME_DIM,):
         raise SpecError(
             "windows need the time behind the sample",

@@ -197,7 +197,14 @@ def _check_alike(model: AnyStore, other: AnyStore) -> None:
 
 
 def _geometry(store: AnyStore) -> dict[str, str]:
-    arrays = {name: (spec.dtype, tuple(spec.shape[1:]), "a sample") for name, spec in store.arrays.items()}
+    arrays: dict[str, Any] = {
+        name: (
+            spec.dtype,
+            tuple(spec.shape[1:]),
+            "a sample" if spec.encoding is None else f"a sample ({spec.encoding})",
+        )
+        for name, spec in store.arrays.items()
+    }
     constants = {name: (value.dtype, value.shape, "the constant") for name, value in store.constants.items()}
     return {
         name: f"{dtype} {shape} as {what}, dimensions {store.dims[name]}"
@@ -239,7 +246,10 @@ def _spec(name: str, num_samples: int, parts: list[Part]) -> ArraySpec:
     specs = [part.store.arrays[name] for part in parts]
     shape = (num_samples, *specs[0].shape[1:])
     attrs = _common([spec.attrs or {} for spec in specs])
-    return ArraySpec(shape, specs[0].dtype, dims=specs[0].dims, attrs=attrs)
+    lengths, encoding = None, specs[0].encoding
+    if specs[0].is_ragged:
+        lengths = np.concatenate([part.store.lengths(name)[part.first : part.end] for part in parts])
+    return ArraySpec(shape, specs[0].dtype, specs[0].dims, attrs, lengths, encoding)
 
 
 def _common(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -260,12 +270,20 @@ def _copy(writer: StoreWriter, parts: list[Part], progress: Progress) -> None:
         for block in _blocks(part.store, here):
             batch = part.store.gather(block)
             writer.commit_many(block - part.first + offset, batch)
-            progress(sum(value.nbytes for value in batch.values()))
+            progress(sum(map(_nbytes, batch.values())))
         offset += len(part)
 
 
+def _nbytes(values: Any) -> int:
+    """Bytes of a batch of one array; of ragged ones a list of samples."""
+    if isinstance(values, np.ndarray):
+        return values.nbytes
+    return sum(len(v.encode()) if isinstance(v, str) else memoryview(v).nbytes for v in values)
+
+
 def _blocks(store: AnyStore, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-    sample_nbytes = sum(math.prod(spec.shape[1:]) * spec.dtype.itemsize for spec in store.arrays.values())
+    nbytes = sum(meta.nbytes for meta in store.metas.values() if not meta.is_constant)
+    sample_nbytes = nbytes // max(1, len(store))
     num = max(1, COPY_BYTES // max(1, sample_nbytes))
     for first in range(0, len(samples), num):
         yield samples[first : first + num]

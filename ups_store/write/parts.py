@@ -19,18 +19,22 @@ import numpy.typing as npt
 
 from ups_store.errors import (
     BuildLockedError,
+    FormatError,
     IdentityMismatchError,
     SpecError,
     StoreClosedError,
-    StoreError,
     StoreNotFoundError,
 )
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.format.layout import ArrayLayout, Layout
 from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
 from ups_store.format.metadata import ArrayMeta
-from ups_store.read.open import open_store
-from ups_store.read.store import Store
+from ups_store.read.base import spec_of
+from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.read.ragged import read_offsets, sample_extent
+from ups_store.read.recovery import building_path
+from ups_store.read.store_file import read_constant
 from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, stem_of
 from ups_store.system import files, locks
 from ups_store.system.paths import path_of
@@ -160,14 +164,9 @@ def append(
     """
     manifest = manifest_path(path_of(path, suffix_nbytes=32))
     named = read_manifest(manifest)
-    with open_store(parts_folder(manifest) / named[-1].name) as last:
-        recipe = Recipe(
-            {name: replace(spec, lengths=None) for name, spec in last.arrays.items()},
-            {name: np.array(value) for name, value in last.constants.items()},
-            {name: last.dims[name] for name in last.constants},
-            last.identity if identity is None else identity,
-            dict(last.attrs),
-        )
+    recipe = _recipe_of(parts_folder(manifest) / named[-1].name)
+    if identity is not None:
+        recipe = replace(recipe, identity=identity)
     return PartsWriter(manifest, recipe, buffer_bytes=buffer_bytes, restart=on_mismatch == "restart")
 
 
@@ -303,16 +302,16 @@ class PartsWriter:
             hint = "use a larger `buffer_bytes`"
             raise SpecError("too many parts", kind="limits", clause="15.1", expected=MAX_PARTS, hint=hint)
         lengths = {name: [len(sample[name]) for sample in samples] for name in self._recipe.ragged}
-        recipe = self._recipe
+        recipe, path = self._recipe, self._folder / part_name(number)
+        files.remove(building_path(path))  # what a killed run began: its samples may have been others
         with create(
-            self._folder / part_name(number),
+            path,
             recipe.specs(len(samples), lengths),
             constants=recipe.constants,
             dims=recipe.dims,
             identity=recipe.identity,
             attrs=recipe.attrs,
             durability="lazy",  # a part counts when it is finished, and finishing syncs
-            on_mismatch="restart",
         ) as writer:
             for rows in _batches(samples):
                 batch: Arrays = {
@@ -322,9 +321,8 @@ class PartsWriter:
                     for name, meta in self._metas.items()
                 }
                 writer.commit_many(rows, batch)
-            path = writer.finish()
-        with open_store(path) as store:
-            self._parts.append(_part_of(store))
+            writer.finish()
+        self._parts.append(_part_of(path, _catalog_of(path)))
 
     def _take_up(self, restart: bool) -> list[SetPart]:
         """Finished parts of an interrupted run of the same; all others that no manifest names are removed."""
@@ -344,14 +342,14 @@ class PartsWriter:
 
     def _same_part(self, path: Path, restart: bool) -> SetPart | None:
         try:
-            with open_store(path) as store:
-                if store.config_hash == self._config_hash:
-                    return _part_of(store)
-                found = store.config_hash
-        except StoreError:
+            catalog = _catalog_of(path)
+        except FormatError:
             if restart:
                 return None
             raise
+        found = catalog.root.config_hash
+        if found == self._config_hash:
+            return _part_of(path, catalog)
         if restart:
             return None
         raise IdentityMismatchError(
@@ -367,11 +365,12 @@ class PartsWriter:
         first = self._ends[number] - self._parts[number].count
         if self.num_samples not in (first, self._ends[number] - 1):
             return
-        with open_store(self._folder / self._parts[number].name) as store:
-            held = store.gather([self.num_samples - first], ragged="padded")
-        for name, value in values.items():
-            if held[name][0].tobytes() != value.tobytes():
-                raise self._not_repeated("the sample that the part holds", f"another {name!r}")
+        path, sample = self._folder / self._parts[number].name, self.num_samples - first
+        layout = _catalog_of(path).layout
+        with files.opened(path) as fd:
+            for name, value in values.items():
+                if _bytes_of(fd, layout, layout.arrays[name], sample) != value.tobytes():
+                    raise self._not_repeated("the sample that the part holds", f"another {name!r}")
 
     def _not_repeated(self, expected: str, found: str) -> IdentityMismatchError:
         return IdentityMismatchError(
@@ -385,7 +384,7 @@ class PartsWriter:
 
     def _merge(self, progress: Progress | None) -> None:
         paths = [self._folder / part.name for part in self._parts]
-        if len(paths) == 1 and _has_attrs(paths[0], self._recipe.attrs):
+        if len(paths) == 1 and _catalog_of(paths[0]).root.attrs == self._recipe.attrs:
             files.rename(paths[0], self.path)
         else:
             num_samples, lengths = _whole(paths, self._recipe.ragged)
@@ -436,23 +435,54 @@ def _batches(samples: Sequence[Mapping[str, npt.NDArray[Any]]]) -> list[range]:
     return runs
 
 
-def _part_of(store: Store) -> SetPart:
-    return SetPart(store.path.name, len(store), store.config_hash, store.fingerprint)
+def _catalog_of(path: Path) -> Catalog:
+    with files.opened(path) as fd:
+        return read_finished(fd, path)
 
 
-def _has_attrs(path: Path, attrs: Mapping[str, Any]) -> bool:
-    with open_store(path) as store:
-        return dict(store.attrs) == dict(attrs)
+def _part_of(path: Path, catalog: Catalog) -> SetPart:
+    count, config_hash = catalog.layout.num_samples, catalog.root.config_hash
+    return SetPart(path.name, count, config_hash, fingerprint_of(catalog))
+
+
+def _recipe_of(path: Path) -> Recipe:
+    """What a part was made from."""
+    catalog = _catalog_of(path)
+    metas = [array.meta for array in catalog.layout.arrays.values() if not array.meta.is_companion]
+    with files.opened(path) as fd:
+        constants = {
+            meta.name: read_constant(fd, catalog.layout.arrays[meta.name], path=path)
+            for meta in metas
+            if meta.is_constant
+        }
+    return Recipe(
+        {meta.name: spec_of(meta, None) for meta in metas if not meta.is_constant},
+        constants,
+        {name: catalog.layout.arrays[name].meta.dims for name in constants},
+        catalog.root.identity["content"],
+        catalog.root.attrs,
+    )
+
+
+def _bytes_of(fd: int, layout: Layout, array: ArrayLayout, sample: int) -> bytes:
+    """The payload of one sample."""
+    if array.meta.is_ragged:
+        first, end = sample_extent(fd, layout.ragged[array.meta.name], sample)
+    else:
+        first = array.slot(sample)[0]
+        end = first + array.meta.sample_nbytes
+    return files.read_at(fd, first, end - first)
 
 
 def _whole(paths: Sequence[Path], ragged: Sequence[str]) -> tuple[int, dict[str, npt.NDArray[np.int64]]]:
     """Number of samples in all parts, and the lengths of ragged ones."""
     num_samples, lengths = 0, {name: [np.zeros(0, np.int64)] for name in ragged}
     for path in paths:
-        with open_store(path) as store:
-            num_samples += len(store)
+        layout = _catalog_of(path).layout
+        num_samples += layout.num_samples
+        with files.opened(path) as fd:
             for name in ragged:
-                lengths[name].append(store.lengths(name))
+                lengths[name].append(np.diff(read_offsets(fd, layout.ragged[name], path=path)))
     return num_samples, {name: np.concatenate(parts) for name, parts in lengths.items()}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import ragged_stores
 from command_line import run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -329,3 +330,23 @@ def test_concat_command_without_target_is_a_usage_error(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_command(monkeypatch, "concat", make_store()) == 2
+
+
+def test_concat_and_split_keep_ragged_samples(tmp_path: Path) -> None:
+    """Their lengths are those of the sources; a set is a source like any store."""
+    first, second = ragged_stores.ragged_values((3, 0, 7)), ragged_stores.ragged_values((2, 5), seed=1)
+    paths = [
+        ragged_stores.build_ragged(tmp_path / f"{i}.zarr.zip", values)
+        for i, values in enumerate((first, second))
+    ]
+    together = {name: [*first[name], *second[name]] for name in first}
+    together |= {name: np.array(together[name]) for name in ("fields", "label")}
+    stores = [ups_store.open(path) for path in paths]
+    whole = concat_stores(stores, tmp_path / "all.zarr.zip")
+    with ups_store.open(whole) as store:
+        ragged_stores.check_same(store.gather(range(5)), together, range(5))
+        assert store["text"][1] == first["text"][1]
+        (part,) = split_store(store, [tmp_path / "part.zarr.zip"], samples=[(1, 4)])
+    with ups_store.open(part) as store:
+        ragged_stores.check_same(store.gather(range(3)), together, [1, 2, 3])
+        assert store.verify().ok

@@ -129,9 +129,10 @@ def test_iterable_that_does_not_repeat_itself_is_caught(tmp_path: Path) -> None:
     with begin(path) as writer, pytest.raises(ups_store.IdentityMismatchError) as error:
         writer.extend(reversed(list(samples())))
     assert error.value.kind == "not_repeated"
-    with begin(path) as writer, pytest.raises(ups_store.IdentityMismatchError):
+    with begin(path) as writer:
         writer.extend(samples(0, 1))
-        writer.finish()
+        with pytest.raises(ups_store.IdentityMismatchError):
+            writer.finish()
     with begin(path, on_mismatch="restart") as writer:
         assert writer.num_found > 0  # of the same identity: they are kept
         writer.extend(samples())
@@ -180,9 +181,9 @@ def test_parts_have_one_writer(tmp_path: Path) -> None:
 )
 def test_add_refuses_samples_of_other_arrays(tmp_path: Path, sample: Any, kind: str) -> None:
     arrays = {"u": ArraySpec((None, None, 2), "float32"), "i": ArraySpec((None,), "int8")}
-    with ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={}) as writer:
-        with pytest.raises(ups_store.SpecError) as error:
-            writer.add(sample)
+    writer = ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={})
+    with writer, pytest.raises(ups_store.SpecError) as error:
+        writer.add(sample)
     assert error.value.kind == kind
     with pytest.raises(ups_store.StoreClosedError):
         writer.add(sample)
