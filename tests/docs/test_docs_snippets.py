@@ -107,3 +107,15 @@ def headings(page: Path) -> set[str]:
     """Anchors as GitHub makes them of headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_ragged_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = run("\n".join(snippets("docs/guides/ragged.md")))
+    assert left["padded"]["points"].shape == (2, 4000, 3)
+    assert left["batch"]["points"].shape[2:] == (3,)
+    with ups_store.open("many.zarr.zip") as store:
+        assert len(store) == 1000
+        assert store.verify().ok
+    assert len(left["store"]) == 2000
+    left["store"].close()
