@@ -109,7 +109,8 @@ class Diagnosis:
         if self.catalog is None or self.intact is None:
             return ()
         kept = {*self.intact.arrays, *self.intact.constants}
-        return tuple(name for name in self.catalog.layout.arrays if name not in kept)
+        arrays = (array.meta for array in self.catalog.layout.arrays.values())
+        return tuple(meta.name for meta in arrays if meta.name not in kept and not meta.is_companion)
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ups_store.check.intact_rows import intact_rows, read_rows
 from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.format.build_tail import TailHeader
 from ups_store.format.checksum import crc32c
@@ -22,7 +23,7 @@ from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME
-from ups_store.read.catalog import Catalog, finish_catalog, read_arrays
+from ups_store.read.catalog import Catalog, finish_catalog, mark_companions, read_arrays
 from ups_store.read.directory import read_directory
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import intact_parts, read_commits
@@ -71,18 +72,23 @@ class Intact:
 
 def intact_by_report(catalog: Catalog, report: Report) -> Intact:
     """What verifies of a file that opens, by what `verify` found."""
-    samples = {a.meta.name: np.ones(a.meta.shape[0], bool) for a in _with_elements(catalog.layout)}
+    layout = catalog.layout
+    samples = {a.meta.name: np.ones(layout.num_samples, bool) for a in _with_elements(layout)}
+    companions = {a.meta.name for a in layout.arrays.values() if a.meta.is_companion}
     lost = set()
     for problem in report.problems:
-        if problem.array is None or problem.kind in _OUTSIDE_PAYLOADS:
+        # Samples of ragged arrays are checked one by one, so damage of a companion that matters is theirs.
+        if problem.array is None or problem.kind in _OUTSIDE_PAYLOADS or problem.array in companions:
             continue
+        if problem.kind == "offsets":
+            samples[problem.array][:] = False
         if problem.array in samples:
             samples[problem.array][slice(None) if problem.sample is None else problem.sample] = False
         else:
             lost.add(problem.array)
-    constants = [a.meta.name for a in _constants(catalog.layout) if a.meta.name not in lost]
+    constants = [a.meta.name for a in _constants(layout) if a.meta.name not in lost]
     suspect = tuple(p.array for p in report.problems if p.array and p.kind == "entry_crc")
-    return Intact(samples, tuple(constants), _empty(catalog.layout), suspect)
+    return Intact(samples, tuple(constants), _empty(layout), suspect)
 
 
 def intact_by_commits(fd: int, catalog: Catalog, header: TailHeader) -> Intact:
@@ -92,6 +98,8 @@ def intact_by_commits(fd: int, catalog: Catalog, header: TailHeader) -> Intact:
     masks = np.zeros(crcs.shape, bool)
     masks[committed] = intact_parts(fd, layout, np.flatnonzero(committed), crcs[committed])
     masks_by_name = {array.meta.name: masks[:, i] for i, array in enumerate(layout.per_sample)}
+    for name, ragged in layout.ragged.items():
+        masks_by_name[name] &= masks_by_name[ragged.checks.meta.name]
     samples = {a.meta.name: masks_by_name[a.meta.name] for a in _with_elements(layout)}
     return Intact(samples, _intact_constants(fd, catalog), _empty(layout))
 
@@ -100,8 +108,10 @@ def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
     """What verifies by the CRC-32C of its chunk alone, of a file whose end is missing or damaged."""
     samples = {}
     for array in _with_elements(catalog.layout):
-        num = array.meta.shape[0]
-        if array.meta.is_sharded:
+        num = catalog.layout.num_samples
+        if array.meta.is_ragged:
+            samples[array.meta.name] = intact_rows(fd, catalog.layout.ragged[array.meta.name])
+        elif array.meta.is_sharded:
             checks = (_chunk_ok(fd, array.slot(i)[0], array.meta.sample_nbytes) for i in range(num))
             samples[array.meta.name] = np.fromiter(checks, bool, num)
         else:
@@ -111,19 +121,26 @@ def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
 
 def read_intact(
     fd: int, layout: Layout, names: Sequence[str], samples: Samples, *, path: Path
-) -> Iterator[tuple[Samples, dict[str, npt.NDArray[Any]]]]:
-    """Read samples that verified, in batches; those of large arrays are checked again on what is returned.
+) -> Iterator[tuple[Samples, dict[str, Any]]]:
+    """Read samples that verified, in batches; large and ragged ones are checked again on what is returned.
 
     Yields:
-        Sample numbers (B,), and arrays (B, ...) by name.
+        Sample numbers (B,), and arrays (B, ...) by name; of ragged arrays lists of B.
     Raises:
         CorruptChunkError: If the file changed meanwhile.
     """
     arrays = [layout.arrays[name] for name in names]
-    step = max(1, BATCH_BYTES // max(1, sum(array.meta.sample_nbytes for array in arrays)))
+    nbytes = sum(array.meta.nbytes for array in arrays) // max(1, layout.num_samples)
+    step = max(1, BATCH_BYTES // max(1, nbytes))
     for first in range(0, len(samples), step):
         batch = samples[first : first + step]
-        yield batch, {array.meta.name: _read_checked(fd, array, batch, path) for array in arrays}
+        values: dict[str, Any] = {}
+        for name, array in zip(names, arrays, strict=True):
+            if array.meta.is_ragged:
+                values[name] = read_rows(fd, layout.ragged[name], batch, path=path)
+            else:
+                values[name] = _read_checked(fd, array, batch, path)
+        yield batch, values
 
 
 def _read_checked(fd: int, array: ArrayLayout, samples: Samples, path: Path) -> npt.NDArray[Any]:
@@ -139,11 +156,14 @@ def _read_checked(fd: int, array: ArrayLayout, samples: Samples, path: Path) -> 
 
 
 def _with_elements(layout: Layout) -> list[ArrayLayout]:
-    return [array for array in layout.per_sample if array.entry]
+    """The arrays whose samples have elements; ragged ones too, whose samples have lengths."""
+    shown = (array for array in layout.per_sample if not array.meta.is_companion)
+    return [array for array in shown if array.entry or array.meta.is_ragged]
 
 
 def _empty(layout: Layout) -> tuple[str, ...]:
-    return tuple(array.meta.name for array in layout.per_sample if array.entry is None)
+    empty = (array.meta for array in layout.per_sample if array.entry is None)
+    return tuple(meta.name for meta in empty if meta.part is None)
 
 
 def _constants(layout: Layout) -> list[ArrayLayout]:
@@ -192,7 +212,8 @@ def read_without_root(fd: int, path: Path) -> Catalog:
     directory = read_directory(fd, path)
     names = directory.array_names()
     documents = read_arrays(fd, path, directory.next_claim, directory.next_claim(ROOT_NAME, 0), names)
-    identity = identity_document([meta for meta, _ in documents.metas], {}, {})
+    mark_companions(documents, path)
+    identity = identity_document([meta for meta, _ in documents.metas if not meta.is_companion], {}, {})
     root = RootMeta(FORMAT_VERSION, _NO_HASH, identity, {})
     catalog = finish_catalog(root, documents, directory, path)
     if catalog.layout.num_samples > files.size(fd):

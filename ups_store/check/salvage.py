@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 
 from ups_store.check.doctor import ADVICE, Diagnosis, spans
 from ups_store.check.intact import is_identity_lost, read_intact
+from ups_store.check.intact_rows import lengths_of
 from ups_store.errors import FormatError, IdentityMismatchError, hinting
 from ups_store.format.array_spec import ArraySpec
-from ups_store.format.layout import ArrayLayout
-from ups_store.format.metadata import dtype_of
+from ups_store.format.layout import ArrayLayout, Layout
+from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog
+from ups_store.read.gather import Samples
 from ups_store.read.store_file import read_constant
 from ups_store.system import files
 from ups_store.write.create import create
@@ -52,7 +55,7 @@ def salvage(diagnosis: Diagnosis, out: Path) -> Path:
         raise FileExistsError(f"{out}: there is something already; give the new store another name")
     with files.opened(diagnosis.path) as fd:
         layout, names = catalog.layout, intact.arrays
-        specs = {name: _spec(layout.arrays[name], len(samples)) for name in names}
+        specs = {name: _spec(fd, layout, name, samples) for name in names}
         number = _free_name(layout.arrays)
         constants = {
             name: read_constant(fd, layout.arrays[name], path=diagnosis.path) for name in intact.constants
@@ -88,9 +91,11 @@ def _identity(diagnosis: Diagnosis, catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def _spec(array: ArrayLayout, num: int) -> ArraySpec:
-    meta = array.meta
-    return ArraySpec((num, *meta.sample_shape), dtype_of(meta.dtype), dims=meta.dims, attrs=meta.attrs)
+def _spec(fd: int, layout: Layout, name: str, samples: Samples) -> ArraySpec:
+    spec = spec_of(layout.arrays[name].meta, len(samples))
+    if name not in layout.ragged:
+        return spec
+    return replace(spec, lengths=lengths_of(fd, layout.ragged[name], samples))
 
 
 def _free_name(taken: dict[str, ArrayLayout]) -> str:

@@ -229,8 +229,8 @@ def _read_json(fd: int, entry: Entry, crc: int, path: Path) -> bytes:
 
 def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
     """Refuse arrays that aren't those of the identity document (spec 8.1); marks companions (spec 14)."""
-    metas = recognised([meta for meta, _ in documents.metas], path=path)
-    documents.metas = [(meta, nbytes) for meta, (_, nbytes) in zip(metas, documents.metas, strict=True)]
+    mark_companions(documents, path)
+    metas = [meta for meta, _ in documents.metas]
     declared = root.identity["arrays"]
     geometry = {meta.name: identity_of_array(meta) for meta in metas if not meta.is_companion}
     constants = sorted(meta.name for meta in metas if meta.is_constant)
@@ -244,6 +244,12 @@ def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
         problem = "a ragged array goes with the feature 'ragged' in `requires`, and only it does"
         found = list(root.requires)
         raise FormatError(problem, path=path, kind="requires", clause="10.3", found=found)
+
+
+def mark_companions(documents: Documents, path: Path) -> None:
+    """Have the metadata of arrays that belong to a ragged one say so (spec 14.1)."""
+    metas = recognised([meta for meta, _ in documents.metas], path=path)
+    documents.metas = [(meta, nbytes) for meta, (_, nbytes) in zip(metas, documents.metas, strict=True)]
 
 
 def _bad_identity(path: Path, key: str, declared: object, found: object) -> FormatError:

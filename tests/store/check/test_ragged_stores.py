@@ -1,0 +1,147 @@
+"""What commands do with ragged stores: describe, draw, save what verifies; what can't be done is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ragged_stores
+from command_line import run_ups_store
+from ragged_stores import LENGTHS, build_ragged, check_same, ragged_values
+
+import ups_store
+from ups_store.check import doctor, info
+from ups_store.check.labelled_sample import label_sample
+from ups_store.check.salvage import salvage
+from ups_store.convert.export import FORMATS, export_store
+from ups_store.packed.pack import pack_store
+from ups_store.read.catalog import read_finished
+from ups_store.read.recovery import building_path, read_building_file
+from ups_store.system import files
+
+N = len(LENGTHS)
+VALUES = ragged_values()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_ragged(tmp_path_factory.mktemp("ragged") / "a.zarr.zip", VALUES)
+
+
+def test_info_describes_ragged_arrays_with_their_mean_size(path: Path) -> None:
+    with ups_store.open(path) as store:
+        found = info.describe(store, statistics=True)
+    points = found.arrays["points"]
+    assert (points.shape, points.dims) == ((N, None, 3), ("sample", "point", "xyz"))
+    assert points.sample_nbytes == sum(LENGTHS) * 12 // N
+    assert points.slot_nbytes is None
+    assert set(found.arrays) == {"points", "text", "fields", "label"}
+    assert found.constants == {}
+    rows = np.concatenate(VALUES["points"])
+    assert found.statistics is not None
+    assert found.statistics["points"].maximum == rows.max()
+    assert "(5, *, 3)" in run_ups_store("info", path).stdout
+
+
+def test_samples_of_ragged_arrays_are_drawn_but_no_text(path: Path) -> None:
+    with ups_store.open(path) as store:
+        assert label_sample(store, sample=0, array="points").values.shape == (3, 3)
+        with pytest.raises(ups_store.SpecError):
+            label_sample(store, sample=0, array="text")
+
+
+def test_diff_finds_shared_samples_by_arrays_of_equal_samples(path: Path, tmp_path: Path) -> None:
+    other = build_ragged(tmp_path / "b.zarr.zip", {**VALUES, "points": VALUES["points"][::-1]})
+    with ups_store.open(path) as a, ups_store.open(other) as b:
+        assert info.shared_samples(a, b).tolist() == list(range(N))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("to", sorted(FORMATS))
+def test_export_refuses_ragged_arrays_by_name(path: Path, tmp_path: Path, to: str) -> None:
+    with ups_store.open(path) as store, pytest.raises(ups_store.SpecError) as error:
+        export_store(store, tmp_path / "out", to=to)
+    assert (error.value.kind, error.value.array) == ("ragged", "points")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pack_refuses_ragged_arrays_by_name(path: Path, tmp_path: Path) -> None:
+    with ups_store.open(path) as store, pytest.raises(ups_store.SpecError) as error:
+        pack_store(store, tmp_path / "a.packed.zarr.zip")
+    assert (error.value.kind, error.value.array) == ("ragged", "points")
+
+
+def _flipped(path: Path, out: Path, at: int) -> Path:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    out.write_bytes(data)
+    return out
+
+
+def _saved(damaged: Path, out: Path) -> list[int]:
+    """Salvage; returns the numbers of the samples that were saved, which are compared."""
+    with ups_store.open(salvage(doctor.examine(damaged), out)) as store:
+        numbers: list[int] = store["original_sample"].tolist()
+        check_same(store.gather(range(len(store))), VALUES, numbers)
+        assert store.verify().ok
+    return numbers
+
+
+def test_doctor_saves_the_other_samples_of_a_damaged_ragged_array(path: Path, tmp_path: Path) -> None:
+    with files.opened(path) as fd:
+        layout = read_finished(fd, path).layout
+    damaged = _flipped(path, tmp_path / "b.zarr.zip", layout.arrays["points"].offset + 12 * 50)
+    assert doctor.examine(damaged).status is doctor.Status.DAMAGED
+    assert _saved(damaged, tmp_path / "saved.zarr.zip") == [0, 1, 3, 4]
+
+
+def test_doctor_saves_other_arrays_where_the_offsets_are_wrong(path: Path, tmp_path: Path) -> None:
+    with files.opened(path) as fd:
+        at = read_finished(fd, path).layout.arrays["points.offsets"].offset + 8 * 2 + 7
+    found = doctor.examine(_flipped(path, tmp_path / "b.zarr.zip", at))
+    assert found.lost_arrays == ("points",)
+    with ups_store.open(salvage(found, tmp_path / "saved.zarr.zip")) as store:
+        assert sorted(store.arrays) == ["fields", "label", "original_sample", "text"]
+        assert store["text"][2] == VALUES["text"][2]
+
+
+def test_doctor_saves_committed_samples_of_an_unfinished_ragged_store(tmp_path: Path) -> None:
+    target, specs = tmp_path / "a.zarr.zip", ragged_stores.ragged_specs(VALUES)
+    with ups_store.create(target, specs, identity=ragged_stores.IDENTITY) as writer:
+        writer.commit_many([0, 1, 2], ragged_stores.rows_of(VALUES, [0, 1, 2]))
+        layout = writer.building.layout
+    unfinished = building_path(target)
+    damaged = _flipped(unfinished, tmp_path / "b.zarr.zip.building", layout.arrays["points"].offset + 12 * 50)
+    assert _saved(damaged, tmp_path / "saved.zarr.zip") == [0, 1]
+
+
+def test_doctor_saves_ragged_samples_of_a_file_without_end_or_root(path: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.zarr.zip"
+    cut.write_bytes(path.read_bytes()[:-50])
+    assert _saved(cut, tmp_path / "saved.zarr.zip") == list(range(N))
+    rootless = _flipped(path, tmp_path / "root.zarr.zip", 70)
+    assert _saved(rootless, tmp_path / "also.zarr.zip") == list(range(N))
+
+
+def test_gc_names_parts_and_removes_them_with_the_unfinished(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"u": ups_store.ArraySpec((None,), "int8")}
+    with ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={}, buffer_bytes=1) as writer:
+        writer.add({"u": np.int8(1)})
+    assert "part of 1 samples that no manifest names" in run_ups_store("gc", tmp_path, "--delete").stdout
+    assert "removed" in run_ups_store("gc", tmp_path, "--delete", "--unfinished").stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_resuming_refuses_a_building_file_whose_offsets_are_damaged(tmp_path: Path) -> None:
+    target, specs = tmp_path / "a.zarr.zip", ragged_stores.ragged_specs(VALUES)
+    with ups_store.create(target, specs, identity={}) as writer:
+        at = writer.building.layout.arrays["text.offsets"].offset
+    _flipped(building_path(target), building_path(target), at + 8)
+    with files.opened(building_path(target)) as fd:
+        read_building_file(fd, building_path(target))  # opening doesn't read them
+    with pytest.raises(ups_store.CorruptChunkError) as error:
+        ups_store.create(target, specs, identity={})
+    assert error.value.array == "text.offsets"
+    with ups_store.create(target, specs, identity={}, on_mismatch="restart") as writer:
+        assert len(writer.missing()) == N
