@@ -24,6 +24,7 @@ OPERATIONS = (
     "store.gather",
     "store.write",
     "store.resume",
+    "store.ragged",
     "store.verify",
     "store.preload",
     "loader.order",

@@ -66,7 +66,7 @@ def merged(run: Run) -> None:
         assert writer.num_found >= len(run.acknowledged)  # no finished part is lost
         for number, sample in enumerate(samples()):
             writer.add(sample)
-            if number + 1 > len(run.acknowledged) and not writer._buffer.samples:
+            if number + 1 > len(run.acknowledged) and not writer._buffer.num_samples:
                 run.acknowledged = set(range(number + 1))  # its part is finished
         writer.finish()
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,7 +29,7 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.layout import ArrayLayout, Layout
 from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
-from ups_store.format.metadata import ArrayMeta
+from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.ragged import read_offsets, sample_extent
@@ -47,7 +47,8 @@ from ups_store.write.merge import merge_parts
 BUFFER_BYTES = 256 << 20
 LOCK_NAME = "lock"
 
-_COMMIT_BYTES = 16 << 20  # of a buffer at a time: samples of equal shape are copied into one array first
+_BLOCK_BYTES = 16 << 20  # of samples of equal shape, which are committed together
+_MAX_ROWS = 16384  # of a block
 _RESTART = "on_mismatch='restart'"
 
 Sample = Mapping[str, Any]
@@ -82,16 +83,52 @@ class Recipe:
         return [name for name, spec in self.arrays.items() if spec.is_ragged]
 
 
-@dataclass
 class _Buffer:
-    """Samples that wait to become a part; copies, so that the caller may go on using its memory."""
+    """Samples that wait to become a part; copies, so that the caller may go on using its memory.
 
-    samples: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
-    nbytes: int = 0
+    Those of equal shape are copied into blocks that are used again for the next part: touching new memory
+    takes as long as the copy.
+    """
 
-    def add(self, sample: dict[str, npt.NDArray[Any]]) -> None:
-        self.samples.append({name: np.array(value, order="C") for name, value in sample.items()})
-        self.nbytes += sum(value.nbytes for value in sample.values())
+    def __init__(self, metas: Mapping[str, ArrayMeta]) -> None:
+        self._fixed = {name: meta for name, meta in metas.items() if not meta.is_ragged}
+        self._blocks: list[dict[str, npt.NDArray[Any]]] = []
+        self._rows = max(1, _BLOCK_BYTES // max(1, sum(meta.sample_nbytes for meta in self._fixed.values())))
+        self._rows = min(self._rows, _MAX_ROWS)
+        self.ragged: dict[str, list[npt.NDArray[Any]]] = {n: [] for n, m in metas.items() if m.is_ragged}
+        self.num_samples = self.nbytes = 0
+
+    def add(self, sample: Mapping[str, npt.NDArray[Any]]) -> None:
+        number, row = divmod(self.num_samples, self._rows)
+        if number == len(self._blocks):
+            self._blocks.append(
+                {
+                    n: np.empty((self._rows, *m.sample_shape), dtype_of(m.dtype))
+                    for n, m in self._fixed.items()
+                }
+            )
+        for name, memory in self._blocks[number].items():
+            memory[row] = sample[name]
+            self.nbytes += sample[name].nbytes
+        for name, samples in self.ragged.items():
+            samples.append(np.array(sample[name], order="C"))
+            self.nbytes += samples[-1].nbytes
+        self.num_samples += 1
+
+    def batches(self) -> Iterator[tuple[range, Arrays]]:
+        """Numbers of samples and their arrays, as `commit_many` takes them."""
+        for first in range(0, self.num_samples, self._rows):
+            samples = range(first, min(first + self._rows, self.num_samples))
+            block = self._blocks[first // self._rows]
+            batch: dict[str, Any] = {name: memory[: len(samples)] for name, memory in block.items()}
+            batch |= {name: rows[first : samples.stop] for name, rows in self.ragged.items()}
+            yield samples, batch
+
+    def clear(self) -> None:
+        """Forget the samples."""
+        self.num_samples = self.nbytes = 0
+        for rows in self.ragged.values():
+            rows.clear()
 
 
 def write_parts(
@@ -191,7 +228,7 @@ class PartsWriter:
         self._metas = _metas_of(recipe)
         self._config_hash = recipe.blueprint(0, {name: [] for name in recipe.ragged}).root.config_hash
         self._is_set = goal == manifest_path(goal)
-        self._buffer, self.num_samples = _Buffer(), 0
+        self._buffer, self.num_samples = _Buffer(self._metas), 0
         self._fd = _locked(self._folder)
         try:
             self._named = read_manifest(goal) if self._is_set and files.exists(goal) else ()
@@ -241,11 +278,9 @@ class PartsWriter:
     def flush(self) -> None:
         """Publish the samples that are waiting as a part; nothing happens if there are none."""
         self._check_open()
-        samples = self._buffer.samples
-        if not samples:
-            return
-        self._publish(samples)
-        self._buffer = _Buffer()
+        if self._buffer.num_samples:
+            self._publish()
+            self._buffer.clear()
 
     def finish(self, *, progress: Progress | None = None) -> Path:
         """Publish what is waiting, and then all samples as one file, or as a set; closes the writer.
@@ -296,31 +331,26 @@ class PartsWriter:
             )
         return {name: _payload(sample[name], meta) for name, meta in self._metas.items()}
 
-    def _publish(self, samples: list[dict[str, npt.NDArray[Any]]]) -> None:
+    def _publish(self) -> None:
+        """Make a part of the samples in the buffer."""
         number = self._first + len(self._parts)
         if number >= MAX_PARTS:
             hint = "use a larger `buffer_bytes`"
             raise SpecError("too many parts", kind="limits", clause="15.1", expected=MAX_PARTS, hint=hint)
-        lengths = {name: [len(sample[name]) for sample in samples] for name in self._recipe.ragged}
+        lengths = {name: list(map(len, rows)) for name, rows in self._buffer.ragged.items()}
         recipe, path = self._recipe, self._folder / part_name(number)
         files.remove(building_path(path))  # what a killed run began: its samples may have been others
         with create(
             path,
-            recipe.specs(len(samples), lengths),
+            recipe.specs(self._buffer.num_samples, lengths),
             constants=recipe.constants,
             dims=recipe.dims,
             identity=recipe.identity,
             attrs=recipe.attrs,
             durability="lazy",  # a part counts when it is finished, and finishing syncs
         ) as writer:
-            for rows in _batches(samples):
-                batch: Arrays = {
-                    name: [samples[row][name] for row in rows]
-                    if meta.is_ragged
-                    else np.stack([samples[row][name] for row in rows])
-                    for name, meta in self._metas.items()
-                }
-                writer.commit_many(rows, batch)
+            for samples, batch in self._buffer.batches():
+                writer.commit_many(samples, batch)
             writer.finish()
         self._parts.append(_part_of(path, _catalog_of(path)))
 
@@ -399,7 +429,7 @@ class PartsWriter:
     def _name_parts(self) -> None:
         """Have the manifest name the new parts, too."""
         if not self._named and not self._parts:
-            self._publish([])  # so that the set has arrays
+            self._publish()  # so that the set has arrays
         if self._parts:
             files.replace_file(self.path, pack_manifest((*self._named, *self._parts)))
             files.sync_folder(self.path.parent)
@@ -421,18 +451,6 @@ def _payload(value: Any, meta: ArrayMeta) -> npt.NDArray[Any]:
     rows = encoded_text(value, meta)
     shape = np.shape(rows)
     return as_payload(rows, meta, (*(shape[:1] or (0,)), *meta.sample_shape))
-
-
-def _batches(samples: Sequence[Mapping[str, npt.NDArray[Any]]]) -> list[range]:
-    """Samples in runs of about `_COMMIT_BYTES`."""
-    ends = np.cumsum([sum(value.nbytes for value in sample.values()) for sample in samples])
-    runs, first = [], 0
-    while first < len(samples):
-        begin = ends[first - 1] if first else 0
-        end = max(first + 1, int(np.searchsorted(ends, begin + _COMMIT_BYTES, side="right")))
-        runs.append(range(first, end))
-        first = end
-    return runs
 
 
 def _catalog_of(path: Path) -> Catalog:
