@@ -195,8 +195,8 @@ def bytes_codec(dtype: str) -> dict[str, Any]:
 
 def row_flaw(rows: ArrayMeta) -> str | None:
     """What of a ragged array the format doesn't allow, a short sentence; None if nothing (spec 14)."""
-    if not rows.dims or SAMPLE_DIM in rows.dims or len(rows.shape) >= MAX_RANK:
-        return f"its rows have 1 to {MAX_RANK - 1} dimensions, none of them {SAMPLE_DIM!r}"
+    if not rows.dims or SAMPLE_DIM in rows.dims:
+        return f"its rows have dimensions, none of them {SAMPLE_DIM!r}"
     if len(rows.name) > MAX_NAME_BYTES:
         return f"its name has at most {MAX_NAME_BYTES} characters"
     if not rows.sample_nbytes:

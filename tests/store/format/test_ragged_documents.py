@@ -1,0 +1,283 @@
+"""The documents and the geometry of ragged arrays: literal bytes, and what opening refuses (spec 14)."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ups_store
+from ups_store import ArraySpec
+from ups_store.errors import FormatError, VersionTooNewError
+from ups_store.format.canonical import canonical_json
+from ups_store.format.checksum import crc32, crc32_before, crc32c
+from ups_store.format.companions import companions_of, recognised
+from ups_store.format.layout import plan
+from ups_store.format.metadata import ArrayMeta, parse_array
+from ups_store.format.ragged import RowGeometry, encoding_of
+from ups_store.format.root_metadata import RootMeta, parse_root
+from ups_store.format.zip_records import pack_directory
+
+ROWS = ArrayMeta("points", (6000, 3), "float32", ("point", "xyz"), {"units": "m"}, part="rows")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two samples of text: 3 bytes and none."""
+    spec = ArraySpec((2, None), "uint8", dims=("sample", "byte"), lengths=[3, 0], encoding="utf-8")
+    with ups_store.create(tmp_path / "a.zarr.zip", {"t": spec}, identity={}) as writer:
+        writer.commit_many([0, 1], {"t": ["abc", ""]})
+        return writer.finish()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "row_nbytes", "per_chunk", "num_chunks", "nbytes"),
+    [
+        (6000, 12, 5461, 2, 2 * 5461 * 12 + 2 * 16 + 4),
+        (1, 1, 65536, 1, 65536 + 16 + 4),
+        (3, 65536, 1, 3, 3 * 65536 + 3 * 16 + 4),
+        (3, 65537, 1, 3, 3 * 65537 + 3 * 16 + 4),
+        (0, 8, 8192, 0, 4),
+    ],
+)
+def test_inner_chunks_have_about_64_kib(
+    num_rows: int, row_nbytes: int, per_chunk: int, num_chunks: int, nbytes: int
+) -> None:
+    """Spec 14.2, 14.4: R = max(1, 65536 // r)."""
+    rows = RowGeometry(num_rows, row_nbytes)
+    assert (rows.rows_per_chunk, rows.num_chunks, rows.shard_nbytes) == (per_chunk, num_chunks, nbytes)
+    assert len(rows.pack_trailer()) == nbytes - num_rows * row_nbytes
+    assert rows.chunk_rows == max(1, num_chunks) * per_chunk
+
+
+def test_document_of_rows_is_a_shard_without_inner_checksums() -> None:
+    """Spec 14.2, as a literal."""
+    document = json.loads(ROWS.to_json())
+    assert document["shape"] == [6000, 3]
+    assert document["chunk_grid"]["configuration"] == {"chunk_shape": [2 * 5461, 3]}
+    assert document["codecs"] == [
+        {
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": [5461, 3],
+                "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                "index_codecs": [
+                    {"name": "bytes", "configuration": {"endian": "little"}},
+                    {"name": "crc32c"},
+                ],
+                "index_location": "end",
+            },
+        }
+    ]
+    assert document["dimension_names"] == ["point", "xyz"]
+    assert document["attributes"] == {
+        "units": "m",
+        "ups_store": {"ragged": {"crc32c": "points.crc32c", "offsets": "points.offsets"}},
+    }
+    assert parse_array("points", ROWS.to_json(), path="x") == ROWS
+
+
+def test_data_of_a_ragged_array_are_these_bytes(path: Path) -> None:
+    """Spec 14.1, 14.4: rows, fill, index; offsets; checksums."""
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == [
+            "zarr.json",
+            "t/zarr.json",
+            "t.crc32c/zarr.json",
+            "t.offsets/zarr.json",
+            "t/c/0",
+            "t.crc32c/c/0",
+            "t.offsets/c/0",
+        ]
+        index = struct.pack("<QQ", 0, 65536)
+        expected = b"abc" + bytes(65533) + index + struct.pack("<I", crc32c(index))
+        assert archive.read("t/c/0") == expected
+        checks = struct.pack("<II", crc32c(b"abc"), 0)
+        assert archive.read("t.crc32c/c/0") == checks + struct.pack("<I", crc32c(checks))
+        offsets = struct.pack("<qqq", 0, 3, 3)
+        assert archive.read("t.offsets/c/0") == offsets + struct.pack("<I", crc32c(offsets))
+        root = json.loads(archive.read("zarr.json"))["attributes"]["ups_store"]
+    assert root["requires"] == ["ragged"]
+    assert root["identity"]["arrays"] == {
+        "t": {"dims": ["sample", "byte"], "dtype": "uint8", "shape": [None]}
+    }
+    assert root["identity"]["constants"] == {}
+
+
+def _edited(change: Callable[[dict[str, Any]], object]) -> bytes:
+    document = json.loads(ROWS.to_json())
+    change(document)
+    return canonical_json(document, what="document")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["attributes"].update(ups_store={}),
+        lambda d: d["attributes"].update(ups_store=None),
+        lambda d: d["attributes"]["ups_store"].update(more=1),
+        lambda d: d["attributes"]["ups_store"]["ragged"].update(offsets="other"),
+        lambda d: d["attributes"]["ups_store"]["ragged"].pop("crc32c"),
+        lambda d: d["attributes"]["ups_store"]["ragged"].update(encoding="utf-16"),
+        lambda d: d["attributes"]["ups_store"]["ragged"].update(encoding="utf-8"),  # not of float32
+        lambda d: d.update(dimension_names=["sample", "xyz"]),
+        lambda d: d.update(shape=[6000, 0]),
+        lambda d: d.update(shape=[(1 << 53) - 1, 3], data_type="int8"),
+        lambda d: d["attributes"]["ups_store"].update(ragged=[]),
+    ],
+)
+def test_rows_of_any_other_kind_are_refused(change: Callable[[dict[str, Any]], object]) -> None:
+    """Spec 14.2, 14.7."""
+    with pytest.raises(FormatError) as error:
+        parse_array("points", _edited(change), path="x")
+    assert (error.value.kind, error.value.clause) == ("ragged", "14.2")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[6000, 3]), "array_metadata"),
+        (lambda d: d["codecs"][0]["configuration"].update(chunk_shape=[5460, 3]), "codec"),
+        (lambda d: d["codecs"][0]["configuration"]["codecs"].append({"name": "crc32c"}), "codec"),
+        (lambda d: d["attributes"].pop("ups_store"), "array_metadata"),
+    ],
+)
+def test_rows_in_another_grid_are_refused(change: Callable[[dict[str, Any]], object], kind: str) -> None:
+    with pytest.raises(FormatError) as error:
+        parse_array("points", _edited(change), path="x")
+    assert error.value.kind == kind
+
+
+def test_name_of_more_than_120_characters_is_refused_for_rows() -> None:
+    """Spec 14.1: the names of its companions are names."""
+    meta = ArrayMeta("u" * 121, (1,), "int8", ("row",), part="rows")
+    with pytest.raises(FormatError):
+        parse_array(meta.name, meta.to_json(), path="x")
+
+
+@pytest.mark.parametrize("broken", ["offsets", "crc32c", "shape", "dtype", "attrs"])
+def test_ragged_array_without_its_companions_is_refused(broken: str) -> None:
+    """Spec 14.1: both are there, as plain arrays without attributes."""
+    offsets, checks = companions_of(ROWS, 5)
+    plain = {
+        "offsets": ArrayMeta(offsets.name, offsets.shape, "int64", offsets.dims),
+        "crc32c": ArrayMeta(checks.name, checks.shape, "uint32", checks.dims),
+    }
+    assert [meta.part for meta in recognised([ROWS, *plain.values()], path="x")] == [
+        "rows",
+        "offsets",
+        "crc32c",
+    ]
+    if broken in plain:
+        del plain[broken]
+    elif broken == "shape":
+        plain["offsets"] = ArrayMeta(offsets.name, (5,), "int64", offsets.dims)
+    elif broken == "dtype":
+        plain["crc32c"] = ArrayMeta(checks.name, (5,), "int32", checks.dims)
+    else:
+        plain["crc32c"] = ArrayMeta(checks.name, (5,), "uint32", checks.dims, {"a": 1})
+    with pytest.raises(FormatError) as error:
+        recognised([ROWS, *plain.values()], path="x")
+    assert (error.value.kind, error.value.clause, error.value.array) == ("ragged", "14.1", "points")
+
+
+def test_names_like_those_of_companions_are_free_without_a_ragged_array(tmp_path: Path) -> None:
+    """Spec 14.1."""
+    arrays = {name: ArraySpec((1,), "int8") for name in ("u", "u.offsets", "u.crc32c")}
+    with ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer:
+        writer.commit(0, dict.fromkeys(arrays, 1))
+        path = writer.finish()
+    with ups_store.open(path) as store:
+        assert set(store.arrays) == set(arrays)
+
+
+def _rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The file with another root document, all checksums and addresses made again."""
+    with zipfile.ZipFile(path) as archive:
+        data = {name: archive.read(name) for name in archive.namelist()}
+    root = json.loads(data["zarr.json"])
+    change(root["attributes"]["ups_store"])
+    data["zarr.json"] = canonical_json(root, what="root")
+    metas = [
+        parse_array(name.removesuffix("/zarr.json"), raw, path=path)
+        for name, raw in data.items()
+        if name.endswith("/zarr.json")
+    ]
+    metas = recognised(metas, path=path)
+    sizes = [(meta, len(data[f"{meta.name}/zarr.json"])) for meta in metas]
+    layout = plan(len(data["zarr.json"]), sizes, 2)
+    raw = bytearray(layout.file_nbytes)
+    crcs = [crc32(data[entry.name]) for entry in layout.entries]
+    for entry, crc in zip(layout.entries, crcs, strict=True):
+        raw[entry.offset : entry.data_offset] = entry.pack_local_header(crc)
+        raw[entry.data_offset : entry.end] = data[entry.name]
+    raw[layout.directory_offset :] = pack_directory(layout.entries, crcs)
+    copy = path.with_name("rewritten.zarr.zip")
+    copy.write_bytes(raw)
+    return copy
+
+
+def test_file_is_rewritten_as_it_was(path: Path) -> None:
+    assert _rewritten(path, lambda ours: None).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("requires", [[], ["packed"], ["packed", "ragged"]])
+def test_ragged_array_goes_with_its_feature(path: Path, requires: list[str]) -> None:
+    """Spec 10.3: required if and only if there is one, and never with the packed form."""
+    with pytest.raises(FormatError):
+        ups_store.open(_rewritten(path, lambda ours: ours.update(requires=requires)))
+
+
+def test_feature_without_a_ragged_array_is_refused(tmp_path: Path) -> None:
+    with ups_store.create(tmp_path / "a.zarr.zip", {"u": ArraySpec((2,), "int8")}, identity={}) as writer:
+        writer.commit_many([0, 1], {"u": [1, 2]})
+        path = writer.finish()
+    with pytest.raises(FormatError) as error:
+        ups_store.open(_rewritten(path, lambda ours: ours.update(requires=["ragged"])))
+    assert (error.value.kind, error.value.clause) == ("requires", "10.3")
+
+
+def test_unknown_feature_is_refused_by_name() -> None:
+    root = RootMeta((1, 0), "0" * 64, {}, requires=("braided", "ragged"))
+    with pytest.raises(VersionTooNewError, match="braided"):
+        parse_root(root.to_json(), path="x")
+
+
+def test_wrong_offsets_of_a_file_without_rows_are_found_by_verify(tmp_path: Path) -> None:
+    """Spec 14.5: with M = 0 offsets and checksums are checked all the same."""
+    spec = ArraySpec((2, None), "int8", lengths=[0, 0])
+    with ups_store.create(tmp_path / "a.zarr.zip", {"u": spec}, identity={}) as writer:
+        writer.commit_many([0, 1], {"u": [[], []]})
+        path = writer.finish()
+    raw = path.read_bytes()
+    for wrong, kind in ((struct.pack("<qqq", 0, 1, 0), "offsets"), (struct.pack("<qqq", 0, 0, 1), "offsets")):
+        right = bytes(24) + struct.pack("<I", crc32c(bytes(24)))
+        assert raw.count(right) == 1
+        path.write_bytes(raw.replace(right, wrong + struct.pack("<I", crc32c(wrong))))
+        with ups_store.open(path) as store:
+            assert kind in {problem.kind for problem in store.verify().problems}
+    checks, wrong_checks = bytes(8), struct.pack("<II", 0, 7)
+    right = checks + struct.pack("<I", crc32c(checks))
+    path.write_bytes(raw.replace(right, wrong_checks + struct.pack("<I", crc32c(wrong_checks))))
+    with ups_store.open(path) as store:
+        found = [(p.kind, p.array, p.sample) for p in store.verify().problems]
+    assert ("chunk_crc", "u", 1) in found
+
+
+def test_checksum_of_what_stands_before_a_suffix() -> None:
+    """Spec 15.5."""
+    rng = np.random.default_rng(0)
+    for sizes in ((0, 0), (0, 9), (9, 0), (1, 1), (1000, 70_000)):
+        a, b = (rng.integers(0, 256, size, np.uint8).tobytes() for size in sizes)
+        assert crc32_before(crc32(a + b), crc32(b), len(b)) == crc32(a)
+
+
+@pytest.mark.parametrize("attribute", [None, [], {"ragged": 1}, {"ragged": {"encoding": 1}}])
+def test_encoding_of_attributes_of_other_kinds_is_none(attribute: object) -> None:
+    assert encoding_of(attribute) is None
