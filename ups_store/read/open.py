@@ -69,6 +69,10 @@ def open_store(
     try:
         fd = files.open_existing(target)
     except StoreNotFoundError as error:
+        if files.exists(parts_folder(target)):
+            error.hint = (
+                "it is written in parts: run that again to finish it; if it is a set, open its manifest"
+            )
         if not files.exists(building_path(target)):
             raise
         if partial:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
@@ -39,8 +40,8 @@ class RaggedArray(Sequence[Any]):
         rows: The rows of all samples one behind the other, shape (M, ...), read-only.
     """
 
-    def __init__(self, reader: RaggedReader, rows: npt.NDArray[Any]) -> None:
-        self._reader, self.rows = reader, rows
+    def __init__(self, reader: RaggedReader) -> None:
+        self._reader, self.rows = reader, reader.rows
 
     def __len__(self) -> int:
         return self._reader.num_samples
@@ -79,14 +80,21 @@ class RaggedReader:
 
     Args:
         layout: Its layout.
-        file: The file.
-        rows: Gives all rows as a view of the mapping.
+        file: The file; where a copy of it takes its place, another reader is needed.
     """
 
-    def __init__(self, layout: RaggedLayout, file: StoreFile, rows: Callable[[], npt.NDArray[Any]]) -> None:
-        self.layout, self.meta = layout, layout.rows.meta
-        self._file, self._rows = file, rows
+    def __init__(self, layout: RaggedLayout, file: StoreFile) -> None:
+        self.layout, self.meta, self._file = layout, layout.rows.meta, file
         self.num_samples = layout.checks.meta.shape[0]
+
+    @cached_property
+    def rows(self) -> npt.NDArray[Any]:
+        """All rows as a view of the mapping, read-only."""
+        return self._file.view(self.layout.rows)
+
+    @cached_property
+    def _offsets(self) -> Offsets:
+        return self._file.view(self.layout.offsets)
 
     def extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
         """First row, and row past the last one, of samples, all valid; shape (B,) each.
@@ -97,8 +105,7 @@ class RaggedReader:
         if not len(samples):
             return samples, samples
         if self._file.access != "pread":
-            offsets = self._file.view(self.layout.offsets)
-            starts, ends = offsets[samples], offsets[samples + 1]
+            starts, ends = self._offsets[samples], self._offsets[samples + 1]
         else:
             starts, ends = self._read_extents(samples)
         wrong = first_flaw(starts, ends, self.meta.shape[0])
@@ -126,9 +133,8 @@ class RaggedReader:
         descriptor = self._file.descriptor if self._file.access == "pread" else None
         if descriptor is not None:
             return read_offsets(descriptor.fd, self.layout, path=self._file.path)
-        offsets = self._file.view(self.layout.offsets)
-        check_offsets(offsets, self.layout, path=self._file.path)
-        return offsets
+        check_offsets(self._offsets, self.layout, path=self._file.path)
+        return self._offsets
 
     def views(self, samples: Samples, *, num_threads: int | None = None, decode: bool = True) -> list[Any]:
         """Samples, all valid, as read-only arrays (rows, ...) over the mapping, or that were read.
@@ -143,7 +149,7 @@ class RaggedReader:
         if self._file.access == "pread":
             found = self._read_rows(bounds, num_threads or READS_IN_FLIGHT)
         else:
-            rows = self._rows()
+            rows = self.rows
             found = [rows[start:end] for start, end in bounds]
         if self.meta.encoding is None or not decode:
             return found

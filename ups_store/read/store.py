@@ -130,11 +130,11 @@ class Store(BaseStore):
         """
         array = self._layout(name)
         self.check_length()
-        view = self._view(name)
         if not array.meta.is_constant:
             self._require(np.arange(len(self) if self.is_partial else 0))
         if array.meta.is_ragged:
-            return RaggedArray(self._reader(name), view)
+            return RaggedArray(self._reader(name))
+        view = self._view(name)
         if not array.meta.is_sharded:
             self._check(array, np.arange(0))
         return view
@@ -259,7 +259,7 @@ class Store(BaseStore):
         reader = readers.get(name)
         if reader is None:
             layout = self._catalog.layout.ragged[name]
-            reader = readers[name] = RaggedReader(layout, self._file, lambda: self._view(name))
+            reader = readers[name] = RaggedReader(layout, self._file)
         return reader
 
     def _gather_usual(
@@ -413,7 +413,8 @@ class Store(BaseStore):
             self._checks.check(array, samples)
 
     def _forget_views(self) -> None:
-        self._views, self._sampled = {}, {}  # what another thread is about to keep goes with the old ones
+        # What another thread is about to keep goes with the old ones.
+        self._views, self._sampled, self._readers = {}, {}, {}
 
     def _layout(self, name: str) -> ArrayLayout:
         return self._catalog.layout.arrays[self._meta(name).name]

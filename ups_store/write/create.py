@@ -129,7 +129,7 @@ def create(
         return _with_owner(StoreWriter(create_building_in_memory(blueprint, is_lazy=is_lazy)))
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
-    _check_replaceable(target, force=restart)
+    check_replaceable(target, force=restart)
     for _ in range(_MAX_ROUNDS):
         try:
             with failures_as_errors(target, blueprint.layout, "the store was not begun", passing=_OVERTAKEN):
@@ -177,7 +177,7 @@ def identity_of(
     return blueprint_of(arrays, constants or {}, dims or {}, identity, {}, partition).root.identity
 
 
-def _check_replaceable(path: Path, *, force: bool) -> None:
+def check_replaceable(path: Path, *, force: bool) -> None:
     """Refuse to take the place of a folder, and unless forced of anything but a store, whole or damaged."""
     if is_in_memory(path):
         hint = "`join` it, or create another with path=':memory:'"

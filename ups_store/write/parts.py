@@ -40,9 +40,10 @@ from ups_store.system import files, locks
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.write.blueprint import Blueprint, blueprint_of
-from ups_store.write.create import create
+from ups_store.write.create import check_replaceable, create
 from ups_store.write.encode import Arrays, as_payload, encoded_text
 from ups_store.write.merge import merge_parts
+from ups_store.write.target import publish_file
 
 BUFFER_BYTES = 256 << 20
 LOCK_NAME = "lock"
@@ -164,7 +165,6 @@ def write_parts(
         IdentityMismatchError: If unfinished parts were made from something else.
         BuildLockedError: If another process writes them.
     """
-    is_set = not merge
     target = path_of(path, suffix_nbytes=32)
     if on_mismatch not in ("raise", "restart"):
         raise SpecError("on_mismatch", kind="argument", expected="raise or restart", found=repr(on_mismatch))
@@ -173,7 +173,8 @@ def write_parts(
         hint = "`ups_store.append` adds to it; else remove it, and its parts, or choose another name"
         raise SpecError("there is a set", kind="exists", path=manifest, hint=hint)
     recipe = Recipe(dict(arrays), constants or {}, dims or {}, identity, attrs or {})
-    goal = manifest if is_set else target.with_name(f"{stem_of(target)}.zarr.zip")
+    goal = target.with_name(f"{stem_of(target)}.zarr.zip") if merge else manifest
+    check_replaceable(goal, force=on_mismatch == "restart")
     return PartsWriter(goal, recipe, buffer_bytes=buffer_bytes, restart=on_mismatch == "restart")
 
 
@@ -220,6 +221,7 @@ class PartsWriter:
         path: What `finish` makes.
         num_found: Samples that an interrupted run left in finished parts; these are passed over.
         num_samples: Samples so far, those passed over included.
+        fd: Descriptor of the lock of the parts; -1 after closing, and in forked children.
     """
 
     def __init__(self, goal: Path, recipe: Recipe, *, buffer_bytes: int, restart: bool) -> None:
@@ -229,7 +231,8 @@ class PartsWriter:
         self._config_hash = recipe.blueprint(0, {name: [] for name in recipe.ragged}).root.config_hash
         self._is_set = goal == manifest_path(goal)
         self._buffer, self.num_samples = _Buffer(self._metas), 0
-        self._fd = _locked(self._folder)
+        self.fd = _locked(self._folder)
+        locks.close_on_fork(self)
         try:
             self._named = read_manifest(goal) if self._is_set and files.exists(goal) else ()
             self._first = 1 + max((int(part.name[:5]) for part in self._named), default=-1)
@@ -306,7 +309,7 @@ class PartsWriter:
 
     def close(self) -> None:
         """Release the parts: finished ones stay, samples that are waiting don't."""
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             files.close(fd)
 
@@ -317,7 +320,7 @@ class PartsWriter:
         self.close()
 
     def _check_open(self) -> None:
-        if self._fd < 0:
+        if self.fd < 0:
             raise StoreClosedError("the writer is closed", path=self.path, hint="call `write_parts` again")
 
     def _checked(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
@@ -415,7 +418,7 @@ class PartsWriter:
     def _merge(self, progress: Progress | None) -> None:
         paths = [self._folder / part.name for part in self._parts]
         if len(paths) == 1 and _catalog_of(paths[0]).root.attrs == self._recipe.attrs:
-            files.rename(paths[0], self.path)
+            publish_file(paths[0], self.path, True)
         else:
             num_samples, lengths = _whole(paths, self._recipe.ragged)
             blueprint = self._recipe.blueprint(num_samples, lengths)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ragged_stores
+from command_line import run_ups_store
 from ragged_stores import IDENTITY, check_same, ragged_specs, ragged_values
 
 import ups_store
@@ -358,3 +361,79 @@ def test_gc_lists_parts_of_an_interrupted_build(tmp_path: Path) -> None:
     assert {garbage.kind for garbage in found} == {"part"}
     assert all(remove_garbage(garbage) for garbage in found)
     assert not files.exists(tmp_path / "a.parts")
+
+
+def test_commands_take_a_set_like_a_store(tmp_path: Path) -> None:
+    manifest = _make_set(tmp_path / "a.zarr.zip")
+    assert run_ups_store("verify", manifest).exit_code == 0
+    assert "partitions" in run_ups_store("info", manifest).stdout
+    assert run_ups_store("concat", manifest, tmp_path / "b.zarr.zip").exit_code == 0
+    with ups_store.open(tmp_path / "b.zarr.zip") as store:
+        check_same(store.gather(range(N)), VALUES, range(N))
+
+
+def test_open_of_a_store_that_is_still_in_parts_says_so(tmp_path: Path) -> None:
+    with begin(tmp_path / "a.zarr.zip") as writer:
+        writer.extend(samples())
+    with pytest.raises(ups_store.StoreNotFoundError) as error:
+        ups_store.open(tmp_path / "a.zarr.zip")
+    assert "parts" in str(error.value.hint)
+
+
+def test_merge_never_replaces_another_programs_file(tmp_path: Path) -> None:
+    (tmp_path / "a.zarr.zip").write_text("mine")
+    with pytest.raises(ups_store.FormatError) as error:
+        begin(tmp_path / "a.zarr.zip")
+    assert error.value.kind == "foreign"
+    assert (tmp_path / "a.zarr.zip").read_text() == "mine"
+
+
+def test_copy_between_file_systems_goes_without_the_kernels_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    path = tmp_path / "a.zarr.zip"
+    with begin(path) as writer:
+        writer.extend(samples())
+        writer.finish()
+    assert path.read_bytes() == directly(tmp_path / "b.zarr.zip")
+
+
+def test_part_that_is_cut_while_it_is_merged_leaves_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+    monkeypatch.setattr(files, "copy_range", lambda *arguments: 0)
+    with begin(path) as writer:
+        writer.extend(samples())
+        with pytest.raises(ups_store.TruncatedError):
+            writer.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.parts"]
+
+
+def test_failing_copy_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    with begin(tmp_path / "a.zarr.zip") as writer:
+        writer.extend(samples())
+        with pytest.raises(ups_store.DiskFullError):
+            writer.finish()
+    monkeypatch.undo()
+    with begin(tmp_path / "a.zarr.zip") as writer:
+        writer.extend(samples())
+        writer.finish()
+    assert (tmp_path / "a.zarr.zip").read_bytes() == directly(tmp_path / "b.zarr.zip")
+
+
+def test_forked_child_does_not_keep_the_parts_locked(tmp_path: Path) -> None:
+    writer = begin(tmp_path / "a.zarr.zip")
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if writer.fd < 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    writer.close()
