@@ -278,3 +278,22 @@ def test_checksum_of_what_stands_before_a_suffix() -> None:
 @pytest.mark.parametrize("attribute", [None, [], {"ragged": 1}, {"ragged": {"encoding": 1}}])
 def test_encoding_of_attributes_of_other_kinds_is_none(attribute: object) -> None:
     assert encoding_of(attribute) is None
+
+
+def test_changed_bytes_of_a_ragged_store_are_refused_or_found_by_verify(path: Path) -> None:
+    """Spec 7.6, 14.5: some bytes that are not zero, and zeros of headers, fill and padding."""
+    raw = path.read_bytes()
+    rng = np.random.default_rng(0)
+    zeros = rng.choice(np.flatnonzero(np.frombuffer(raw, np.uint8) == 0), 60).tolist()
+    missed = []
+    for at in [*np.flatnonzero(np.frombuffer(raw, np.uint8))[::37].tolist(), *zeros]:
+        changed = bytearray(raw)
+        changed[at] ^= 1 << (at % 8)
+        path.write_bytes(changed)
+        try:
+            with ups_store.open(path) as store:
+                if store.verify(num_threads=1).ok:
+                    missed.append(at)
+        except FormatError:
+            pass
+    assert missed == []
