@@ -39,7 +39,9 @@ from ups_store.read.store_set import manifest_path, parts_folder, read_manifest,
 from ups_store.system import files, locks
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
+from ups_store.system.replacement import real_place, replace_file
 from ups_store.write.blueprint import Blueprint, blueprint_of
+from ups_store.write.building import failures_as_errors
 from ups_store.write.create import check_replaceable, create
 from ups_store.write.encode import Arrays, as_payload, encoded_text
 from ups_store.write.merge import merge_parts
@@ -165,7 +167,7 @@ def write_parts(
         IdentityMismatchError: If unfinished parts were made from something else.
         BuildLockedError: If another process writes them.
     """
-    target = path_of(path, suffix_nbytes=32)
+    target = path_of(real_place(path_of(path)), suffix_nbytes=32)
     if on_mismatch not in ("raise", "restart"):
         raise SpecError("on_mismatch", kind="argument", expected="raise or restart", found=repr(on_mismatch))
     manifest = manifest_path(target)
@@ -200,7 +202,7 @@ def append(
         IdentityMismatchError: If an interrupted `append` added something else.
         BuildLockedError: If another process writes to the set.
     """
-    manifest = manifest_path(path_of(path, suffix_nbytes=32))
+    manifest = manifest_path(path_of(real_place(path_of(path)), suffix_nbytes=32))
     named = read_manifest(manifest)
     recipe = _recipe_of(parts_folder(manifest) / named[-1].name)
     if identity is not None:
@@ -418,12 +420,13 @@ class PartsWriter:
     def _merge(self, progress: Progress | None) -> None:
         paths = [self._folder / part.name for part in self._parts]
         if len(paths) == 1 and _catalog_of(paths[0]).root.attrs == self._recipe.attrs:
-            publish_file(paths[0], self.path, True)
+            with files.opened(paths[0]) as fd:
+                publish_file(fd, paths[0], self.path, force=True)
         else:
             num_samples, lengths = _whole(paths, self._recipe.ragged)
             blueprint = self._recipe.blueprint(num_samples, lengths)
-            merge_parts(paths, self.path, blueprint, progress=progress)
-        files.sync_folder(self.path.parent)
+            with failures_as_errors(self.path, blueprint.layout, "the parts were not merged"):
+                merge_parts(paths, self.path, blueprint, progress=progress)
         for path in reversed(paths):  # what an interruption leaves begins with the first part
             files.remove(path)
         files.remove(self._folder / LOCK_NAME)
@@ -434,7 +437,7 @@ class PartsWriter:
         if not self._named and not self._parts:
             self._publish()  # so that the set has arrays
         if self._parts:
-            files.replace_file(self.path, pack_manifest((*self._named, *self._parts)))
+            replace_file(self.path, pack_manifest((*self._named, *self._parts)))
             files.sync_folder(self.path.parent)
 
 

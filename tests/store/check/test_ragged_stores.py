@@ -133,11 +133,28 @@ def test_gc_names_parts_and_removes_them_with_the_unfinished(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def test_resuming_mends_damaged_offsets_that_follow_from_the_arguments(tmp_path: Path) -> None:
+    target, specs = tmp_path / "a.zarr.zip", ragged_stores.ragged_specs(VALUES)
+    with ups_store.create(target, specs, identity=ragged_stores.IDENTITY) as writer:
+        at = writer.building.layout.arrays["text.offsets"].offset
+        writer.commit_many([3], ragged_stores.rows_of(VALUES, [3]))
+    _flipped(building_path(target), building_path(target), at + 8)
+    said: list[str] = []
+    with ups_store.create(target, specs, identity=ragged_stores.IDENTITY, note=said.append) as writer:
+        rest = writer.missing().tolist()
+        assert rest == [0, 1, 2, 4]
+        writer.commit_many(rest, ragged_stores.rows_of(VALUES, rest))
+        writer.finish()
+    assert "text.offsets" in said[0]
+    assert target.read_bytes() == build_ragged(tmp_path / "b.zarr.zip", VALUES).read_bytes()
+
+
 def test_resuming_refuses_a_building_file_whose_offsets_are_damaged(tmp_path: Path) -> None:
     target, specs = tmp_path / "a.zarr.zip", ragged_stores.ragged_specs(VALUES)
     with ups_store.create(target, specs, identity={}) as writer:
         at = writer.building.layout.arrays["text.offsets"].offset
-    _flipped(building_path(target), building_path(target), at + 8)
+    for place in (at + 8, at + 8 * (N + 1)):  # offsets and their checksum
+        _flipped(building_path(target), building_path(target), place)
     with files.opened(building_path(target)) as fd:
         read_building_file(fd, building_path(target))  # opening doesn't read them
     with pytest.raises(ups_store.CorruptChunkError) as error:
@@ -145,3 +162,13 @@ def test_resuming_refuses_a_building_file_whose_offsets_are_damaged(tmp_path: Pa
     assert error.value.array == "text.offsets"
     with ups_store.create(target, specs, identity={}, on_mismatch="restart") as writer:
         assert len(writer.missing()) == N
+
+
+def test_resuming_takes_back_ragged_samples_that_changed(tmp_path: Path) -> None:
+    target, specs = tmp_path / "a.zarr.zip", ragged_stores.ragged_specs(VALUES)
+    with ups_store.create(target, specs, identity={}) as writer:
+        writer.commit_many(range(N), VALUES)
+        at = writer.building.layout.arrays["points"].offset + 12 * 50
+    _flipped(building_path(target), building_path(target), at)
+    with ups_store.create(target, specs, identity={}, note=lambda sentence: None) as writer:
+        assert writer.missing().tolist() == [2]
