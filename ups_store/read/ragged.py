@@ -388,9 +388,10 @@ def padded(
             problem = f"out: item {wrong} doesn't fit"
             raise SpecError(problem, kind="out", array=meta.name, expected=expected, found=found, hint=hint)
         check_output(meta.name, dtype_of(meta.dtype), (len(views), room, *meta.sample_shape), out)
-    for row, view in zip(out, views, strict=True):
-        row[: len(view)] = view
-        row[len(view) :] = 0
+    for row, view, size in zip(out, views, sizes.tolist(), strict=True):
+        row[:size] = view
+        if size < len(row):
+            row[size:] = 0
     if lengths is None:
         return out, sizes
     check_output(meta.name + LENGTHS, np.dtype(np.int64), (len(views),), lengths)

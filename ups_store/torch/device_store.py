@@ -133,7 +133,8 @@ class DeviceStore(BaseStore):
         if out is not None:
             raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
         raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
-        check_form(ragged, (), None, path=self.path)
+        if ragged != "views":
+            check_form(ragged, (), None, path=self.path)
         is_window = start is not None or length is not None or stride != 1
         samples, metas = self._asked(raw, names, is_window=is_window, out=None)
         self._check_held(samples)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import ragged_stores
 from command_line import run_ups_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ragged_stores import IDENTITY, check_same, ragged_specs, ragged_values
 
 import ups_store
@@ -437,3 +439,27 @@ def test_forked_child_does_not_keep_the_parts_locked(tmp_path: Path) -> None:
         os._exit(0 if writer.fd < 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     writer.close()
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_parts_of_any_size_interrupted_anywhere_give_the_store_that_create_makes(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 30), max_size=8), label="lengths")
+    rows = [np.arange(n, dtype=np.int16) for n in lengths]
+    folder = tmp_path_factory.mktemp("any")
+    whole = ArraySpec((len(rows), None), "int16", lengths=lengths)
+    with ups_store.create(folder / "b.zarr.zip", {"u": whole}, identity={}) as direct:
+        direct.commit_many(range(len(rows)), {"u": rows})
+        direct.finish()
+    path, spec = folder / "a.zarr.zip", {"u": ArraySpec((None, None), "int16")}
+    stops = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3), label="stops"))
+    for stop in [*stops, None]:
+        size = data.draw(st.sampled_from([1, 50, 1000]), label="buffer")
+        with ups_store.write_parts(path, spec, identity={}, buffer_bytes=size) as writer:
+            assert writer.num_found <= max([*stops, 0])
+            writer.extend({"u": row} for row in (rows if stop is None else rows[:stop]))
+            if stop is None:
+                writer.finish()
+    assert path.read_bytes() == (folder / "b.zarr.zip").read_bytes()
