@@ -37,6 +37,7 @@ TRIED: dict[str, tuple[str, tuple[Any, ...]]] = {  # by operation: a class, and 
     "loader.order": ("Order", ("full",)),
     "loader.loaders": ("Loop", (4096,)),
     "store.write": ("WriteLazy", (102_400, 4)),
+    "store.ragged": ("GatherRagged", (4096,)),
     "store.verify": ("Verify", (102_400, 1)),
     "store.preload": ("PreloadCopy", ()),
     "build.ingest": ("Contiguous", ("made",)),
