@@ -11,7 +11,7 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.manifest import number_of_part
 from ups_store.read.store_set import PARTS_SUFFIX, manifest_path, read_manifest
 from ups_store.system import files, locks
-from ups_store.write.parts import LOCK_NAME
+from ups_store.write.part_files import LOCK_NAME
 
 
 def folders_of_parts(folder: Path) -> list[Path]:

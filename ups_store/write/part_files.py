@@ -1,0 +1,149 @@
+"""The files of parts: what they are made from, what they hold, and the lock of their writer (spec 15)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import BuildLockedError, SpecError, StoreNotFoundError
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.format.layout import ArrayLayout, Layout
+from ups_store.format.manifest import SetPart
+from ups_store.format.metadata import ArrayMeta
+from ups_store.read.base import spec_of
+from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.read.ragged import read_offsets, sample_extent
+from ups_store.read.store_file import read_constant
+from ups_store.system import files, locks
+from ups_store.write.blueprint import Blueprint, blueprint_of
+
+LOCK_NAME = "lock"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `create` is given for every part, but the number of samples and their lengths."""
+
+    arrays: Mapping[str, ArraySpec]
+    constants: Mapping[str, npt.ArrayLike]
+    dims: Mapping[str, Sequence[str]]
+    identity: Mapping[str, Any]
+    attrs: Mapping[str, Any]
+
+    def specs(self, num_samples: int, lengths: Mapping[str, Any]) -> dict[str, ArraySpec]:
+        """The arrays of a store with so many samples."""
+        return {
+            name: replace(spec, shape=(num_samples, *spec.shape[1:]), lengths=lengths.get(name))
+            for name, spec in self.arrays.items()
+        }
+
+    def blueprint(self, num_samples: int, lengths: Mapping[str, Any]) -> Blueprint:
+        """The store with so many samples."""
+        specs = self.specs(num_samples, lengths)
+        return blueprint_of(specs, self.constants, self.dims, self.identity, self.attrs)
+
+    @property
+    def ragged(self) -> list[str]:
+        """Names of the ragged arrays."""
+        return [name for name, spec in self.arrays.items() if spec.is_ragged]
+
+
+def metas_of(recipe: Recipe) -> dict[str, ArrayMeta]:
+    """Metadata of the arrays that samples have."""
+    for name, spec in recipe.arrays.items():
+        if isinstance(spec, ArraySpec) and spec.lengths is not None:
+            expected = "none: they are counted as samples are added"
+            raise SpecError("lengths", kind="lengths", array=name, expected=expected, found="lengths")
+    layout = recipe.blueprint(0, {name: [] for name in recipe.ragged}).layout
+    return {a.meta.name: a.meta for a in layout.per_sample if not a.meta.is_companion}
+
+
+def catalog_of(path: Path) -> Catalog:
+    """What a finished part holds and where."""
+    with files.opened(path) as fd:
+        return read_finished(fd, path)
+
+
+def part_of(path: Path, catalog: Catalog) -> SetPart:
+    """What a manifest says of a part."""
+    count, config_hash = catalog.layout.num_samples, catalog.root.config_hash
+    return SetPart(path.name, count, config_hash, fingerprint_of(catalog))
+
+
+def recipe_of(path: Path) -> Recipe:
+    """What a part was made from."""
+    catalog = catalog_of(path)
+    metas = [array.meta for array in catalog.layout.arrays.values() if not array.meta.is_companion]
+    with files.opened(path) as fd:
+        constants = {
+            meta.name: read_constant(fd, catalog.layout.arrays[meta.name], path=path)
+            for meta in metas
+            if meta.is_constant
+        }
+    return Recipe(
+        {meta.name: spec_of(meta, None) for meta in metas if not meta.is_constant},
+        constants,
+        {name: catalog.layout.arrays[name].meta.dims for name in constants},
+        catalog.root.identity["content"],
+        catalog.root.attrs,
+    )
+
+
+def bytes_of(fd: int, layout: Layout, array: ArrayLayout, sample: int) -> bytes:
+    """The payload of one sample."""
+    if array.meta.is_ragged:
+        first, end = sample_extent(fd, layout.ragged[array.meta.name], sample)
+    else:
+        first = array.slot(sample)[0]
+        end = first + array.meta.sample_nbytes
+    return files.read_at(fd, first, end - first)
+
+
+def whole_of(paths: Sequence[Path], ragged: Sequence[str]) -> tuple[int, dict[str, npt.NDArray[np.int64]]]:
+    """Number of samples in all parts, and the lengths of ragged ones."""
+    num_samples, lengths = 0, {name: [np.zeros(0, np.int64)] for name in ragged}
+    for path in paths:
+        layout = catalog_of(path).layout
+        num_samples += layout.num_samples
+        with files.opened(path) as fd:
+            for name in ragged:
+                lengths[name].append(np.diff(read_offsets(fd, layout.ragged[name], path=path)))
+    return num_samples, {name: np.concatenate(parts) for name, parts in lengths.items()}
+
+
+def locked(folder: Path) -> int:
+    """Descriptor of the lock that the writer of these parts holds; the folder is made if need be.
+
+    Raises:
+        BuildLockedError: If another process, or this one, writes them.
+    """
+    if not folder.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=folder.parent, hint="create it first")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        files.sync_folder(folder.parent)
+    lock = folder / LOCK_NAME
+    while True:
+        try:
+            fd = files.open_existing(lock, writable=True)
+        except StoreNotFoundError:
+            try:
+                fd = files.create_new(lock)
+            except FileExistsError:
+                continue
+            except FileNotFoundError:  # the writer before finished, and removed the folder
+                return locked(folder)
+        if not locks.try_lock(fd, BUILDER_LOCK):
+            files.close(fd)
+            hint = "wait for it, or close the first writer"
+            raise BuildLockedError("another writer writes these parts", path=folder, hint=hint)
+        if files.is_file_at(fd, lock):
+            return fd
+        files.close(fd)
