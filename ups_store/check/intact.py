@@ -35,7 +35,7 @@ BATCH_BYTES = 16 << 20  # read and committed together
 
 _BLOCK_BYTES = 4 << 20
 
-_OUTSIDE_PAYLOADS = ("slot_padding", "shard_index", "entry_crc")  # a copy gets new ones
+_OUTSIDE_PAYLOADS = ("slot_padding", "fill", "shard_index", "entry_crc")  # a copy gets new ones
 _NO_HASH = ""  # no identity has it: a hash is 64 digits
 
 

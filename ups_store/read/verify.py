@@ -40,8 +40,8 @@ class Problem:
 
     Attributes:
         kind: Stable identifier. Of chunks "chunk_crc", "slot_padding", "shard_index", "entry_crc",
-            "bool_value", "constant_digest" (and what decoding a packed one raises), "offsets" and "text" of
-            ragged arrays; of metadata "metadata_text"; of ZIP records "local_header".
+            "bool_value", "constant_digest" (and what decoding a packed one raises), of ragged ones "offsets",
+            "fill", "text"; of metadata "metadata_text"; of ZIP records "local_header".
         clause: Clause of the spec that is violated.
         byte_range: `(first, past_last)` byte in the file.
         array: Array, where one is concerned.
@@ -233,7 +233,9 @@ class _Verifier:
         if array.entry is None:
             return parts
         trailer, end = array.pack_index(), array.offset + array.meta.nbytes
-        problems = self._compare(end, trailer, "shard_index", "14.4", name)
+        num_fill = array.meta.row_geometry.fill_nbytes
+        problems = self._compare(end, trailer[:num_fill], "fill", "14.5", name)
+        problems += self._compare(end + num_fill, trailer[num_fill:], "shard_index", "5.4", name)
         return [*parts, _Part(crc32(self._read(end, len(trailer))), len(trailer), tuple(problems))]
 
     def _in_order(self, check: Callable[[int], _Part], firsts: range) -> Iterator[_Part]:

@@ -25,7 +25,6 @@ import pytest
 import ups_store
 from tools.conformance import corpus
 from ups_store.errors import FormatError, StoreError, VersionTooNewError
-from ups_store.format.root_metadata import FEATURES
 from ups_store.read.protocol import AnyStore
 from ups_store.system import files
 
@@ -97,11 +96,6 @@ def little_time_and_memory() -> Iterator[None]:
     assert peak < MAX_MEMORY_BYTES
 
 
-def skip_unknown(case: dict[str, Any]) -> None:
-    if case["file"].startswith(("ragged", "building/ragged")) and "ragged" not in FEATURES:
-        pytest.skip("this version reads no ragged arrays yet")
-
-
 # --- the corpus -----------------------------------------------------------------------------------------
 
 
@@ -158,7 +152,6 @@ def test_every_file_says_what_is_wrong_in_a_sentence() -> None:
 @pytest.mark.parametrize("case", named(REFUSED))
 def test_open_refuses_file_of_the_corpus(case: dict[str, Any], folder: Path) -> None:
     """Spec 7.1 and 11.1: a typed error that says where, which clause and what to do."""
-    skip_unknown(case)
     path = folder / case["file"]
     with little_time_and_memory(), pytest.raises(StoreError) as caught:
         ups_store.open(path)
@@ -178,7 +171,6 @@ def test_open_refuses_file_of_the_corpus(case: dict[str, Any], folder: Path) -> 
 @pytest.mark.parametrize("case", named(OPENED))
 def test_open_and_verify_of_a_file_of_the_corpus(case: dict[str, Any], folder: Path) -> None:
     """Spec 7.6, 8.5 and 10.3."""
-    skip_unknown(case)
     with little_time_and_memory():
         opened = ups_store.open(folder / case["file"])
     with opened as store:
@@ -216,7 +208,6 @@ def test_open_of_a_building_file_of_the_corpus(
     case: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spec 6.5."""
-    skip_unknown(case)
     if "boot_id" in case:
         monkeypatch.setattr(files, "boot_id", lambda: bytes.fromhex(case["boot_id"]))
     path = folder / case["file"].removesuffix(".building")

@@ -249,7 +249,7 @@ def test_damaged_companion_is_found_by_verify_and_on_touch(path: Path, tmp_path:
 
 def test_bytes_behind_the_rows_are_verified(path: Path, tmp_path: Path) -> None:
     first, nbytes = _entry(path, "text")
-    for at, kind in ((first + nbytes + 3, "shard_index"), (first + 65536 + 2, "shard_index")):
+    for at, kind in ((first + nbytes + 3, "fill"), (first + 65536 + 2, "shard_index")):
         copy = _damaged(path, tmp_path, at, b"\x07")
         with ups_store.open(copy) as store:
             assert {problem.kind for problem in store.verify().problems} == {kind}
