@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from ups_store.build.readers import Readers, inline_pool
 from ups_store.errors import SourceError
+from ups_store.sources.file_state import FileState, changed
 from ups_store.sources.requests import DigestKind, DigestRequest
-from ups_store.sources.source_files import FileState, changed
 from ups_store.system.progress import Progress
 from ups_store.system.replacement import replace_text
 

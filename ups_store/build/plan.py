@@ -20,8 +20,9 @@ from ups_store.build.readers import Readers, inline_pool
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
 from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
+from ups_store.sources.file_state import OuterFile, changed
 from ups_store.sources.requests import DescribeRequest
-from ups_store.sources.source_files import OuterFile, SourceFile, SourcePart, changed, find_sources
+from ups_store.sources.source_files import SourceFile, SourcePart, find_sources
 from ups_store.sources.tasks import Task
 from ups_store.system.progress import Progress
 from ups_store.write.blueprint import blueprint_of

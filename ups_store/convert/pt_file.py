@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.console import format_nbytes
 from ups_store.convert.pt_pickle import RefusalError, TensorRecord, Unknown, unpickled
 from ups_store.errors import MissingExtraError, SourceError
 from ups_store.format.checksum import crc32
@@ -55,8 +54,8 @@ def read_regular(path: Path) -> bytes:
             raise SourceError(f"expected a regular file, found {found}", kind="not_a_file", path=path)
         nbytes, available = files.size(fd), memory.available_bytes()
         if 2 * nbytes > available:
-            limit = f"memory holds {format_nbytes(available)}, and reading it takes twice its size"
-            raise SourceError(f"{format_nbytes(nbytes)}: {limit}", kind="too_large", path=path)
+            limit = f"memory holds {available:,} bytes, and reading it takes twice its size"
+            raise SourceError(f"{nbytes:,} bytes: {limit}", kind="too_large", path=path)
         return files.read_at(fd, 0, nbytes)
 
 
@@ -146,8 +145,8 @@ class PtFile:
         """Tensors that share a storage may be larger than the file together, but not than memory."""
         self._expanded += nbytes
         if self._expanded > len(self._raw) and 2 * self._expanded > (available := memory.available_bytes()):
-            found = f"{format_nbytes(self._expanded)} of tensors from {format_nbytes(len(self._raw))}"
-            raise RefusalError(f"takes too much memory: {found}, {format_nbytes(available)} are available")
+            found = f"{self._expanded:,} bytes of tensors from {len(self._raw):,} bytes"
+            raise RefusalError(f"takes too much memory: {found}, {available:,} bytes are available")
 
     def _storage(self, key: str) -> memoryview:
         if key not in self._storages:
@@ -178,13 +177,13 @@ def _entries_of(raw: bytes) -> dict[str, zipfile.ZipInfo]:
     if not raw.startswith(_ZIP_START):
         raise RefusalError(_NOT_SAVED)
     if _directory_nbytes(raw) > MAX_DIRECTORY_BYTES:
-        raise RefusalError(f"its directory is longer than {format_nbytes(MAX_DIRECTORY_BYTES)}")
+        raise RefusalError(f"its directory is longer than {MAX_DIRECTORY_BYTES:,} bytes")
     entries = zipfile.ZipFile(io.BytesIO(raw)).infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise RefusalError("its entries are compressed, which torch.save never does")
     expanded = sum(entry.file_size for entry in entries)
     if expanded > len(raw):
-        raise RefusalError(f"it expands to {format_nbytes(expanded)}, the file has {format_nbytes(len(raw))}")
+        raise RefusalError(f"it expands to {expanded:,} bytes, the file has {len(raw):,} bytes")
     return {entry.filename: entry for entry in entries}
 
 

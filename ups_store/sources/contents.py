@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.errors import ConfigError, SourceError
-from ups_store.sources.source_files import OuterFile
+from ups_store.sources.file_state import OuterFile
 
 
 @dataclass(frozen=True)

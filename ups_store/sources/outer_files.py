@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from ups_store.errors import ConfigError, ExternalDataError
+from ups_store.sources.file_state import FileState, OuterFile, changed, file_state
 from ups_store.sources.hdf5 import h5py, open_hdf5
-from ups_store.sources.source_files import FileState, OuterFile, changed, file_state
 
 Kind = Literal["link", "virtual", "raw"]
 _MAX_OPEN = 32  # HDF5 files that are kept open for the next read; a virtual dataset may have thousands

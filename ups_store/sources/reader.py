@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from ups_store.sources.contents import Selection
+from ups_store.sources.file_state import FileState, changed, file_state, outer_state
 from ups_store.sources.slots import Activity, SlotMemory
 from ups_store.sources.source import Source, open_source
-from ups_store.sources.source_files import FileState, changed, file_state, outer_state
 from ups_store.sources.tasks import Task
 
 _MAX_OPEN = 8  # files that are kept open

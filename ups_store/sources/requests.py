@@ -22,8 +22,8 @@ from ups_store.format.metadata import dtype_of
 from ups_store.format.value_range import ValueRange
 from ups_store.sources.casting import holding, largest
 from ups_store.sources.contents import EVERYTHING, Selection, SourceInfo
+from ups_store.sources.file_state import FileState
 from ups_store.sources.slots import Placed
-from ups_store.sources.source_files import FileState
 from ups_store.sources.tasks import Task
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ which a reader and those that count on it have to agree.
 from __future__ import annotations
 
 import glob
-import hashlib
 import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from ups_store.errors import ConfigError, SourceError, did_you_mean
 from ups_store.sources.tasks import Task
@@ -26,7 +25,6 @@ _SHOWN_NAMES = 8
 SPLITS = ("train", "val", "test")
 # What files, folders and configurations may call them.
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-FileState: TypeAlias = tuple[int, ...]
 # Of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB. Below 32 MiB the C library
 # gives every hyperslab the memory of the one before (`reader_handle`), which costs no page faults.
 BLOCK_BYTES = 24 << 20
@@ -339,43 +337,3 @@ def natural_key(name: str) -> list[str | float]:
     """Text and numbers by turns, so that Nu0.001 < Nu0.01 < Nu0.1, 1.e-8 is small and 2 < 10."""
     pieces = re.split(r"(\d+\.?\d*(?:e[+-]?\d+)?)", name)
     return [float(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
-
-
-def file_state(path: Path) -> FileState:
-    """What differs once a file was replaced, written or deleted."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-@dataclass(frozen=True)
-class OuterFile:
-    """A file that a source needs beside itself.
-
-    Attributes:
-        name: What it is called in the file that names it.
-        path: Where it is, without symbolic links.
-        state: As it was when it was opened first.
-    """
-
-    name: str
-    path: Path
-    state: FileState
-
-
-def outer_state(files: Sequence[OuterFile]) -> FileState:
-    """The states of any number of outer files as one number, to stand behind that of their source."""
-    states = [(os.fspath(file.path), *file.state) for file in files]
-    return (int.from_bytes(hashlib.sha256(repr(states).encode()).digest()[:8], "little"),) if states else ()
-
-
-def changed(path: Path) -> SourceError:
-    """The error for a source that isn't what it was when the build began."""
-    return SourceError(
-        "source changed during the build",
-        kind="source_changed",
-        path=path,
-        hint="wait until no program writes to it and run again; --overwrite if samples were committed",
-    )
