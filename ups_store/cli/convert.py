@@ -80,6 +80,10 @@ def import_pt(
         list[str] | None,
         typer.Option(help="leave out a key with all within it; may be repeated", metavar="KEY"),
     ] = None,
+    ragged: Annotated[
+        list[str] | None,
+        typer.Option(help="an array whose number of rows differs by file; may be repeated", metavar="NAME"),
+    ] = None,
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="files that can't be used: fail, or leave them out")
     ] = "fail",
@@ -94,7 +98,8 @@ def import_pt(
     from ups_store.convert.import_pt import import_pt as run_import
 
     total = 2 * folder_nbytes(folder, pattern)
-    options: dict[str, Any] = {"map": _parsed_map(names or ()), "ignore": ignore or (), "force": force}
+    options: dict[str, Any] = {"map": _parsed_map(names or ()), "ignore": ignore or ()}
+    options |= {"ragged": ragged or (), "force": force}
     try:
         with interruptible(), progress_bar(f"reading {folder.name}", total=total, quiet=as_json) as bar:
             done = run_import(folder, out, pattern=pattern, on_error=on_error, progress=bar, **options)

@@ -29,7 +29,7 @@ LATENT_DIMS = ("sample", "time", "token", "width")
 PREFIXES = {"params.": "", "bc.": "bc_"}  # of keys, and what arrays have instead
 
 Sample = Mapping[str, npt.NDArray[Any]]
-Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+Shapes = dict[str, tuple[tuple[int | None, ...], np.dtype[Any]]]
 
 
 class RefusedFilesError(SourceError):
@@ -120,6 +120,7 @@ def import_pt(
     pattern: str = PATTERN,
     map: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
+    ragged: Collection[str] = (),
     on_error: Literal["fail", "skip"] = "fail",
     force: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -136,12 +137,14 @@ def import_pt(
         pattern: Which files of the folder.
         map: Names of arrays by key, where they aren't to be called as their keys: `{"image": "x"}`.
         ignore: Keys to leave out, with all within them; their values may be anything.
+        ragged: Names of the arrays of which every file may have another number of rows, axis 0: they become
+            ragged arrays.
         on_error: What to do about files that can't be used: fail and list them, or leave them out.
         force: Whether to replace what is there: a finished store, and an unfinished one of other files.
         progress: Called with the number of file bytes that were read since the last call.
     Raises:
         SpecError: If the target exists (kind "exists"), or is one of the files (kind "same_file"); for names
-            that no array may have.
+            that no array may have, and ragged arrays that aren't in the files.
         RefusedFilesError: If files can't be used; has the reason of each.
         SourceError: If files change meanwhile.
         IdentityMismatchError: If an unfinished store of other files is at the target.
@@ -153,14 +156,18 @@ def import_pt(
     paths, path = _files_in(Path(folder), pattern), path_of(target)
     check_not_source(path, paths)
     check_target(path, force=force)  # before a long look at the files
-    found = _examine(paths, names, report)
+    found = _examine(paths, names, frozenset(ragged), report)
     if found.refused and (on_error == "fail" or not found.good):
         raise _refused_error(Path(folder), found)
+    if unknown := sorted(found.ragged - found.shapes.keys()):
+        raise SpecError("ragged", expected=f"some of {', '.join(found.shapes)}"[:300], found=unknown[0][:140])
     options: dict[str, Any] = {"identity": found.identity(), "attrs": {"source": pattern}}
     with create(target, found.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
         missing = writer.missing().tolist()
         for indices, samples in _batches(missing, list(found.good.items()), names, report):
-            writer.commit_many(indices, {name: np.stack([s[name] for s in samples]) for name in samples[0]})
+            batch = {name: [sample[name] for sample in samples] for name in samples[0]}
+            stacked = {name: np.stack(batch[name]) for name in batch.keys() - found.ragged}
+            writer.commit_many(indices, {**batch, **stacked})
         reasons = {path.name: _reason(error) for path, error in found.refused.items()}
         return ImportReport(writer.finish(), len(found.good), len(missing), found.keys, reasons)
 
@@ -193,22 +200,32 @@ class _Examined:
         shapes: Shape and dtype of each array in the first good one, which the others have to have too.
         keys: The files' key of each array.
         refused: What is wrong with the others.
+        ragged: Arrays whose number of rows may differ.
+        lengths: Rows of each of these, by file.
     """
 
+    ragged: frozenset[str]
     good: dict[Path, bytes] = field(default_factory=dict)
     shapes: Shapes = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     refused: dict[Path, SourceError | OSError] = field(default_factory=dict)
+    lengths: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, path: Path, raw: bytes, names: Names) -> None:
         """Take a file in; raises what is wrong with it."""
         sample, keys = names.read(raw, path=path)
-        shapes = {name: (value.shape, value.dtype) for name, value in sample.items()}
+        shapes = {name: (self._fixed(name, value.shape), value.dtype) for name, value in sample.items()}
         if self.good:
             self._check_same(shapes, path)
         else:
             self.shapes, self.keys = shapes, keys
         self.good[path] = blake3(raw).digest()
+        for name in self.ragged & sample.keys():
+            self.lengths.setdefault(name, []).append(len(sample[name]))
+
+    def _fixed(self, name: str, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+        """What all samples have in common of an array's shape: of a ragged one not the number of rows."""
+        return (None, *shape[1:]) if name in self.ragged and shape else shape
 
     def _check_same(self, shapes: Shapes, path: Path) -> None:
         for name in sorted(shapes.keys() | self.shapes.keys()):
@@ -228,7 +245,8 @@ class _Examined:
         specs = {}
         for name, (shape, dtype) in self.shapes.items():
             dims = LATENT_DIMS if name == "latent" and len(shape) + 1 == len(LATENT_DIMS) else None
-            specs[name] = ArraySpec((len(self.good), *shape), dtype, dims=dims)
+            lengths = self.lengths.get(name)
+            specs[name] = ArraySpec((len(self.good), *shape), dtype, dims=dims, lengths=lengths)
         return specs
 
     def identity(self) -> dict[str, Any]:
@@ -245,9 +263,11 @@ class _Examined:
         }
 
 
-def _examine(paths: list[Path], names: Names, progress: Callable[[int], None]) -> _Examined:
+def _examine(
+    paths: list[Path], names: Names, ragged: frozenset[str], progress: Callable[[int], None]
+) -> _Examined:
     """Look at every file; the first good one is the model of the others."""
-    found = _Examined()
+    found = _Examined(ragged)
     for path in paths:
         try:
             raw = read_regular(path)
@@ -258,7 +278,7 @@ def _examine(paths: list[Path], names: Names, progress: Callable[[int], None]) -
     return found
 
 
-def _described(array: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
+def _described(array: tuple[tuple[int | None, ...], np.dtype[Any]] | None) -> str:
     return f"{array[1]} {array[0]}" if array else "absent"
 
 
@@ -276,8 +296,8 @@ def _refused_error(folder: Path, found: _Examined) -> RefusedFilesError:
         f"{len(reasons)} of {len(reasons) + len(found.good)} files can't be used{lines}\n",
         kind="shapes_differ" if are_whole else None,
         path=folder,
-        hint="the samples of a store have one shape: leave the others out by --on-error skip, or arrays that "
-        "differ by --ignore KEY"
+        hint="take arrays that differ in their number of rows by --ragged NAME; leave other files out by "
+        "--on-error skip, or other arrays by --ignore KEY"
         if are_whole
         else "repair or remove them, or leave them out: --on-error skip",
     )

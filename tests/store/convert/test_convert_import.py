@@ -60,6 +60,46 @@ def test_import_makes_a_store_in_order_of_the_numbers(folder: Path, tmp_path: Pa
         assert (content["kind"], content["encoder"]) == ("imported", "unknown")
 
 
+@pytest.fixture
+def clouds(tmp_path: Path) -> Path:
+    """Five samples of 3, 0, 7, 1 and 4 points."""
+    where = tmp_path / "clouds"
+    where.mkdir()
+    for i, num in enumerate((3, 0, 7, 1, 4)):
+        torch.save({"points": torch.full((num, 2), float(i)), "nu": i}, where / f"sample_{i}.pt")
+    return where
+
+
+def test_import_of_arrays_of_different_lengths_makes_ragged_ones(clouds: Path, tmp_path: Path) -> None:
+    done = import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points"])
+    assert (done.num_samples, done.refused) == (5, {})
+    with ups_store.open(done.path) as store:
+        assert store.verify().ok
+        for i, num in enumerate((3, 0, 7, 1, 4)):
+            found = store.sample(i)
+            np.testing.assert_array_equal(found["points"], np.full((num, 2), i, np.float32))
+            assert found["nu"] == i
+
+
+def test_import_of_different_lengths_without_ragged_names_the_option(clouds: Path, tmp_path: Path) -> None:
+    with pytest.raises(RefusedFilesError, match="--ragged NAME") as caught:
+        import_pt(clouds, tmp_path / "out.zarr.zip")
+    assert caught.value.kind == "shapes_differ"
+
+
+def test_import_refuses_ragged_arrays_that_differ_in_more_than_length(clouds: Path, tmp_path: Path) -> None:
+    torch.save({"points": torch.zeros(3, 5), "nu": 0}, clouds / "sample_9.pt")
+    with pytest.raises(RefusedFilesError) as caught:
+        import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points"])
+    assert list(caught.value.refused) == ["sample_9.pt"]
+    assert "(None, 5), but float32 (None, 2)" in caught.value.refused["sample_9.pt"]
+
+
+def test_import_refuses_a_ragged_name_that_is_not_in_the_files(clouds: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="ragged"):
+        import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points", "cells"])
+
+
 def test_import_of_the_same_files_elsewhere_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     first = import_pt(folder, tmp_path / "a").path.read_bytes()
     os.rename(folder, tmp_path / "moved")
