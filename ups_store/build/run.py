@@ -141,7 +141,7 @@ class _Making:
         with open_any(place) as store:
             paths = [part.path for part in parts_of(store)]
             return BuildResult(
-                path=place,
+                path=plan.path if place == plan.path.absolute() else place,  # as the configuration says it
                 task=plan.task.name,
                 split=plan.split,
                 config_hash=store.config_hash,

@@ -54,6 +54,17 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildConfig:
     return settings(tmp_path, split="train")
 
 
+def test_path_of_a_reused_store_is_said_as_the_configuration_says_it(
+    config: BuildConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = config.cache.model_copy(update={"dir": Path("here")})
+    relative = config.model_copy(update={"cache": cache})
+    for is_reused in (False, True):
+        (result,) = build(relative, Recorder()).stores
+        assert (result.reused, result.path) == (is_reused, Path("here") / NAME)
+
+
 def test_build_on_a_network_file_system_warns(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "is_network", lambda path: path == config.cache.dir)
     watcher = Recorder()
