@@ -1,4 +1,8 @@
-"""Change good stores at random, read what comes out, and see that nothing but a typed error ever happens.
+"""Change good files at random, read what comes out, and see that nothing but a typed error ever happens.
+
+    python -m tools.fuzz --kind store --inputs 1000000
+
+Stores are here; the other kinds (HDF5, YAML, `.pt`, safetensors) in `fuzz_inputs`.
 
 Changes are blind (bits, cuts, splices), or know the format (fields of ZIP records, JSON documents, payloads,
 with all checksums made right again, so that they get past them). Each input is a function of seed and number.
@@ -18,10 +22,12 @@ import struct
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,11 +47,15 @@ from tools.conformance.archive import (
     take_apart,
 )
 from tools.conformance.sample_store import NUM_SAMPLES
+from ups.errors import UpsError
 from ups_store.check.doctor import examine
 from ups_store.read.recovery import building_path
 
 MAX_SECONDS = 1.0  # of processor time: other work of the machine must not count
+HANG_SECONDS = 60.0  # of wall time, for one input
 MAX_MEMORY_BYTES = 1 << 30  # of address space beyond what a process has when it starts
+STORE = "store"
+BLOCKS = {STORE: 2000}  # inputs that one process tries
 NUMBERS = (
     0,
     1,
@@ -170,13 +180,13 @@ def json_value(good: bytes, chance: Chance) -> bytes:
     part = chance.choice([part for part in parts if part.name.endswith("zarr.json")])
     document = read_document(parts, part.name)
     for _ in range(chance.choice((1, 1, 2, 5))):
-        _change_value(document, chance)
+        change_value(document, chance)
     return put_together(replace_data(parts, part.name, document_bytes(document)))
 
 
 def identity_value(good: bytes, chance: Chance) -> bytes:
     """A value of the identity, with its hash made right."""
-    return put_together(edit_identity(_parts_of(good), lambda identity: _change_value(identity, chance)))
+    return put_together(edit_identity(_parts_of(good), lambda identity: change_value(identity, chance)))
 
 
 def entry_data(good: bytes, chance: Chance) -> bytes:
@@ -201,7 +211,7 @@ def entries(good: bytes, chance: Chance) -> bytes:
     return put_together(parts)
 
 
-def _change_value(document: Any, chance: Chance) -> None:
+def change_value(document: Any, chance: Chance) -> None:
     """Replace, remove or add one value somewhere in a JSON document."""
     places = list(_places_in(document))
     holder, key = chance.choice(places)
@@ -303,15 +313,49 @@ def read_everything(path: Path, number: int) -> bool:
         return store.verify(num_threads=1).ok
 
 
-class Fuzzer:
-    """One process's share: inputs `rank, rank + step, ...`.
+class Fuzzer(ABC):
+    """One process's share.
 
     Attributes:
         outcome: What was found so far.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self) -> None:
         self.outcome = Outcome()
+
+    def try_input(self, number: int) -> None:
+        """Make one input and read it."""
+        read = self.prepare(number)
+        started = time.process_time()
+        try:
+            read()
+        except (ups_store.StoreError, UpsError) as error:
+            self.outcome.kinds[error.kind] += 1
+            str(error)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.outcome.failures[number] = f"{type(error).__name__}: {error}"[:300]
+        seconds = time.process_time() - started
+        if seconds > MAX_SECONDS:
+            self.outcome.failures[number] = f"took {seconds:.2f} s"
+        self.outcome.max_seconds = max(self.outcome.max_seconds, seconds)
+        self.outcome.num_inputs += 1
+
+    @abstractmethod
+    def prepare(self, number: int) -> Callable[[], None]:
+        """Make an input; returns what reads it."""
+
+    def close(self) -> None:
+        """End what was begun, and note the largest memory."""
+        self.outcome.peak_memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class StoreFuzzer(Fuzzer):
+    """Stores, finished and under construction."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__()
         self._seed = seed
         self._seeds = make_seeds(folder)
         self._fd = os.memfd_create("fuzz")
@@ -320,26 +364,12 @@ class Fuzzer:
         for link in self._paths.values():
             link.symlink_to(file)
 
-    def try_input(self, number: int) -> None:
-        """Make one input and read it."""
+    def prepare(self, number: int) -> Callable[[], None]:
+        """Put an input into the file in memory."""
         content, what = make_input(self._seeds, self._seed, number)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, content, 0)
-        started = time.process_time()
-        try:
-            self._read(number, what, is_changed=content not in self._seeds.finished)
-        except ups_store.StoreError as error:
-            self.outcome.kinds[error.kind] += 1
-            str(error)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            self.outcome.failures[number] = f"{what}: {type(error).__name__}: {error}"[:300]
-        seconds = time.process_time() - started
-        if seconds > MAX_SECONDS:
-            self.outcome.failures[number] = f"{what}: took {seconds:.2f} s"
-        self.outcome.max_seconds = max(self.outcome.max_seconds, seconds)
-        self.outcome.num_inputs += 1
+        return lambda: self._read(number, what, is_changed=content not in self._seeds.finished)
 
     def _read(self, number: int, what: str, *, is_changed: bool) -> None:
         if what == "building" or number % 16 == 0:
@@ -357,8 +387,8 @@ class Fuzzer:
             raise AssertionError("a changed byte was not noticed")
 
     def close(self) -> None:
-        """Close the file in memory and note the largest memory."""
-        self.outcome.peak_memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        """Close the file in memory."""
+        super().close()
         for link in self._paths.values():
             link.unlink()
         os.close(self._fd)
@@ -376,16 +406,37 @@ def bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, old)
 
 
-def fuzz(folder: Path, numbers: range, *, seed: int, current: Synchronized[int] | None = None) -> Outcome:
+def make_fuzzer(kind: str, folder: Path, seed: int) -> Fuzzer:
+    """The fuzzer of stores, or of another kind of files."""
+    if kind == STORE:
+        return StoreFuzzer(folder, seed)
+    from tools.fuzz_inputs import InputFuzzer
+
+    return InputFuzzer(kind, folder, seed)
+
+
+def input_maker(kind: str, folder: Path) -> Callable[[int, int], tuple[Any, ...]]:
+    """Gives the bytes of an input, and more, by seed and number."""
+    if kind == STORE:
+        return functools.partial(make_input, make_seeds(folder))
+    from tools.fuzz_inputs import KINDS
+
+    return KINDS[kind](folder).make_input
+
+
+def fuzz(
+    folder: Path, numbers: range, *, seed: int, kind: str = STORE, current: Synchronized[int] | None = None
+) -> Outcome:
     """Try inputs in this process.
 
     Args:
         folder: An empty folder, for seeds.
         numbers: Numbers of the inputs.
         seed: Of all of them.
+        kind: Which files: "store", or one of `fuzz_inputs.KINDS`.
         current: Told the number of the input that is being tried, in case the process dies of it.
     """
-    fuzzer = Fuzzer(folder, seed)
+    fuzzer = make_fuzzer(kind, folder, seed)
     with bounded_memory():
         for number in numbers:
             if current is not None:
@@ -395,11 +446,13 @@ def fuzz(folder: Path, numbers: range, *, seed: int, current: Synchronized[int] 
     return fuzzer.outcome
 
 
-def fuzz_in_processes(num_inputs: int, *, seed: int, num_processes: int, max_seconds: float) -> Outcome:
-    """Share inputs among processes; one that dies of an input is a failure like any other."""
+def fuzz_in_processes(
+    num_inputs: int, *, seed: int, num_processes: int, max_seconds: float, kind: str = STORE
+) -> Outcome:
+    """Share inputs among processes; one that dies of an input, or hangs, is a failure like any other."""
     context, outcome, started = multiprocessing.get_context("fork"), Outcome(), time.perf_counter()
     results: Any = context.SimpleQueue()
-    block, ranks = 2000, range(num_processes)
+    block, ranks = BLOCKS.get(kind, 1000), range(num_processes)
     next_first = 0
     while next_first < num_inputs and time.perf_counter() - started < max_seconds:
         currents = [context.Value("q", -1) for _ in ranks]
@@ -408,15 +461,14 @@ def fuzz_in_processes(num_inputs: int, *, seed: int, num_processes: int, max_sec
             for first in (next_first + rank * block for rank in ranks)
         ]
         workers = [
-            context.Process(target=_work, args=(share, seed, current, results))
+            context.Process(target=_work, args=(share, seed, kind, current, results))
             for share, current in zip(shares, currents, strict=True)
         ]
         for worker in workers:
             worker.start()
         for worker, current in zip(workers, currents, strict=True):
-            worker.join()
-            if worker.exitcode:
-                outcome.failures[current.value] = f"the process ended with {worker.exitcode}"
+            if problem := _end_of(worker, current):
+                outcome.failures[current.value] = problem
         while not results.empty():
             outcome.add(results.get())
         next_first += block * num_processes
@@ -426,27 +478,43 @@ def fuzz_in_processes(num_inputs: int, *, seed: int, num_processes: int, max_sec
     return outcome
 
 
-def _work(share: range, seed: int, current: Synchronized[int], results: Any) -> None:
+def _end_of(worker: BaseProcess, current: Synchronized[int]) -> str | None:
+    """Wait for a process; what ended it, if that was an input. One that hangs is killed."""
+    while True:
+        before = current.value
+        worker.join(HANG_SECONDS)
+        if worker.exitcode is not None:
+            return f"the process ended with {worker.exitcode}" if worker.exitcode else None
+        if current.value == before:
+            worker.kill()
+            worker.join()
+            return f"took more than {HANG_SECONDS:g} s"
+
+
+def _work(share: range, seed: int, kind: str, current: Synchronized[int], results: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="fuzz") as folder:
-        results.put(fuzz(Path(folder), share, seed=seed, current=current))
+        results.put(fuzz(Path(folder), share, seed=seed, kind=kind, current=current))
 
 
 def main(
     inputs: Annotated[int, typer.Option(help="how many inputs to try")] = 1_000_000,
     *,
+    kind: Annotated[str, typer.Option(help="store, hdf5, yaml, pt or safetensors")] = STORE,
     seed: Annotated[int, typer.Option(help="another seed, other inputs")] = 0,
     processes: Annotated[int, typer.Option(help="processes")] = 2,
     max_seconds: Annotated[float, typer.Option(help="stop after so long, whatever was tried")] = math.inf,
     keep: Annotated[Path | None, typer.Option(help="folder for inputs that failed")] = None,
 ) -> None:
-    """Fuzz the reader; exits with 1 if anything but a typed error happened."""
-    outcome = fuzz_in_processes(inputs, seed=seed, num_processes=processes, max_seconds=max_seconds)
+    """Fuzz a reader; exits with 1 if anything but a typed error or a right result came of an input."""
+    outcome = fuzz_in_processes(
+        inputs, seed=seed, num_processes=processes, max_seconds=max_seconds, kind=kind
+    )
     if keep is not None and outcome.failures:
         keep.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            seeds = make_seeds(Path(folder))
-        for number in outcome.failures:
-            (keep / f"{seed}-{number}.zarr.zip").write_bytes(make_input(seeds, seed, number)[0])
+            make = input_maker(kind, Path(folder))
+            for number in outcome.failures:
+                (keep / f"{kind}-{seed}-{number}").write_bytes(make(seed, number)[0])
     print(json.dumps(vars(outcome), indent=2))
     raise typer.Exit(1 if outcome.failures else 0)
 

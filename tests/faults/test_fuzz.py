@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import fuzz
-from tools.fuzz import Fuzzer, make_input, make_seeds
+from tools.fuzz import StoreFuzzer, make_input, make_seeds
 
 NUM_INPUTS = 1500
 
@@ -41,7 +41,7 @@ def test_fuzzer_finds_a_reader_that_misbehaves(
 
     monkeypatch.setattr(fuzz, "read_everything", read)
     monkeypatch.setattr(fuzz, "MAX_SECONDS", 0.0 if defect == "slow" else 60.0)
-    fuzzer = Fuzzer(tmp_path, seed=0)
+    fuzzer = StoreFuzzer(tmp_path, seed=0)
     for number in range(1, 16):
         fuzzer.try_input(number)
     fuzzer.close()

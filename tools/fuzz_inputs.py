@@ -1,0 +1,490 @@
+"""The fuzzer's inputs that aren't stores: HDF5 sources, configurations, `.pt` files and checkpoints.
+
+What comes of a changed one has to be a typed error, or right: what another reader finds in it, or, where a
+checksum covers it, what was there before the change. HDF5 files are read as a build reads them, by a reader
+process with deadlines: what hangs or ends HDF5 itself is then an error like any other.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+import struct
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import yaml
+
+from tools.fuzz import BLIND, Chance, Change, Fuzzer, change_value, flip_bits
+from ups.errors import CheckpointError
+from ups_store.build.config import load_config
+from ups_store.convert.import_pt import Names
+from ups_store.errors import StoreError
+from ups_store.sources.contents import EVERYTHING
+from ups_store.sources.pool import Patience, ReaderPool
+from ups_store.sources.reader import Reader
+from ups_store.sources.requests import DescribeRequest, ReadRequest
+from ups_store.sources.slots import ALIGN
+
+MAX_SAMPLE_BYTES = 1 << 20  # of HDF5; a file of a few kB may rightly hold terabytes of one value
+PATIENCE = Patience(timeout_s=5.0, open_timeout_s=5.0, retries=0)
+Arrays = dict[str, np.ndarray]
+
+
+class InputKind(ABC):
+    """One kind of files: good ones, how they are changed, and how the result is read.
+
+    Args:
+        folder: An empty folder, for files.
+    Attributes:
+        seeds: Good files.
+        aware: Changes that know the kind.
+    """
+
+    seeds: Sequence[bytes]
+    aware: Sequence[Change]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make_input(self, seed: int, number: int) -> tuple[bytes, bytes, bool]:
+        """An input, the good file that it was made from, and whether the change was blind."""
+        chance = random.Random(f"{seed}/{number}")
+        good = chance.choice(self.seeds)
+        if chance.random() < 0.4:
+            return chance.choice(BLIND)(good, chance), good, True
+        return chance.choice(self.aware)(good, chance), good, False
+
+    @abstractmethod
+    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+        """Read all there is.
+
+        Raises:
+            StoreError, CheckpointError: As it should be with what isn't right.
+            AssertionError: If what was read isn't right.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """End what was started; most start nothing."""
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    """Compare dtypes, shapes and bits."""
+    assert found.keys() == expected.keys(), f"arrays {sorted(found)} instead of {sorted(expected)}"
+    for name, array in found.items():
+        other = expected[name]
+        assert (array.shape, array.dtype) == (other.shape, other.dtype), (
+            f"{name} is {array.dtype} {array.shape}"
+        )
+        assert array.tobytes() == other.tobytes(), f"{name} has other values"
+
+
+# --- HDF5 -----------------------------------------------------------------------------------------------
+
+
+class CheckedRead(ReadRequest):
+    """Compares what was read with what h5py gives for the same samples, where that is one dataset."""
+
+    def run(self, reader: Reader) -> Any:
+        """As `ReadRequest.run`."""
+        read: Arrays = {}
+        place = reader.place
+
+        def noted(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            read[name] = place(name, shape, dtype)
+            return read[name]
+
+        reader.place = noted  # type: ignore[method-assign]
+        try:
+            ranges = super().run(reader)
+        finally:
+            del reader.place
+        plain = _plain(self.path, self.indices)
+        if plain is not None and plain.size == read["fields"].size:
+            expected = plain.astype(read["fields"].dtype).reshape(read["fields"].shape)
+            assert np.array_equal(read["fields"], expected, equal_nan=True), "other values than h5py reads"
+        return ranges
+
+
+def _plain(path: Path, indices: np.ndarray) -> np.ndarray | None:
+    """Samples as h5py reads them: of `tensor` (n, t, x), or of groups with a `data` (t, x, c) each."""
+    try:
+        with h5py.File(path) as file:
+            if isinstance(dataset := file.get("tensor"), h5py.Dataset):
+                return np.stack([dataset[i] for i in indices.tolist()]) if dataset.ndim == 3 else None
+            return np.stack([file[sorted(file)[i]]["data"][...] for i in indices.tolist()])
+    except Exception:  # whatever it doesn't read we needn't
+        return None
+
+
+def _write_tensor(file: h5py.File) -> None:
+    file["tensor"] = np.random.default_rng(0).random((4, 5, 10), np.float32)
+    file["x-coordinate"] = np.linspace(0, 1, 10, dtype="<f4")
+    file["t-coordinate"] = np.linspace(0, 1, 6, dtype="<f4")
+    file.attrs["Nu"] = 0.01
+
+
+def _write_groups(file: h5py.File) -> None:
+    for sample in range(3):
+        group = file.create_group(f"{sample:04d}")
+        data = np.random.default_rng(sample).random((5, 10, 1), np.float32)
+        group.create_dataset("data", data=data, chunks=(3, 4, 1), compression="lzf")
+        group.attrs["config"] = "sim: {}\n"
+        for axis, length in (("t", 5), ("x", 10)):
+            group[f"grid/{axis}"] = np.linspace(0, 1, length, dtype="<f4")
+
+
+def _write_converted(file: h5py.File) -> None:
+    data = np.random.default_rng(1).random((5, 7, 10, 1)).astype(">f4")
+    file.create_dataset("data", data=data, chunks=(2, 3, 4, 1), compression="gzip", shuffle=True)
+    file["x"], file["t-coordinate"] = np.linspace(-1, 1, 10), np.linspace(0, 1, 7)
+    file.attrs.update({"nu": np.array([0.02]), "comment": "made at home", "version": 3})
+
+
+_TENSOR = np.zeros((4, 5, 10), np.float32)
+ODD_VALUES: tuple[Any, ...] = (
+    0, -1, 1 << 40, np.nan, np.inf, "", "x", b"\xff", np.zeros(0), np.zeros((0, 3)), np.zeros((2, 3, 4, 5)),
+    h5py.Empty("f4"), np.array(["a", "b"], "S3"), np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+    np.zeros(3, complex), _TENSOR, _TENSOR.astype(">f8"), _TENSOR.astype(np.int16), _TENSOR.astype(bool),
+    np.full(10, np.nan, "f4"), np.full((4, 5, 10), np.inf, "f2"), [1, "two"], h5py.SoftLink("/tensor"),
+    h5py.SoftLink("/nowhere"), h5py.SoftLink("/"), h5py.ExternalLink("/etc/passwd", "/x"),
+    np.dtype("f4"), np.array(["text", "more"], h5py.string_dtype()), 2**63, "\u202e",
+)  # fmt: skip
+
+
+def odd_object(good: bytes, chance: Chance) -> bytes:
+    """Datasets, groups and attributes replaced by what nobody expects."""
+    file = io.BytesIO(good)
+    with h5py.File(file, "r+") as opened:
+        names: list[str] = []
+        opened.visit(names.append)
+        for _ in range(chance.choice((1, 1, 2))):
+            with suppress(Exception):  # not everything can be an attribute, or be replaced twice
+                _make_odd(opened, chance.choice([*names, "/"]), chance)
+    return file.getvalue()
+
+
+def _make_odd(file: h5py.File, name: str, chance: Chance) -> None:
+    value = chance.choice(ODD_VALUES)
+    holder = file[name]
+    if chance.random() < 0.3 or name == "/":
+        key = chance.choice([*holder.attrs, "Nu", "config"])
+        holder.attrs[key] = value
+    elif chance.random() < 0.3:
+        parent, _, old = name.rpartition("/")
+        new = chance.choice(("data", "tensor", "x", "\u202e", "a" * 300, f"{old} "))
+        file.move(name, f"{parent}/{new}")
+    else:
+        del file[name]
+        file[name] = value
+
+
+class Hdf5Kind(InputKind):
+    """Sources, as a build opens and reads them."""
+
+    aware = (odd_object, odd_object, flip_bits)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.seeds = tuple(
+            _hdf5(write, libver)
+            for write in (_write_tensor, _write_groups, _write_converted)
+            for libver in ("earliest", "latest")
+        )
+        self._pool = ReaderPool(1, slot_nbytes=4 * MAX_SAMPLE_BYTES, patience=PATIENCE)
+        self._numbers = itertools.count()
+
+    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+        """Describe the file and read two samples of it."""
+        path = self.folder / f"{next(self._numbers)}.h5"  # a reader keeps files open
+        path.write_bytes(content)
+        try:
+            (info,) = self._pool.describe([DescribeRequest(path)])
+            nbytes = sum(int(np.prod(array.shape)) * 4 + ALIGN for array in info.arrays.values())
+            if nbytes > MAX_SAMPLE_BYTES:
+                return
+            samples = np.unique([0, info.num_samples - 1])
+            dtypes = dict.fromkeys(info.arrays, "float32")
+            for batch in self._pool.read([CheckedRead(path, None, EVERYTHING, samples, samples, dtypes)]):
+                shapes = {name: array.shape[1:] for name, array in batch.arrays.items()}
+                assert shapes == {name: array.shape for name, array in info.arrays.items()}
+        except StoreError as error:
+            if error.kind == "reader_failed":  # what it stands for is an exception that nobody thought of
+                raise AssertionError(str(error)) from error
+            raise
+        finally:
+            path.unlink()
+
+    def close(self) -> None:
+        """End the reader."""
+        self._pool.close()
+
+
+def _hdf5(write: Callable[[h5py.File], None], libver: str) -> bytes:
+    file = io.BytesIO()
+    with h5py.File(file, "w", libver=libver) as opened:
+        write(opened)
+    return file.getvalue()
+
+
+# --- configurations -------------------------------------------------------------------------------------
+
+TEXTS = (
+    "null", "~", "true", "yes", "0", "-1", "1e400", ".nan", "-.inf", "0x10", "0o17", "1_000", "12:30:45",
+    "2026-11-23", "9" * 5000, "''", '"\\ud800"', "'\\0'", "[]", "{}", "[[], {}]", "{a: 1, a: 2}", "&a [*a]",
+    "*a", "!!python/object/apply:os.system [id]", "!!binary aGk=", "!!set {a}", "!!float x", "<<: *a",
+    "? [a]",
+    "${data.root}", "${data.tasks}", "${oc.env:HOME}", "${", "$", "|", ">-", "%TAG ! x", "---", "...", "\t",
+    "\u2028", "\x00", "\ufeff", "burgers1d", "a.b.c", "../x", "/dev/zero", "demo", "[1, 2.5, x]", "-" * 40,
+    "[" * 100, "{a: " * 40, "data", "s3://bucket", "\x1b[2J",
+)  # fmt: skip
+
+
+def odd_value(good: bytes, chance: Chance) -> bytes:
+    """Values of some lines are others."""
+    lines = good.decode().splitlines()
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        at = chance.randrange(len(lines))
+        key, colon, _ = lines[at].partition(":")
+        lines[at] = f"{key}{colon} {chance.choice(TEXTS)}"
+    return "\n".join(lines).encode(errors="surrogatepass")
+
+
+def odd_lines(good: bytes, chance: Chance) -> bytes:
+    """Lines are left out, repeated, moved in or out, or inserted."""
+    lines = good.decode().splitlines()
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        at, other = chance.randrange(len(lines)), chance.randrange(len(lines))
+        action = chance.randrange(5)
+        if action == 0 and len(lines) > 1:
+            del lines[at]
+        elif action == 1:
+            lines.insert(other, lines[at])
+        elif action == 2:
+            lines[at] = "  " * chance.randrange(3) + lines[at].lstrip()
+        elif action == 3:
+            lines[at], lines[other] = lines[other], lines[at]
+        else:
+            lines.insert(
+                at, chance.choice(("include: ", "data: ", "tasks: ", "", "  - ")) + chance.choice(TEXTS)
+            )
+    return "\n".join(lines).encode(errors="surrogatepass")
+
+
+class YamlKind(InputKind):
+    """Configurations of builds."""
+
+    aware = (odd_value, odd_value, odd_lines)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        configs = Path(__file__).parents[1] / "ups" / "configs"
+        names = ("demo.yaml", "own/group_per_sample.yaml", "own/one_file.yaml")
+        self.seeds = tuple((configs / name).read_bytes() for name in names)
+        self._path = folder / "config.yaml"
+
+    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+        """Load it; what it gives, written out and loaded again, has to give the same."""
+        self._path.write_bytes(content)
+        config = load_config(self._path)
+        self._path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+        try:
+            again = load_config(self._path)
+        except StoreError as error:
+            raise AssertionError(f"refused what it had given: {error}") from error
+        assert again == config, f"{again} was {config}"
+
+
+# --- .pt files ------------------------------------------------------------------------------------------
+
+
+def odd_pickle(good: bytes, chance: Chance) -> bytes:
+    """The pickle is changed blindly, and the archive's checksums are right."""
+    return rezipped(good, lambda name, data: _changed(data, chance) if name.endswith("data.pkl") else data)
+
+
+def odd_entry(good: bytes, chance: Chance) -> bytes:
+    """Any entry is changed blindly or left out, or compressed."""
+    with zipfile.ZipFile(io.BytesIO(good)) as archive:
+        chosen = chance.choice(archive.namelist())
+    left_out = chance.random() < 0.2
+    change = lambda name, data: data if name != chosen else None if left_out else _changed(data, chance)  # noqa: E731
+    return rezipped(good, change, compression=chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))
+
+
+def _changed(data: bytes, chance: Chance) -> bytes:
+    return chance.choice(BLIND)(data, chance) if len(data) > 8 else bytes(chance.randbytes(8))
+
+
+def rezipped(
+    good: bytes, change: Callable[[str, bytes], bytes | None], *, compression: int = zipfile.ZIP_STORED
+) -> bytes:
+    """The archive with other entries; None leaves one out."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(good)) as old, zipfile.ZipFile(out, "w", compression) as new:
+        for entry in old.infolist():
+            data = change(entry.filename, old.read(entry))
+            if data is not None:
+                new.writestr(entry.filename, data)
+    return out.getvalue()
+
+
+class PtKind(InputKind):
+    """Samples as `torch.save` writes them, as `import-pt` reads them."""
+
+    aware = (odd_pickle, odd_pickle, odd_entry)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.seeds = tuple(self._saved(protocol) for protocol in (2, 5))
+
+    @staticmethod
+    def _saved(protocol: int) -> bytes:
+        import torch
+
+        whole = torch.arange(24.0).reshape(2, 3, 4)
+        document = {
+            "x": whole,
+            "view": whole.permute(2, 0, 1)[1:, :, ::2],
+            "half": torch.arange(6).to(torch.float16),
+            "params": {"nu": 0.5, "k": 3, "is_wall": True},
+            "none": None,
+        }
+        file = io.BytesIO()
+        torch.save(document, file, pickle_protocol=protocol)
+        return file.getvalue()
+
+    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+        """Read it; where torch reads it, too, both have to find the same, and a blind change nothing else."""
+        names = Names({}, ())
+        found, _ = names.read(content, path=Path("sample_0.pt"))
+        if is_blind:
+            assert_same(found, names.read(good, path=Path("sample_0.pt"))[0])
+        for name, value in _by_torch(content):
+            if name in found and value.shape == found[name].shape and value.dtype == found[name].dtype:
+                assert value.tobytes() == found[name].tobytes(), f"{name} has other values than torch reads"
+            elif name in found:
+                raise AssertionError(
+                    f"{name} is {found[name].dtype} {found[name].shape}, {value.shape} by torch"
+                )
+
+
+def _by_torch(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
+    """Tensors at the top of a file, as torch reads it."""
+    import torch
+
+    try:
+        document = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception:  # it raises whatever the damage leads to
+        return
+    for name, value in document.items() if isinstance(document, dict) else ():
+        if isinstance(name, str) and isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16:
+            yield name, value.numpy()
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------
+
+
+def odd_header(good: bytes, chance: Chance) -> bytes:
+    """Values of the header are others, and its length is right."""
+    (length,) = struct.unpack_from("<Q", good)
+    header = json.loads(good[8 : 8 + length])
+    if chance.random() < 0.5:
+        header["__metadata__"]["ups"] = _odd_json(header["__metadata__"]["ups"], chance)
+        text = json.dumps(header).encode()
+    else:
+        text = _odd_json(json.dumps(header), chance).encode(errors="surrogatepass")
+    return struct.pack("<Q", len(text)) + text + good[8 + length :]
+
+
+def _odd_json(text: str, chance: Chance) -> str:
+    if chance.random() < 0.2:
+        nested = chance.choice(("[", '{"a":')) * chance.choice((10, 1000, 100_000))
+        return text.replace(":", ":" + nested, 1)
+    document = json.loads(text)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        change_value(document, chance)
+    return json.dumps(document)
+
+
+class CheckpointKind(InputKind):
+    """Checkpoints, which are safetensors files."""
+
+    aware = (odd_header, odd_header, flip_bits)
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        from ups.trained.checkpoint import save_checkpoint
+
+        super().__init__(folder)
+        self._path = folder / "autoencoder.safetensors"
+        tensors = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(4, dtype=torch.float16)}
+        document = {"layers": [1, 2], "lr": 0.1, "name": "x", "more": {"deep": [None, True]}}
+        save_checkpoint(self._path, tensors, kind="autoencoder", document=document)
+        self.seeds = (self._path.read_bytes(),)
+
+    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+        """Read document, hash and tensors: these are what the header says of bytes that didn't change."""
+        from ups.trained.checkpoint import hash_tensors, load_checkpoint, read_document
+
+        self._path.write_bytes(content)
+        for read in (hash_tensors, lambda path: read_document(path, kind="autoencoder")):
+            with suppress(CheckpointError):
+                read(self._path)
+        tensors, document = load_checkpoint(self._path, kind="autoencoder")
+        json.dumps(document)
+        if is_blind:
+            self._path.write_bytes(good)
+            assert_same(_numpy(tensors), _numpy(load_checkpoint(self._path, kind="autoencoder")[0]))
+        header = json.loads(content[8 : 8 + struct.unpack_from("<Q", content)[0]])
+        header.pop("__metadata__")
+        assert tensors.keys() == header.keys()
+        data = content[len(content) - sum(t.numpy().nbytes for t in tensors.values()) :]
+        for name, tensor in tensors.items():
+            first, last = header[name]["data_offsets"]
+            assert list(tensor.shape) == header[name]["shape"], f"{name} has another shape"
+            assert tensor.numpy().tobytes() == data[first:last], f"{name} has other values"
+
+
+def _numpy(tensors: Mapping[str, Any]) -> Arrays:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+KINDS: dict[str, type[InputKind]] = {
+    "hdf5": Hdf5Kind,
+    "yaml": YamlKind,
+    "pt": PtKind,
+    "safetensors": CheckpointKind,
+}
+
+
+class InputFuzzer(Fuzzer):
+    """Inputs of one of these kinds."""
+
+    def __init__(self, kind: str, folder: Path, seed: int) -> None:
+        super().__init__()
+        self._kind, self._seed = KINDS[kind](folder), seed
+
+    def prepare(self, number: int) -> Callable[[], None]:
+        """Make an input."""
+        content, good, is_blind = self._kind.make_input(self._seed, number)
+
+        def read() -> None:
+            self._kind.read(content, good, is_blind=is_blind)
+            self.outcome.num_opened += 1
+
+        return read
+
+    def close(self) -> None:
+        """End the kind's reader."""
+        super().close()
+        self._kind.close()
