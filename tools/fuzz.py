@@ -11,6 +11,7 @@ Blind changes must also be noticed: by opening, or by `verify`. Results go to do
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -219,14 +220,14 @@ def change_value(document: Any, chance: Chance) -> None:
     if action < 0.15:
         del holder[key]
     elif action < 0.3 and isinstance(holder, list):
-        holder.insert(key, chance.choice(VALUES))
+        holder.insert(key, copy.deepcopy(chance.choice(VALUES)))
     elif action < 0.5 and isinstance(holder[key], int) and not isinstance(holder[key], bool):
         holder[key] = chance.choice((holder[key] + 1, holder[key] - 1, -holder[key], holder[key] << 32))
     elif action < 0.6:
         other, other_key = chance.choice(places)
         holder[key] = json.loads(json.dumps(other[other_key]))
     else:
-        holder[key] = chance.choice(VALUES)
+        holder[key] = copy.deepcopy(chance.choice(VALUES))
 
 
 def _places_in(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -120,7 +120,8 @@ def _plain(path: Path, indices: np.ndarray) -> np.ndarray | None:
         with h5py.File(path) as file:
             if isinstance(dataset := file.get("tensor"), h5py.Dataset):
                 return np.stack([dataset[i] for i in indices.tolist()]) if dataset.ndim == 3 else None
-            return np.stack([file[sorted(file)[i]]["data"][...] for i in indices.tolist()])
+            groups = sorted(name for name in file if name.isdecimal())
+            return np.stack([file[groups[i]]["data"][...] for i in indices.tolist()])
     except Exception:  # whatever it doesn't read we needn't
         return None
 

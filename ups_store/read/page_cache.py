@@ -108,7 +108,10 @@ def load(job: PreloadJob) -> None:
     mapped = [file.mapping()] if file.access == "map" else []
     locked = None
     if job.request.lock:
-        locked = mappings.map_read_only(job.fd, nbytes)
+        try:
+            locked = mappings.map_read_only(job.fd, nbytes)
+        except ValueError as error:  # `mmap` compares the length
+            raise cut(file.path, nbytes, files.size(job.fd)) from error
         lock(locked, path=file.path)
         mapped.append(locked)
     first = 0

@@ -179,6 +179,8 @@ def _mapped(mapping: mmap.mmap, array: ArrayLayout) -> npt.NDArray[Any]:
 def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
     try:
         return mappings.map_private(fd, nbytes)
+    except ValueError as error:  # `mmap` compares the length
+        raise cut(path, nbytes, files.size(fd)) from error
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise

@@ -138,23 +138,53 @@ def test_every_changed_byte_is_found_and_placed(tmp_path: Path, monkeypatch: pyt
     assert verify_file(path, num_threads=1).ok
 
 
-def test_random_bits_of_a_large_store_are_all_found_and_placed(tmp_path: Path) -> None:
-    num_samples, num_flips = 256, 300
-    values = {"fields": np.random.default_rng(0).standard_normal((num_samples, 16384)).astype("float32")}
-    path = build(tmp_path / "large.zarr.zip", values, dims={})
-    fields = layout_of(path).arrays["fields"]
-    assert fields.entry is not None
-    chance = random.Random(0)
-    offsets = [chance.randrange(fields.entry.data_offset, fields.entry.end) for _ in range(num_flips)]
-    flip(path, *offsets)
-    with ups_store.open(path) as store:
-        report = store.verify()
-    for offset in offsets:
-        first = fields.entry.data_offset
-        sample = (offset - first) // fields.stride if offset < first + num_samples * fields.stride else None
-        holding = [p for p in report.problems if p.byte_range[0] <= offset < p.byte_range[1]]
-        assert [(p.array, p.sample) for p in holding if p.kind != "entry_crc"] == [("fields", sample)], offset
-    assert len(report.damaged["fields"]) > num_samples / 2
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 256 samples of 64 KiB."""
+    fields = np.random.default_rng(0).standard_normal((256, 16384)).astype("float32")
+    return build(tmp_path_factory.mktemp("large") / "large.zarr.zip", {"fields": fields}, dims={})
+
+
+@pytest.mark.parametrize(
+    "num_bits", [50, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_random_bit_of_a_store_of_16_mib_is_found_and_placed_alone(large: Path, num_bits: int) -> None:
+    """Half of the bits lie in the samples, the others in the 6 kB around them."""
+    layout = layout_of(large)
+    fields, nbytes = layout.arrays["fields"], large.stat().st_size
+    first, chance = fields.offset, random.Random(num_bits)
+    last = first + 256 * fields.stride
+    around = [*range(first), *range(last, nbytes)]
+    places = [chance.randrange(first, last) if i % 2 else chance.choice(around) for i in range(num_bits)]
+    with large.open("r+b", buffering=0) as file:
+        for place in places:
+            raw = os.pread(file.fileno(), 1, place)
+            os.pwrite(file.fileno(), bytes([raw[0] ^ 1 << chance.randrange(8)]), place)
+            try:
+                assert_found(
+                    verify_file(large),
+                    place,
+                    (place - first) // fields.stride,
+                    is_sample=first <= place < last,
+                )
+            except FormatError:
+                assert not first <= place < last
+            finally:
+                os.pwrite(file.fileno(), raw, place)
+    assert verify_file(large).ok
+
+
+def assert_found(report: Report, place: int, sample: int, *, is_sample: bool) -> None:
+    """The one changed byte is reported, and nothing else is."""
+    problems = [problem for problem in report.problems if problem.kind != "entry_crc"]
+    if is_sample:
+        assert [(p.array, p.sample) for p in problems] == [("fields", sample)], place
+        assert report.damaged == {"fields": [sample]}
+    else:
+        assert not report.ok, place
+        assert not any(report.damaged.values()), place
+    if not (is_sample or [p.kind for p in report.problems] == ["local_header", "entry_crc"]):
+        assert any(p.byte_range[0] <= place < p.byte_range[1] for p in report.problems), place
 
 
 # --- where damage is said to be -------------------------------------------------------------------------

@@ -283,9 +283,10 @@ def test_committer_that_waits_while_the_store_is_published_never_writes(path: Pa
             assert receive(connection) == "committing"
             assert not connection.poll(0.2)  # it waits for the gate
             commit.finish(writer.building)
+            published = path.read_bytes()
         error = receive(connection)
     assert (type(error), error.path) == (StoreReplacedError, f"{path}.building")
-    assert_same_bits(all_arrays(path), values)
+    assert path.read_bytes() == published == build(path.with_name("undisturbed"), values).read_bytes()
 
 
 def test_join_after_publication_finds_nothing_to_join(path: Path) -> None:
@@ -297,17 +298,25 @@ def test_join_after_publication_finds_nothing_to_join(path: Path) -> None:
 # --- readers ------------------------------------------------------------------------------------------
 
 NUM_REBUILDS = 40
+VERSIONS = [mixed_values(seed=seed) for seed in range(NUM_REBUILDS)]
 
 
 def open_again_and_again(connection: Connection, path: Path) -> None:
-    """Answers with the seeds of the stores that it saw, and with how many times it looked."""
+    """Answers with the seeds of the stores that it saw, and with how many times it looked.
+
+    Each time it reads every byte of every array twice, by gathering and as views: all of one store.
+    """
+    versions = {values["nu"].tobytes(): seed for seed, values in enumerate(VERSIONS)}
     seen, num_opened = [], 0
     connection.send("ready")
     while not connection.poll():
-        with ups_store.open(path) as store:
-            numbers = store["nu"].tolist()
+        with ups_store.open(path, access=("map", "pread")[num_opened % 2]) as store:
+            gathered = store.gather(range(4))
+            views = {name: store[name].copy() for name in store.arrays}
             num_opened += 1
-        seed = next(seed for seed in range(NUM_REBUILDS) if mixed_values(seed=seed)["nu"].tolist() == numbers)
+        seed = versions[gathered["nu"].tobytes()]
+        for found in (gathered, views):
+            assert_same_bits(found, VERSIONS[seed])
         if seed not in seen[-1:]:
             seen.append(seed)
     connection.send((seen, num_opened))
@@ -321,7 +330,7 @@ def test_reader_that_opens_while_stores_are_published_sees_whole_ones_in_order(
         _, connection = others.start(open_again_and_again, path)
         assert receive(connection) == "ready"
         for seed in range(1, NUM_REBUILDS):
-            build(path, mixed_values(seed=seed))
+            build(path, VERSIONS[seed])
         connection.send("enough")
         seen, num_opened = receive(connection)
         assert seen == sorted(seen)

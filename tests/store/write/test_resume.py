@@ -254,11 +254,15 @@ def test_create_that_waited_for_a_published_file_makes_a_new_one(
     def overtaken(fd: int, where: Path) -> bool:
         monkeypatch.setattr(create.files, "is_file_at", is_file_at)
         where.rename(path)
+        published.append(path.read_bytes())
         return is_file_at(fd, where)
 
     monkeypatch.setattr(create.files, "is_file_at", overtaken)
+    published: list[bytes] = []
     with begin(path, values) as writer:
         assert len(writer.missing()) == 4
+        writer.commit(0, sample_of(mixed_values(seed=1), 0))
+        assert [path.read_bytes()] == published
 
 
 # --- joining ------------------------------------------------------------------------------------------
