@@ -215,6 +215,8 @@ def entries(good: bytes, chance: Chance) -> bytes:
 def change_value(document: Any, chance: Chance) -> None:
     """Replace, remove or add one value somewhere in a JSON document."""
     places = list(_places_in(document))
+    if not places:  # an earlier change took all of them away
+        return
     holder, key = chance.choice(places)
     action = chance.random()
     if action < 0.15:

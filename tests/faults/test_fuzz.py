@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tools import fuzz
 from tools.fuzz import StoreFuzzer, make_input, make_seeds
+from tools.fuzz_inputs import KINDS
+from ups_store.convert.import_pt import Names
 
 NUM_INPUTS = 1500
 
@@ -22,6 +26,51 @@ def test_changed_stores_give_typed_errors_in_bounded_time_and_memory(tmp_path: P
     assert outcome.num_inputs == NUM_INPUTS
     assert len(outcome.kinds) > 15  # that many checks were reached
     assert outcome.num_opened > NUM_INPUTS / 10
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("kind", ["hdf5", "yaml", "pt", "safetensors"])
+@pytest.mark.parametrize(
+    "num_inputs", [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # torch's own, where it reads for comparison
+def test_changed_source_configuration_or_checkpoint_gives_a_typed_error_or_the_right_data(
+    tmp_path: Path, kind: str, num_inputs: int
+) -> None:
+    outcome = fuzz.fuzz(tmp_path, range(num_inputs), seed=1, kind=kind)
+    assert outcome.failures == {}
+    assert outcome.num_inputs == num_inputs
+    assert outcome.num_opened > num_inputs / 20
+    assert sum(outcome.kinds.values()) > num_inputs / 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_of_every_kind_are_a_function_of_seed_and_number(tmp_path: Path, kind: str) -> None:
+    made = KINDS[kind](tmp_path)
+    later = [made.make_input(3, number)[0] for number in reversed(range(30))]
+    assert later[::-1] == [made.make_input(3, number)[0] for number in range(30)]
+    assert len(set(later)) > 20
+    made.close()
+
+
+@pytest.mark.parametrize("defect", ["untyped", "wrong", "hangs"])
+def test_fuzzer_finds_a_reader_of_sources_that_misbehaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
+) -> None:
+    def read(self: Names, raw: bytes, **options: object) -> object:
+        if defect == "untyped":
+            raise KeyError("data.pkl")
+        if defect == "wrong":
+            return {"x": np.frombuffer(raw, np.uint8)}, {}
+        return time.sleep(60)
+
+    monkeypatch.setattr(Names, "read", read)
+    monkeypatch.setattr(fuzz, "HANG_SECONDS", 0.2)
+    if defect == "hangs":
+        outcome = fuzz.fuzz_in_processes(5, seed=0, num_processes=1, max_seconds=5, kind="pt")
+        assert outcome.failures == {0: "took more than 0.2 s"}
+    else:
+        assert fuzz.fuzz(tmp_path, range(5), seed=0, kind="pt").failures
 
 
 def test_inputs_are_a_function_of_seed_and_number(tmp_path: Path) -> None:
