@@ -21,6 +21,7 @@ from ups_store.build.repair import repair_store
 from ups_store.check.doctor import Status, examine
 from ups_store.format.layout import Layout
 from ups_store.read.recovery import building_path
+from ups_store.system import files
 
 NAME = "burgers1d_train.zarr.zip"
 
@@ -34,8 +35,13 @@ def write_source(path: Path, fields: np.ndarray) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A configuration file, whose store is built: 16 samples of 4 kB or more."""
+    return write_config(tmp_path, num_samples=20)
+
+
+def write_config(tmp_path: Path, *, num_samples: int) -> Path:
+    """The same, of a source of so many samples."""
     source, file = tmp_path / "source" / BURGERS, tmp_path / "build.yaml"
-    write_source(source, np.random.default_rng(0).random((20, 21, 64), np.float32))
+    write_source(source, np.random.default_rng(0).random((num_samples, 21, 64), np.float32))
     cache = tmp_path / "cache"
     file.write_text(
         f"data: {{task: burgers1d, split: train, root: {source.parent}}}\ncache: {{dir: {cache}}}\n"
@@ -111,19 +117,35 @@ def test_truncated_store_is_repaired(path: Path, config: Path) -> None:
     assert path.read_bytes() == good
 
 
+EVERY = [
+    pytest.param(499, id="every 499th"),
+    pytest.param(1, id="every one", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+]
+
+
 @pytest.mark.no_cover  # traced it takes twice as long, and finds no other lines
-def test_every_flipped_byte_is_repaired_or_refused(path: Path, config: Path) -> None:
-    with config.open("a") as file:
-        file.write("reading: {num_workers: 0}\n")  # no process for each of the repairs
+@pytest.mark.parametrize("step", EVERY)
+def test_flipped_byte_is_repaired_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A store of two samples; what is refused is left as it was."""
+    for name in ("sync", "sync_data", "sync_folder"):  # a repair syncs a dozen times
+        monkeypatch.setattr(files, name, lambda *place: None)
+    file = write_config(tmp_path, num_samples=3)
+    with file.open("a") as more:
+        more.write("reading: {num_workers: 0}\n")  # no process for each of the repairs
+    path = tmp_path / "cache" / NAME
     good, end_of_metadata = path.read_bytes(), layout_of(path).metadata[-1].end
-    for offset in range(0, len(good), len(good) // 40):
+    for offset in range(0, len(good), step):
         path.write_bytes(good)
         flip(path, offset)
+        damaged = path.read_bytes()
         if offset < end_of_metadata and examine(path).status is not Status.DAMAGED:
             with pytest.raises(FormatError, match="can't be repaired"):
-                repair_store(path, config, watcher=Recorder())
+                repair_store(path, file, watcher=Recorder())
+            assert path.read_bytes() == damaged, offset
         else:
-            repair_store(path, config, watcher=Recorder())
+            assert repair_store(path, file, watcher=Recorder()).is_needed, offset
             assert path.read_bytes() == good, offset
 
 

@@ -36,6 +36,7 @@ from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
+from ups_store.system import files
 
 VALUES = mixed_values(6)
 BROKEN = {Status.DAMAGED, Status.BEFORE_1_0, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
@@ -309,21 +310,51 @@ def test_every_malformed_file_gets_a_diagnosis(tmp_path: Path) -> None:
     assert statuses["zip_of_another_program"] is Status.FOREIGN
 
 
+EVERY = [
+    pytest.param(101, id="every 101st"),
+    pytest.param(1, id="every one", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+]
+
+
 @pytest.mark.no_cover  # traced it takes twice as long, and finds no other lines
-def test_every_flipped_byte_is_diagnosed_and_nothing_wrong_is_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", EVERY)
+def test_flipped_byte_is_diagnosed_and_nothing_wrong_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    for name in ("sync", "sync_data", "sync_folder"):  # thousands of stores that nobody needs
+        monkeypatch.setattr(files, name, lambda *place: None)
     values = {"u": np.arange(1200.0).reshape(2, 600), "nu": np.arange(2.0)}
     good = build(tmp_path / "a.zarr.zip", values, dims={})
-    content, copy, out = good.read_bytes(), tmp_path / "b.zarr.zip", tmp_path / "c.zarr.zip"
-    for offset in range(0, len(content), 41):
+    content, layout = good.read_bytes(), layout_of(good)
+    copy, out = tmp_path / "b.zarr.zip", tmp_path / "c.zarr.zip"
+    for offset in range(0, len(content), step):
         copy.write_bytes(content)
         flip(copy, offset)
-        found = examine(copy)
+        damaged, found = copy.read_bytes(), examine(copy)
         assert found.status in BROKEN, offset
-        if len(found.savable) and offset % 5 == 0:
+        assert found.problems, offset
+        assert (found.savable.tolist(), found.lost_arrays) == expected_of(layout, offset, found.status), (
+            offset
+        )
+        if len(found.savable):
             with ups_store.open(salvage(found, out)) as store:
-                for name in store.arrays.keys() & values.keys():
-                    assert np.array_equal(store[name], values[name][store[ORIGINAL_SAMPLE]]), offset
+                assert store[ORIGINAL_SAMPLE].tolist() == found.savable.tolist()
+                for name in values.keys() - set(found.lost_arrays):
+                    assert np.array_equal(store[name], values[name][found.savable]), offset
             out.unlink()
+        assert copy.read_bytes() == damaged, offset
+
+
+def expected_of(layout: Layout, offset: int, status: Status) -> tuple[list[int], tuple[str, ...]]:
+    """Which samples are left of two, and which arrays aren't, after a change at an offset."""
+    if status is Status.METADATA_DAMAGED or status is Status.BEFORE_1_0:
+        return [], ()
+    for sample in range(2):
+        first, _ = layout.arrays["u"].slot(sample)
+        if first <= offset < first + 600 * 8 + 4:
+            return [1 - sample], ()
+    first = layout.arrays["nu"].offset
+    return [0, 1], ("nu",) if first <= offset < first + 2 * 8 + 4 else ()
 
 
 # --- salvage --------------------------------------------------------------------------------------------
