@@ -7,11 +7,13 @@ import os
 import struct
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from diagnoses import OTHERS, diagnosis_of
 from small_stores import (
     MakeStore,
     Values,
@@ -26,7 +28,7 @@ from small_stores import (
 )
 
 import ups_store
-from tools.conformance import DAMAGED, NEWER_MINOR, REFUSED, Defect, truncations, write_sample_store
+from tools.conformance import REFUSED, corpus, truncations, write_sample_store
 from tools.conformance.archive import edit_shape, put_together, take_apart
 from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
 from ups_store.check.doctor import Status, examine, spans
@@ -292,22 +294,40 @@ def test_missing_file_is_not_found(tmp_path: Path) -> None:
         examine(tmp_path / "a.zarr.zip")
 
 
-def test_every_malformed_file_gets_a_diagnosis(tmp_path: Path) -> None:
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    "step", [pytest.param(5, id="every 5th"), pytest.param(1, id="every one", marks=pytest.mark.slow)]
+)
+def test_file_of_the_corpus_has_the_diagnosis_that_is_listed_and_stays_as_it_is(
+    tmp_path: Path, step: int
+) -> None:
+    found, changed = {}, []
+    with tarfile.open(corpus.FOLDER / corpus.ARCHIVE) as archive:
+        members = archive.getmembers()[::step]
+        archive.extractall(tmp_path, members, filter="data")
+    names = [member.name for member in members]
+    for name in names:
+        path = tmp_path / name
+        content, before = path.read_bytes(), path.stat()
+        diagnosis = examine(path)
+        found[name] = diagnosis.status
+        assert diagnosis.to_json()["status"] == diagnosis.status.value
+        if (path.read_bytes(), path.stat().st_mtime_ns) != (content, before.st_mtime_ns):
+            changed.append(name)
+    assert changed == []
+    assert found == {name: diagnosis_of(name) for name in names}
+    if step == 1:
+        assert OTHERS.keys() <= {name.partition(".")[0] for name in names}
+
+
+def test_every_truncated_store_has_the_diagnosis_of_what_is_left(tmp_path: Path) -> None:
     path = write_sample_store(tmp_path / "a.zarr.zip")
-    good = path.read_bytes()
-    defects: dict[str, Defect] = {**REFUSED, **DAMAGED}
-    statuses = {}
-    for name, content in {
-        **{name: defect.build(good) for name, defect in defects.items()},
-        **truncations(good),
-        **{name: make(good) for name, make in NEWER_MINOR.items()},
-    }.items():
+    good, data = path.read_bytes(), layout_of(path).metadata[-1].end
+    for content in truncations(good).values():
         path.write_bytes(content)
-        found = examine(path)
-        statuses[name] = found.status
-        assert found.to_json()["status"] == found.status.value
-    assert {statuses[name] for name in DAMAGED} <= BROKEN
-    assert statuses["zip_of_another_program"] is Status.FOREIGN
+        expected = {Status.TRUNCATED} if len(content) >= data else {Status.METADATA_DAMAGED, Status.FOREIGN}
+        assert examine(path).status in expected, len(content)
+        assert path.read_bytes() == content
 
 
 EVERY = [
