@@ -266,10 +266,12 @@ def join_and_commit_on_command(connection: Connection, path: Path) -> None:
         connection.send("ready")
         connection.recv()
         connection.send("committing")
+        answer: object = "committed"
         try:
             committer.commit(0, sample_of(mixed_values(seed=1), 0))
         except StoreReplacedError as error:
-            connection.send(error)
+            answer = error
+        connection.send(answer)
 
 
 def test_committer_that_waits_while_the_store_is_published_never_writes(path: Path, others: Others) -> None:
@@ -285,8 +287,8 @@ def test_committer_that_waits_while_the_store_is_published_never_writes(path: Pa
             commit.finish(writer.building)
             published = path.read_bytes()
         error = receive(connection)
-    assert (type(error), error.path) == (StoreReplacedError, f"{path}.building")
     assert path.read_bytes() == published == build(path.with_name("undisturbed"), values).read_bytes()
+    assert (type(error), error.path) == (StoreReplacedError, f"{path}.building")
 
 
 def test_join_after_publication_finds_nothing_to_join(path: Path) -> None:
