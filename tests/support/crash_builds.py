@@ -56,7 +56,9 @@ class Run:
     def create(self, **options: object) -> ups_store.StoreWriter:
         options = {"durability": self.durability, "note": self.noted.append, **options}
         writer = ups_store.create(self.path, ARRAYS, constants=CONSTANTS, identity=IDENTITY, **options)
-        self.acknowledged |= set(range(N)) - set(writer.missing().tolist())
+        committed = set(range(N)) - set(writer.missing().tolist())
+        assert self.acknowledged <= committed
+        self.acknowledged = committed
         return writer
 
     def commit(self, writer: ups_store.Committer, samples: list[int]) -> None:
@@ -140,6 +142,28 @@ def killed_before_a_record_was_durable(run: Run) -> None:
     run.to_the_end()
 
 
+def joined_before_the_name_was_durable(run: Run) -> None:
+    """The builder is stopped between giving the file its name and syncing the folder."""
+
+    class Stopped(BaseException):
+        """The builder does nothing more."""
+
+    really, num_syncs = files.sync_folder, 0
+
+    def sync_folder(path: Path) -> None:
+        nonlocal num_syncs
+        num_syncs += 1
+        if num_syncs == 2:
+            raise Stopped
+        really(path)
+
+    with contextlib.suppress(Stopped), mock.patch.object(files, "sync_folder", sync_folder):
+        run.create()
+    with ups_store.join(run.path, identity=IDENTITY) as other:
+        run.commit(other, [1, 3])
+    run.to_the_end()
+
+
 WORKLOADS = [
     in_three_batches,
     committing_twice,
@@ -147,6 +171,7 @@ WORKLOADS = [
     in_pieces,
     interrupted_and_resumed,
     killed_before_a_record_was_durable,
+    joined_before_the_name_was_durable,
     replacing_another_build,
 ]
 LAZY_WORKLOADS = [in_three_batches, by_two_committers, interrupted_and_resumed, replacing_another_build]
