@@ -10,9 +10,8 @@ import random
 from pathlib import Path
 
 import pytest
-from crash_builds import N, Run, booted, check_image, undisturbed
+from crash_builds import N, Run, booted, check_image, damaged_build, undisturbed
 
-from ups_store.format.layout import Layout
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.system import files
 from ups_store.testing.disk import Disk, PowerLoss, installed
@@ -31,7 +30,9 @@ def crashed(disk: Disk, run: Run, at: int) -> bool:
     return False
 
 
-def left_by_crashes(path: Path, before: dict[Path, bytes], durability: str, seed: int) -> tuple[Run, Disk, int]:
+def left_by_crashes(
+    path: Path, before: dict[Path, bytes], durability: str, seed: int
+) -> tuple[Run, Disk, int]:
     """A build that crashes up to `MAX_CRASHES` times, every time at another operation."""
     chance, run, num = random.Random(seed), Run(path, durability), 0
     disk = Disk(before)
@@ -65,27 +66,6 @@ def check_walks(path: Path, before: dict[Path, bytes], durability: str, num_walk
     print(f"{num_walks} builds, {num_crashes} crashes, {num_images} images, up to {deepest} crashes each")
     assert deepest == MAX_CRASHES
     assert num_crashes > 1.5 * num_walks
-
-
-def damaged_build(path: Path) -> dict[Path, bytes]:
-    """An unfinished build of which two committed samples and a constant have changed."""
-    disk = Disk()
-    with installed(disk), Run(path).create() as writer:
-        Run(path).commit(writer, [0, 1, 2, 4])
-        layout = writer.building.layout
-        damage(writer.building.fd, layout)
-    raw = disk.read(building_path(path))
-    assert raw is not None
-    return {building_path(path): raw}
-
-
-def damage(fd: int, layout: Layout) -> None:
-    constant = layout.arrays["x"].entry
-    assert constant is not None
-    places = [layout.arrays["fields"].slot(1)[0], layout.arrays["label"].slot(4)[0], constant.data_offset]
-    for place in places:
-        (byte,) = files.read_at(fd, place, 1)
-        files.write_at(fd, place, bytes([byte ^ 1]))
 
 
 @pytest.mark.parametrize("durability", ["durable", "lazy"])

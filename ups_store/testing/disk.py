@@ -106,6 +106,10 @@ class Disk:
         inode = self._names.get(path)
         return None if inode is None else bytes(inode.content)
 
+    def names(self) -> list[Path]:
+        """The files that programs see."""
+        return sorted(self._names)
+
     def go_on(self) -> None:
         """After `PowerLoss`: it was only the process that died; what it had written is still there."""
         self.is_off, self.lose_power_at = False, None
@@ -191,9 +195,9 @@ class Disk:
 
     def read_into(self, fd: int, offset: int, target: memoryview) -> int:
         """Stands in for `files.read_into`."""
-        data = self.read_at(fd, offset, len(target))
-        target[: len(data)] = data
-        return len(data)
+        found = self.read_at(fd, offset, len(target))
+        target[: len(found)] = found
+        return len(found)
 
     def write_at(self, fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Stands in for `files.write_at`."""
@@ -263,19 +267,6 @@ class Disk:
         self._change()
         self._forget(path)
         self._change_name(path, lambda names: names.pop(path, None))
-
-    def copy_range(self, source: int, start: int, fd: int, offset: int, nbytes: int) -> int:
-        """Stands in for `files.copy_range`."""
-        data = self.read_at(source, start, nbytes)
-        self.write_at(fd, offset, data)
-        return len(data)
-
-    def names_in(self, folder: Path) -> list[str]:
-        """Stands in for `files.names_in`."""
-        return sorted(path.name for path in self._names if path.parent == folder)
-
-    def remove_folder(self, folder: Path) -> None:
-        """Stands in for `files.remove_folder`: folders themselves aren't modelled."""
 
     def exists(self, path: Path) -> bool:
         """Stands in for `files.exists`."""
@@ -376,9 +367,6 @@ _REPLACED = [
     "rename",
     "link",
     "remove",
-    "copy_range",
-    "names_in",
-    "remove_folder",
     "exists",
     "is_file_at",
     "free_bytes",
