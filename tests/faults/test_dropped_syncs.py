@@ -157,6 +157,10 @@ STAYS = {
     ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
     "kept in order, which not every file system promises",
 }
+OF_PARTS = {  # which bear the names of committed parts, and of a folder of them; no workload here has parts yet
+    ("write/parts.py", "_name_parts", 1),
+    ("write/part_files.py", "locked", 1),
+}
 OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_before_the_name_is_given
     ("write/commit.py", "publish", 1),
     ("write/target.py", "publish_file", 1),
@@ -164,7 +168,7 @@ OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_befo
 
 
 def test_every_sync_of_the_package_is_listed() -> None:
-    assert {*NEEDED, *STAYS, *OF_PERMISSIONS} == set(PLACES.values())
+    assert {*NEEDED, *STAYS, *OF_PARTS, *OF_PERMISSIONS} == set(PLACES.values())
 
 
 def _name(place: Place) -> str:
@@ -174,7 +178,10 @@ def _name(place: Place) -> str:
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
     "place",
-    [pytest.param(place, marks=pytest.mark.slow if place in DEARER else (), id=_name(place)) for place in NEEDED],
+    [
+        pytest.param(place, marks=pytest.mark.slow if place in DEARER else (), id=_name(place))
+        for place in NEEDED
+    ],
 )
 def test_dropped_sync_loses_or_tears_something(tmp_path: Path, place: Place) -> None:
     with pytest.raises((AssertionError, ups_store.StoreError)):

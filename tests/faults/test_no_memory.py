@@ -1,6 +1,7 @@
 """Memory that runs out at any call on the way of a sample into a store: no committed sample is lost.
 
-Every call that the package makes or gets, in Python or C, allocates; a profile function makes one of them fail.
+Every call that the package makes or gets, in Python or C, may allocate; a profile function makes one of them
+fail.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +24,7 @@ PACKAGE = str(Path(ups_store.__file__).parent)
 TESTING = str(Path(ups_store.__file__).parent / "testing")
 
 
-RELEASING = {"close", "__exit__", "unlock"}  # what releases something needs no memory
+RELEASING = {"close", "__enter__", "__exit__", "unlock"}  # what takes over or releases needs no memory
 
 
 class Allocations:
@@ -48,7 +48,7 @@ class Allocations:
             raise MemoryError
 
 
-@contextmanager
+@contextlib.contextmanager
 def failing(nth: int | None) -> Iterator[Allocations]:
     """Have the nth call in the block fail."""
     allocations = Allocations(nth)
@@ -87,6 +87,9 @@ STEPS: dict[Callable[[Run, ups_store.StoreWriter], None], list[int]] = {  # and 
 
 
 @pytest.mark.no_cover
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # in a weak reference's callback
 @pytest.mark.parametrize("durability", ["durable", "lazy"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_call_without_memory_loses_no_committed_sample(
@@ -98,7 +101,7 @@ def test_call_without_memory_loses_no_committed_sample(
     """The error is `MemoryError`; the writer goes on or says that it doesn't; the build ends as ever."""
     path = tmp_path / "a.zarr.zip"
     expected, nth, num_errors = undisturbed(path), 1, 0
-    stride = 1 if request.config.getoption("--run-slow") else 16
+    stride = 1 if request.config.getoption("--run-slow") else 16 if step in (commit, finish) else 120
     while True:
         disk, run = Disk(), Run(path, durability)
         with installed(disk):

@@ -61,7 +61,11 @@ class Run:
     def create(self, **options: object) -> ups_store.StoreWriter:
         options = {"durability": self.durability, "note": self.noted.append, **options}
         writer = ups_store.create(self.path, ARRAYS, constants=CONSTANTS, identity=IDENTITY, **options)
-        committed = set(range(N)) - set(writer.missing().tolist())
+        try:
+            committed = set(range(N)) - set(writer.missing().tolist())
+        except BaseException:
+            writer.close()
+            raise
         assert self.acknowledged <= committed
         self.acknowledged, self.is_checked = committed, True
         return writer

@@ -2,8 +2,8 @@
 
 `installed` puts it in the place of `ups_store.system.files` and `ups_store.system.locks`. What a file system
 may do to unsynced writes is what this disk does: drop any of them, keep any of them, in any order, whole, in
-part, or sector by sector. Names of a folder appear and vanish in order, as a journal does it, and a sync of the
-folder keeps them. Everything that was synced stays.
+part, or sector by sector. Names of a folder appear and vanish in order, as a journal does it, and a sync of
+the folder keeps them. Everything that was synced stays.
 
 Libraries such as HDF5 write files by themselves. The disk watches a real folder for that: what it finds there
 before each operation are unsynced writes.
@@ -12,6 +12,7 @@ before each operation are unsynced writes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import stat
@@ -63,6 +64,13 @@ class _NameChange:
 
     folder: Path
     on: Callable[[Names], object]
+
+
+def _set_name(names: Names, path: Path, inode: _Inode | None) -> None:
+    if inode is None:
+        names.pop(path, None)
+    else:
+        names[path] = inode
 
 
 def _move(names: Names, old: Path, new: Path) -> None:
@@ -129,7 +137,7 @@ class Disk:
                 yield {path: bytes(left[inode].content) for path, inode in names.items()}
 
     def _kept_changes(self) -> Iterator[list[_NameChange]]:
-        """Which changes of names may be there: the first ones, and all but those in one of several folders."""
+        """Which changes of names may be there: the first, and all but those in one of several folders."""
         pending = self._pending_names
         for num in range(len(pending) + 1):
             yield pending[:num]
@@ -143,12 +151,12 @@ class Disk:
             return
         found = _content_of(self._watched)
         for path in self._real.keys() - found.keys():
-            self._change_name(path, lambda names, path=path: names.pop(path, None))
+            self._change_name(path, functools.partial(_set_name, path=path, inode=None))
         for path, raw in found.items():
             inode = self._names.get(path)
             if inode is None:
                 inode = _Inode()
-                self._change_name(path, lambda names, path=path, inode=inode: names.update({path: inode}))
+                self._change_name(path, functools.partial(_set_name, path=path, inode=inode))
             for change in _changes_to(bytes(inode.content), raw):
                 inode.change(change)
         self._real = found
@@ -169,7 +177,7 @@ class Disk:
         if path in self._names:
             raise FileExistsError(path)
         inode = _Inode()
-        self._change_name(path, lambda names: names.update({path: inode}))
+        self._change_name(path, functools.partial(_set_name, path=path, inode=inode))
         return self._new_fd(inode)
 
     def close(self, fd: int) -> None:
@@ -247,7 +255,7 @@ class Disk:
             if old.exists():
                 old.rename(new)
             self._real = _content_of(self._watched)
-        self._change_name(new, lambda names: _move(names, old, new))
+        self._change_name(new, functools.partial(_move, old=old, new=new))
 
     def link(self, old: Path, new: Path) -> None:
         """Stands in for `files.link`."""
@@ -258,7 +266,7 @@ class Disk:
         if self._watched is not None and old.exists():
             os.link(old, new)
             self._real[new] = self._real[old]
-        self._change_name(new, lambda names: names.update({new: inode}))
+        self._change_name(new, functools.partial(_set_name, path=new, inode=inode))
 
     def remove(self, path: Path) -> None:
         """Stands in for `files.remove`."""
@@ -266,7 +274,20 @@ class Disk:
             return
         self._change()
         self._forget(path)
-        self._change_name(path, lambda names: names.pop(path, None))
+        self._change_name(path, functools.partial(_set_name, path=path, inode=None))
+
+    def copy_range(self, source: int, start: int, fd: int, offset: int, nbytes: int) -> int:
+        """Stands in for `files.copy_range`."""
+        data = self.read_at(source, start, nbytes)
+        self.write_at(fd, offset, data)
+        return len(data)
+
+    def names_in(self, folder: Path) -> list[str]:
+        """Stands in for `files.names_in`."""
+        return sorted(path.name for path in self._names if path.parent == folder)
+
+    def remove_folder(self, folder: Path) -> None:
+        """Stands in for `files.remove_folder`: folders themselves aren't modelled."""
 
     def exists(self, path: Path) -> bool:
         """Stands in for `files.exists`."""
@@ -339,7 +360,7 @@ def _kept_writes(dirty: list[_Inode], chance: random.Random) -> Iterator[dict[_I
     """Which unsynced changes of files may have reached them; of several files no product, but a choice."""
     every = {inode: list(variants_of(inode.pending, chance)) for inode in dirty}
     if len(dirty) <= 1:
-        yield from ({inode: kept for inode in dirty} for kept in every[dirty[0]]) if dirty else [{}]
+        yield from (dict.fromkeys(dirty, kept) for kept in every[dirty[0]]) if dirty else [{}]
         return
     whole = {inode: inode.pending for inode in dirty}
     yield from ({}, whole)
@@ -367,6 +388,9 @@ _REPLACED = [
     "rename",
     "link",
     "remove",
+    "copy_range",
+    "names_in",
+    "remove_folder",
     "exists",
     "is_file_at",
     "free_bytes",
