@@ -36,6 +36,7 @@ def stride(request: pytest.FixtureRequest) -> int:
     return 1 if request.config.getoption("--run-slow") else 8
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.no_cover  # traced it takes more than twice as long; the next test reaches its lines
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 @pytest.mark.parametrize("published", [None, b"an older store"], ids=["first", "rebuild"])
@@ -45,6 +46,7 @@ def test_power_loss_anywhere_keeps_every_committed_sample(
     check_everywhere(tmp_path / "a.zarr.zip", workload, published, stride, "durable")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("workload", LAZY_WORKLOADS, ids=lambda workload: workload.__name__)
 def test_lazy_power_loss_anywhere_never_shows_a_wrong_byte(
     tmp_path: Path, workload: Workload, stride: int

@@ -72,7 +72,7 @@ def check_walks(path: Path, before: dict[Path, bytes], durability: str, num_walk
 def test_crashes_in_recovery_after_recovery_lose_no_committed_sample(
     tmp_path: Path, durability: str, request: pytest.FixtureRequest
 ) -> None:
-    num_walks = 2_000 if request.config.getoption("--run-slow") else 60
+    num_walks = 300 if request.config.getoption("--run-slow") else 60
     check_walks(tmp_path / "a.zarr.zip", {}, durability, num_walks)
 
 
@@ -81,13 +81,14 @@ def test_crashes_while_damage_is_made_good_publish_none_of_it(
 ) -> None:
     """Checking is left out once damage was said: what is taken back must stay so."""
     path = tmp_path / "a.zarr.zip"
-    num_walks = 2_000 if request.config.getoption("--run-slow") else 60
+    num_walks = 300 if request.config.getoption("--run-slow") else 60
     check_walks(path, damaged_build(path), "durable", num_walks)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_second_crash_at_every_operation_of_a_recovery_loses_nothing(tmp_path: Path) -> None:
-    """Every operation of the first life, one of its images each, then every operation of the second."""
+    """Every operation of the first life, one of its images each, every operation of the second, two."""
     path = tmp_path / "a.zarr.zip"
     expected, num_images, first, was_crash = undisturbed(path), 0, 0, True
     while was_crash:
@@ -100,14 +101,15 @@ def test_second_crash_at_every_operation_of_a_recovery_loses_nothing(tmp_path: P
             left, resumed = Disk(image), Run(path, acknowledged=set(run.acknowledged))
             with installed(left):
                 again = crashed(left, resumed, second)
-            for names in left.after_power_loss(seed=second):
+            images = list(left.after_power_loss(seed=second))
+            for names in chance.sample(images, min(2, len(images))):
                 check_image(path, names, resumed, expected=expected)
                 num_images += 1
             second += 1
         first += 1
     print(f"{num_images} images")
     assert first > NUM_OPERATIONS // 2
-    assert num_images > 5_000
+    assert num_images > 1_000
 
 
 def test_damaged_build_that_the_tests_begin_with_is_resumable(tmp_path: Path) -> None:

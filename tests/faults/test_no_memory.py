@@ -87,6 +87,7 @@ STEPS: dict[Callable[[Run, ups_store.StoreWriter], None], list[int]] = {  # and 
 
 
 @pytest.mark.no_cover
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # in a weak reference's callback
