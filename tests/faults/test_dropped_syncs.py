@@ -157,7 +157,7 @@ STAYS = {
     ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
     "kept in order, which not every file system promises",
 }
-OF_PARTS = {  # which bear the names of committed parts, and of a folder of them; no workload here has parts yet
+OF_PARTS = {  # of the names of committed parts and of their folder; no workload here has parts yet
     ("write/parts.py", "_name_parts", 1),
     ("write/part_files.py", "locked", 1),
 }
