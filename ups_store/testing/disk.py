@@ -2,16 +2,21 @@
 
 `installed` puts it in the place of `ups_store.system.files` and `ups_store.system.locks`. What a file system
 may do to unsynced writes is what this disk does: drop any of them, keep any of them, in any order, whole, in
-part, or sector by sector. Names appear and vanish in order, as a journal does it. Everything that was synced
-stays.
+part, or sector by sector. Names of a folder appear and vanish in order, as a journal does it, and a sync of
+the folder keeps them. Everything that was synced stays.
+
+Libraries such as HDF5 write files by themselves. The disk watches a real folder for that: what it finds there
+before each operation are unsynced writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import random
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -19,6 +24,10 @@ from unittest import mock
 from ups_store.errors import StoreNotFoundError
 from ups_store.system import files, locks
 from ups_store.testing.unsynced import Change, Resize, Write, variants_of
+
+_read_really, _close_really = files.read_at, files.close  # of files that aren't on the disk
+_BLOCK_BYTES = 4096  # of what a library wrote: a write by itself
+_NUM_MIXTURES = 4  # of several unsynced files
 
 
 class PowerLoss(BaseException):
@@ -46,18 +55,27 @@ class _Inode:
         return _Inode(bytearray(content), content)
 
 
+Names = dict[Path, _Inode]
+
+
 @dataclass(frozen=True)
 class _NameChange:
-    """`name` means `inode` from now on; None: the name is gone. A rename is both at once."""
+    """What an operation does to the names in a folder; a rename of a folder takes along what is below it."""
 
-    names: tuple[tuple[Path, _Inode | None], ...]
+    folder: Path
+    on: Callable[[Names], object]
 
-    def on(self, names: dict[Path, _Inode]) -> None:
-        for name, inode in self.names:
-            if inode is None:
-                names.pop(name, None)
-            else:
-                names[name] = inode
+
+def _set_name(names: Names, path: Path, inode: _Inode | None) -> None:
+    if inode is None:
+        names.pop(path, None)
+    else:
+        names[path] = inode
+
+
+def _move(names: Names, old: Path, new: Path) -> None:
+    for name in [name for name in names if name == old or old in name.parents]:
+        names[new / name.relative_to(old)] = names.pop(name)
 
 
 class Disk:
@@ -66,10 +84,20 @@ class Disk:
     Args:
         names: Files that are there, durable.
         lose_power_at: Number of the changing operation before which the power is lost; None for never.
+        watched: A real folder, in which libraries write by themselves; what is there now is durable.
     """
 
-    def __init__(self, names: dict[Path, bytes] | None = None, *, lose_power_at: int | None = None) -> None:
-        inodes = {path: _Inode(bytearray(raw), bytearray(raw)) for path, raw in (names or {}).items()}
+    def __init__(
+        self,
+        names: dict[Path, bytes] | None = None,
+        *,
+        lose_power_at: int | None = None,
+        watched: Path | None = None,
+    ) -> None:
+        self._watched = watched
+        self._real = {} if watched is None else _content_of(watched)
+        names = {**self._real, **(names or {})}
+        inodes = {path: _Inode(bytearray(raw), bytearray(raw)) for path, raw in names.items()}
         self._names, self._durable_names = dict(inodes), dict(inodes)
         self._pending_names: list[_NameChange] = []
         self._open: dict[int, _Inode] = {}
@@ -86,22 +114,52 @@ class Disk:
         inode = self._names.get(path)
         return None if inode is None else bytes(inode.content)
 
+    def names(self) -> list[Path]:
+        """The files that programs see."""
+        return sorted(self._names)
+
     def go_on(self) -> None:
         """After `PowerLoss`: it was only the process that died; what it had written is still there."""
         self.is_off, self.lose_power_at = False, None
 
     def after_power_loss(self, *, seed: int = 0) -> Iterator[dict[Path, bytes]]:
         """Everything that may be found after the power came back, as files by name."""
-        for kept_names in range(len(self._pending_names) + 1):
+        if not self.is_off:
+            self._take_in()
+        chance = random.Random(seed)
+        for changes in self._kept_changes():
             names = dict(self._durable_names)
-            for change in self._pending_names[:kept_names]:
+            for change in changes:
                 change.on(names)
             dirty = [inode for inode in dict.fromkeys(names.values()) if inode.pending]
-            assert len(dirty) <= 1, "the variants of several unsynced files aren't multiplied out"
-            variants = variants_of(dirty[0].pending, random.Random(seed)) if dirty else iter([[]])
-            for kept in variants:
-                left = {inode: inode.left_after(kept if inode in dirty else []) for inode in names.values()}
+            for kept in _kept_writes(dirty, chance):
+                left = {inode: inode.left_after(kept.get(inode, [])) for inode in names.values()}
                 yield {path: bytes(left[inode].content) for path, inode in names.items()}
+
+    def _kept_changes(self) -> Iterator[list[_NameChange]]:
+        """Which changes of names may be there: the first, and all but those in one of several folders."""
+        pending = self._pending_names
+        for num in range(len(pending) + 1):
+            yield pending[:num]
+        folders = {change.folder for change in pending}
+        for folder in sorted(folders) if len(folders) > 1 else []:
+            yield [change for change in pending if change.folder != folder]
+
+    def _take_in(self) -> None:
+        """What happened in the watched folder since the last operation."""
+        if self._watched is None:
+            return
+        found = _content_of(self._watched)
+        for path in self._real.keys() - found.keys():
+            self._change_name(path, functools.partial(_set_name, path=path, inode=None))
+        for path, raw in found.items():
+            inode = self._names.get(path)
+            if inode is None:
+                inode = _Inode()
+                self._change_name(path, functools.partial(_set_name, path=path, inode=inode))
+            for change in _changes_to(bytes(inode.content), raw):
+                inode.change(change)
+        self._real = found
 
     def open_existing(self, path: Path, *, writable: bool = False) -> int:
         """Stands in for `files.open_existing`."""
@@ -119,12 +177,13 @@ class Disk:
         if path in self._names:
             raise FileExistsError(path)
         inode = _Inode()
-        self._rename(((path, inode),))
+        self._change_name(path, functools.partial(_set_name, path=path, inode=inode))
         return self._new_fd(inode)
 
     def close(self, fd: int) -> None:
         """Stands in for `files.close`."""
-        self._open.pop(fd, None)
+        if self._open.pop(fd, None) is None:
+            _close_really(fd)
         self._locks = [lock for lock in self._locks if lock[0] != fd]
 
     def size(self, fd: int) -> int:
@@ -138,13 +197,15 @@ class Disk:
     def read_at(self, fd: int, offset: int, nbytes: int) -> bytes:
         """Stands in for `files.read_at`."""
         self._check_power()
+        if fd not in self._open:  # of a store that was opened before
+            return _read_really(fd, offset, nbytes)
         return bytes(self._open[fd].content[offset : offset + nbytes])
 
     def read_into(self, fd: int, offset: int, target: memoryview) -> int:
         """Stands in for `files.read_into`."""
-        data = self.read_at(fd, offset, len(target))
-        target[: len(data)] = data
-        return len(data)
+        found = self.read_at(fd, offset, len(target))
+        target[: len(found)] = found
+        return len(found)
 
     def write_at(self, fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Stands in for `files.write_at`."""
@@ -181,26 +242,39 @@ class Disk:
         """Stands in for `files.sync_folder`."""
         self._change()
         self.num_syncs += 1
-        self._durable_names, self._pending_names = dict(self._names), []
+        for change in self._pending_names:
+            if change.folder == path:
+                change.on(self._durable_names)
+        self._pending_names = [change for change in self._pending_names if change.folder != path]
 
     def rename(self, old: Path, new: Path) -> None:
         """Stands in for `files.rename`."""
         self._change()
-        self._rename(((new, self._names[old]), (old, None)))
+        if self._watched is not None:
+            self._forget(new)
+            if old.exists():
+                old.rename(new)
+            self._real = _content_of(self._watched)
+        self._change_name(new, functools.partial(_move, old=old, new=new))
 
     def link(self, old: Path, new: Path) -> None:
         """Stands in for `files.link`."""
         self._change()
         if new in self._names:
             raise FileExistsError(new)
-        self._rename(((new, self._names[old]),))
+        inode = self._names[old]
+        if self._watched is not None and old.exists():
+            os.link(old, new)
+            self._real[new] = self._real[old]
+        self._change_name(new, functools.partial(_set_name, path=new, inode=inode))
 
     def remove(self, path: Path) -> None:
         """Stands in for `files.remove`."""
         if self.is_off:
             return
         self._change()
-        self._rename(((path, None),))
+        self._forget(path)
+        self._change_name(path, functools.partial(_set_name, path=path, inode=None))
 
     def copy_range(self, source: int, start: int, fd: int, offset: int, nbytes: int) -> int:
         """Stands in for `files.copy_range`."""
@@ -217,7 +291,7 @@ class Disk:
 
     def exists(self, path: Path) -> bool:
         """Stands in for `files.exists`."""
-        return path in self._names
+        return path in self._names or any(path in name.parents for name in self._names)
 
     def is_file_at(self, fd: int, path: Path) -> bool:
         """Stands in for `files.is_file_at`."""
@@ -246,10 +320,14 @@ class Disk:
         self._open[self._next_fd] = inode
         return self._next_fd
 
-    def _rename(self, names: tuple[tuple[Path, _Inode | None], ...]) -> None:
-        change = _NameChange(names)
-        change.on(self._names)
-        self._pending_names.append(change)
+    def _forget(self, path: Path) -> None:
+        """Remove a file from the watched folder, too."""
+        if self._real.pop(path, None) is not None:
+            path.unlink()
+
+    def _change_name(self, path: Path, on: Callable[[Names], object]) -> None:
+        on(self._names)
+        self._pending_names.append(_NameChange(path.parent, on))
 
     def _change(self) -> None:
         self._check_power()
@@ -261,6 +339,34 @@ class Disk:
     def _check_power(self) -> None:
         if self.is_off:
             raise PowerLoss
+        self._take_in()
+
+
+def _content_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _changes_to(old: bytes, new: bytes) -> Iterator[Change]:
+    """What makes one content out of another, in the order of the file."""
+    if len(new) < len(old):
+        yield Resize(len(new), only_grow=False)
+    for first in range(0, len(new), _BLOCK_BYTES):
+        block = slice(first, first + _BLOCK_BYTES)
+        if old[block] != new[block]:
+            yield Write(first, new[block])
+
+
+def _kept_writes(dirty: list[_Inode], chance: random.Random) -> Iterator[dict[_Inode, list[Change]]]:
+    """Which unsynced changes of files may have reached them; of several files no product, but a choice."""
+    every = {inode: list(variants_of(inode.pending, chance)) for inode in dirty}
+    if len(dirty) <= 1:
+        yield from (dict.fromkeys(dirty, kept) for kept in every[dirty[0]]) if dirty else [{}]
+        return
+    whole = {inode: inode.pending for inode in dirty}
+    yield from ({}, whole)
+    yield from ({**whole, inode: []} for inode in dirty)
+    for _ in range(_NUM_MIXTURES):
+        yield {inode: chance.choice(every[inode]) for inode in dirty}
 
 
 _REPLACED = [

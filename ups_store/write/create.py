@@ -148,6 +148,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
     Raises:
         StoreNotFoundError: If nothing is being built there.
         IdentityMismatchError: If it is made from something else.
+        CommitError: If the file system fails.
     """
     store_path = keeping(real_place(path_of(path)))
     check_not_reserved(path)
@@ -159,6 +160,9 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
             raise StoreNotFoundError("the store is finished", path=target, hint="run its builder again")
         content = identity_document([], {}, identity)["content"]
         _check_same(found.catalog.root.identity.get("content"), content, target)
+        if not is_in_memory(store_path):
+            with failures_as_errors(target, found.catalog.layout, "the build was not joined"):
+                files.sync_folder(target.parent)  # its builder may not have come to that yet
     except BaseException:
         files.close(fd)
         raise
@@ -259,6 +263,9 @@ def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: 
     building = _building_file(path, fd, found, is_lazy=is_lazy)
     _check_same_lengths(building, blueprint)
     files.sync_data(fd)  # a record in the page cache only must not count before it is durable
+    files.sync_folder(
+        target.parent
+    )  # nor a commit, if who created the file died before it had a durable name
     locks.unlock(fd, GATE_LOCK)
     writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
     if mended:

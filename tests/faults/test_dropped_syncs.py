@@ -1,0 +1,245 @@
+"""Every sync on the way to a file is needed: without any one of them a power loss loses or tears something.
+
+The syncs are found in the source, so that a new one must be listed here: with a workload that shows why it is
+there, or with the reason for which it stays although none does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_builds import (
+    Workload,
+    check_image,
+    damaged_build,
+    images_of,
+    in_three_batches,
+    interrupted_and_resumed,
+    joined_before_the_name_was_durable,
+    killed_before_a_record_was_durable,
+    killed_before_the_name_was_durable,
+    undisturbed,
+)
+from crash_files import MAKERS, check_everywhere
+from small_stores import begin, build, mixed_values
+
+import ups_store
+from ups_store.system import files
+from ups_store.system.replacement import replace_file
+from ups_store.testing import disk as disk_module
+from ups_store.testing.disk import Disk
+from ups_store.write.target import new_file
+
+PACKAGE = Path(ups_store.__file__).parent
+SYNCS = ("sync", "sync_data", "sync_folder")
+
+Place = tuple[str, str, int]  # file, function, which sync of it
+Check = Callable[[Path, Callable[..., Disk]], None]  # of every image that such a disk may leave
+
+
+def places_of_syncs() -> dict[tuple[str, int], Place]:
+    """Every call of a sync in the package, by file and line."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = path.relative_to(PACKAGE).as_posix()
+        if file == "testing/disk.py":
+            continue
+        nodes = ast.walk(ast.parse(path.read_text()))
+        for function in [node for node in nodes if isinstance(node, ast.FunctionDef)]:
+            lines = sorted(node.lineno for node in ast.walk(function) if _is_sync(node))
+            found |= {(file, line): (file, function.name, nth) for nth, line in enumerate(lines, 1)}
+    return found
+
+
+def _is_sync(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in SYNCS
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "files"
+    )
+
+
+PLACES = places_of_syncs()
+
+
+class ForgetfulDisk(Disk):
+    """A disk that doesn't do one of the syncs of the package."""
+
+    def __init__(self, *arguments: Any, forgets: Place | None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.forgets, self.num_forgotten = forgets, 0
+
+    def sync_data(self, fd: int) -> None:
+        if self._is_forgotten():
+            self._change()
+        else:
+            super().sync_data(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        if self._is_forgotten():
+            self._change()
+        else:
+            super().sync_folder(path)
+
+    def after_power_loss(self, *, seed: int = 0) -> Iterator[dict[Path, bytes]]:
+        """Only where something was forgotten: else the other tests have checked it."""
+        if self.num_forgotten or self.forgets is None:
+            yield from super().after_power_loss(seed=seed)
+
+    def _is_forgotten(self) -> bool:
+        frame = sys._getframe(2)
+        while frame.f_code.co_filename in (__file__, disk_module.__file__):
+            assert frame.f_back is not None
+            frame = frame.f_back
+        file = Path(frame.f_code.co_filename)
+        if not file.is_relative_to(PACKAGE):
+            return False
+        is_it = PLACES[file.relative_to(PACKAGE).as_posix(), frame.f_lineno] == self.forgets
+        self.num_forgotten += is_it
+        return is_it
+
+
+def builds(workload: Workload, before: Callable[[Path], dict[Path, bytes]] = lambda path: {}) -> Check:
+    """Check every image of a build."""
+
+    def check(path: Path, disk_type: Callable[..., Disk]) -> None:
+        names, expected = before(path), undisturbed(path)
+        for _, run, left in images_of(workload, path, names, disk_type=disk_type):
+            check_image(path, left, run, expected=expected)
+
+    return check
+
+
+def makes(name: str) -> Check:
+    """Check every image while a file or folder is made."""
+    return lambda path, disk_type: check_everywhere(MAKERS[name], path.parent, disk_type=disk_type)
+
+
+TAKING_BACK = builds(lambda run: run.to_the_end(), before=damaged_build)
+NEEDED: dict[Place, Check] = {
+    ("write/commit.py", "commit_pieces", 1): builds(in_three_batches),
+    ("write/commit.py", "_write_records", 1): builds(in_three_batches),
+    ("write/commit.py", "take_back", 1): TAKING_BACK,
+    ("write/commit.py", "_complete", 2): builds(in_three_batches),
+    ("write/commit.py", "_complete", 3): builds(in_three_batches),
+    ("write/commit.py", "publish", 2): builds(in_three_batches),
+    ("write/create.py", "create_building", 1): builds(in_three_batches),
+    ("write/create.py", "create_building", 3): builds(in_three_batches),
+    ("write/create.py", "_resume", 1): builds(killed_before_a_record_was_durable),
+    ("write/create.py", "_resume", 2): builds(killed_before_the_name_was_durable),
+    ("write/create.py", "join", 1): builds(joined_before_the_name_was_durable),
+    ("write/target.py", "new_file", 1): makes("safetensors"),
+    ("write/target.py", "publish_file", 2): makes("safetensors"),
+    ("write/target.py", "new_folder", 1): makes("zarr"),
+    ("write/target.py", "_finish_tree", 1): makes("zarr"),
+    ("write/target.py", "_finish_tree", 2): makes("zarr"),
+    ("system/replacement.py", "_write_new", 1): makes("small file"),
+}
+DEARER = {
+    ("write/create.py", "create_building", 3),
+    ("write/create.py", "_resume", 2),
+    ("write/create.py", "join", 1),
+    ("write/target.py", "new_folder", 1),
+    ("write/target.py", "_finish_tree", 1),
+    ("write/target.py", "_finish_tree", 2),
+}
+STAYS = {
+    ("write/commit.py", "_complete", 1): "the one before the tail is cut off covers it; here an error of the "
+    "disk is found before anything of the finished layout is written",
+    ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
+    "kept in order, which not every file system promises",
+}
+OF_PARTS = {  # of the names of committed parts and of their folder; no workload here has parts yet
+    ("write/parts.py", "_name_parts", 1),
+    ("write/part_files.py", "locked", 1),
+}
+OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_before_the_name_is_given
+    ("write/commit.py", "publish", 1),
+    ("write/target.py", "publish_file", 1),
+}
+
+
+def test_every_sync_of_the_package_is_listed() -> None:
+    assert {*NEEDED, *STAYS, *OF_PARTS, *OF_PERMISSIONS} == set(PLACES.values())
+
+
+def _name(place: Place) -> str:
+    return "-".join(map(str, place)).replace("/", ".")
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(place, marks=pytest.mark.slow if place in DEARER else (), id=_name(place))
+        for place in NEEDED
+    ],
+)
+def test_dropped_sync_loses_or_tears_something(tmp_path: Path, place: Place) -> None:
+    with pytest.raises((AssertionError, ups_store.StoreError)):
+        NEEDED[place](tmp_path / "a.zarr.zip", functools.partial(ForgetfulDisk, forgets=place))
+
+
+@pytest.mark.no_cover
+@pytest.mark.slow
+def test_where_no_sync_is_dropped_nothing_is_lost(tmp_path: Path) -> None:
+    """Of the damaged build; the others are in `test_crash_consistency` and `test_power_loss_of_files`."""
+    TAKING_BACK(tmp_path / "a.zarr.zip", functools.partial(ForgetfulDisk, forgets=None))
+
+
+@pytest.mark.no_cover
+@pytest.mark.slow
+@pytest.mark.parametrize("place", STAYS, ids=_name)
+@pytest.mark.parametrize("workload", [in_three_batches, interrupted_and_resumed])
+def test_sync_that_stays_for_other_reasons_loses_nothing(
+    tmp_path: Path, place: Place, workload: Workload
+) -> None:
+    """If this fails the sync has become needed: list it as such."""
+    builds(workload)(tmp_path / "a.zarr.zip", functools.partial(ForgetfulDisk, forgets=place))
+
+
+@pytest.mark.parametrize("how", ["publish", "publish_file", "replace_file"])
+def test_mode_is_durable_before_the_name_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """What replaces a private file must not come back from a power loss readable by all."""
+    path = build(tmp_path / "a.zarr.zip", mixed_values())
+    calls = calls_of(monkeypatch, "set_mode", "sync", "rename")
+    if how == "replace_file":
+        path.chmod(0o640)
+        replace_file(path, b"new")
+    elif how == "publish_file":
+        with new_file(path, force=True):
+            path.chmod(0o640)
+    else:
+        with begin(path, mixed_values()) as writer:
+            writer.commit_many(range(4), mixed_values())
+            path.chmod(0o640)
+            writer.finish()
+    assert calls[-3:] == ["set_mode", "sync", "rename"]
+
+
+def calls_of(patch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """What is called of `files` from now on."""
+    calls: list[str] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        really = getattr(files, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return really(*arguments)
+
+        return call
+
+    for name in names:
+        patch.setattr(files, name, noting(name))
+    return calls
