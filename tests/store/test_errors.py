@@ -26,12 +26,15 @@ ALSO = {
     "DiskFullError": OSError,
     "DeviceError": RuntimeError,
     "MissingExtraError": ImportError,
+    "ReadOnlyError": PermissionError,
 }
 EXIT_CODES = {  # design brief, section 4
     "SpecError": 2,
     "ConfigError": 2,
     "MissingExtraError": 2,
+    "ReadOnlyError": 2,
     "SourceError": 3,
+    "ExternalDataError": 3,
     "ReadTimeoutError": 4,
     "BuildInterruptedError": 5,
     "DiskFullError": 6,

@@ -20,6 +20,7 @@ from ups_store.build.stores import describe_plan, open_builds
 from ups_store.console import counted, format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
+from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.open import open_any, open_store
 from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
@@ -178,6 +179,8 @@ def _published(plan: StorePlan, wanted: Document) -> _Verdict:
     except ConfigError as error:
         return "refuse", f"{error.problem}; {error.hint}", differing
     except StoreError as error:
+        if error.kind == BEFORE_1_0:
+            return "rebuild", error.problem, {}
         return "refuse", f"damaged or no store ({error.problem}), --overwrite replaces it", {}
     return "rebuild", "made from something else", differing
 
@@ -190,6 +193,8 @@ def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdic
             differing = differences(store.identity_document, wanted)
             num_committed = int(store.committed.sum())
     except StoreError as error:
+        if error.kind == BEFORE_1_0:
+            return "build", f"what is unfinished there {error.problem.removeprefix('it ')}", {}
         return "refuse", f"unfinished and damaged ({error.problem}), --overwrite replaces it", {}
     how_far = f"unfinished, {num_committed} of {plan.num_samples} samples committed"
     if owner := builder_at(plan.path):

@@ -119,6 +119,10 @@ def label_sample(store: AnyStore, *, sample: int | None = None, array: str | Non
 
 
 def _main_array(arrays: Arrays) -> str:
+    if not arrays:
+        raise SpecError(
+            "it has no array that can be drawn", kind="arrays", hint="text and bytes aren't drawn"
+        )
     return MAIN_ARRAY if MAIN_ARRAY in arrays else max(arrays, key=lambda name: arrays[name].nbytes)
 
 

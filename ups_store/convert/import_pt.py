@@ -214,6 +214,9 @@ class _Examined:
     def add(self, path: Path, raw: bytes, names: Names) -> None:
         """Take a file in; raises what is wrong with it."""
         sample, keys = names.read(raw, path=path)
+        for name in sorted(self.ragged & sample.keys()):
+            if not sample[name].ndim:
+                raise SourceError(f"array {name!r} is a single number, so it can't be ragged", path=path)
         shapes = {name: (self._fixed(name, value.shape), value.dtype) for name, value in sample.items()}
         if self.good:
             self._check_same(shapes, path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
+from ups_store.format.build_tail import HOW_TO_REPLACE
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
 from ups_store.format.companions import names_in_file, recognised
@@ -150,7 +151,8 @@ def read_root(fd: int, path: Path, claim: Claim) -> RootMeta:
     """Read the root's document and check it with the identity in it (spec 7.1, steps 2 to 4)."""
     raw = _read_json(fd, *claim, path)
     if raw.endswith(b" "):  # a whole number of pages, then
-        problem, hint = "it was written before format 1.0 was released", "build it again"
+        problem = "it was written before format 1.0 was released"
+        hint = f"build it again; `create` replaces an unfinished one with {HOW_TO_REPLACE}"
         raise FormatError(problem, path=path, kind=BEFORE_1_0, clause="4.1", hint=hint)
     root = parse_root(raw, path=path)
     _check_identity(root, path)

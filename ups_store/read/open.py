@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import FormatError, SpecError, StoreNotFoundError, StoreReplacedError
+from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError, StoreReplacedError
 from ups_store.printable import printable
 from ups_store.read.catalog import read_finished
 from ups_store.read.partitioned import PartitionedStore
@@ -210,6 +211,17 @@ def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
                 store = stack.enter_context(_open_file(folder / part.name, False, access, verify))
             except StoreNotFoundError as error:
                 raise missing_part(error, path) from None
+            except OSError as error:
+                if error.errno != errno.EMFILE or isinstance(error, StoreError):
+                    raise
+                hint = "raise the limit with `ulimit -n`; `ups-store concat` then makes one file of the parts"
+                raise StoreError(
+                    f"{len(named):,} parts are more than a process may have open files",
+                    path=path,
+                    kind="open_files",
+                    found=f"{len(parts):,} open",
+                    hint=hint,
+                ) from error
             check_part(store, part, path)
             parts.append(store)
         joined = StoreSet(path, parts)

@@ -114,6 +114,9 @@ def _check_type(value: object, wanted: type, expected: str, *, argument: str) ->
 
 def _ragged_meta(name: str, spec: ArraySpec) -> ArrayMeta:
     """Metadata of the array that holds the rows (spec 14.2)."""
+    if spec.encoding not in (None, "utf-8", "bytes"):
+        expected, found = "'utf-8', 'bytes' or None", repr(spec.encoding)
+        raise SpecError("encoding", kind="encoding", array=name, expected=expected, found=found)
     lengths = _lengths(name, spec)
     plain = replace(spec, shape=(len(lengths), 1, *spec.shape[2:]), lengths=None, encoding=None)
     given = _array_meta(name, plain)

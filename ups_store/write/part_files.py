@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.ragged import read_offsets, sample_extent
+from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.store_file import read_constant
 from ups_store.system import files, locks
 from ups_store.write.blueprint import Blueprint, blueprint_of
@@ -116,6 +118,15 @@ def whole_of(paths: Sequence[Path], ragged: Sequence[str]) -> tuple[int, dict[st
             for name in ragged:
                 lengths[name].append(np.diff(read_offsets(fd, layout.ragged[name], path=path)))
     return num_samples, {name: np.concatenate(parts) for name, parts in lengths.items()}
+
+
+def remove_unfinished_merges(goal: Path) -> None:
+    """Remove what killed runs left of a merge into this store: they had no other name yet (spec 15.5)."""
+    begun = re.compile(re.escape(f"{goal.name}{BUILDING_SUFFIX}.") + "[0-9a-f]{16}")
+    for name in filter(begun.fullmatch, files.names_in(goal.parent)):
+        with contextlib.suppress(StoreNotFoundError), files.opened(goal.with_name(name), writable=True) as fd:
+            if locks.try_lock(fd, BUILDER_LOCK):
+                files.remove(goal.with_name(name))
 
 
 def locked(folder: Path) -> int:

@@ -22,9 +22,10 @@ from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_m
 from ups_store.read.recovery import building_path
 from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, stem_of
 from ups_store.system import files, locks
+from ups_store.system.memory_file import IN_MEMORY
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
-from ups_store.system.replacement import real_place, replace_file
+from ups_store.system.replacement import check_not_read_only, real_place, replace_file
 from ups_store.write.building import failures_as_errors
 from ups_store.write.create import check_replaceable, create
 from ups_store.write.merge import merge_parts
@@ -38,6 +39,7 @@ from ups_store.write.part_files import (
     metas_of,
     part_of,
     recipe_of,
+    remove_unfinished_merges,
     whole_of,
 )
 from ups_store.write.target import publish_file
@@ -84,6 +86,9 @@ def write_parts(
         BuildLockedError: If another process writes them.
     """
     target = path_of(real_place(path_of(path)), suffix_nbytes=32)
+    if os.fspath(path) == IN_MEMORY or buffer_bytes < 0:
+        found, expected = f"{path}, buffer_bytes={buffer_bytes}", "a file, and a number of bytes"
+        raise SpecError("argument", kind="argument", expected=expected, found=found)
     if on_mismatch not in ("raise", "restart"):
         raise SpecError("on_mismatch", kind="argument", expected="raise or restart", found=repr(on_mismatch))
     manifest = manifest_path(target)
@@ -120,6 +125,8 @@ def append(
     """
     manifest = manifest_path(path_of(real_place(path_of(path)), suffix_nbytes=32))
     named = read_manifest(manifest)
+    if on_mismatch != "restart":
+        check_not_read_only(manifest, hint=f"`chmod u+w` it, or say {_RESTART}")
     recipe = recipe_of(parts_folder(manifest) / named[-1].name)
     if identity is not None:
         recipe = replace(recipe, identity=identity)
@@ -147,7 +154,7 @@ class PartsWriter:
         self._folder = parts_folder(goal)
         self._metas = metas_of(recipe)
         self._config_hash = recipe.blueprint(0, {name: [] for name in recipe.ragged}).root.config_hash
-        self._is_set = goal == manifest_path(goal)
+        self._is_set, self._restarts = goal == manifest_path(goal), restart
         self._buffer, self.num_samples = PartBuffer(self._metas), 0
         self.fd = locked(self._folder)
         locks.close_on_fork(self)
@@ -155,9 +162,14 @@ class PartsWriter:
             self._named = read_manifest(goal) if self._is_set and files.exists(goal) else ()
             self._first = 1 + max((int(part.name[:5]) for part in self._named), default=-1)
             self._parts = self._take_up(restart)
+            if not self._is_set:
+                remove_unfinished_merges(goal)
         except BaseException:
             self.close()
             raise
+        self._count_found()
+
+    def _count_found(self) -> None:
         self._ends = list(itertools.accumulate(part.count for part in self._parts))
         self.num_found = self._ends[-1] if self._ends else 0
 
@@ -174,9 +186,7 @@ class PartsWriter:
         """
         self._check_open()
         values = self._checked(sample)
-        if self.num_samples < self.num_found:
-            self._pass_over(values)
-        else:
+        if self.num_samples >= self.num_found or not self._is_there(values):
             self._buffer.add(values)
         self.num_samples += 1
         if self._buffer.nbytes >= self._buffer_bytes:
@@ -311,17 +321,30 @@ class PartsWriter:
             hint=f"finish them with what they were begun with, or say {_RESTART}",
         )
 
-    def _pass_over(self, values: dict[str, npt.NDArray[Any]]) -> None:
+    def _is_there(self, values: dict[str, npt.NDArray[Any]]) -> bool:
+        """Whether a part that was found holds the sample; with "restart" one that begins otherwise goes."""
         number = int(np.searchsorted(self._ends, self.num_samples, side="right"))
         first = self._ends[number] - self._parts[number].count
         if self.num_samples not in (first, self._ends[number] - 1):
-            return
+            return True
         path, sample = self._folder / self._parts[number].name, self.num_samples - first
         layout = catalog_of(path).layout
         with files.opened(path) as fd:
             for name, value in values.items():
-                if bytes_of(fd, layout, layout.arrays[name], sample) != value.tobytes():
+                if bytes_of(fd, layout, layout.arrays[name], sample) == value.tobytes():
+                    continue
+                if not self._restarts or sample:
                     raise self._not_repeated("the sample that the part holds", f"another {name!r}")
+                self._drop_parts(number)
+                return False
+        return True
+
+    def _drop_parts(self, number: int) -> None:
+        """Remove the parts of an interrupted run from this one on, the last first."""
+        for part in reversed(self._parts[number:]):
+            files.remove(self._folder / part.name)
+        self._parts = self._parts[:number]
+        self._count_found()
 
     def _not_repeated(self, expected: str, found: str) -> IdentityMismatchError:
         return IdentityMismatchError(
@@ -330,7 +353,8 @@ class PartsWriter:
             path=self._folder,
             expected=expected,
             found=found,
-            hint=f"give them in the same order, or say {_RESTART} to begin from scratch",
+            hint=f"give them in the same order; {_RESTART} begins again where a part begins otherwise, and "
+            "`ups-store gc --delete` removes parts that no manifest names",
         )
 
     def _merge(self, progress: Progress | None) -> None:

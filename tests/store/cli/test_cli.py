@@ -203,7 +203,7 @@ def test_verify_reports_what_cannot_be_opened_and_goes_on(
     assert result.code == 1
     assert [document["ok"] for document in result.json] == [False, False, False, True]
     assert [document["error"]["kind"] for document in result.json[1:3]] == ["not_found", "not_a_file"]
-    assert f"error: {bad}, bytes " in result.err
+    assert f"error: {bad}: " in result.err
 
 
 def test_verify_shows_a_bar_on_a_terminal_only(

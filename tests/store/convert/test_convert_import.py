@@ -95,6 +95,11 @@ def test_import_refuses_ragged_arrays_that_differ_in_more_than_length(clouds: Pa
     assert "(None, 5), but float32 (None, 2)" in caught.value.refused["sample_9.pt"]
 
 
+def test_import_refuses_a_number_as_a_ragged_array(clouds: Path, tmp_path: Path) -> None:
+    with pytest.raises(RefusedFilesError, match="single number"):
+        import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points", "nu"])
+
+
 def test_import_refuses_a_ragged_name_that_is_not_in_the_files(clouds: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="ragged"):
         import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points", "cells"])

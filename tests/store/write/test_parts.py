@@ -144,6 +144,81 @@ def test_iterable_that_does_not_repeat_itself_is_caught(tmp_path: Path) -> None:
         writer.finish()
 
 
+def test_iterable_of_other_samples_begins_again_with_restart(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with begin(path, buffer_bytes=1) as writer:
+        writer.extend(samples(4, 7))
+    with begin(path, on_mismatch="restart") as writer:
+        assert writer.num_found == 3
+        writer.extend(samples())
+        assert writer.num_found == 0
+        writer.finish()
+    assert path.read_bytes() == directly(tmp_path / "b.zarr.zip")
+
+
+def test_copies_that_killed_merges_left_are_removed(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.zarr.zip", tmp_path / f"b.zarr.zip.building.{'0' * 16}"
+    left = tmp_path / f"a.zarr.zip.building.{'0' * 16}"
+    for file in (left, other):
+        file.write_bytes(b"a part of a copy")
+    with begin(path) as writer:
+        writer.extend(samples())
+        writer.finish()
+    assert (left.exists(), other.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("options", [{"path": ":memory:"}, {"buffer_bytes": -5}], ids=str)
+def test_write_parts_refuses_memory_and_negative_buffers(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ups_store.SpecError, match="a file, and a number of bytes"):
+        begin(**{"path": tmp_path / "a.zarr.zip", **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_name_of_a_manifest_is_no_target_of_other_verbs(tmp_path: Path) -> None:
+    manifest = tmp_path / "a.zarr.json"
+    with begin(manifest, merge=False) as writer:
+        writer.extend(samples())
+        writer.finish()
+    before = manifest.read_bytes()
+    for source in (manifest, tmp_path / "a.parts" / "00000.zarr.zip"):
+        done = run_ups_store("concat", source, manifest, "--force")
+        assert done.exit_code == 2
+        assert "set's manifest" in done.stderr
+    assert manifest.read_bytes() == before
+
+
+def test_append_to_a_read_only_set_is_refused(tmp_path: Path) -> None:
+    manifest = tmp_path / "a.zarr.json"
+    with begin(manifest, merge=False) as writer:
+        writer.extend(samples())
+        writer.finish()
+    manifest.chmod(0o444)
+    with pytest.raises(ups_store.ReadOnlyError):
+        ups_store.append(manifest)
+    ups_store.append(manifest, on_mismatch="restart").close()
+
+
+def test_set_of_more_parts_than_files_may_be_open_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = tmp_path / "a.zarr.json"
+    with begin(manifest, merge=False, buffer_bytes=1) as writer:
+        writer.extend(samples())
+        writer.finish()
+    opened, real = [], files.open_existing
+
+    def open_few(path: Path, **options: Any) -> int:
+        opened.append(path)
+        if len(opened) > 4:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(files, "open_existing", open_few)
+    with pytest.raises(ups_store.StoreError, match="ulimit -n") as caught:
+        ups_store.open(manifest)
+    assert caught.value.kind == "open_files"
+
+
 def test_parts_of_another_identity_are_refused_or_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr.zip"
     with begin(path) as writer:

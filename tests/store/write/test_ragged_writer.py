@@ -189,3 +189,11 @@ def test_text_round_trip(texts: list[str], tmp_path_factory: pytest.TempPathFact
     with ups_store.open(target) as store:
         assert store.gather(slice(None))["t"] == texts
         assert store.verify().ok
+
+
+def test_create_refuses_an_encoding_that_no_reader_knows(tmp_path: Path) -> None:
+    spec = ups_store.ArraySpec((3, None), "uint8", encoding="latin1", lengths=[1, 2, 3])  # type: ignore[arg-type]
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.create(tmp_path / "a.zarr.zip", {"text": spec}, identity={})
+    assert (caught.value.kind, caught.value.array) == ("encoding", "text")
+    assert list(tmp_path.iterdir()) == []
