@@ -154,6 +154,19 @@ def test_damaged_file_whose_name_has_a_line_break_says_nothing_about_another(
     assert all(line.startswith((str(tmp_path), "error: ")) for line in done.output.splitlines())
 
 
+def test_names_and_values_of_a_store_begin_no_line_of_their_own(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    forged = "\x07\nconfig hash FORGED"
+    path = tmp_path / f"a{forged}.zarr.zip"
+    with ups_store.create(path, {}, identity={forged: forged}, attrs={"note": forged}) as writer:
+        writer.finish()
+    for paths in ([str(path)], [str(path), str(make_store())]):
+        lines = run_ups_store("info", "-v", *paths).output.splitlines()
+        assert not any(line.strip().startswith("config hash FORGED") for line in lines)
+        assert any(r"\x07\nconfig hash FORGED" in line for line in lines)
+
+
 def test_terminal_gets_colours_of_ours_and_no_sequences_of_others() -> None:
     out = io.StringIO()
     console = PrintableConsole(file=out, force_terminal=True, color_system="standard", width=200)

@@ -28,6 +28,7 @@ from ups_store.console import (
     progress_bar,
     results,
 )
+from ups_store.printable import one_line
 from ups_store.read.open import open_any
 
 _SHORT_HASH = 12
@@ -98,7 +99,7 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
         info: The store.
         verbose: Whether to show the attributes of arrays and the identity document.
     """
-    yield Text(str(info.path), style="bold")
+    yield Text(one_line(str(info.path)), style="bold")
     size = format_nbytes(info.nbytes)
     samples = counted(info.num_samples, "sample")
     yield f"format {info.format_version} · {samples} · {size} · {_state(info)}"
@@ -128,7 +129,8 @@ def several_stores(infos: Sequence[StoreInfo]) -> Table:
     for info in infos:
         arrays = ", ".join(f"{name} {_shape(array.shape[1:])}" for name, array in info.arrays.items())
         size, config_hash = format_nbytes(info.nbytes), info.config_hash[:_SHORT_HASH]
-        table.add_row(str(info.path), f"{info.num_samples:,}", size, arrays, config_hash, _state(info))
+        path, num_samples = one_line(str(info.path)), f"{info.num_samples:,}"
+        table.add_row(path, num_samples, size, arrays, config_hash, _state(info))
     return table
 
 
@@ -151,8 +153,8 @@ def _build(build: BuildInfo, num_samples: int) -> str:
     text = f"unfinished: {build.num_committed:,} of {num_samples:,} samples committed"
     text += f", {build.durability}" if build.durability else ", only its renaming is left"
     if build.is_running:
-        return f"{text} · being built by {build.owner or 'an unknown process'}"
-    return f"{text} · no process builds it" + (f" (last {build.owner})" if build.owner else "")
+        return f"{text} · being built by {one_line(build.owner or 'an unknown process')}"
+    return f"{text} · no process builds it" + (f" (last {one_line(build.owner)})" if build.owner else "")
 
 
 def _arrays(info: StoreInfo) -> Table:
@@ -166,7 +168,7 @@ def _arrays(info: StoreInfo) -> Table:
 
 
 def _cells(array: ArrayInfo) -> tuple[str, str, str]:
-    return str(array.shape).replace("None", "*"), array.dtype, " ".join(array.dims)
+    return str(array.shape).replace("None", "*"), array.dtype, one_line(" ".join(array.dims))
 
 
 def _statistics(statistics: Mapping[str, ArrayStatistics]) -> Table:
@@ -197,8 +199,8 @@ def _pretty(document: Mapping[str, Any]) -> str:
     """A line for each key; nested values as JSON."""
     lines = []
     for key, value in document.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = one_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if len(text) > 100:
             text = json.dumps(value, ensure_ascii=False, indent=2)
-        lines.append(f"{key}: {text}")
+        lines.append(f"{one_line(key)}: {text}")
     return "\n".join(lines)
