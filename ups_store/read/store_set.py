@@ -9,6 +9,7 @@ from typing import Any
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.manifest import MAX_MANIFEST_BYTES, SetPart, parse_manifest
+from ups_store.read.catalog import check_regular
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
 from ups_store.system import files
@@ -92,6 +93,7 @@ def read_manifest(path: Path) -> tuple[SetPart, ...]:
         FormatError: If it isn't one, kind "manifest".
     """
     with files.opened(path) as fd:
+        check_regular(fd, path)
         raw = files.read_at(fd, 0, MAX_MANIFEST_BYTES + 1)
     if len(raw) > MAX_MANIFEST_BYTES:
         expected = f"at most {MAX_MANIFEST_BYTES} bytes"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import BuildLockedError, SpecError, StoreNotFoundError
+from ups_store.errors import BuildLockedError, CommitError, SpecError, StoreNotFoundError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.layout import ArrayLayout, Layout
@@ -137,9 +137,14 @@ def locked(folder: Path) -> int:
     """
     if not folder.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=folder.parent, hint="create it first")
-    with contextlib.suppress(FileExistsError):
+    try:
         folder.mkdir()
         files.sync_folder(folder.parent)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        hint = "check the disk and your permissions of the folder"
+        raise CommitError(f"the parts were not begun ({error.strerror})", path=folder, hint=hint) from error
     lock = folder / LOCK_NAME
     while True:
         try:

@@ -187,6 +187,26 @@ def test_name_of_a_manifest_is_no_target_of_other_verbs(tmp_path: Path) -> None:
     assert manifest.read_bytes() == before
 
 
+def test_manifest_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.zarr.json").mkdir()
+    os.mkfifo(tmp_path / "b.zarr.json")
+    for name in ("a.zarr.json", "b.zarr.json"):
+        with pytest.raises(ups_store.FormatError) as caught:
+            ups_store.open(tmp_path / name)
+        assert caught.value.kind == "not_a_file"
+
+
+def test_folder_that_takes_no_parts_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ups_store.CommitError, match="not begun"):
+        begin(tmp_path / "a.zarr.zip")
+
+
 def test_append_to_a_read_only_set_is_refused(tmp_path: Path) -> None:
     manifest = tmp_path / "a.zarr.json"
     with begin(manifest, merge=False) as writer:
