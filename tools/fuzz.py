@@ -488,7 +488,7 @@ def _end_of(worker: BaseProcess, current: Synchronized[int]) -> str | None:
         worker.join(HANG_SECONDS)
         if worker.exitcode is not None:
             return f"the process ended with {worker.exitcode}" if worker.exitcode else None
-        if current.value == before:
+        if current.value == before >= 0:  # below 0 it prepares
             worker.kill()
             worker.join()
             return f"took more than {HANG_SECONDS:g} s"
