@@ -488,7 +488,8 @@ def _end_of(worker: BaseProcess, current: Synchronized[int]) -> str | None:
         worker.join(HANG_SECONDS)
         if worker.exitcode is not None:
             return f"the process ended with {worker.exitcode}" if worker.exitcode else None
-        if current.value == before >= 0:  # below 0 it prepares
+        has_begun = before >= 0  # until then it prepares
+        if has_begun and current.value == before:
             worker.kill()
             worker.join()
             return f"took more than {HANG_SECONDS:g} s"

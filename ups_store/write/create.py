@@ -263,9 +263,8 @@ def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: 
     building = _building_file(path, fd, found, is_lazy=is_lazy)
     _check_same_lengths(building, blueprint)
     files.sync_data(fd)  # a record in the page cache only must not count before it is durable
-    files.sync_folder(
-        target.parent
-    )  # nor a commit, if who created the file died before it had a durable name
+    # Nor must a commit, if the process that created the file died before its name was durable.
+    files.sync_folder(target.parent)
     locks.unlock(fd, GATE_LOCK)
     writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
     if mended:
