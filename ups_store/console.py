@@ -102,11 +102,6 @@ def print_lines(*lines: str) -> None:
         print(one_line(line))  # noqa: T201
 
 
-def counted(num: int, noun: str) -> str:
-    """`1 problem`, `1,200 problems`."""
-    return f"{num:,} {noun}{'' if num == 1 else 's'}"
-
-
 def print_json(document: Any) -> None:
     """Write one JSON document as one line to stdout; NumPy scalars and paths are converted.
 

@@ -34,6 +34,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def counted(num: int, noun: str) -> str:
+    """`1 problem`, `1,200 problems`."""
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"
+
+
 def json_text(
     document: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None
 ) -> str:

@@ -27,6 +27,7 @@ from crash_builds import (
     undisturbed,
 )
 from crash_files import MAKERS, check_everywhere
+from crash_ragged import check_growing, check_merging
 from small_stores import begin, build, mixed_values
 
 import ups_store
@@ -40,7 +41,7 @@ PACKAGE = Path(ups_store.__file__).parent
 SYNCS = ("sync", "sync_data", "sync_folder")
 
 Place = tuple[str, str, int]  # file, function, which sync of it
-Check = Callable[[Path, Callable[..., Disk]], None]  # of every image that such a disk may leave
+Check = Callable[[Path, Callable[..., Disk]], object]  # of every image that such a disk may leave
 
 
 def places_of_syncs() -> dict[tuple[str, int], Place]:
@@ -142,6 +143,8 @@ NEEDED: dict[Place, Check] = {
     ("write/target.py", "_finish_tree", 1): makes("zarr"),
     ("write/target.py", "_finish_tree", 2): makes("zarr"),
     ("system/replacement.py", "_write_new", 1): makes("small file"),
+    ("write/part_files.py", "_opened_lock", 1): functools.partial(check_merging, stride=7),
+    ("write/parts.py", "_name_parts", 1): check_growing,
 }
 DEARER = {
     ("write/create.py", "create_building", 3),
@@ -157,10 +160,6 @@ STAYS = {
     ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
     "kept in order, which not every file system promises",
 }
-OF_PARTS = {  # of the names of committed parts and of their folder; no workload here has parts yet
-    ("write/parts.py", "_name_parts", 1),
-    ("write/part_files.py", "locked", 1),
-}
 OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_before_the_name_is_given
     ("write/commit.py", "publish", 1),
     ("write/target.py", "publish_file", 1),
@@ -168,7 +167,7 @@ OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_befo
 
 
 def test_every_sync_of_the_package_is_listed() -> None:
-    assert {*NEEDED, *STAYS, *OF_PARTS, *OF_PERMISSIONS} == set(PLACES.values())
+    assert {*NEEDED, *STAYS, *OF_PERMISSIONS} == set(PLACES.values())
 
 
 def _name(place: Place) -> str:

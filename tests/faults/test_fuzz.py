@@ -1,4 +1,4 @@
-"""Random changes of good stores: nothing but typed errors; `tools/fuzz.py` tries as many as one likes."""
+"""Random changes of good stores: nothing but typed errors; `tools.fuzz` tries as many as one likes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools import fuzz
-from tools.fuzz import StoreFuzzer, make_input, make_seeds
-from tools.fuzz_inputs import KINDS
+import ups_store
+from tools.fuzz import fuzzer, run, stores
+from tools.fuzz.inputs import KINDS
+from tools.fuzz.stores import StoreFuzzer, make_input, make_seeds
 from ups_store.convert.import_pt import Names
 
 NUM_INPUTS = 1500
@@ -21,11 +22,12 @@ NUM_INPUTS = 1500
 @pytest.mark.no_cover  # traced it takes twice as long, and finds no other lines
 def test_changed_stores_give_typed_errors_in_bounded_time_and_memory(tmp_path: Path) -> None:
     """Spec 11.1, and that every blind change is noticed (7.6)."""
-    outcome = fuzz.fuzz(tmp_path, range(NUM_INPUTS), seed=1)
+    outcome = run.fuzz(tmp_path, range(NUM_INPUTS), seed=1)
     assert outcome.failures == {}
     assert outcome.num_inputs == NUM_INPUTS
     assert len(outcome.kinds) > 15  # that many checks were reached
     assert outcome.num_opened > NUM_INPUTS / 10
+    assert not outcome.kinds["not_found"]
 
 
 @pytest.mark.no_cover
@@ -37,7 +39,7 @@ def test_changed_stores_give_typed_errors_in_bounded_time_and_memory(tmp_path: P
 def test_changed_source_configuration_or_checkpoint_gives_a_typed_error_or_the_right_data(
     tmp_path: Path, kind: str, num_inputs: int
 ) -> None:
-    outcome = fuzz.fuzz(tmp_path, range(num_inputs), seed=1, kind=kind)
+    outcome = run.fuzz(tmp_path, range(num_inputs), seed=1, kind=kind)
     assert outcome.failures == {}
     assert outcome.num_inputs == num_inputs
     assert outcome.num_opened > num_inputs / 20
@@ -65,12 +67,12 @@ def test_fuzzer_finds_a_reader_of_sources_that_misbehaves(
         return time.sleep(60)
 
     monkeypatch.setattr(Names, "read", read)
-    monkeypatch.setattr(fuzz, "HANG_SECONDS", 0.2)
+    monkeypatch.setattr(run, "HANG_SECONDS", 0.2)
     if defect == "hangs":
-        outcome = fuzz.fuzz_in_processes(5, seed=0, num_processes=1, max_seconds=5, kind="pt")
+        outcome = run.fuzz_in_processes(5, seed=0, num_processes=1, max_seconds=5, kind="pt")
         assert outcome.failures == {0: "took more than 0.2 s"}
     else:
-        assert fuzz.fuzz(tmp_path, range(5), seed=0, kind="pt").failures
+        assert run.fuzz(tmp_path, range(5), seed=0, kind="pt").failures
 
 
 def test_inputs_are_a_function_of_seed_and_number(tmp_path: Path) -> None:
@@ -79,22 +81,24 @@ def test_inputs_are_a_function_of_seed_and_number(tmp_path: Path) -> None:
     assert len({make_input(seeds, 3, number)[0] for number in range(50)}) > 40
 
 
-@pytest.mark.parametrize("defect", ["untyped", "slow", "unnoticed"])
+@pytest.mark.parametrize("defect", ["untyped", "slow", "unnoticed", "nameless"])
 def test_fuzzer_finds_a_reader_that_misbehaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
     def read(path: Path, number: int) -> bool:
         if defect == "untyped":
             raise KeyError("codecs")
+        if defect == "nameless":
+            raise ups_store.FormatError("no directory")
         return defect == "unnoticed"
 
-    monkeypatch.setattr(fuzz, "read_everything", read)
-    monkeypatch.setattr(fuzz, "MAX_SECONDS", 0.0 if defect == "slow" else 60.0)
-    fuzzer = StoreFuzzer(tmp_path, seed=0)
+    monkeypatch.setattr(stores, "read_everything", read)
+    monkeypatch.setattr(fuzzer, "MAX_SECONDS", 0.0 if defect == "slow" else 60.0)
+    tried = StoreFuzzer(tmp_path, seed=0)
     for number in range(1, 16):
-        fuzzer.try_input(number)
-    fuzzer.close()
-    assert fuzzer.outcome.failures
+        tried.try_input(number)
+    tried.close()
+    assert tried.outcome.failures
 
 
 @pytest.mark.multi_process
@@ -104,6 +108,6 @@ def test_death_of_a_process_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
         options["current"].value = share[3]  # type: ignore[attr-defined]
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(fuzz, "fuzz", die)
-    outcome = fuzz.fuzz_in_processes(10, seed=0, num_processes=1, max_seconds=5)
+    monkeypatch.setattr(run, "fuzz", die)
+    outcome = run.fuzz_in_processes(10, seed=0, num_processes=1, max_seconds=5)
     assert outcome.failures == {3: "the process ended with -9"}

@@ -31,9 +31,13 @@ FOR_USERS = (
     "torch",
     "train",
 )  # and those of the next line
-OTHERS = ("wandb", "torchao", "neuraloperator", "s3")
+OTHERS = ("wandb", "torchao", "neuraloperator", "tune", "s3")
 MODULE_OF = {"ml-dtypes": "ml_dtypes", "pyyaml": "yaml", "neuraloperator": "neuralop"}
-BROUGHT_BY_OTHERS = {"cli": {"pydantic"}, "zarr": {"numcodecs", "yaml"}}  # by what the extra brings
+BROUGHT_BY_OTHERS = {
+    "cli": {"pydantic"},
+    "zarr": {"numcodecs", "yaml"},
+    "tune": {"yaml"},
+}  # by what the extra brings
 
 
 def name_of(requirement: str) -> str:

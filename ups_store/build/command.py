@@ -16,9 +16,10 @@ from ups_store.build.progress import Stopwatch
 from ups_store.build.ranks import BuildRank
 from ups_store.build.shipped import shipped_configs
 from ups_store.command_line import Verb, completing, make_single
-from ups_store.console import counted, is_verbose, log, print_json, print_lines
+from ups_store.console import is_verbose, log, print_json, print_lines
 from ups_store.errors import ConfigError
 from ups_store.launch import not_shared_note
+from ups_store.printable import counted
 from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
 

@@ -17,10 +17,11 @@ from ups_store.build.ranks import BuildRank
 from ups_store.build.readers import Readers
 from ups_store.build.store_build import Build
 from ups_store.build.stores import describe_plan, open_builds
-from ups_store.console import counted, format_nbytes
+from ups_store.console import format_nbytes
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
+from ups_store.printable import counted
 from ups_store.read.open import open_any, open_store
 from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path

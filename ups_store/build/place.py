@@ -30,7 +30,7 @@ from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.system import files, locks
 from ups_store.system.files import make_folder
 from ups_store.system.paths import partition_counts, partitions_pattern
-from ups_store.system.replacement import real_place
+from ups_store.system.replacement import check_not_read_only, real_place
 from ups_store.write.building import read_owner
 from ups_store.write.create import join
 from ups_store.write.writer import Committer, StoreWriter
@@ -85,6 +85,7 @@ def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str
     Raises:
         FormatError: If something that isn't a store, or a damaged one, is in its place.
         ConfigError: As `check_kind`.
+        ReadOnlyError: If it would have to be replaced, and has no write bit.
     """
     wanted = config_hash(expected)
     try:
@@ -93,6 +94,7 @@ def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str
         return find_partitions(plan, wanted)
     except FormatError as error:
         if error.kind == BEFORE_1_0:
+            _check_may_rebuild(plan)
             note(f"{plan.path} was written before format 1.0 was released, rebuilding")
             return None
         error.hint = "move it away, or replace it: `python -m ups_store.build --overwrite`"
@@ -104,9 +106,15 @@ def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str
         if partitions is not None:
             return partitions
         check_kind(plan, store)
+        _check_may_rebuild(plan)
         shown = describe_differences(differences(store.identity_document, expected))
     note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{shown}")
     return None
+
+
+def _check_may_rebuild(plan: StorePlan) -> None:
+    """Refuse before it is announced: `ReadOnlyError`."""
+    check_not_read_only(real_place(plan.path), hint="make it writable with chmod u+w, or say --overwrite")
 
 
 def find_partitions(plan: StorePlan, wanted: str) -> AnyStore | None:

@@ -63,7 +63,7 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
         SourceError: If a source is unreadable or changed.
     """
     found = examine(path)
-    if found.status is Status.COMPLETE:
+    if found.status.is_sound:
         return Repair(path, found.num_samples, 0, 0)
     if found.catalog is None or found.status not in (Status.DAMAGED, Status.TRUNCATED):
         raise FormatError(

@@ -12,9 +12,9 @@ from typing import Any
 
 from ups_store.build.progress import Stopwatch
 from ups_store.build.readers import Choice
-from ups_store.console import counted, format_age, format_nbytes
+from ups_store.console import format_age, format_nbytes
 from ups_store.errors import ConfigError
-from ups_store.printable import json_text
+from ups_store.printable import counted, json_text
 from ups_store.system.files import make_folder
 from ups_store.system.replacement import replace_text
 

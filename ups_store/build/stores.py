@@ -19,8 +19,8 @@ from ups_store.build.readers import Readers
 from ups_store.build.result import BuildReport, BuildResult, Startup
 from ups_store.build.run import build_store
 from ups_store.build.store_build import Build, open_build
-from ups_store.console import counted
 from ups_store.errors import SourceError
+from ups_store.printable import counted
 from ups_store.read.recovery import building_path
 from ups_store.sources.source_files import SPLITS, split_range
 from ups_store.system import files

@@ -50,11 +50,20 @@ class Status(Enum):
     BEFORE_1_0 = "before_1_0"
     PACKED = "packed"
     PACKED_DAMAGED = "packed_damaged"
+    SET = "set"
+    SET_DAMAGED = "set_damaged"
+    MISSING = "missing"
+    OTHER_STORE = "other_store"
 
     @property
     def is_sound(self) -> bool:
         """Whether every byte of the file is as it should be."""
-        return self in (Status.COMPLETE, Status.PACKED)
+        return self in (Status.COMPLETE, Status.PACKED, Status.SET)
+
+    @property
+    def title(self) -> str:
+        """The value for people."""
+        return "before 1.0" if self is Status.BEFORE_1_0 else self.value.replace("_", " ")
 
 
 ADVICE = {
@@ -71,7 +80,13 @@ ADVICE = {
     Status.TOO_NEW: "upgrade ups-store, or read it with any Zarr v3 reader",
     Status.BEFORE_1_0: "build it again: no released version of ups-store reads it",
     Status.PACKED: "`unpack` makes the mapped store of it",
-    Status.PACKED_DAMAGED: "copy it again from where it came, or pack its store again",
+    Status.PACKED_DAMAGED: "copy it again from where it came; if a build with `cache.codec` made it, remove "
+    "it and run `ups-store build --config CONFIG` again, which makes what is missing; else pack its store "
+    "again",
+    Status.SET: "nothing to do; `concat` makes one file of it",
+    Status.SET_DAMAGED: "mend the parts that aren't sound, or write the set again",
+    Status.MISSING: "copy the folder of parts again, too",
+    Status.OTHER_STORE: "copy the part again from where the set came, or write the set again",
 }
 
 
@@ -140,17 +155,17 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
         try:
             catalog = read_finished(fd, path)
         except VersionTooNewError as error:
-            return Diagnosis(path, Status.TOO_NEW, (_what(error),))
+            return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
         except FormatError as error:
             if error.kind == BEFORE_1_0:
-                return Diagnosis(path, Status.BEFORE_1_0, (_what(error),))
+                return Diagnosis(path, Status.BEFORE_1_0, (what_is_wrong(error),))
             if error.kind == "packed":
                 return _examine_packed(path, progress)
-            return _examine_from_start(fd, path, _what(error))
+            return _examine_from_start(fd, path, what_is_wrong(error))
     try:
         report = verify_file(path, progress=progress)
     except VersionTooNewError as error:  # a newer minor version: it can be read
-        return Diagnosis(path, Status.TOO_NEW, (_what(error),), catalog)
+        return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),), catalog)
     problems = tuple(map(str, report.problems))
     return Diagnosis(path, _status_of(report), problems, catalog, intact_by_report(catalog, report))
 
@@ -161,7 +176,7 @@ def _status_of(report: Report) -> Status:
     return Status.FINISHED_NOT_RENAMED if report.path.name.endswith(BUILDING_SUFFIX) else Status.COMPLETE
 
 
-def _what(error: FormatError) -> str:
+def what_is_wrong(error: FormatError) -> str:
     """The error's sentence without what to do about it: the advice says that."""
     bare = copy.copy(error)
     bare.hint = None
@@ -175,9 +190,9 @@ def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagn
         with open_packed(path) as store:
             problems = tuple(map(str, store.verify(progress=progress).problems))
     except VersionTooNewError as error:
-        return Diagnosis(path, Status.TOO_NEW, (_what(error),))
+        return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
     except FormatError as error:
-        problems = (_what(error),)
+        problems = (what_is_wrong(error),)
     return Diagnosis(path, Status.PACKED_DAMAGED if problems else Status.PACKED, problems)
 
 
@@ -186,11 +201,15 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
     try:
         catalog = read_building(fd, path)
     except VersionTooNewError as error:
-        return Diagnosis(path, Status.TOO_NEW, (_what(error),))
+        return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
     except FormatError as error:
         if error.kind == "not_a_file":
             return Diagnosis(path, Status.FOREIGN, (problem,))
-        return _examine_without_root(fd, path, tuple(dict.fromkeys((problem, _what(error)))))
+        known = {BEFORE_1_0: Status.BEFORE_1_0, "packed": Status.PACKED_DAMAGED}.get(error.kind)
+        if known is not None:
+            problem = what_is_wrong(error) if known is Status.BEFORE_1_0 else problem
+            return Diagnosis(path, known, (problem,))
+        return _examine_without_root(fd, path, tuple(dict.fromkeys((problem, what_is_wrong(error)))))
     layout, nbytes = catalog.layout, files.size(fd)
     if layout.num_samples > nbytes:  # spec 11.1: no memory in proportion to what a file claims
         return Diagnosis(path, Status.TRUNCATED, (problem,))
@@ -198,7 +217,9 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
         try:
             header = parse_tail_header(files.read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
         except FormatError as error:
-            return Diagnosis(path, Status.TORN_TAIL, (_what(error),), catalog, intact_by_chunks(fd, catalog))
+            return Diagnosis(
+                path, Status.TORN_TAIL, (what_is_wrong(error),), catalog, intact_by_chunks(fd, catalog)
+            )
         return Diagnosis(path, Status.RESUMABLE, (), catalog, intact_by_commits(fd, catalog, header))
     status = Status.DAMAGED if nbytes == layout.file_nbytes else Status.TRUNCATED
     status = Status.TORN_TAIL if nbytes > layout.file_nbytes else status

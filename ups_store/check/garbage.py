@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ups_store.check.loose_parts import folders_of_parts, loose_parts, remove_part
+from ups_store.check.loose_parts import folders_of_parts, left_lock, loose_parts, remove_part
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
-from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
+from ups_store.format.zip_records import BEFORE_1_0, END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
 from ups_store.system import files, locks
@@ -24,8 +24,8 @@ _HDF5_START = b"\x89HDF\r\n\x1a\n"
 _SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
 _END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never
 
-Kind = Literal["temporary", "unfinished", "damaged", "part", "finished", "foreign"]
-REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "part"))
+Kind = Literal["temporary", "unfinished", "damaged", "before_1_0", "part", "lock", "finished", "foreign"]
+REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "before_1_0", "part", "lock"))
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,11 @@ class Garbage:
     Attributes:
         path: The file.
         kind: "temporary": a builder died before anybody could see it, it holds nothing; "unfinished": a store
-            that `create` would continue; "damaged": a building file that can't be continued; "part": a part
-            that no manifest names, which `write_parts` or `append` would go on behind; "finished": all of a
-            store under a name of these, "foreign": not ours by name or content. The last two stay.
+            that `create` would continue; "damaged": a building file that can't be continued; "before_1_0":
+            nor can this one, which was begun before the format was released; "part": a part that no manifest
+            names, which `write_parts` or `append` would go on behind; "lock": of parts whose writer was
+            killed; "finished": all of a store under a name of these, "foreign": not ours by name or content.
+            The last two stay.
         nbytes: Its length.
         num_committed: Committed samples; 0 unless unfinished, or a part.
         num_samples: N; likewise.
@@ -63,6 +65,8 @@ def find_garbage(folder: Path) -> list[Garbage]:
             found.append(_examine(path))
     for parts in folders_of_parts(folder):
         found += [_loose_part(part) for part in loose_parts(parts)] + [*find_garbage(parts)]
+        lock = left_lock(parts)
+        found += [Garbage(lock, "lock", 0, 0, 0, _age_s(lock))] if lock else []
     return [garbage for garbage in found if garbage]
 
 
@@ -84,7 +88,7 @@ def remove_garbage(garbage: Garbage) -> bool:
     """
     if garbage.kind not in REMOVABLE:
         return False
-    if garbage.kind == "part":
+    if garbage.kind in ("part", "lock"):
         return remove_part(garbage.path)
     try:
         with files.opened(garbage.path, writable=True) as fd:
@@ -109,8 +113,8 @@ def _examine(path: Path) -> Garbage | None:
         try:
             with open_store(path, partial=True) as store:
                 num_committed, num_samples = int(store.committed.sum()), len(store)
-        except FormatError:
-            kind = "damaged"
+        except FormatError as error:
+            kind = "before_1_0" if error.kind == BEFORE_1_0 else "damaged"
     return Garbage(path, kind, nbytes, num_committed, num_samples, _age_s(path))
 
 

@@ -211,6 +211,8 @@ def read_without_root(fd: int, path: Path) -> Catalog:
     """
     directory = read_directory(fd, path)
     names = directory.array_names()
+    if len(set(names)) < len(names):
+        raise FormatError("an array twice", path=path, kind="directory", clause="3.5", found=sorted(names))
     documents = read_arrays(fd, path, directory.next_claim, directory.next_claim(ROOT_NAME, 0), names)
     mark_companions(documents, path)
     identity = identity_document([meta for meta, _ in documents.metas if not meta.is_companion], {}, {})

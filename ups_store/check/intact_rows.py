@@ -15,7 +15,7 @@ from ups_store.format.layout import RaggedLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.ragged import Offsets
 from ups_store.read.gather import Samples
-from ups_store.read.ragged import offset_flaws
+from ups_store.read.offsets import offset_flaws
 from ups_store.system import files
 
 _BLOCK_BYTES = 4 << 20

@@ -56,8 +56,8 @@ class LabelledSample:
     """One sample of an array.
 
     Attributes:
-        values: A view; shape (T, Z, Y, X, C) with length 1 for axes that the array doesn't have, or, where
-            `is_flat`, as in the store.
+        values: Shape (T, Z, Y, X, C) with length 1 for axes that the array doesn't have, or, where
+            `is_flat`, as in the store. A view, unless inputs of a steady sample stand beside it.
         axes: The axes that it has, by dimension, channels excepted; time only if it has several steps.
         channels: C labels.
         title: What it is, and its parameters.
@@ -82,7 +82,8 @@ def label_sample(store: AnyStore, *, sample: int | None = None, array: str | Non
     Args:
         store: May be unfinished.
         sample: Sample number; by default the first one that is committed.
-        array: Array name; by default "fields" if there is one, else the largest.
+        array: Array name; by default "fields" if there is one, else the largest, and of a steady sample the
+            fields that decide it before it.
     Raises:
         SampleIndexError: If there is no such sample.
         NotCommittedError: If it isn't committed yet.
@@ -101,21 +102,55 @@ def label_sample(store: AnyStore, *, sample: int | None = None, array: str | Non
     if not arrays[name].size:
         shape = arrays[name].shape
         raise SpecError("it has no elements", path=store.path, array=name, found=f"shape {shape}")
-    title = _title(store, name, number, arrays)
-    dims = ["channel" if dim in _CHANNEL_DIMS else dim for dim in store.dims[name][1:]]
-    order = [dim for dim in (TIME_DIM, *_SPACE, "channel") if dim in dims]
+    dims = _dims(store, name)
+    order = _order(dims)
     if len(order) < len(dims) or not set(order) - {"channel"}:
+        title = _title(store, [name], number, arrays)
         return LabelledSample(arrays[name], {}, (), title, is_flat=True)
-    values = _ordered(arrays[name], dims, order)
+    inputs = _inputs(store, name, arrays) if array is None else []
+    names = [*inputs, name]
+    values = [_ordered(arrays[one], _dims(store, one), _order(_dims(store, one))) for one in names]
     if TIME_DIM in order and "num_steps" in arrays and arrays["num_steps"].shape == ():
-        values = values[: max(1, int(arrays["num_steps"]))]  # a ragged run has no valid frame behind it
+        values[-1] = values[-1][
+            : max(1, int(arrays["num_steps"]))
+        ]  # a ragged run has no valid frame behind it
     units = _attribute(store, name, "units", dict) or {}
     axes = {
         dim: _axis(dim, num, store.constants | arrays, units)
-        for dim, num in zip((TIME_DIM, *_SPACE), values.shape[:4], strict=True)
+        for dim, num in zip((TIME_DIM, *_SPACE), values[-1].shape[:4], strict=True)
         if dim in order and (dim in _SPACE or num > 1)
     }
-    return LabelledSample(values, axes, _channels(store, name, values.shape[4], units), title)
+    channels = [
+        label
+        for one, some in zip(names, values, strict=True)
+        for label in _channels(store, one, some.shape[4], units)
+    ]
+    shown = np.concatenate([some.astype(np.float64) for some in values], axis=4) if inputs else values[-1]
+    return LabelledSample(shown, axes, tuple(channels), _title(store, names, number, arrays))
+
+
+def _dims(store: AnyStore, name: str) -> list[str]:
+    return ["channel" if dim in _CHANNEL_DIMS else dim for dim in store.dims[name][1:]]
+
+
+def _order(dims: list[str]) -> list[str]:
+    return [dim for dim in (TIME_DIM, *_SPACE, "channel") if dim in dims]
+
+
+def _inputs(store: AnyStore, name: str, arrays: Arrays) -> list[str]:
+    """Fields that decide a steady sample, such as Darcy's coefficient: constant ones on the same points."""
+    dims = _dims(store, name)
+    lengths = dict(zip(dims, arrays[name].shape, strict=True))
+    if lengths.get(TIME_DIM, 1) > 1:
+        return []
+    space = {dim: lengths[dim] for dim in _SPACE if dim in dims}
+    found = []
+    for other in arrays.keys() - {name, *_SPACE}:  # each sample may have coordinates of its own
+        others = dict(zip(_dims(store, other), arrays[other].shape, strict=True))
+        others.pop("channel", None)
+        if others == space:
+            found.append(other)
+    return sorted(found)
 
 
 def _main_array(arrays: Arrays) -> str:
@@ -159,10 +194,10 @@ def _attribute(store: AnyStore, name: str, key: str, kind: type) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def _title(store: AnyStore, name: str, sample: int, arrays: Arrays) -> str:
+def _title(store: AnyStore, names: list[str], sample: int, arrays: Arrays) -> str:
     task = " ".join(str(store.attrs[key]) for key in ("task", "split") if key in store.attrs)
-    parts = [task or store.path.name, name, f"sample {sample} of {len(store)}"]
-    scalars = [key for key, value in arrays.items() if value.shape == () and key != name]
+    parts = [task or store.path.name, ", ".join(names), f"sample {sample} of {len(store)}"]
+    scalars = [key for key, value in arrays.items() if value.shape == () and key not in names]
     parts += [f"{key} = {arrays[key].item():.6g}" for key in scalars[:_MAX_PARAMETERS]]
-    num_bad = int(np.count_nonzero(~np.isfinite(arrays[name])))
+    num_bad = sum(int(np.count_nonzero(~np.isfinite(arrays[name]))) for name in names)
     return " · ".join([*parts, f"{num_bad:,} NaN or Inf"] if num_bad else parts)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
-from ups_store.errors import FormatError, StoreNotFoundError
+from ups_store.errors import BuildLockedError, FormatError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.manifest import number_of_part
 from ups_store.read.store_set import PARTS_SUFFIX, manifest_path, read_manifest
 from ups_store.system import files, locks
-from ups_store.write.part_files import LOCK_NAME
+from ups_store.write.part_files import LOCK_NAME, locked, unlock
 
 
 def folders_of_parts(folder: Path) -> list[Path]:
@@ -24,20 +22,27 @@ def loose_parts(parts_folder: Path) -> list[Path]:
 
     A manifest that can't be read may name any of them.
     """
-    with _unused(parts_folder) as is_unused:
-        return _loose(parts_folder) if is_unused else []
+    return [] if _is_written(parts_folder) else _loose(parts_folder)
+
+
+def left_lock(parts_folder: Path) -> Path | None:
+    """The lock that a killed writer left; None while a process writes there."""
+    lock = parts_folder / LOCK_NAME
+    return lock if files.exists(lock) and not _is_written(parts_folder) else None
 
 
 def remove_part(part: Path) -> bool:
-    """Remove a part that is still named by no manifest; returns whether it is gone."""
-    with _unused(part.parent) as is_unused:
-        if not is_unused or part not in _loose(part.parent):
-            return not files.exists(part)
-        files.remove(part)
-        if not any(number_of_part(name) is not None for name in files.names_in(part.parent)):
-            files.remove(part.parent / LOCK_NAME)
-            files.remove_folder(part.parent)
-    return True
+    """Remove a part that is still named by no manifest, or a lock; returns whether it is gone."""
+    try:
+        fd = locked(part.parent)  # so no process takes it up meanwhile
+    except BuildLockedError:
+        return False
+    try:
+        if part in _loose(part.parent):
+            files.remove(part)
+    finally:
+        unlock(fd, part.parent)
+    return not files.exists(part)
 
 
 def _loose(parts_folder: Path) -> list[Path]:
@@ -51,15 +56,10 @@ def _loose(parts_folder: Path) -> list[Path]:
     return [parts_folder / name for name in names if number_of_part(name) is not None and name not in named]
 
 
-@contextlib.contextmanager
-def _unused(parts_folder: Path) -> Iterator[bool]:
-    """Whether no process writes these parts; none begins in the block."""
+def _is_written(parts_folder: Path) -> bool:
+    """Whether a process writes these parts."""
     try:
-        fd = files.open_existing(parts_folder / LOCK_NAME, writable=True)
-    except StoreNotFoundError:  # copied from elsewhere
-        yield True
-        return
-    try:
-        yield locks.try_lock(fd, BUILDER_LOCK)
-    finally:
-        files.close(fd)
+        with files.opened(parts_folder / LOCK_NAME) as fd:
+            return locks.is_locked(fd, BUILDER_LOCK)
+    except StoreNotFoundError:
+        return False

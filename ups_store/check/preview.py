@@ -1,4 +1,4 @@
-"""One sample as a PNG: space-time images in 1D, frames in 2D, frames of the mid-plane in 3D.
+"""One sample as a picture: space-time images in 1D, frames in 2D, frames of the mid-plane in 3D.
 
 matplotlib is imported when a picture is drawn, and without its global state.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ups_store.check.cells import cell_edges, colours_of
 from ups_store.check.labelled_sample import Axis, LabelledSample, label_sample
 from ups_store.errors import needs
 from ups_store.read.gather import TIME_DIM
@@ -31,13 +32,16 @@ _MAX_PIXELS = 2048  # along an axis; what is denser is thinned out
 _HUGE = 1e300
 _DPI = 150
 _CHARACTERS_PER_INCH = 13
-_ROBUST_PERCENTILES = (0.1, 99.9)  # a few wild values must not decide the colours
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "text.usetex": False,
     "text.parse_math": False,  # names from a file are text, never markup
+    **{"svg.hashsalt": "ups", "pdf.fonttype": 42},  # journals refuse fonts of type 3
 }
+
+_NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+PICTURES = tuple(_NO_DATE)  # suffixes
 
 Values = npt.NDArray[np.float64]
 
@@ -45,13 +49,14 @@ Values = npt.NDArray[np.float64]
 def save_preview(
     store: AnyStore, out: str | os.PathLike[str], *, sample: int | None = None, array: str | None = None
 ) -> None:
-    """Write a PNG of one sample, replacing a file that is there.
+    """Write a picture of one sample, replacing a file that is there.
 
     Args:
         store: May be unfinished.
-        out: File to write.
+        out: File to write: SVG or PDF if it is named so, else PNG. The same values give the same bytes.
         sample: Sample number; by default the first one that is committed.
-        array: Array name; by default "fields" if there is one, else the largest.
+        array: Array name; by default "fields" if there is one, else the largest, and of a steady sample the
+            fields that decide it, such as Darcy's coefficient, before it.
     Raises:
         SampleIndexError: If there is no such sample.
         NotCommittedError: If it isn't committed yet.
@@ -63,10 +68,12 @@ def save_preview(
     with needs("plot"):
         import matplotlib
 
+    form = os.path.splitext(os.fsdecode(target))[1].lower().removeprefix(".")
+    form = form if form in PICTURES else "png"
     labelled = label_sample(store, sample=sample, array=array)
     image = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        draw(labelled).savefig(image, format="png", dpi=_DPI)
+        draw(labelled).savefig(image, format=form, dpi=_DPI, metadata=_NO_DATE[form])
     replace_file(target, image.getvalue())
 
 
@@ -164,7 +171,7 @@ def _draw_images(
     down, across = _stride(len(vertical.points)), _stride(len(horizontal.points))
     x, y = horizontal.points[::across], vertical.points[::down]
     thinned = np.stack([_drawable(image[::down, ::across]) for image in images])
-    low, high, colours = _colours(thinned)
+    low, high, colours = colours_of(thinned)
     for axes, image in zip(row, thinned, strict=True):
         axes.set_facecolor("0.6")  # NaN and Inf
         mesh = _draw_image(axes, x, y, image, vmin=low, vmax=high, cmap=colours)
@@ -177,9 +184,9 @@ def _draw_images(
 
 def _draw_image(axes: Axes, x: Values, y: Values, image: Values, **colours: Any) -> Any:
     if _is_uniform(x) and _is_uniform(y):
-        extent = (*_edges(x), *_edges(y))
+        extent = (*_ends(x), *_ends(y))
         return axes.imshow(image, origin="lower", aspect="auto", extent=extent, **colours)
-    return axes.pcolormesh(x, y, image, shading="nearest", rasterized=True, **colours)
+    return axes.pcolormesh(cell_edges(x), cell_edges(y), image, rasterized=True, **colours)
 
 
 def _drawable(values: npt.NDArray[Any]) -> Values:
@@ -187,24 +194,6 @@ def _drawable(values: npt.NDArray[Any]) -> Values:
     copy = values.astype(np.float64)
     copy[~np.isfinite(copy)] = np.nan
     return np.clip(copy, -_HUGE, _HUGE)
-
-
-def _colours(values: Values) -> tuple[float, float, str]:
-    """Limits and colour map: symmetric about zero where both signs matter, else the range; NaN left out.
-
-    Both maps are perceptually uniform (viridis; coolwarm as in Moreland 2009).
-    """
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        return 0.0, 1.0, "viridis"
-    low, high = (float(limit) for limit in np.percentile(finite, _ROBUST_PERCENTILES))
-    if min(-low, high) > 0.2 * max(-low, high):
-        bound = max(-low, high)
-        return -bound, bound, "coolwarm"
-    if high - low <= 1e-6 * max(abs(low), abs(high)):  # a constant: noise in its last digit is no picture
-        margin = 0.05 * abs(low) or 1.0
-        return low - margin, high + margin, "viridis"
-    return low, high, "viridis"
 
 
 def _extend(values: Values, low: float, high: float) -> str:
@@ -231,15 +220,15 @@ def _plane_title(sample: LabelledSample) -> str:
 
 def _aspect(horizontal: Axis, vertical: Axis) -> float:
     """Width over height of a frame: the domain's own, unless that makes no picture."""
-    spans = [abs(edges[1] - edges[0]) for edges in map(_edges, (horizontal.points, vertical.points))]
+    spans = [abs(ends[1] - ends[0]) for ends in map(_ends, (horizontal.points, vertical.points))]
     same_unit = horizontal.unit == vertical.unit
     return float(np.clip(spans[0] / spans[1], 0.4, 2.5)) if same_unit else 1.0
 
 
-def _edges(points: Values) -> tuple[float, float]:
+def _ends(points: Values) -> tuple[float, float]:
     """Outer edges of the first and the last cell."""
-    half = (points[-1] - points[0]) / (len(points) - 1) / 2 if len(points) > 1 else 0.5
-    return float(points[0] - half), float(points[-1] + half)
+    edges = cell_edges(points)
+    return float(edges[0]), float(edges[-1])
 
 
 def _is_uniform(points: Values) -> bool:

@@ -14,7 +14,6 @@ from ups_store.console import (
     AsJson,
     NumThreads,
     console,
-    counted,
     format_age,
     format_nbytes,
     interruptible,
@@ -26,11 +25,14 @@ from ups_store.console import (
     report,
 )
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
+from ups_store.printable import counted
 from ups_store.read.open import open_any, open_store
+from ups_store.read.store_set import is_manifest
 from ups_store.system.paths import find_partitions, is_pattern
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis
+    from ups_store.check.set_doctor import SetDiagnosis
     from ups_store.read.verify import Report
 
 
@@ -102,13 +104,22 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
         if as_json:
             print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
-        return report(error)
+        return max([report(error), *(_verify(part, as_json, num_threads) for part in _parts_of(path))])
     seconds = time.perf_counter() - started
     if as_json:
         print_json({**_report_to_json(found), "path": str(path), "seconds": round(seconds, 4)})
     else:
         _show_report(path, found, seconds)
     return 0 if found.ok else DAMAGED
+
+
+def _parts_of(path: Path) -> list[Path]:
+    """The files of a set that can't be opened as a whole: they are checked one by one."""
+    if not is_manifest(path) or not path.is_file():
+        return []
+    from ups_store.check.set_doctor import files_of_set
+
+    return files_of_set(path)
 
 
 def _report_to_json(found: Report) -> dict[str, Any]:
@@ -123,11 +134,12 @@ def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
 def _show_report(path: Path, found: Report, seconds: float) -> None:
     _show_problems(found.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{path}: ")
     for name, samples in found.damaged.items():
-        print_lines(f"{path}: {counted(len(samples), 'damaged sample')} in array {name!r}")
+        which = counted(len(samples), "damaged sample") if samples else "damage, of no sample alone,"
+        print_lines(f"{path}: {which} in array {name!r}")
     verdict = "ok" if found.ok else f"DAMAGED, {counted(len(found.problems), 'problem')}"
     rate = found.nbytes / max(seconds, 1e-9) / 1e9
     print_lines(
-        f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {found.num_chunks:,} checksums"
+        f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {counted(found.num_chunks, 'checksum')}"
         f" in {seconds:.2f} s · {rate:.2f} GB/s"
     )
 
@@ -141,7 +153,9 @@ def _show_problems(problems: Sequence[object], most: int, *, prefix: str) -> Non
 
 
 def doctor(
-    path: Annotated[Path, typer.Argument(help="any file, or a pattern of partitions", metavar="FILE")],
+    path: Annotated[
+        Path, typer.Argument(help="any file, a pattern of partitions, or a set's manifest", metavar="FILE")
+    ],
     *,
     out: Annotated[
         Path | None, typer.Option("--salvage", help="copy what verifies into a new store", metavar="OUT")
@@ -152,11 +166,14 @@ def doctor(
 
     The file itself is never changed.
     """
-    if not is_pattern(path.absolute()):
+    is_set = is_manifest(path)
+    if not is_set and not is_pattern(path.absolute()):
         return _doctor(path, out, as_json)
     if out is not None:
-        hint = "salvage the partitions that are damaged, one by one"
+        hint = f"salvage the {'parts' if is_set else 'partitions'} that are damaged, one by one"
         raise ConfigError("--salvage of several files", path=path, hint=hint)
+    if is_set:
+        return _doctor_of_set(path, as_json)
     return max([_doctor(part, None, as_json) for part in find_partitions(path.absolute())])
 
 
@@ -178,6 +195,20 @@ def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
     return 0 if found.status.is_sound else NOT_SOUND
 
 
+def _doctor_of_set(manifest: Path, as_json: bool) -> int:
+    """Examine all parts of a set; returns the exit code."""
+    from ups_store.check.set_doctor import examine_set, files_of_set
+
+    nbytes = sum(map(_nbytes_of, files_of_set(manifest)))
+    with progress_bar(f"checking {manifest.name}", total=nbytes, quiet=as_json) as bar:
+        found = examine_set(manifest, progress=bar)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _show_set(found)
+    return 0 if found.status.is_sound else NOT_SOUND
+
+
 def _nbytes_of(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -190,7 +221,7 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
 
     savable = len(found.savable)
     sound = ", sound" if found.status is Status.PACKED else ""
-    print_lines(f"{found.path}: {found.status.value.replace('_', ' ')}{sound}")
+    print_lines(f"{found.path}: {found.status.title}{sound}")
     _show_problems(found.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
     if found.catalog is not None:
         print_lines(f"  {savable:,} of {found.num_samples:,} samples verify")
@@ -198,6 +229,24 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
         print_lines(f"  nothing verifies of {', '.join(found.lost_arrays)}")
     advice = ADVICE[found.status] if saved is None else f"{counted(savable, 'sample')} saved: {saved}"
     print_lines(f"  {advice}")
+
+
+def _show_set(found: SetDiagnosis) -> None:
+    from ups_store.check.doctor import ADVICE
+
+    sound = ", sound" if found.status.is_sound else ""
+    size = f"{counted(found.num_samples, 'sample')} in {counted(len(found.parts), 'part')}"
+    print_lines(f"{found.path}: {found.status.title}{sound}, {size}")
+    _show_problems(found.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
+    for part, samples in zip(found.parts, found.samples, strict=True):
+        which = "" if samples is None else f", samples {samples.start}..{samples.stop}"
+        print_lines(f"  {part.path.name}: {part.status.title}{which}")
+        _show_problems(part.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="    ")
+        if not part.status.is_sound:
+            print_lines(f"    {ADVICE[part.status]}")
+    for path in found.loose:
+        print_lines(f"  {path.name}: named by no manifest; `append` goes on behind it, `gc` removes it")
+    print_lines(f"  {ADVICE[found.status]}")
 
 
 def gc(
@@ -210,7 +259,7 @@ def gc(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file and line")] = False,
 ) -> None:
     """List what dead builders left in a folder; remove it on request. Files of living ones are left alone."""
-    from ups_store.check.garbage import find_garbage, remove_garbage
+    from ups_store.check.garbage import REMOVABLE, find_garbage, remove_garbage
 
     if unfinished and not delete:
         raise ConfigError(
@@ -220,7 +269,8 @@ def gc(
         )
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
-    kinds = {"temporary", "damaged", *(("unfinished", "part") if unfinished else ())}
+    kept = {"unfinished", "part"} if not unfinished else set()
+    kinds = REMOVABLE - kept
     found = find_garbage(folder)
     if not found:
         log(f"{folder}: nothing that a dead builder left")
@@ -232,7 +282,9 @@ def gc(
         committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
         what = {
             "unfinished": f"unfinished{committed}",
-            "part": f"part of {garbage.num_samples} samples that no manifest names",
+            "before_1_0": "unfinished, from before format 1.0: a build begins it again",
+            "lock": "lock of parts that no process writes",
+            "part": f"part of {counted(garbage.num_samples, 'sample')} that no manifest names",
             "finished": "finished store, left alone",
             "foreign": "foreign file, left alone",
         }.get(garbage.kind, garbage.kind)

@@ -13,7 +13,6 @@ import typer
 from ups_store.console import (
     AsJson,
     NumThreads,
-    counted,
     format_nbytes,
     interruptible,
     is_verbose,
@@ -23,6 +22,7 @@ from ups_store.console import (
     progress_bar,
 )
 from ups_store.errors import SpecError
+from ups_store.printable import counted
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import parts_of
 from ups_store.system.paths import is_pattern, partition_path
@@ -119,6 +119,10 @@ def _parsed_map(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if not all(key and name for key, _, name in pairs):
         raise typer.BadParameter("expected KEY=NAME", param_hint="--map")
+    for what, values in (("key", [key for key, _, _ in pairs]), ("name", [name for _, _, name in pairs])):
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise typer.BadParameter(f"the {what} {twice!r} is given twice", param_hint="--map")
     return {key: name for key, _, name in pairs}
 
 

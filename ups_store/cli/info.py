@@ -19,7 +19,6 @@ import ups_store
 from ups_store.check.info import ArrayInfo, BuildInfo, PackedInfo, StoreInfo
 from ups_store.check.statistics import ArrayStatistics
 from ups_store.console import (
-    counted,
     format_age,
     format_nbytes,
     is_verbose,
@@ -28,8 +27,9 @@ from ups_store.console import (
     progress_bar,
     results,
 )
-from ups_store.printable import one_line
+from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any
+from ups_store.read.store_set import is_manifest
 
 _SHORT_HASH = 12
 
@@ -138,7 +138,8 @@ def _state(info: StoreInfo) -> str:
     age = format_age(time.time() - info.modified_s)
     if info.build is None:
         packed = _packing(info.packed) if info.packed else ""
-        partitions = f"{len(info.partitions)} partitions · " if info.partitions else ""
+        noun = "part" if is_manifest(info.path) else "partition"
+        partitions = f"{counted(len(info.partitions), noun)} · " if info.partitions else ""
         return f"{partitions}{packed}written {age} · {info.resident_share:.0%} in RAM"
     return f"{_build(info.build, info.num_samples)} · last written {age}"
 

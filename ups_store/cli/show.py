@@ -8,9 +8,10 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.console import AsJson, counted, print_json, print_lines
+from ups_store.console import AsJson, print_json, print_lines
 from ups_store.errors import StoreNotFoundError, needs
 from ups_store.format.identity import differences
+from ups_store.printable import counted
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
@@ -75,14 +76,18 @@ def preview(
     *,
     sample: Annotated[int | None, typer.Option(min=0, help="[default: the first one]")] = None,
     array: Annotated[str | None, typer.Option(help="[default: fields, else the largest]")] = None,
-    out: Annotated[Path | None, typer.Option(help="FILE.png [default: named after the store]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.png, .svg or .pdf [default: a PNG named after the store]")
+    ] = None,
 ) -> None:
-    """Draw one sample as a PNG.
+    """Draw one sample.
 
-    A space-time image in 1D, frames in 2D, frames of the mid-plane in 3D.
+    A space-time image in 1D, frames in 2D, frames of the mid-plane in 3D; with a steady sample its inputs,
+    such as Darcy's coefficient.
     """
-    if out is not None and out.suffix.lower() != ".png":
-        raise typer.BadParameter(f"{out}: expected a name that ends in .png", param_hint="--out")
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        problem = f"{out}: expected a name that ends in .png, .svg or .pdf"
+        raise typer.BadParameter(problem, param_hint="--out")
     if out is not None and not out.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=out.parent, hint="create it first")
     with importing(), needs("plot"):  # what takes long of a preview

@@ -78,6 +78,8 @@ class Names:
         for key, name in self.map.items():
             if not is_name(name):
                 raise SpecError("map", expected="names of arrays", found=repr(name)[:140])
+            if list(self.map.values()).count(name) > 1:
+                raise SpecError("map", expected="a name of its own for each key", found=repr(name)[:140])
             if self._is_ignored(key):
                 raise SpecError("map and ignore", expected="different keys", found=repr(key)[:140])
 
@@ -92,9 +94,12 @@ class Names:
         keys: dict[str, str] = {}
         for key in values:
             name = self._name_of(key)
-            if name in keys or not is_name(name):
-                why = f"{keys[name]!r} gives too" if name in keys else "is no name of an array"
-                raise _bad(path, f"key {key[:140]!r}: {name[:140]!r} {why}; --map or --ignore it")
+            if name in keys:
+                both = f"keys {keys[name][:140]!r} and {key[:140]!r} would both be array {name[:140]!r}"
+                raise _bad(path, f"{both}; --map or --ignore one of them")
+            if not is_name(name):
+                problem = f"key {key[:140]!r}: {name[:140]!r} is no name of an array; --map or --ignore it"
+                raise _bad(path, problem)
             keys[name] = key
         if missing := sorted(self.map.keys() - values.keys()):
             raise _bad(path, f"no {missing[0]!r}, which --map names; it has {', '.join(values)}"[:300])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ups_store.errors import FormatError, VersionTooNewError
-from ups_store.format.canonical import canonical_json
+from ups_store.format.canonical import MAX_EXACT_INTEGER, canonical_json
 
 SET_VERSION = "1.0"
 MAX_MANIFEST_BYTES = 16 << 20
@@ -88,7 +88,7 @@ def _parse_part(number: int, part: object, bad: Callable[..., FormatError]) -> S
     if isinstance(part, dict) and sorted(part) == _PART_KEYS:
         name, count = part["name"], part["count"]
         digests = part["config_hash"], part["fingerprint"]
-        is_counted = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        is_counted = type(count) is int and 0 <= count <= MAX_EXACT_INTEGER
         is_named = isinstance(name, str) and _NAME.fullmatch(name)
         if is_named and is_counted and all(isinstance(d, str) and _HEX.fullmatch(d) for d in digests):
             return SetPart(name, count, *digests)

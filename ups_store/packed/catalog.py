@@ -34,6 +34,7 @@ from ups_store.read.catalog import (
     read_root,
 )
 from ups_store.read.directory import Directory, read_directory
+from ups_store.read.store_file import read_bytes
 from ups_store.system import files
 
 
@@ -171,12 +172,12 @@ def read_index(fd: int, array: PackedArray, path: Path) -> npt.NDArray[np.int64]
 
     Raises:
         CorruptChunkError: If the index is damaged, or its chunks don't follow one another (spec 13.5).
+        TruncatedError: If another program cut the file.
     """
     assert array.entry is not None
     where = (array.entry.end - array.index_nbytes, array.entry.end)
-    raw = files.read_at(fd, where[0], array.index_nbytes)
-    is_whole = len(raw) == array.index_nbytes
-    if not is_whole or raw[-CHECKSUM_BYTES:] != struct.pack("<I", crc32c(raw[:-CHECKSUM_BYTES])):
+    raw = read_bytes(fd, where[0], array.index_nbytes, path=path)
+    if raw[-CHECKSUM_BYTES:] != struct.pack("<I", crc32c(raw[:-CHECKSUM_BYTES])):
         raise _bad_index(array, where, path, "checksum")
     index = np.frombuffer(raw[:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
     data_nbytes = where[0] - array.entry.data_offset

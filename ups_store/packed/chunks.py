@@ -11,8 +11,7 @@ from ups_store.errors import CorruptChunkError
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES
 from ups_store.packed.catalog import PackedArray, read_index
-from ups_store.read.store_file import StoreFile
-from ups_store.system import files
+from ups_store.read.store_file import StoreFile, read_bytes
 
 
 class ChunkReader:
@@ -35,12 +34,13 @@ class ChunkReader:
             out: Where the payload goes.
         Raises:
             CorruptChunkError: If it is damaged.
+            TruncatedError: If another program cut the file.
         """
         first, end = self._extent(array, sample)
         descriptor = self._file.descriptor  # held, see there
-        raw = memoryview(files.read_at(descriptor.fd, first, end - first))
+        raw = memoryview(read_bytes(descriptor.fd, first, end - first, path=self._file.path))
         packed, stored = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
-        if len(raw) < end - first or stored != struct.pack("<I", crc32c(packed)):
+        if stored != struct.pack("<I", crc32c(packed)):
             raise self._damaged(array, sample, (first, end), "its crc32c doesn't match")
         try:
             array.chain.decode(packed, out.reshape(-1).view(np.uint8))
@@ -57,7 +57,7 @@ class ChunkReader:
             sample=sample,
             byte_range=where,
             clause="5.2",
-            hint="copy the file again",
+            hint="`ups-store doctor` says what to do",
         )
 
     def _extent(self, array: PackedArray, sample: int | None) -> tuple[int, int]:

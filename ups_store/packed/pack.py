@@ -29,7 +29,7 @@ from ups_store.packed.store import PackedStore
 from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.open import open_store
 from ups_store.read.protocol import AnyStore
-from ups_store.read.ragged import check_not_ragged
+from ups_store.read.ragged_batch import check_not_ragged
 from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
 from ups_store.system import files

@@ -23,7 +23,7 @@ from ups_store.read.base import BaseStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, check_output, window_of
 from ups_store.read.preload import Mode, PreloadReport, Request, preload, ram_budget
-from ups_store.read.ragged import Form, check_form
+from ups_store.read.ragged_batch import Form, check_form
 from ups_store.read.store_file import StoreFile
 from ups_store.read.verify import Report
 from ups_store.system import files, mappings
@@ -122,9 +122,12 @@ class PackedStore(BaseStore):
             ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
             SpecError: For an `out` of another shape, or of a dtype that loses what the array holds.
             CorruptChunkError: If a chunk is damaged.
+            TruncatedError: If another program cut the file.
         """
         if ragged != "views":
             check_form(ragged, (), None, path=self.path)
+        if not self._is_copy:
+            self._file.check_length()
         is_window = start is not None or length is not None or stride != 1
         samples, metas = self._asked(indices, names, is_window=is_window, out=out)
         batch: dict[str, npt.NDArray[Any]] = {}

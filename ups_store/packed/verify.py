@@ -19,9 +19,8 @@ from ups_store.format.zip_records import Entry
 from ups_store.packed.catalog import PackedArray, PackedCatalog
 from ups_store.packed.chunk_codecs import packed_document
 from ups_store.packed.chunks import ChunkReader
-from ups_store.read.store_file import StoreFile
+from ups_store.read.store_file import StoreFile, read_bytes
 from ups_store.read.verify import Problem, Report, constant_problems, empty_constant_problems
-from ups_store.system import files
 
 _BLOCK_BYTES = 4 << 20
 
@@ -118,17 +117,17 @@ class _PackedVerifier:
     def _crc_of(self, entry: Entry) -> int:
         crc = 0
         for first in range(entry.data_offset, entry.end, _BLOCK_BYTES):
-            block = files.read_at(self.fd, first, min(_BLOCK_BYTES, entry.end - first))
+            num = min(_BLOCK_BYTES, entry.end - first)
+            block = read_bytes(self.fd, first, num, path=self.path)
             crc = crc32(block, crc)
             self.progress(len(block))
         return crc
 
     def _compare(self, offset: int, expected: bytes, kind: str, clause: str) -> list[Problem]:
-        found = files.read_at(self.fd, offset, len(expected))
+        found = read_bytes(self.fd, offset, len(expected), path=self.path)
         if found == expected:
             return []
-        num = min(len(found), len(expected))
-        pairs = (np.frombuffer(raw[:num], np.uint8) for raw in (found, expected))
-        differs = np.flatnonzero(np.not_equal(*pairs))
-        first, end = (int(differs[0]), int(differs[-1]) + 1) if len(differs) else (num, len(expected))
-        return [Problem(kind, clause, (offset + first, offset + end))]
+        differs = np.flatnonzero(np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8))
+        first, end = int(differs[0]), int(differs[-1]) + 1
+        shown = f"expected {expected[first:end][:16].hex()}, found {found[first:end][:16].hex()}"
+        return [Problem(kind, clause, (offset + first, offset + end), detail=shown)]

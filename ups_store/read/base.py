@@ -15,8 +15,9 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS
 from ups_store.format.root_metadata import RootMeta
+from ups_store.printable import counted
 from ups_store.read.gather import Indices, Samples, check_effect, check_indices, names_of
-from ups_store.read.ragged import Form, check_form, check_no_window, in_form, is_window
+from ups_store.read.ragged_batch import Form, check_form, check_no_window, in_form, is_window
 
 
 class BaseStore:
@@ -231,8 +232,7 @@ class BaseStore:
         return html_of(self._title(), self.metas.values(), self.identity)
 
     def _title(self) -> str:
-        samples = f"{len(self):,} sample{'' if len(self) == 1 else 's'}"
-        summary = ", ".join([samples, *self._summary()])
+        summary = ", ".join([counted(len(self), "sample"), *self._summary()])
         return f"ups_store.{type(self).__name__} {self.path.name}: {summary}"
 
     def _summary(self) -> list[str]:

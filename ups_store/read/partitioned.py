@@ -14,11 +14,12 @@ from ups_store.errors import FormatError, SpecError
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root_metadata import RootMeta
+from ups_store.printable import counted
 from ups_store.read.base import BaseStore
 from ups_store.read.gather import Indices, Samples, check_indices, check_output, names_of, window_of
 from ups_store.read.preload import Mode, PreloadReport
 from ups_store.read.protocol import AnyStore
-from ups_store.read.ragged import Form, check_form
+from ups_store.read.ragged_batch import Form, check_form
 from ups_store.read.verify import Report
 
 
@@ -55,7 +56,7 @@ class PartitionedStore(BaseStore):
         return _whole_identity(path, partitions)
 
     def _summary(self) -> list[str]:
-        return [f"{len(self.partitions)} partitions", f"{self.nbytes:,} bytes"]
+        return [counted(len(self.partitions), "partition"), f"{self.nbytes:,} bytes"]
 
     @property
     def access(self) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import ArrayMeta
 from ups_store.read.gather import Indices
-from ups_store.read.ragged import Form
+from ups_store.read.ragged_batch import Form
 
 if TYPE_CHECKING:
     from ups_store.read.preload import Mode, PreloadReport

@@ -15,14 +15,8 @@ from ups_store.format.layout import ArrayLayout
 from ups_store.read.base import BaseStore
 from ups_store.read.catalog import Catalog, fingerprint_of
 from ups_store.read.gather import TIME_DIM, Indices, check_effect, check_indices, names_of, window_of
-from ups_store.read.ragged import (
-    Form,
-    RaggedArray,
-    RaggedReader,
-    RowChecks,
-    check_form,
-    check_not_ragged,
-)
+from ups_store.read.ragged import RaggedArray, RaggedReader, RowChecks
+from ups_store.read.ragged_batch import Form, check_form, check_not_ragged
 from ups_store.read.recovery import Building, read_commits, read_committed
 from ups_store.read.sampled_array import SampledArray, TouchChecks
 from ups_store.read.store_file import Access, StoreFile

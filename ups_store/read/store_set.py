@@ -9,6 +9,7 @@ from typing import Any
 from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.manifest import MAX_MANIFEST_BYTES, SetPart, parse_manifest
+from ups_store.printable import counted
 from ups_store.read.catalog import check_regular
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
@@ -37,7 +38,7 @@ class StoreSet(PartitionedStore):
         super().__init__(manifest, parts)
 
     def _summary(self) -> list[str]:
-        return [f"{len(self.partitions)} parts", f"{self.nbytes:,} bytes"]
+        return [counted(len(self.partitions), "part"), f"{self.nbytes:,} bytes"]
 
     @staticmethod
     def _document(path: Path, parts: Sequence[AnyStore]) -> dict[str, Any]:
@@ -110,8 +111,8 @@ def check_part(store: AnyStore, part: SetPart, manifest: Path) -> None:
             path=store.path,
             kind="set",
             clause="15.3",
-            expected=f"{part.count} samples, fingerprint {part.fingerprint}",
-            found=f"{found.count} samples, fingerprint {found.fingerprint}",
+            expected=f"{counted(part.count, 'sample')}, fingerprint {part.fingerprint}",
+            found=f"{counted(found.count, 'sample')}, fingerprint {found.fingerprint}",
             hint=f"it was replaced: write {manifest.name} again",
         )
 

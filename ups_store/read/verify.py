@@ -63,7 +63,8 @@ class Problem:
         where += [f"array {self.array!r}"] if self.array else []
         where += [f"sample {self.sample}"] if self.sample is not None else []
         where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
-        return one_line(f"{', '.join(where)}: {self.kind} {self.detail} (spec {self.clause})")
+        what = f"{self.kind} {self.detail}" if self.detail else self.kind
+        return one_line(f"{', '.join(where)}: {what} (spec {self.clause})")
 
 
 @dataclass(frozen=True)

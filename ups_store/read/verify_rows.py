@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ups_store.format.checksum import Bytes, crc32, crc32c
 from ups_store.format.layout import RaggedLayout
 from ups_store.format.ragged import Offsets
-from ups_store.read.ragged import offset_flaws
+from ups_store.read.offsets import offset_flaws
 
 Read = Callable[[int, int], bytes]
 

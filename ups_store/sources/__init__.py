@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ups_store.sources.contents import Selection, SourceInfo
     from ups_store.sources.declaration import LocalPath, TaskDeclaration
     from ups_store.sources.source import Source, open_source
+    from ups_store.sources.source_files import samples_by_split
     from ups_store.sources.tasks import TASKS, Task, get_task
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "TaskDeclaration",
     "get_task",
     "open_source",
+    "samples_by_split",
 ]
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "TaskDeclaration": "declaration",
     "Source": "source",
     "open_source": "source",
+    "samples_by_split": "source_files",
     "TASKS": "tasks",
     "Task": "tasks",
     "get_task": "tasks",

@@ -73,6 +73,14 @@ class LinkedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         found = h5py.Group.get(file, spot.name)
         return default if found is None else self._usable(found, spot, depth=0)
 
+    def check_links(self, name: str) -> None:
+        """Follow the links to an object without opening it; what isn't there is no matter.
+
+        Raises:
+            ExternalDataError: If one leads into another file, and that isn't allowed.
+        """
+        self._find(self._path, name, asked=name)
+
     def close(self) -> None:
         """Close it and all outer files; a second call does nothing."""
         self._pieced.clear()

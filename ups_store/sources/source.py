@@ -35,6 +35,8 @@ from ups_store.sources.regions import Place, chunk_length, place_of, read_sample
 from ups_store.sources.tasks import Task
 from ups_store.system.paths import check_local
 
+_MAX_WALKED = 1000  # groups of samples whose links are looked at when the file is opened
+
 __all__ = ["ArrayInfo", "Selection", "Source", "SourceInfo", "check_same_grid", "open_source"]
 
 
@@ -81,6 +83,8 @@ def open_source(
             )
             if outer.are_allowed:
                 _find_all(file, contents, note)
+            else:
+                _check_links(file, contents)
             outer.is_complete = True
             info = dataclasses.replace(
                 info, samples_per_chunk=_samples_per_chunk(file, contents), outer=tuple(outer.used)
@@ -319,6 +323,20 @@ def _find_all(file: LinkedFile, contents: Contents, note: Callable[[str], None])
             name = contents.dataset_path(part, sample=sample)
             note(name)
             file.get(name)  # what isn't there is missed when it is read
+
+
+def _check_links(file: LinkedFile, contents: Contents) -> None:
+    """Refuse links into other files before the first sample is read.
+
+    Those to the groups of samples take 18 µs each. Those in the groups take as many reads of the disk as
+    there are groups, so of very many they are found when their sample is read.
+    """
+    parts = [part for array in contents.arrays.values() for part in array.parts]
+    for sample, group in enumerate(contents.groups):
+        file.check_links(group)
+        if len(contents.groups) <= _MAX_WALKED:
+            for part in parts:
+                file.check_links(contents.dataset_path(part, sample=sample))
 
 
 def _samples_per_chunk(file: h5py.File, contents: Contents) -> int:

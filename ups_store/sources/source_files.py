@@ -54,6 +54,29 @@ class SourceFile:
         return SourcePart(self.path, indices)
 
 
+def samples_by_split(
+    path: str | os.PathLike[str], num_samples: int, *, task: Task, fractions: SplitFractions
+) -> dict[str, range]:
+    """Which samples of one file a build takes for which split; splits without any are left out.
+
+    Args:
+        path: The file; its name and folder decide, as for `find_sources`.
+        num_samples: How many it has.
+        task: The task.
+        fractions: How a file is shared out that is of no split as a whole.
+    """
+    path = Path(path)
+    named = {split for split, patterns in task.files.items() if any(map(path.match, patterns))} - {"all"}
+    found = {}
+    for split in SPLITS:
+        of_split = [SourceFile(path, whole=True)] if split in named else _chosen([path], task, split)
+        for source in of_split if not named or split in named else ():
+            part = source.part(num_samples, split=split, fractions=fractions, test_part=task.test_part)
+            if len(part.indices):
+                found[split] = part.indices
+    return found
+
+
 @dataclass(frozen=True)
 class SourcePart:
     """Samples of one file."""

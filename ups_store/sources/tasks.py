@@ -236,6 +236,15 @@ _TASKS = (
         test_part="last",  # PDEBench publishes no split of this family
         file_patterns=(r"ns_incom_inhom_2d_\d+-\d+",),
     ),
+    Task(  # not of PDEBench: `ups make-data` writes it, converted
+        name="incompressible2d",
+        ndim=2,
+        channels=("vorticity",),
+        boundary=_all_axes("periodic", "xy"),
+        test_part="first",
+        file_patterns=(rf"2D_Vorticity_Nu{_NUMBER}",),
+        parameters=("nu",),
+    ),
 )
 
 TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}

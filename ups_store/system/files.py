@@ -318,6 +318,11 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
+def create_folder(folder: Path) -> None:
+    """Make a folder; `FileExistsError` if the name is taken."""
+    os.mkdir(folder)
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder, unless there is something in it, or it isn't there."""
     with contextlib.suppress(OSError):

@@ -25,7 +25,8 @@ from ups_store.errors import StoreNotFoundError
 from ups_store.system import files, locks
 from ups_store.testing.unsynced import Change, Resize, Write, variants_of
 
-_read_really, _close_really = files.read_at, files.close  # of files that aren't on the disk
+# Of files that aren't on the disk.
+_read_really, _size_really, _close_really = files.read_at, files.size, files.close
 _BLOCK_BYTES = 4096  # of what a library wrote: a write by itself
 _NUM_MIXTURES = 4  # of several unsynced files
 
@@ -100,6 +101,7 @@ class Disk:
         inodes = {path: _Inode(bytearray(raw), bytearray(raw)) for path, raw in names.items()}
         self._names, self._durable_names = dict(inodes), dict(inodes)
         self._pending_names: list[_NameChange] = []
+        self._folders: set[Path] = set()  # that were made here
         self._open: dict[int, _Inode] = {}
         self._locks: list[tuple[int, _Inode, int, int, bool]] = []
         self._next_fd = 1 << 20
@@ -116,7 +118,7 @@ class Disk:
 
     def names(self) -> list[Path]:
         """The files that programs see."""
-        return sorted(self._names)
+        return sorted(self._names.keys() - self._folders)
 
     def go_on(self) -> None:
         """After `PowerLoss`: it was only the process that died; what it had written is still there."""
@@ -131,6 +133,9 @@ class Disk:
             names = dict(self._durable_names)
             for change in changes:
                 change.on(names)
+            lost = self._folders - names.keys()
+            for path in [path for path in names if path in self._folders or lost.intersection(path.parents)]:
+                del names[path]
             dirty = [inode for inode in dict.fromkeys(names.values()) if inode.pending]
             for kept in _kept_writes(dirty, chance):
                 left = {inode: inode.left_after(kept.get(inode, [])) for inode in names.values()}
@@ -188,7 +193,7 @@ class Disk:
 
     def size(self, fd: int) -> int:
         """Stands in for `files.size`."""
-        return len(self._open[fd].content)
+        return len(self._open[fd].content) if fd in self._open else _size_really(fd)
 
     def mode(self, fd: int) -> int:
         """Stands in for `files.mode`."""
@@ -286,8 +291,20 @@ class Disk:
         """Stands in for `files.names_in`."""
         return sorted(path.name for path in self._names if path.parent == folder)
 
+    def create_folder(self, folder: Path) -> None:
+        """Stands in for `files.create_folder`; other folders are always there."""
+        self._change()
+        if self.exists(folder):
+            raise FileExistsError(folder)
+        self._folders.add(folder)
+        self._change_name(folder, functools.partial(_set_name, path=folder, inode=_Inode()))
+
     def remove_folder(self, folder: Path) -> None:
-        """Stands in for `files.remove_folder`: folders themselves aren't modelled."""
+        """Stands in for `files.remove_folder`; nothing happens to others than `create_folder` made."""
+        if self.is_off:
+            return
+        if folder in self._folders & self._names.keys() and not self.names_in(folder):
+            self._change_name(folder, functools.partial(_set_name, path=folder, inode=None))
 
     def exists(self, path: Path) -> bool:
         """Stands in for `files.exists`."""
@@ -390,6 +407,7 @@ _REPLACED = [
     "remove",
     "copy_range",
     "names_in",
+    "create_folder",
     "remove_folder",
     "exists",
     "is_file_at",

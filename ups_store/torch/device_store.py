@@ -19,7 +19,7 @@ from ups_store.read.base import BaseStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, runs_of, window_of
 from ups_store.read.preload import Mode, PreloadJob, PreloadReport
-from ups_store.read.ragged import Form, check_form
+from ups_store.read.ragged_batch import Form, check_form
 from ups_store.read.verify import Report
 from ups_store.torch.memory import torch_dtype
 

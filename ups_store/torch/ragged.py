@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups_store.errors import SpecError
+from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.format.ragged import LENGTHS
 from ups_store.read.gather import Indices, Samples
 from ups_store.read.protocol import AnyStore
-from ups_store.read.ragged import padded
+from ups_store.read.ragged_batch import padded
 from ups_store.torch.memory import Allocate, as_array, new_tensor, torch_dtype
 
 RaggedForm: TypeAlias = Literal["padded", "nested"]
@@ -32,6 +32,7 @@ def gather_nested(
         name: A ragged array of numbers.
         dtype: What floating-point numbers are converted to; the array's by default.
     Raises:
+        ArrayNotFoundError: If there is no such array; also a KeyError.
         SpecError: If the array isn't ragged, or is text, kind "ragged".
     """
     field = RaggedField(store, name, "nested", dtype)
@@ -58,7 +59,11 @@ class RaggedField:
     def __init__(
         self, store: AnyStore, name: str, form: RaggedForm | None, dtype: torch.dtype | None
     ) -> None:
-        spec = store.arrays[name]
+        arrays = store.arrays
+        if not isinstance(name, str) or name not in arrays:
+            expected = f"one of {', '.join(arrays)}"
+            raise ArrayNotFoundError(f"no array {name!r} of samples", path=store.path, expected=expected)
+        spec = arrays[name]
         if not spec.is_ragged or (form == "nested" and spec.encoding is not None and dtype is not None):
             raise SpecError("it isn't ragged", kind="ragged", path=store.path, array=name)
         self.key, self.form, self._store = name, form, store

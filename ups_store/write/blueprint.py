@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,14 +132,25 @@ def _ragged_meta(name: str, spec: ArraySpec) -> ArrayMeta:
 
 def _lengths(name: str, spec: ArraySpec) -> npt.NDArray[np.int64]:
     """Numbers of rows of a ragged array's samples, checked."""
-    lengths = None if spec.lengths is None else int64_of(spec.lengths)
     num_samples = spec.shape[0]
-    is_valid = lengths is not None and lengths.ndim == 1 and not (lengths < 0).any()
-    if lengths is None or not is_valid or num_samples not in (None, len(lengths)):
-        expected = f"a number of rows per sample, {'N' if num_samples is None else num_samples} in all"
-        found = None if spec.lengths is None else np.shape(spec.lengths)
+    try:
+        lengths = None if spec.lengths is None else int64_of(spec.lengths)
+    except ValueError:  # lists within lists
+        lengths = None
+    if lengths is None or lengths.ndim != 1 or num_samples not in (None, len(lengths)):
+        expected = f"a whole number of rows per sample, {'N' if num_samples is None else num_samples} in all"
+        found = reprlib.repr(spec.lengths) if lengths is None else f"shape {lengths.shape}"
         hint = "where they aren't known yet, write with `ups_store.write_parts`"
         raise SpecError("lengths", kind="lengths", array=name, expected=expected, found=found, hint=hint)
+    if (lengths < 0).any():
+        raise SpecError(
+            "lengths",
+            kind="lengths",
+            array=name,
+            sample=int((lengths < 0).argmax()),
+            expected="0 rows or more",
+            found=int(lengths[lengths < 0][0]),
+        )
     if lengths.sum(dtype=float) > MAX_ROWS:  # as an integer it might wrap around
         expected = f"at most {MAX_ROWS} rows in all"
         raise SpecError("lengths", kind="lengths", clause="9.1", array=name, expected=expected)

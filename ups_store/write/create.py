@@ -31,7 +31,7 @@ from ups_store.format.identity import describe_differences, differences, identit
 from ups_store.format.layout import Layout, RaggedLayout
 from ups_store.format.ragged import Offsets
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
-from ups_store.read.ragged import read_offsets
+from ups_store.read.offsets import read_offsets
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
 from ups_store.system.memory_file import (
@@ -126,16 +126,29 @@ def create(
     # The process may change its folder meanwhile.
     target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
     if os.fspath(path) == IN_MEMORY:
-        return _with_owner(StoreWriter(create_building_in_memory(blueprint, is_lazy=is_lazy)))
+        in_memory = StoreWriter(create_building_in_memory(blueprint, is_lazy=is_lazy))
+        try:
+            _note_owner(in_memory)
+        except BaseException:
+            in_memory.close()
+            raise
+        return in_memory
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
     check_replaceable(target, force=restart)
     for _ in range(_MAX_ROUNDS):
+        writer = None
         try:
             with failures_as_errors(target, blueprint.layout, "the store was not begun", passing=_OVERTAKEN):
-                return _with_owner(_create_or_resume(target, blueprint, is_lazy, resuming))
-        except (*_OVERTAKEN, StoreReplacedError):
-            continue
+                writer = _create_or_resume(target, blueprint, is_lazy, resuming)
+                _note_owner(writer)
+        except BaseException as error:
+            if writer is not None:  # whatever fails, the lock isn't kept
+                writer.close()
+            if not isinstance(error, (*_OVERTAKEN, StoreReplacedError)):
+                raise
+        else:
+            return writer
     raise StoreReplacedError("other processes keep replacing the building file", path=building_path(target))
 
 
@@ -206,15 +219,10 @@ def check_replaceable(path: Path, *, force: bool) -> None:
         )
 
 
-def _with_owner(writer: StoreWriter) -> StoreWriter:
+def _note_owner(writer: StoreWriter) -> None:
     """Note in the file who builds it; a finished one has no place for that and must keep its length."""
-    try:
-        if not writer.is_finished:
-            write_owner(writer.building, Owner(os.getpid(), socket.gethostname()))
-    except BaseException:
-        writer.close()
-        raise
-    return writer
+    if not writer.is_finished:
+        write_owner(writer.building, Owner(os.getpid(), socket.gethostname()))
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,14 @@ from ups_store.format.manifest import SetPart
 from ups_store.format.metadata import ArrayMeta
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
-from ups_store.read.ragged import read_offsets, sample_extent
+from ups_store.read.offsets import read_offsets, sample_extent
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.store_file import read_constant
 from ups_store.system import files, locks
 from ups_store.write.blueprint import Blueprint, blueprint_of
 
 LOCK_NAME = "lock"
+_MAX_ROUNDS = 100  # in which other writers may begin and end
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,21 @@ class Recipe:
 def metas_of(recipe: Recipe) -> dict[str, ArrayMeta]:
     """Metadata of the arrays that samples have."""
     for name, spec in recipe.arrays.items():
-        if isinstance(spec, ArraySpec) and spec.lengths is not None:
-            expected = "none: they are counted as samples are added"
-            raise SpecError("lengths", kind="lengths", array=name, expected=expected, found="lengths")
+        if isinstance(spec, ArraySpec):
+            _check_uncounted(name, spec)
     layout = recipe.blueprint(0, {name: [] for name in recipe.ragged}).layout
     return {a.meta.name: a.meta for a in layout.per_sample if not a.meta.is_companion}
+
+
+def _check_uncounted(name: str, spec: ArraySpec) -> None:
+    """Refuse numbers that are counted as samples are added, and would have no effect."""
+    if spec.lengths is not None:
+        expected = "none: they are counted as samples are added"
+        raise SpecError("lengths", kind="lengths", array=name, expected=expected, found="lengths")
+    if len(spec.shape) and spec.shape[0] is not None:
+        expected, found = "None first: samples are counted as they are added", tuple(spec.shape)
+        hint = "where N is known, `ups_store.create` writes the store in one file from the start"
+        raise SpecError("shape", kind="shape", array=name, expected=expected, found=found, hint=hint)
 
 
 def catalog_of(path: Path) -> Catalog:
@@ -138,28 +149,42 @@ def locked(folder: Path) -> int:
     if not folder.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=folder.parent, hint="create it first")
     try:
-        folder.mkdir()
-        files.sync_folder(folder.parent)
-    except FileExistsError:
-        pass
+        for _ in range(_MAX_ROUNDS):
+            fd = _opened_lock(folder)
+            if fd is None:
+                continue
+            if not locks.try_lock(fd, BUILDER_LOCK):
+                files.close(fd)
+                hint = "wait for it, or close the first writer"
+                raise BuildLockedError("another writer writes these parts", path=folder, hint=hint)
+            if files.is_file_at(fd, folder / LOCK_NAME):
+                return fd
+            files.close(fd)  # the writer before ended this moment
     except OSError as error:
         hint = "check the disk and your permissions of the folder"
         raise CommitError(f"the parts were not begun ({error.strerror})", path=folder, hint=hint) from error
-    lock = folder / LOCK_NAME
-    while True:
-        try:
-            fd = files.open_existing(lock, writable=True)
-        except StoreNotFoundError:
-            try:
-                fd = files.create_new(lock)
-            except FileExistsError:
-                continue
-            except FileNotFoundError:  # the writer before finished, and removed the folder
-                return locked(folder)
-        if not locks.try_lock(fd, BUILDER_LOCK):
-            files.close(fd)
-            hint = "wait for it, or close the first writer"
-            raise BuildLockedError("another writer writes these parts", path=folder, hint=hint)
-        if files.is_file_at(fd, lock):
-            return fd
+    problem = "the parts were not begun: other writers begin and end, or a link there points to nothing"
+    raise CommitError(problem, path=folder, hint="look into the folder, and try again")
+
+
+def _opened_lock(folder: Path) -> int | None:
+    """Descriptor of the file that is to be locked, made with its folder if need be; None: try again."""
+    with contextlib.suppress(StoreNotFoundError):
+        return files.open_existing(folder / LOCK_NAME, writable=True)
+    with contextlib.suppress(FileExistsError):
+        files.create_folder(folder)
+        files.sync_folder(folder.parent)
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # another writer began, or ended, just now
+        return files.create_new(folder / LOCK_NAME)
+    return None
+
+
+def unlock(fd: int, folder: Path) -> None:
+    """Release the lock of `locked`, and remove its file, and the folder if nothing else is in it."""
+    try:
+        with contextlib.suppress(OSError):  # whatever is left, the next writer takes it up
+            if files.is_file_at(fd, folder / LOCK_NAME):
+                files.remove(folder / LOCK_NAME)
+            files.remove_folder(folder)
+    finally:
         files.close(fd)

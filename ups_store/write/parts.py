@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreClosedError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
+from ups_store.read.catalog import check_regular
 from ups_store.read.recovery import building_path
 from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, stem_of
 from ups_store.system import files, locks
@@ -31,7 +32,6 @@ from ups_store.write.create import check_replaceable, create
 from ups_store.write.merge import merge_parts
 from ups_store.write.part_buffer import PartBuffer, sample_payload
 from ups_store.write.part_files import (
-    LOCK_NAME,
     Recipe,
     bytes_of,
     catalog_of,
@@ -40,6 +40,7 @@ from ups_store.write.part_files import (
     part_of,
     recipe_of,
     remove_unfinished_merges,
+    unlock,
     whole_of,
 )
 from ups_store.write.target import publish_file
@@ -82,6 +83,7 @@ def write_parts(
         on_mismatch: What to do with parts of another identity, or of other samples, that were left over.
     Raises:
         SpecError: If no store can be made from these arguments; if there is a set already, kind "exists".
+        FormatError: If there is something else than a store in its place.
         IdentityMismatchError: If unfinished parts were made from something else.
         BuildLockedError: If another process writes them.
     """
@@ -91,14 +93,10 @@ def write_parts(
         raise SpecError("argument", kind="argument", expected=expected, found=found)
     if on_mismatch not in ("raise", "restart"):
         raise SpecError("on_mismatch", kind="argument", expected="raise or restart", found=repr(on_mismatch))
-    manifest = manifest_path(target)
-    if files.exists(manifest):
-        hint = "`ups_store.append` adds to it; else remove it, and its parts, or choose another name"
-        raise SpecError("there is a set", kind="exists", path=manifest, hint=hint)
     recipe = Recipe(dict(arrays), constants or {}, dims or {}, identity, attrs or {})
-    goal = target.with_name(f"{stem_of(target)}.zarr.zip") if merge else manifest
-    check_replaceable(goal, force=on_mismatch == "restart")
-    return PartsWriter(goal, recipe, buffer_bytes=buffer_bytes, restart=on_mismatch == "restart")
+    goal = target.with_name(f"{stem_of(target)}.zarr.zip") if merge else manifest_path(target)
+    restart = on_mismatch == "restart"
+    return PartsWriter(goal, recipe, buffer_bytes=buffer_bytes, restart=restart, is_new=True)
 
 
 def append(
@@ -130,7 +128,18 @@ def append(
     recipe = recipe_of(parts_folder(manifest) / named[-1].name)
     if identity is not None:
         recipe = replace(recipe, identity=identity)
-    return PartsWriter(manifest, recipe, buffer_bytes=buffer_bytes, restart=on_mismatch == "restart")
+    restart = on_mismatch == "restart"
+    return PartsWriter(manifest, recipe, buffer_bytes=buffer_bytes, restart=restart, is_new=False)
+
+
+def _check_no_set(manifest: Path) -> None:
+    """Refuse to begin where there is a set, or anything else of its name."""
+    if not files.exists(manifest):
+        return
+    with files.opened(manifest) as fd:
+        check_regular(fd, manifest)
+    hint = "`ups_store.append` adds to it; else remove it, and its parts, or choose another name"
+    raise SpecError("there is a set", kind="exists", path=manifest, hint=hint)
 
 
 class PartsWriter:
@@ -141,6 +150,7 @@ class PartsWriter:
         recipe: What the parts are made from.
         buffer_bytes: See `write_parts`.
         restart: Whether to remove unfinished parts of something else.
+        is_new: Whether there must be no set yet.
 
     Attributes:
         path: What `finish` makes.
@@ -149,7 +159,7 @@ class PartsWriter:
         fd: Descriptor of the lock of the parts; -1 after closing, and in forked children.
     """
 
-    def __init__(self, goal: Path, recipe: Recipe, *, buffer_bytes: int, restart: bool) -> None:
+    def __init__(self, goal: Path, recipe: Recipe, *, buffer_bytes: int, restart: bool, is_new: bool) -> None:
         self.path, self._recipe, self._buffer_bytes = goal, recipe, buffer_bytes
         self._folder = parts_folder(goal)
         self._metas = metas_of(recipe)
@@ -159,6 +169,9 @@ class PartsWriter:
         self.fd = locked(self._folder)
         locks.close_on_fork(self)
         try:
+            if is_new:
+                _check_no_set(manifest_path(goal))
+                check_replaceable(goal, force=restart)
             self._named = read_manifest(goal) if self._is_set and files.exists(goal) else ()
             self._first = 1 + max((int(part.name[:5]) for part in self._named), default=-1)
             self._parts = self._take_up(restart)
@@ -239,7 +252,7 @@ class PartsWriter:
         """Release the parts: finished ones stay, samples that are waiting don't."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            files.close(fd)
+            unlock(fd, self._folder)
 
     def __enter__(self) -> Self:
         return self
@@ -369,8 +382,6 @@ class PartsWriter:
                 merge_parts(paths, self.path, blueprint, progress=progress)
         for path in reversed(paths):  # what an interruption leaves begins with the first part
             files.remove(path)
-        files.remove(self._folder / LOCK_NAME)
-        files.remove_folder(self._folder)
 
     def _name_parts(self) -> None:
         """Have the manifest name the new parts, too."""

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from build_helpers import BURGERS, Recorder, build, settings, write_burgers
+from small_stores import write_building_before_1_0
 
 import ups_store
 from ups_store.build.config import BuildConfig
 from ups_store.errors import FormatError
-from ups_store.format.checksum import crc32
-from ups_store.format.zip_records import Entry
 
 NAME = "burgers1d_train.zarr.zip"
 COMMENT = b'{"format":"ups_store","version":"1.0"}'
@@ -40,11 +39,8 @@ def test_build_makes_a_finished_store_from_before_again_and_says_so(config: Buil
 
 
 def test_build_begins_an_unfinished_store_from_before_again(config: BuildConfig) -> None:
-    """Its root document has spaces behind it."""
-    text = b'{"attributes":{"ups_store":{}}}'.ljust(4096)
-    building = config.cache.dir / f"{NAME}.building"
-    building.parent.mkdir(parents=True, exist_ok=True)
-    building.write_bytes(Entry("zarr.json", 0, 4096).pack_local_header(crc32(text)) + text + bytes(8192))
+    config.cache.dir.mkdir(parents=True, exist_ok=True)
+    building = write_building_before_1_0(config.cache.dir / f"{NAME}.building")
     with pytest.raises(FormatError) as caught:
         ups_store.open(config.cache.dir / NAME, partial=True)
     assert caught.value.kind == "before_1_0"

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
 from command_line import run_command
-from small_stores import assert_same_bits, names_in
+from small_stores import assert_same_bits, flip, names_in
 
 import ups_store
 from ups_store.build import fill, forms, place
 from ups_store.build.forms import count_files
 from ups_store.build.stores import open_builds
+from ups_store.check.doctor import Status, examine
 from ups_store.errors import BuildInterruptedError, ConfigError, MissingExtraError, TruncatedError
 from ups_store.packed import chunk_codecs
 from ups_store.read.partitioned import parts_of
@@ -201,6 +202,21 @@ def test_rebuilt_store_removes_what_it_replaces(folder: Path) -> None:
     assert result.path == old
 
 
+def test_damaged_packed_file_is_removed_and_made_again_alone(folder: Path) -> None:
+    """What `doctor` advises."""
+    built(folder, cache_codec="blosc", cache_partitions=3)
+    paths = [folder / "cache" / name for name in PARTS]
+    good, times = [path.read_bytes() for path in paths], [path.stat().st_mtime_ns for path in paths]
+    flip(paths[1], len(good[1]) // 2)
+    found = examine(paths[1])
+    assert found.status is Status.PACKED_DAMAGED
+    assert "remove it and run `ups-store build" in found.to_json()["advice"]
+    paths[1].unlink()
+    built(folder, cache_codec="blosc")
+    assert [path.read_bytes() for path in paths] == good
+    assert [paths[i].stat().st_mtime_ns == times[i] for i in range(3)] == [True, False, True]
+
+
 def test_sample_that_no_codec_takes_is_refused_before_anything_is_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,11 +251,11 @@ def killed_at(folder: Path, number: int, operations: tuple[str, ...], **cache: A
         left = [number]
 
         def dying(operation: Any) -> Any:
-            def call(*arguments: Any) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
                 left[0] -= 1
                 if not left[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
-                return operation(*arguments)
+                return operation(*arguments, **options)
 
             return call
 
@@ -284,6 +300,7 @@ def test_build_that_is_killed_at_any_step_goes_on_where_it_was(
 
 @pytest.mark.multi_process
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_build_that_is_killed_at_any_operation_goes_on_where_it_was(
     folder: Path, expected: dict[str, Any]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import ArrayNotFoundError, ArraySpec, NotCommittedError, SampleIndexError, SpecError, Store
+from ups_store.check.cells import colours_of
 from ups_store.check.labelled_sample import label_sample
-from ups_store.check.preview import _colours, draw, save_preview
+from ups_store.check.preview import draw, save_preview
 
 X = np.linspace(0.5, 7.5, 8)
 COORDINATES = {"x": X, "y": np.arange(6) / 2, "z": np.arange(4.0), "t": np.arange(10) / 10}
@@ -35,13 +36,16 @@ def make_fields(
     without: Sequence[str] = (),
     name: str = "fields",
     extra: dict[str, npt.NDArray[Any]] | None = None,
+    times: int = 10,
+    dims_of_extra: Mapping[str, Sequence[str]] | None = None,
     **attrs: Any,
 ) -> Store:
     """A store of two samples of random numbers; `channel` has as many as there are names."""
-    lengths = {"sample": 2, "time": 10, "z": 4, "y": 6, "x": 8, "channel": len(channels) or 2}
+    lengths = {"sample": 2, "time": times, "z": 4, "y": 6, "x": 8, "channel": len(channels) or 2}
     values = np.random.default_rng(0).standard_normal([lengths.get(dim, 3) for dim in dims]).astype(dtype)
     arrays = {name: values, **(extra or {})}
-    specs = {key: ArraySpec(value.shape, value.dtype) for key, value in arrays.items()}
+    others = dims_of_extra or {}
+    specs = {key: ArraySpec(value.shape, value.dtype, dims=others.get(key)) for key, value in arrays.items()}
     specs[name] = ArraySpec(
         values.shape, values.dtype, dims=dims, attrs={"channels": list(channels)} if channels else {}
     )
@@ -110,6 +114,23 @@ def test_steady_field_without_time_and_channel_is_one_image(path: Path) -> None:
     np.testing.assert_array_equal(image.get_array(), store["coefficient"][0])
     assert labels_of(figure) == [("x [-]", "y [-]"), ("", "coefficient [-]")]
     assert figure.axes[0].get_title() == ""
+
+
+def test_steady_sample_is_shown_with_its_coefficient(path: Path) -> None:
+    extra = {"coefficient": np.linspace(1, 2, 96).reshape(2, 6, 8)}
+    dims = {"coefficient": ("sample", "y", "x"), "y": ("sample", "y")}  # no field, though on some points
+    extra["y"] = np.stack([COORDINATES["y"]] * 2)
+    axes = ("sample", "time", "y", "x", "channel")
+    with make_fields(
+        path, axes, without=["y"], times=1, channels=["u"], extra=extra, dims_of_extra=dims
+    ) as store:
+        labelled = label_sample(store, sample=1)
+        assert labelled.channels == ("coefficient [-]", "u [-]")
+        assert " · coefficient, fields · " in labelled.title
+        coefficient, solution = images_of(draw(labelled))
+        np.testing.assert_array_equal(coefficient.get_array(), extra["coefficient"][1])
+        np.testing.assert_array_equal(solution.get_array(), store["fields"][1, 0, :, :, 0])
+        assert label_sample(store, array="fields").channels == ("u [-]",)
 
 
 def test_volume_is_shown_by_its_middle_plane(path: Path) -> None:
@@ -235,7 +256,7 @@ def test_sample_of_extreme_values_is_drawn(
 def test_colours_are_robust_and_symmetric_where_both_signs_matter(
     values: npt.NDArray[np.float64], limits: tuple[float, float], colours: str
 ) -> None:
-    low, high, name = _colours(values)
+    low, high, name = colours_of(values)
     assert (low, high) == pytest.approx(limits)
     assert name == colours
 

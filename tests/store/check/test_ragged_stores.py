@@ -128,7 +128,7 @@ def test_gc_names_parts_and_removes_them_with_the_unfinished(tmp_path: Path) -> 
     arrays: dict[str, Any] = {"u": ups_store.ArraySpec((None,), "int8")}
     with ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={}, buffer_bytes=1) as writer:
         writer.add({"u": np.int8(1)})
-    assert "part of 1 samples that no manifest names" in run_ups_store("gc", tmp_path, "--delete").stdout
+    assert "part of 1 sample that no manifest names" in run_ups_store("gc", tmp_path, "--delete").stdout
     assert "removed" in run_ups_store("gc", tmp_path, "--delete", "--unfinished").stdout
     assert not list(tmp_path.iterdir())
 

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from ups_store import console
 from ups_store.console import (
-    counted,
     exit_code_of,
     format_age,
     format_nbytes,
@@ -40,6 +39,7 @@ from ups_store.errors import (
     ReadTimeoutError,
     SourceError,
 )
+from ups_store.printable import counted
 
 Capture = pytest.CaptureFixture[str]
 

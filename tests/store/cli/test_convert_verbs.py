@@ -90,6 +90,9 @@ def test_import_pt_takes_other_names_and_files(tmp_path: Path, invoke: Invoke) -
     assert invoke("import-pt", tmp_path, target, *words)[0] == 0
     assert list(ups_store.open(target).arrays) == ["x"]
     assert invoke("import-pt", tmp_path, target, "--force", "--map", "image")[0] == 2
+    for other, what in (("image=y", "key 'image'"), ("fields=x", "name 'x'")):
+        code, _, err = invoke("import-pt", tmp_path, target, "--map", "image=x", "--map", other)
+        assert (code, f"the {what} is given twice" in err) == (2, True)
 
 
 def test_one_sample_and_one_file_are_told_in_the_singular(tmp_path: Path, invoke: Invoke) -> None:

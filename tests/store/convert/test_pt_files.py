@@ -84,6 +84,8 @@ def test_keys_are_mapped_to_other_names_and_ignored_with_all_within_them(
 def test_other_mapping_of_the_same_files_is_another_store(folder: Path, tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(2), "b": torch.ones(2)}, folder / "sample_0.pt")
     import_pt(folder, tmp_path / "one", map={"a": "b", "b": "a"})
+    with pytest.raises(SpecError, match="a name of its own for each key"):
+        import_pt(folder, tmp_path / "two", map={"a": "c", "b": "c"})
     import_pt(folder, tmp_path / "two")
     assert (tmp_path / "one").read_bytes() != (tmp_path / "two").read_bytes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from small_stores import MakeStore
 
 import ups_store
 from ups_store import TruncatedError
+from ups_store.packed.pack import pack_store
+from ups_store.read.store_file import StoreFile
 
 # Runs apart from pytest, so that a SIGBUS would be seen; the file is cut by a third process.
 READER = """
@@ -50,6 +53,34 @@ def test_file_cut_by_another_process_is_an_error_and_no_signal(
     found = run_reader(make_store(), access, use, 5000)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.split() == ["truncated_while_open", "6.11"]
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("use", ["gather", "window", "sample"])
+def test_packed_file_cut_by_another_process_is_the_same_error(
+    make_store: MakeStore, tmp_path: Path, use: str
+) -> None:
+    path = tmp_path / "packed.zarr.zip"
+    with ups_store.open(make_store()) as store:
+        pack_store(store, path)
+    found = run_reader(path, "auto", use, 5000)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.split() == ["truncated_while_open", "6.11"]
+
+
+def test_packed_chunk_that_is_cut_while_it_is_read_is_no_damage(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the length was compared."""
+    path = tmp_path / "packed.zarr.zip"
+    with ups_store.open(make_store()) as store:
+        pack_store(store, path)
+    with ups_store.open(path) as packed:
+        monkeypatch.setattr(StoreFile, "check_length", lambda file: None)
+        os.truncate(path, 5000)
+        with pytest.raises(TruncatedError) as caught:
+            packed.gather([3])
+        assert (caught.value.kind, caught.value.path) == ("truncated_while_open", str(path))
 
 
 def test_file_cut_to_nothing_is_an_error(make_store: MakeStore) -> None:

@@ -16,6 +16,7 @@ from ups_store.sources.casting import CastLoss, cast_into, holding, largest
 NUMBERS = st.one_of(
     st.floats(width=64, allow_nan=True, allow_infinity=True),
     st.sampled_from([0.0, -0.0, 1e-9, -1e-50, 6e-8, 65504.0, 65519.0, 65520.0, -1e39, 1e-46]),
+    st.sampled_from([2.0**-149, 4.5e-41, 4.7e-41, 3.38e38, 3.4e38, -3.4e38]),
 )
 
 
@@ -28,10 +29,15 @@ def counted(out: npt.NDArray[Any], values: npt.NDArray[Any]) -> tuple[int, int]:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("f8", "f2"), ("f8", "f4"), ("f4", "f2"), ("f8", ml_dtypes.bfloat16), (">f4", "f2"), ("f4", "f8")],
+    [
+        *[("f8", "f2"), ("f8", "f4"), ("f4", "f2"), (">f4", "f2"), ("f4", "f8")],
+        *[(source, ml_dtypes.bfloat16) for source in ("f8", "f4", ">f4", "f2", "i4")],
+    ],
 )
 @given(numbers=st.lists(NUMBERS, min_size=1, max_size=40))
 def test_losses_are_those_that_are_counted_directly(source: str, target: Any, numbers: list[float]) -> None:
+    if source == "i4":
+        numbers = [0.0 if not abs(number) < 2**31 else number for number in numbers]
     values = np.array(numbers).astype(source)
     out = np.empty((len(values), 3), target)[:, 1]
     loss = cast_into(out, values)

@@ -498,6 +498,24 @@ def test_group_per_sample_behind_links_knows_all_files_at_once(folder: Path) -> 
         open_source(path, follow=folder)
 
 
+@pytest.mark.parametrize("name", ["0002", "0002/data"])
+def test_link_in_a_later_group_is_found_before_a_sample_is_read(folder: Path, name: str) -> None:
+    path, data = folder / "main.h5", values("groups", (3, T, X, 1))
+    with h5py.File(path, "w") as file:
+        for i in range(3):
+            file[f"{i:04d}/data"] = data[i]
+            file[f"{i:04d}/grid/x"], file[f"{i:04d}/grid/t"] = np.arange(X), np.arange(T)
+        del file[name]
+        file[name] = h5py.ExternalLink("other.h5", "/")
+    with pytest.raises(ExternalDataError) as caught:
+        open_source(path)
+    assert (caught.value.kind, caught.value.dataset, caught.value.outer) == (
+        "external_data",
+        name,
+        "other.h5",
+    )
+
+
 def test_attributes_of_virtual_datasets_are_read(folder: Path) -> None:
     """The Well says in attributes of a dataset which axes it has."""
     plain = write_well_2d(folder / "plain.h5")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ups_store.sources.source_files import (
     SplitFractions,
     canonical_split,
     find_sources,
+    samples_by_split,
     split_range,
 )
 from ups_store.sources.tasks import Task, get_task
@@ -401,3 +403,23 @@ def test_declared_task_without_files_looks_for_its_own_names(tmp_path: Path) -> 
     touch(tmp_path, "flow_train.h5", "flow_test_1.h5")
     assert found(tmp_path, task=declared()) == [("flow_train.h5", True)]
     assert found(tmp_path, "test", task=declared()) == [("flow_test_1.h5", True)]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("1D_Burgers_Sols_Nu0.01.hdf5", {"train": range(1, 9), "val": range(9, 10), "test": range(1)}),
+        ("burgers1d_valid.h5", {"val": range(10)}),
+        ("burgers1d/train/a.h5", {"train": range(10)}),
+    ],
+)
+def test_samples_of_one_file_by_split_are_those_of_a_build(path: str, expected: dict[str, range]) -> None:
+    fractions = SplitFractions(0.8, 0.1, 0.1)
+    assert samples_by_split(path, 10, task=BURGERS, fractions=fractions) == expected
+
+
+def test_samples_of_a_file_that_its_task_declares_are_of_that_split() -> None:
+    task = replace(BURGERS, files={"train": ("runs/*.h5",), "test": ("held_out.h5",)})
+    fractions = SplitFractions(0.8, 0.1, 0.1)
+    assert samples_by_split("/data/runs/a.h5", 4, task=task, fractions=fractions) == {"train": range(4)}
+    assert samples_by_split("held_out.h5", 4, task=task, fractions=fractions) == {"test": range(4)}

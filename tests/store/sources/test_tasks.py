@@ -42,6 +42,7 @@ NAMES = {
     "diffreact2d": ["2D_diff-react_NA_NA.h5"],
     "shallow_water2d": ["2D_rdb_NA_NA.h5"],
     "navier_stokes2d": ["ns_incom_inhom_2d_512-0.h5", "ns_incom_inhom_2d_512-274.h5"],
+    "incompressible2d": ["2D_Vorticity_Nu0.001.hdf5"],  # of `ups make-data`
 }
 PAIRS = [(task, name) for task, names in NAMES.items() for name in names]
 
@@ -150,6 +151,7 @@ REDUCTIONS = {
     "darcy2d": (2, 1),  # config_Darcy
     "diffreact2d": (1, 1),  # config_diff-react
     "diffsorp1d": (1, 1),  # config_diff-sorp
+    "incompressible2d": (1, 1),  # not of PDEBench
     "navier_stokes2d": (1, 1),
     "reacdiff1d": (4, 1),  # config_ReacDiff
     "shallow_water2d": (1, 1),  # config_rdb

@@ -295,8 +295,10 @@ def test_build_refuses_to_replace_a_read_only_store_and_says_so_before(
     (path,) = tmp_path.glob("cache/*.zarr.zip")
     (explained,) = explain_all(config, watcher=Recorder())
     assert (explained.action, "read-only" in explained.reason) == ("refuse", True)
-    with pytest.raises(ReadOnlyError):
-        run_build(config)
+    watcher = Recorder()
+    with pytest.raises(ReadOnlyError, match="--overwrite"):
+        run_build(config, watcher)
+    assert watcher.notes == []  # no rebuilding is announced
     (explained,) = explain_all(config, watcher=Recorder(), overwrite=True)
     assert explained.action == "rebuild"
     run_build(config, overwrite=True)

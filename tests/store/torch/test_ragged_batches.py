@@ -127,6 +127,10 @@ def test_gather_nested_gives_a_jagged_tensor(path: Path) -> None:
             with pytest.raises(ups_store.SpecError) as error:
                 gather_nested(store, [0], name)
             assert error.value.kind == "ragged"
+        unknown: Any
+        for unknown in ("pionts", ["points"]):
+            with pytest.raises(ups_store.ArrayNotFoundError, match="one of fields, label, points, text"):
+                gather_nested(store, [0], unknown)
 
 
 def test_set_of_parts_is_one_source_whose_batches_mix_parts(tmp_path: Path) -> None:

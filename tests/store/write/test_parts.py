@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import ups_store
 from ups_store import ArraySpec, PartsWriter
 from ups_store.check.garbage import find_garbage, remove_garbage
 from ups_store.system import files
+from ups_store.write import part_files, parts
 
 LENGTHS = (3, 0, 700, 1, 40, 5, 2, 0)
 N = len(LENGTHS)
@@ -194,17 +196,66 @@ def test_manifest_that_is_no_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ups_store.FormatError) as caught:
             ups_store.open(tmp_path / name)
         assert caught.value.kind == "not_a_file"
+        with pytest.raises(ups_store.FormatError) as caught:
+            begin(tmp_path / name)
+        assert caught.value.kind == "not_a_file"
 
 
+@pytest.mark.parametrize("operation", ["create_folder", "create_new", "open_existing"])
 def test_folder_that_takes_no_parts_is_an_error_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, **options: Any) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ups_store.CommitError, match="not begun"):
+    monkeypatch.setattr(files, operation, refuse)
+    with pytest.raises(ups_store.CommitError, match="not begun") as caught:
         begin(tmp_path / "a.zarr.zip")
+    assert caught.value.path == str(tmp_path / "a.parts")
+
+
+@pytest.mark.parametrize("name", ["a.parts", "a.parts/lock"])
+def test_link_to_nothing_in_the_place_of_parts_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to("nowhere")
+    with pytest.raises(ups_store.CommitError, match="a link there points to nothing"):
+        begin(tmp_path / "a.zarr.zip")
+
+
+def test_set_that_another_process_finished_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether there is a set is looked at under the lock of its parts."""
+
+    def overtaken(folder: Path) -> int:
+        monkeypatch.undo()
+        _make_set(tmp_path / "a.zarr.zip")
+        return part_files.locked(folder)
+
+    monkeypatch.setattr(parts, "locked", overtaken)
+    with pytest.raises(ups_store.SpecError) as caught:
+        begin(tmp_path / "a.zarr.zip")
+    assert caught.value.kind == "exists"
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_no_lock_is_left_behind(tmp_path: Path, merge: bool) -> None:
+    with begin(tmp_path / "a.zarr.zip", merge=merge):
+        assert (tmp_path / "a.parts" / "lock").exists()
+    assert list(tmp_path.iterdir()) == []  # nor the folder: nothing is in it
+    with begin(tmp_path / "a.zarr.zip", merge=merge) as writer:
+        writer.extend(samples())
+        writer.finish()
+    assert not (tmp_path / "a.parts" / "lock").exists()
+    assert (tmp_path / "a.parts").exists() is not merge
+
+
+def test_number_of_samples_is_counted_and_not_given(tmp_path: Path) -> None:
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.write_parts(tmp_path / "a.zarr.zip", {"u": ArraySpec((7, 3), "int8")}, identity={})
+    assert (caught.value.kind, caught.value.array, caught.value.found) == ("shape", "u", (7, 3))
+    assert "ups_store.create" in str(caught.value.hint)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_append_to_a_read_only_set_is_refused(tmp_path: Path) -> None:
@@ -396,15 +447,15 @@ def test_write_parts_never_replaces_a_set(tmp_path: Path) -> None:
 
 def test_missing_or_replaced_part_is_refused_by_name(tmp_path: Path) -> None:
     manifest = _make_set(tmp_path / "a.zarr.zip")
-    parts = sorted((tmp_path / "a.parts").glob("*.zip"))
-    parts[0].replace(parts[1])
+    there = sorted((tmp_path / "a.parts").glob("*.zip"))
+    there[0].replace(there[1])
     with pytest.raises(ups_store.StoreNotFoundError) as missing:
         ups_store.open(manifest)
-    assert missing.value.path == str(parts[0])
-    parts[1].rename(parts[0])
+    assert missing.value.path == str(there[0])
+    there[1].rename(there[0])
     with pytest.raises(ups_store.StoreNotFoundError):
         ups_store.open(manifest)
-    ragged_stores.build_ragged(parts[1], VALUES, identity={"kind": "stranger"})
+    ragged_stores.build_ragged(there[1], VALUES, identity={"kind": "stranger"})
     with pytest.raises(ups_store.FormatError) as replaced:
         ups_store.open(manifest)
     assert replaced.value.kind == "set"
@@ -422,6 +473,9 @@ def test_missing_or_replaced_part_is_refused_by_name(tmp_path: Path) -> None:
         lambda raw: raw.replace(b'"count":', b'"count": '),
         lambda raw: raw.replace(b'"count":', b'"num":'),
         lambda raw: b'{"format_version":"1.0","kind":"ups_store_set","parts":[]}',
+        lambda raw: re.sub(rb'"count":[0-9]+', b'"count":%d' % 2**53, raw),
+        lambda raw: re.sub(rb'"count":[0-9]+', b'"count":true', raw),
+        lambda raw: re.sub(rb'"count":[0-9]+', b'"count":1e999', raw),
         lambda raw: b"[" * 10_000,
         lambda raw: b"[]",
     ],
@@ -434,7 +488,7 @@ def test_manifest_of_any_other_text_is_refused(tmp_path: Path, change: Any) -> N
     manifest.write_bytes(raw)
     with pytest.raises(ups_store.FormatError) as error:
         ups_store.open(manifest)
-    assert error.value.clause == "15.3"
+    assert (error.value.clause, error.value.path) == ("15.3", str(manifest))
 
 
 def test_gc_lists_and_removes_parts_that_no_manifest_names(tmp_path: Path) -> None:
@@ -460,10 +514,20 @@ def test_gc_lists_parts_of_an_interrupted_build(tmp_path: Path) -> None:
     assert not files.exists(tmp_path / "a.parts")
 
 
+def test_gc_lists_the_lock_of_a_killed_writer(tmp_path: Path) -> None:
+    (tmp_path / "a.parts").mkdir()
+    (tmp_path / "a.parts" / "lock").touch()
+    done = run_ups_store("gc", tmp_path, "--delete")
+    assert "lock: lock of parts that no process writes, 0 B, written just now, removed" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    with begin(tmp_path / "a.zarr.zip"):
+        assert find_garbage(tmp_path) == []
+
+
 def test_commands_take_a_set_like_a_store(tmp_path: Path) -> None:
     manifest = _make_set(tmp_path / "a.zarr.zip")
     assert run_ups_store("verify", manifest).exit_code == 0
-    assert "partitions" in run_ups_store("info", manifest).stdout
+    assert " parts ·" in run_ups_store("info", manifest).stdout
     assert run_ups_store("concat", manifest, tmp_path / "b.zarr.zip").exit_code == 0
     with ups_store.open(tmp_path / "b.zarr.zip") as store:
         check_same(store.gather(range(N)), VALUES, range(N))

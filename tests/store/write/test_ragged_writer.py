@@ -26,6 +26,7 @@ VALUES = ragged_values()
         (ArraySpec((2, None), "int8", lengths=[1]), "lengths"),
         (ArraySpec((2, None), "int8", lengths=[1, -1]), "lengths"),
         (ArraySpec((2, None), "int8", lengths=[1, 0.5]), "lengths"),
+        (ArraySpec((2, None), "int8", lengths=[[1], [1, 2]]), "lengths"),
         (ArraySpec((2, None), "int8", lengths=[2**60, 2**60]), "lengths"),
         (ArraySpec((2, None), "int8", lengths=[2**53 - 2, 0]), "ragged"),
         (ArraySpec((2, None, 0), "int8", lengths=[1, 1]), "ragged"),
@@ -44,6 +45,14 @@ def test_create_refuses_a_ragged_array_that_the_format_does_not_have(
     with pytest.raises(ups_store.SpecError) as error:
         ups_store.create(tmp_path / "a.zarr.zip", {"u": spec}, identity={})
     assert error.value.kind == kind
+
+
+def test_negative_length_is_named(tmp_path: Path) -> None:
+    spec = ArraySpec((3, None), "int8", lengths=[1, 0, -2])
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.create(tmp_path / "a.zarr.zip", {"u": spec}, identity={})
+    error = caught.value
+    assert (error.kind, error.array, error.sample, error.found) == ("lengths", "u", 2, -2)
 
 
 @pytest.mark.parametrize("name", ["u.offsets", "u.crc32c", "u.lengths"])

@@ -1,4 +1,4 @@
-"""The fuzzer's inputs that aren't stores: HDF5 (`fuzz_hdf5`), configurations, `.pt` files and checkpoints.
+"""The fuzzer's inputs that aren't stores: HDF5 (`hdf5`), configurations, `.pt` files and checkpoints.
 
 What comes of a changed one has to be a typed error, or right: what another reader finds in it, or, where a
 checksum covers it, what was there before the change.
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tools.fuzz import BLIND, Chance, Fuzzer, change_value, flip_bits
-from tools.fuzz_hdf5 import Hdf5Kind
-from tools.fuzz_kind import Arrays, InputKind, assert_same
+from tools.fuzz.changes import BLIND, Chance, change_value, flip_bits
+from tools.fuzz.fuzzer import Fuzzer
+from tools.fuzz.hdf5 import Hdf5Kind
+from tools.fuzz.kind import Arrays, InputKind, assert_same
 from ups.errors import CheckpointError
 from ups_store.build.config import load_config
 from ups_store.convert.import_pt import Names
@@ -77,7 +78,7 @@ class YamlKind(InputKind):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        configs = Path(__file__).parents[1] / "ups" / "configs"
+        configs = Path(__file__).parents[2] / "ups" / "configs"
         names = ("demo.yaml", "own/group_per_sample.yaml", "own/one_file.yaml")
         self.seeds = tuple((configs / name).read_bytes() for name in names)
         self._path = folder / "config.yaml"

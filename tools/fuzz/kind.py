@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.fuzz import BLIND, Change
+from tools.fuzz.changes import BLIND, Change
 
 Arrays = dict[str, np.ndarray]
 

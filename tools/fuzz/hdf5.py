@@ -15,8 +15,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tools.fuzz import Chance, flip_bits
-from tools.fuzz_kind import Arrays, InputKind
+from tools.fuzz.changes import Chance, flip_bits
+from tools.fuzz.kind import Arrays, InputKind
 from ups_store.errors import StoreError
 from ups_store.sources.contents import EVERYTHING
 from ups_store.sources.pool import Patience, ReaderPool
