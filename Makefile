@@ -8,7 +8,7 @@ OUT ?=
 QUICK ?=
 CONFIG ?= demo
 
-.PHONY: install demo compare test test-slow lint format interop bench bench-peers wheel package docs docs-serve hexdump clean
+.PHONY: install demo compare test test-slow lint format interop bench bench-peers bench-models wheel package docs docs-serve hexdump clean
 
 install: $(VENV)/.installed
 
@@ -62,6 +62,11 @@ bench: install
 bench-peers: install
 	$(BIN)/python -m benchmarks.peers.environment
 	benchmarks/peers/env/bin/python -m benchmarks.peers.run --quick
+
+# The operator beside FNO and U-Net on six tasks and their shifted test sets, three seeds each, into
+# docs/results/models.md. Stopped, it goes on; FULL=1 is for a GPU, ONLY="burgers darcy" for some tasks.
+bench-models: install
+	$(BIN)/python -m benchmarks.models.run $(if $(FULL),--full) $(addprefix --only ,$(ONLY)) $(if $(ONLY)$(FULL),,--docs)
 
 # What is published: dist/*.tar.gz and a manylinux wheel; without auditwheel and patchelf one for this machine alone.
 wheel: install

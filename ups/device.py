@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType
 from typing import Any
@@ -68,6 +69,7 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
         **options: As `torch.compile` has them.
     """
     failures = _failures()
+    _expect_complex_numbers()
     chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -85,6 +87,11 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
     return call
 
 
+def _expect_complex_numbers() -> None:
+    """Spectral layers have some; Inductor says that it calls those operations as they are, which is right."""
+    warnings.filterwarnings("ignore", message="Torchinductor does not support code generation for complex")
+
+
 def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: Any) -> Callable[..., Any]:
     """Compile a function for who may not go on without: the result says that it was compiled.
 
@@ -96,6 +103,7 @@ def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: A
         A function whose first calls compile, and raise ConfigError of kind "compile" where that fails.
     """
     failures = _failures()
+    _expect_complex_numbers()
     compiled = torch.compile(function, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ the token grid, P points, Q parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from ups.errors import needs
 from ups.grid import FIELDS
@@ -23,6 +24,9 @@ with needs("train"):
 
 # Share of a channel's variance that is added to a frame's power, so that faint frames don't dominate.
 _FAINT = 0.01
+_TINY = 1e-12
+ReconstructionLoss = Literal["mse", "l1", "relative_l2"]
+RolloutLoss = Literal["mse", "relative_l2"]
 
 
 def inverse_losses(
@@ -35,11 +39,12 @@ def inverse_losses(
     points_P: Tensor,
     forward: Callable[..., Tensor],
     is_inverse: bool,
+    kind: ReconstructionLoss = "mse",
+    lambda_alignment: float = 0.0,
 ) -> dict[str, Tensor]:
     """Losses of a rollout from the first frame, and the inverse losses.
 
-    Fields are compared at points, relative to the power of their frame, so that their loss is the square of
-    nRMSE; states in normalised units.
+    Fields are compared at points, relative to the power of their frame; states in normalised units.
 
     Args:
         simulator: With an autoencoder, all of it trained.
@@ -50,8 +55,11 @@ def inverse_losses(
         points_P: Numbers of the grid's points at which fields are compared.
         forward: Calls the simulator.
         is_inverse: Whether to take the inverse losses, too; the encoder's needs x' at all points.
+        kind: How fields are compared, as of `reconstruction_error`.
+        lambda_alignment: Weight of `alignment_error`.
     Returns:
-        "prediction"; with `is_inverse` also "decoder_inverse" and "encoder_inverse". Means over the batch.
+        "prediction"; with a weight "alignment"; with `is_inverse` also "decoder_inverse" and
+        "encoder_inverse". Means over the batch.
     """
     known = simulator.spec.tasks[task]
     given_BXC, truth_BKXC = frames_BTXC[:, 0], frames_BTXC[:, 1:]
@@ -67,12 +75,23 @@ def inverse_losses(
             parameters_BQ.repeat_interleave(num_steps, dim=0),
             task=task,
             array=FIELDS,
+            kind=kind,
         )
     }
+    if lambda_alignment:
+        aligned = alignment_error(simulator, states_BKLD, truth_BKXC, parameters_BQ, task=task)
+        losses["alignment"] = lambda_alignment * aligned
     if not is_inverse:
         return losses
     losses["decoder_inverse"] = _error_at(
-        points_P, simulator, state_BLD, given_BXC, parameters_BQ, task=task, array=known.input_array
+        points_P,
+        simulator,
+        state_BLD,
+        given_BXC,
+        parameters_BQ,
+        task=task,
+        array=known.input_array,
+        kind=kind,
     )
     first_BLD = states_BKLD[:, 0]
     predicted_BXC = simulator.decode(first_BLD, parameters_BQ, task=task)
@@ -90,38 +109,76 @@ def _error_at(
     *,
     task: str,
     array: str,
+    kind: ReconstructionLoss,
 ) -> Tensor:
-    """Relative square error of decoded states at some points of the grid."""
+    """Relative error of decoded states at some points of the grid."""
     autoencoder = simulator.autoencoder
     assert autoencoder is not None
     latent_BLD = simulator.normalizer_of(task, array).inverse(state_BLD)
     query_PN = simulator.queries.get_buffer(task)[points_P]
     values_BPC = autoencoder.decode(latent_BLD, query_PN, parameters_BQ, task=task, array=array)
     truth_BAC = truth_BXC.flatten(1, -2)
-    return relative_square_error(
+    return reconstruction_error(
         values_BPC.float(),
         truth_BAC[:, points_P],
         power_BC=truth_BAC.square().mean(1),
         std_C=autoencoder.normalizer_of(task, array).std,
+        kind=kind,
     )
 
 
-def relative_square_error(
-    prediction_BPC: Tensor, truth_BPC: Tensor, *, power_BC: Tensor, std_C: Tensor
+def alignment_error(
+    simulator: Simulator, states_BKLD: Tensor, truth_BKXC: Tensor, parameters_BQ: Tensor, *, task: str
 ) -> Tensor:
-    """Mean over frames and channels of mean_P (p - y)^2 / (power of the frame): the square of nRMSE.
+    """|A(z) - E(x')|^2: the operator stays where the encoder puts the true frames.
+
+    Gradients reach the encoder on both sides. Without it a joint training may lower its first steps' errors
+    by states that the encoder never gives, and from these later steps begin.
+    """
+    num_steps = truth_BKXC.shape[1]
+    repeated = parameters_BQ.repeat_interleave(num_steps, dim=0)
+    encoded = simulator.encode(truth_BKXC.flatten(0, 1), repeated, task=task)
+    return (states_BKLD.flatten(0, 1).float() - encoded.float()).square().mean()
+
+
+def reconstruction_error(
+    prediction_BPC: Tensor,
+    truth_BPC: Tensor,
+    *,
+    power_BC: Tensor,
+    std_C: Tensor,
+    kind: ReconstructionLoss = "mse",
+) -> Tensor:
+    """Mean over frames and channels of an error over the power of the frame, so that all count alike.
 
     Args:
         prediction_BPC: Predicted values at points, physical units.
         truth_BPC: True ones.
         power_BC: mean_X y^2 of the whole frames.
         std_C: Standard deviation of each channel in the training data.
+        kind: "mse" is mean_P (p - y)^2 / power, the square of nRMSE; "relative_l2" its root, nRMSE itself;
+            "l1" is mean_P |p - y| / power^(1/2), which a few large errors don't rule.
 
     Returns:
         Scalar.
     """
-    square_BC = (prediction_BPC - truth_BPC).square().mean(1)
-    return (square_BC / (power_BC + _FAINT * std_C.square())).mean()
+    error_BPC, power_BC = prediction_BPC - truth_BPC, power_BC + _FAINT * std_C.square()
+    if kind == "l1":
+        return (error_BPC.abs().mean(1) / power_BC.sqrt()).mean()
+    square_BC = error_BPC.square().mean(1) / power_BC
+    return square_BC.mean() if kind == "mse" else root(square_BC).mean()
+
+
+def relative_square_error(
+    prediction_BPC: Tensor, truth_BPC: Tensor, *, power_BC: Tensor, std_C: Tensor
+) -> Tensor:
+    """The "mse" of `reconstruction_error`."""
+    return reconstruction_error(prediction_BPC, truth_BPC, power_BC=power_BC, std_C=std_C)
+
+
+def root(square: Tensor) -> Tensor:
+    """Square root whose gradient at zero is finite."""
+    return (square + _TINY).sqrt()
 
 
 def rollout_losses(
@@ -129,6 +186,7 @@ def rollout_losses(
     truth_BKLD: Tensor,
     *,
     tokens: tuple[int, ...],
+    kind: RolloutLoss = "mse",
     lambda_relative: float = 0.0,
     lambda_spectral: float = 0.0,
 ) -> dict[str, Tensor]:
@@ -138,17 +196,21 @@ def rollout_losses(
         predicted_BKLD: States after each of K steps, shape (B, K, L, D).
         truth_BKLD: True ones.
         tokens: Tokens along each axis, L in all.
+        kind: "mse", or "relative_l2", |p - y| / |y| of each state: its gradient doesn't fade with it.
         lambda_relative: Weight of `relative_error`.
         lambda_spectral: Weight of `spectral_error`.
     Returns:
-        "one_step" and, of longer rollouts, "rollout" (mean square errors of the first and of the later
-        steps); "relative" and "spectral" where they have a weight.
+        "one_step" and, of longer rollouts, "rollout" (errors of the first and of the later steps); "relative"
+        and "spectral" where they have a weight.
     """
     predicted_BKLD, truth_BKLD = predicted_BKLD.float(), truth_BKLD.float()
-    square_K = (predicted_BKLD - truth_BKLD).square().mean(dim=(0, 2, 3))
-    losses = {"one_step": square_K[0]}
-    if len(square_K) > 1:
-        losses["rollout"] = square_K[1:].mean()
+    error_BK = (predicted_BKLD - truth_BKLD).square().mean(dim=(2, 3))
+    if kind == "relative_l2":
+        error_BK = root(error_BK / (truth_BKLD.square().mean(dim=(2, 3)) + _FAINT))
+    error_K = error_BK.mean(dim=0)
+    losses = {"one_step": error_K[0]}
+    if len(error_K) > 1:
+        losses["rollout"] = error_K[1:].mean()
     if lambda_relative:
         losses["relative"] = lambda_relative * relative_error(predicted_BKLD, truth_BKLD)
     if lambda_spectral:

@@ -162,12 +162,14 @@ class LearningRate:
         config: Kind and settings.
         peak: Learning rate after warm-up.
         steps_per_epoch: Optimiser steps of an epoch.
-        epochs: Epochs of the stage, the default length of a cosine.
+        total_steps: Optimiser steps of the stage, the default length of a cosine.
     """
 
-    def __init__(self, config: SchedulerConfig, *, peak: float, steps_per_epoch: int, epochs: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, *, peak: float, steps_per_epoch: int, total_steps: int
+    ) -> None:
         self._config, self._peak, self._steps_per_epoch = config, peak, steps_per_epoch
-        self._num_steps = (config.t_max or epochs) * steps_per_epoch
+        self._num_steps = config.t_max * steps_per_epoch if config.t_max else total_steps
         self._factor = 1.0
         self._best = math.inf
         self._bad_epochs = 0

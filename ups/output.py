@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             partial.write_bytes(content)
     except OSError as error:
         raise OutputError.of(error, path) from error
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write files of one folder tree, all of them before the first appears; folders are made if missing.
+
+    Raises:
+        OSError: Such as on a full disk; none of the files is changed then.
+    """
+    for folder in {path.parent for path in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as whole:
+        for path, content in files.items():
+            whole.enter_context(appears_whole(path)).write_bytes(content)
 
 
 @contextmanager

@@ -25,7 +25,10 @@ _OTHERS = {
         tail_version
     """,
     ("building", Status.METADATA_DAMAGED): """
-        array_header array_of_another_name crc cut_in_root packed root_header size_2_60
+        array_header array_of_another_name crc cut_in_root root_header size_2_60
+    """,
+    ("building", Status.PACKED_DAMAGED): """
+        packed
     """,
     ("building", Status.TRUNCATED): """
         cut_in_data
@@ -46,7 +49,7 @@ _OTHERS = {
         blosc partition pcodec without_data
     """,
     ("packed", Status.METADATA_DAMAGED): """
-        refused_end_of_directory refused_packed_missing refused_packed_null
+        refused_packed_missing refused_packed_null
         refused_requires_packed_and_ragged refused_requires_packed_twice
     """,
     ("packed", Status.TOO_NEW): """

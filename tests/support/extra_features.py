@@ -140,9 +140,9 @@ def ups_verb() -> None:
 
 
 def figure() -> None:
-    from ups.eval.figures import _png
+    from ups.eval.figure_style import Drawing
 
-    assert _png(lambda figure: None, size=(1, 1))
+    assert Drawing("empty", "nothing", (1, 1), lambda figure: None, {}).images("png")
 
 
 def wandb() -> None:
@@ -155,6 +155,12 @@ def neuraloperator() -> None:
     from ups.eval.baseline_model import check_neuraloperator
 
     check_neuraloperator()
+
+
+def tune() -> None:
+    from ups.train.tune import import_optuna
+
+    import_optuna()
 
 
 def command(module: str, *arguments: str) -> None:
@@ -191,6 +197,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "figure": (("train", "plot"), figure),
     "wandb": (("train", "wandb"), wandb),
     "neuraloperator": (("train", "neuraloperator"), neuraloperator),
+    "tune": (("train", "tune"), tune),
 }
 
 

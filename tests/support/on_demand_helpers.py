@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> Path:
     (folder / "run.yaml").write_text(
         "data: {task: burgers1d, root: data}\n"
         "latent: {dim: 4, tokens: 4, micro_batch: 10}\n"
-        "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off'}\n"
+        "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off', augment: false}\n"
         "checkpoint: {dir: checkpoints}\n"
     )
     return folder
@@ -83,7 +83,7 @@ def make_steady_folder(folder: Path) -> Path:
     (folder / "run.yaml").write_text(
         "data: {task: darcy2d, root: data}\n"
         "latent: {dim: 4, tokens: 16, micro_batch: 4}\n"
-        "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off'}\n"
+        "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off', augment: false}\n"
         "checkpoint: {dir: checkpoints}\n"
     )
     return folder

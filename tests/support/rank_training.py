@@ -23,7 +23,7 @@ from ups.data.batches import TaskBatch
 from ups.errors import UpsError
 from ups.train.distributed import ALONE, Ranks, joined_ranks
 from ups.train.operator import make_operator_stage
-from ups.train.stage import Losses, Stage
+from ups.train.stage import Losses, Stage, make_stage
 from ups.train.trainer import Trainer
 from ups_store.torch import ranks_of_torch
 
@@ -32,7 +32,6 @@ OPERATOR = [
     "data.tasks=[burgers1d,advection1d]",
     "operator.pdet.hidden_dim=16",
     "operator.pdet.depths=[1,1]",
-    "operator.pdet.num_heads=2",
     "operator.noise=0.05",
     "operator.val_trajectories=1",
     "training.cache_mode=store",
@@ -127,9 +126,18 @@ def operator_trainer(folder: Path, ranks: Ranks = ALONE) -> Trainer:
     return Trainer(make_operator_stage(config, device=CPU), config, device=CPU, ranks=ranks)
 
 
+def baseline_trainer(folder: Path, ranks: Ranks = ALONE) -> Trainer:
+    """Stage fno on the sources of `on_demand_helpers`: batches of 6 windows, with all that is random."""
+    overrides = ["data.tasks=[burgers1d]", "baselines.fno.width=8", "baselines.fno.modes=4"]
+    overrides += ["baselines.noise=0.05", "baselines.curriculum=0.5", "stages.fno.steps=6"]
+    overrides += ["stages.fno.epochs=1", "stages.fno.optimizer.name=sgd", "stages.fno.optimizer.lr=0.05"]
+    config = on_demand_helpers.configure(folder, *OPERATOR, *overrides)
+    return Trainer(make_stage("fno", config, device=CPU), config, device=CPU, ranks=ranks)
+
+
 def train(case: str, folder: Path, ranks: Ranks, device: torch.device) -> dict[str, Any]:
-    if case == "operator":
-        trainer = operator_trainer(folder, ranks)
+    if case in ("operator", "fno"):
+        trainer = (operator_trainer if case == "operator" else baseline_trainer)(folder, ranks)
         return trainer.fit() | {"step": trainer.step}
     stage = Waves(on_batch=lambda number: _happen(case, number, ranks.rank))
     overrides = ["training.device=cpu"]

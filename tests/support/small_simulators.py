@@ -13,16 +13,18 @@ from ups.data.solvers import make_dataset
 from ups.data.statistics import measure_statistics
 from ups.data.trajectories import open_trajectories
 from ups.grid import boundary_types
+from ups.models.operator_size import OperatorSize
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.simulator import Simulator
 from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
 
-OPERATOR = {"width": 8, "depths": [1], "num_heads": 2, "window": 4, "mlp_ratio": 2}
+OPERATOR = OperatorSize(width=8, depths=(1,), modes=4).to_json()
 LATENT_DIM, NUM_TOKENS, PATCH = 4, 8, 4
 
 
 def make_data(folder: Path) -> Path:
     """Burgers: 20 trajectories of 6 frames, 32 points. Darcy: 20 samples, 16 x 16 points."""
+    folder.mkdir(exist_ok=True)
     make_dataset("burgers1d", folder, num_samples=20, points=32, frames=6, nu=0.1)
     make_dataset("darcy2d", folder, num_samples=20, points=16)
     return folder

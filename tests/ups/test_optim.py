@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 def make_rate(epochs: int = 10, **settings: object) -> LearningRate:
     config = SchedulerConfig.model_validate(settings)
-    return LearningRate(config, peak=1.0, steps_per_epoch=10, epochs=epochs)
+    return LearningRate(config, peak=1.0, steps_per_epoch=10, total_steps=10 * epochs)
 
 
 def test_cosine_starts_at_the_peak_and_ends_at_its_minimum() -> None:

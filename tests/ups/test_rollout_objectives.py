@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ups.losses import relative_error, rollout_losses, spectral_error
+from ups.losses import reconstruction_error, relative_error, rollout_losses, spectral_error
 
 B, K, L, D = 3, 2, 16, 2
 
@@ -44,6 +44,42 @@ def test_relative_error_does_not_depend_on_the_size_of_the_states() -> None:
     large = relative_error(10 * predicted, 10 * truth)
     assert relative_error(100 * predicted, 100 * truth).item() == pytest.approx(large.item(), rel=1e-3)
     assert relative_error(truth, truth).item() == 0.0
+
+
+def test_unsquared_relative_error_is_the_root_of_each_state() -> None:
+    predicted, truth = states(3)
+    losses = rollout_losses(predicted, truth, tokens=(L,), kind="relative_l2")
+    norm = (truth.square().sum((2, 3)) + 0.01 * L * D).sqrt()
+    error_BK = (predicted - truth).square().sum((2, 3)).sqrt() / norm
+    torch.testing.assert_close(losses, {"one_step": error_BK[:, 0].mean(), "rollout": error_BK[:, 1:].mean()})
+    near = rollout_losses(truth + 0.1 * (predicted - truth), truth, tokens=(L,), kind="relative_l2")
+    torch.testing.assert_close(near["one_step"], 0.1 * losses["one_step"], rtol=1e-3, atol=0)
+
+
+def test_perfect_prediction_has_finite_gradients() -> None:
+    predicted = states()[1].requires_grad_()
+    losses = rollout_losses(predicted, predicted.detach(), tokens=(L,), kind="relative_l2")
+    losses["one_step"].backward()
+    assert predicted.grad is not None
+    assert predicted.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("mse", 4.0), ("relative_l2", 2.0), ("l1", math.sqrt(2))])
+def test_errors_of_fields_are_over_the_power_of_their_frame(kind: str, expected: float) -> None:
+    """Half of the points are off by twice the frame's root mean square times the square root of 2."""
+    truth = torch.full((2, 8, 1), 3.0)
+    truth[1] = 300.0  # counts as much
+    error = torch.zeros_like(truth)
+    error[:, ::2] = 2 * math.sqrt(2) * truth[:, ::2]
+    power = truth.square().mean(1)
+    found = reconstruction_error(
+        truth + error,
+        truth,
+        power_BC=power,
+        std_C=torch.tensor([1e-4]),
+        kind=kind,  # type: ignore[arg-type]
+    )
+    assert found.item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_spectral_error_sees_small_scales_as_much_as_large_ones() -> None:

@@ -15,6 +15,7 @@ from ups.cli.make_data import make_data
 from ups.cli.predict import predict
 from ups.cli.train import train
 from ups.cli.train_baselines import train_baselines
+from ups.cli.tune import tune
 from ups_store.command_line import make_app
 from ups_store.console import print_lines
 from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
@@ -28,6 +29,7 @@ app = make_app(
         "predict": predict,
         "compare": compare,
         "train-baselines": train_baselines,
+        "tune": tune,
         "make-data": make_data,
         "demo": demo,
     }

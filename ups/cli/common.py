@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.errors import ConfigError
+from ups.errors import ConfigError, InterruptedTrainingError, UpsError
 from ups_store.build import shipped_configs
 from ups_store.command_line import completing
 from ups_store.console import log, print_json, print_lines, results
+from ups_store.errors import StoreError
 from ups_store.launch import rank_of
 
 if TYPE_CHECKING:
     from ups.eval.report import Report
+
+_WITHOUT_RESTART = "the same command without --restart"
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="such as training.lr=1e-4; wins over the file")
@@ -30,12 +34,17 @@ Checkpoint = Annotated[
 Split = Annotated[
     str | None,
     typer.Option(
-        help="train, val or test [default: evaluation.split]",
-        autocompletion=completing(lambda: ("train", "val", "test")),
+        help="dev, val, test or train [default: evaluation.split]; uses of test are counted",
+        autocompletion=completing(lambda: ("dev", "val", "test", "train")),
     ),
 ]
+Seeds = Annotated[
+    str | None,
+    typer.Option(help="such as 0,1,2: training seeds, each in <checkpoint.dir>/seed-N"),
+]
 Also = Annotated[
-    list[Path] | None, typer.Option(help="another operator of the same tasks, as a row; may be repeated")
+    list[Path] | None,
+    typer.Option(help="another operator of the same tasks, or a folder with one for each seed; repeatable"),
 ]
 Kinds = Annotated[
     list[str] | None, typer.Option("--kind", help="fno, unet or fno_neuraloperator [default: fno, unet]")
@@ -57,6 +66,27 @@ def note(text: str, *, is_last: bool = False) -> None:
         log(f"{who}{text}", is_last=is_last)
     else:
         log(f"{who}{warning}", label="warning", style="yellow")
+
+
+@contextmanager
+def ending(restart: bool) -> Iterator[None]:
+    """Inside, errors say which rank met them, and none says that a command with --restart continues."""
+    try:
+        yield
+    except KeyboardInterrupt:  # a second Ctrl-C, or one while a build works
+        command = _WITHOUT_RESTART if restart else "the same command"
+        note(f"stopped at once: what was saved before is kept; {command} continues from there", is_last=True)
+        raise typer.Exit(InterruptedTrainingError.exit_code) from None
+    except (UpsError, StoreError) as error:
+        if restart and isinstance(error, UpsError) and error.continued_by:
+            error.continued_by = _WITHOUT_RESTART
+        if isinstance(error, InterruptedTrainingError):  # as it was asked to: no error
+            note(str(error), is_last=True)
+        elif rank_of():
+            note(f"error: {error}", is_last=True)
+        else:
+            raise
+        raise typer.Exit(error.exit_code) from None
 
 
 def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:

@@ -66,7 +66,7 @@ def demo(
     build = [*STORE, "build", "--config", str(config)]
     fields = [*build, "--manifest", str(out / "manifest.json"), "latent.encoder=none"]
     seconds["field stores"] = _show_stores(out, fields, task=TASK, root=out / "data")
-    _title("Train an autoencoder: fields to latent tokens and back")
+    _title("Make an autoencoder: fields to latent tokens and back")
     _run(_ups("train", "--config", config, "--stage", "autoencoder"))
     _title("Build stores of its latents")
     seconds["latent stores"] = _run(build)
@@ -75,7 +75,7 @@ def demo(
     budget = QUICK_BASELINE_S if quick else BASELINE_S
     _title(f"Train FNO and U-Net on the fields, {budget} s each")
     _run(_ups("train-baselines", "--config", config, "--budget-seconds", budget))
-    _title("Evaluate all of them on trajectories that nothing was trained on")
+    _title("Evaluate all of them on the development split, which nothing was trained on or chosen by")
     phases = [word for name, value in seconds.items() for word in ("--phase", f"{name}={value:.1f}")]
     _run(_ups("evaluate", "--config", config, "--out", report, *phases))
     _title("Next")

@@ -13,6 +13,7 @@ from ups.cli.common import (
     Checkpoint,
     Config,
     Overrides,
+    Seeds,
     Split,
     note,
     parse_numbers,
@@ -27,6 +28,7 @@ def evaluate(
     *,
     config: Config = None,
     checkpoint: Checkpoint = None,
+    seeds: Seeds = None,
     split: Split = None,
     horizon: Annotated[int | None, typer.Option(help="steps to predict [default: to the end]")] = None,
     also: Also = None,
@@ -39,16 +41,19 @@ def evaluate(
 ) -> None:
     """Roll out on a split; baselines in <checkpoint.dir>/baselines are evaluated, too.
 
-    With --checkpoint alone, the configuration is what the checkpoint was made with.
+    With --checkpoint alone, the configuration is what the checkpoint was made with. What `ups train --seeds`
+    trained is one row, with intervals over its seeds.
     """
     check_writable(out)
     phases = parse_numbers("--phase", phase or ())
     with importing():
+        from ups.config.seeds import parse_seeds
         from ups.eval.runs import evaluate_run
     report = evaluate_run(
         checkpoint,
         config_path=config,
         overrides=overrides or (),
+        seeds=parse_seeds(seeds) if seeds else (),
         split=split,
         horizon=horizon,
         also=also or (),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from ups.cli.common import AsJson, note, parse_numbers
@@ -24,10 +28,16 @@ def predict(
     start: Annotated[int, typer.Option(help="time step of the source that is given")] = 0,
     dt: Annotated[float | None, typer.Option(help="time of a step [default: that of the training]")] = None,
     parameter: Annotated[list[str] | None, typer.Option(help="name=value, instead of the source's")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="train, val, test or all; asked for where an HDF5 file has several")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="at most so many samples")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="samples that are predicted together")] = 32,
-    figure: Annotated[Path | None, typer.Option(help="PNG of the first sample")] = None,
+    figure: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF of the first sample")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+    ttc: Annotated[
+        bool | None, typer.Option(help="choose and correct steps by the task's laws [default: ttc.enabled]")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a store that is there")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,15 +54,33 @@ def predict(
         start=start,
         dt=dt,
         parameters=parameters,
+        split=split,
         limit=limit,
         batch_size=batch_size,
         figure=figure,
         device=device,
         replace=force,
+        ttc=ttc,
     )
-    with progress_bar("predicting", total=1) as advance:
-        written = predict_store(request, note=note, progress=lambda done, total: advance(done / total))
+    with ExitStack() as bars:
+        begun: list[Callable[[float], None]] = []
+
+        def progress(done: int, total: int) -> None:
+            if not begun:  # not before a question is answered
+                begun.append(bars.enter_context(progress_bar("predicting", total=1)))
+            begun[0](done / total)
+
+        ask = _ask_split if sys.stdin.isatty() and sys.stderr.isatty() else None
+        written = predict_store(request, note=note, ask=ask, progress=progress)
     if as_json:
         print_json(written)
     else:
         print_lines(*filter(None, written.values()))
+
+
+def _ask_split(counts: Mapping[str, int]) -> str:
+    """Let a person choose among the splits of a file."""
+    splits = ", ".join(f"{split} ({num} samples)" for split, num in counts.items())
+    choice = click.Choice([*counts, "all"])
+    answer: str = typer.prompt(f"the file has {splits}; which", type=choice, default="test", err=True)
+    return answer

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.common import AsJson, Config, Overrides, note
-from ups.errors import InterruptedTrainingError, UpsError
+from ups.cli.common import AsJson, Config, Overrides, Seeds, ending, note
+from ups.errors import ConfigError
 from ups.output import discard
 from ups_store.command_line import completing
 from ups_store.console import importing, print_lines, results
-from ups_store.errors import StoreError
 from ups_store.launch import not_shared_note, rank_of
 
 if TYPE_CHECKING:
     from ups.config import RunConfig
 
 ALL = "all"
-_WITHOUT_RESTART = "the same command without --restart"
 
 
 def train(
@@ -32,12 +29,14 @@ def train(
     stage: Annotated[
         str,
         typer.Option(
-            help="autoencoder, joint or operator; all: those of the configuration, in order",
-            autocompletion=completing(lambda: ("autoencoder", "joint", "operator", ALL)),
+            help="autoencoder, joint or operator; all: those of the configuration, in order; fno, unet: "
+            "baselines, one for each task",
+            autocompletion=completing(lambda: ("autoencoder", "joint", "operator", "fno", "unet", ALL)),
         ),
     ] = ALL,
     epochs: Annotated[int | None, typer.Option(help="of the stage, or of each stage")] = None,
     seed: Annotated[int | None, typer.Option(help="as seed=N")] = None,
+    seeds: Seeds = None,
     allow_unknown_encoder: Annotated[
         bool, typer.Option("--allow-unknown-encoder", help="as training.allow_unknown_encoder=true")
     ] = False,
@@ -51,11 +50,18 @@ def train(
 ) -> None:
     """Train; run it again to continue after an interruption.
 
+    With --seeds 0,1,2 all of it is done with one seed after the other, and evaluated together.
+
     Under torchrun: torchrun --nproc-per-node 2 -m ups train ...
     """
-    with _ending(restart):
+    with ending(restart):
         with importing():
             from ups.config import dump_config, load_config
+            from ups.config.seeds import parse_seeds
+        if seed is not None and seeds is not None:
+            raise ConfigError("--seed and --seeds", expected="one of them", found="both")
+        wanted = parse_seeds(seeds) if seeds is not None else ()
+        _check_processes(wanted)
         given = [*(overrides or ()), *_flags(seed, allow_unknown_encoder)]
         resolved = load_config(config, overrides=given, note=_note_once)
         if epochs is not None:
@@ -64,9 +70,22 @@ def train(
         if print_config:
             print_lines(*dump_config(resolved).splitlines())
             return
-        report = _train(stage, resolved, config=config, overrides=given, restart=restart)
+        report = _train(stage, resolved, wanted, config=config, overrides=given, restart=restart)
     if rank_of() == 0:
         _show(report, as_json=as_json)
+
+
+def _check_processes(seeds: Sequence[int]) -> None:
+    """Ranks that torchrun started meet for one training; they can't part and meet again for another."""
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if len(seeds) > 1 and num_processes > 1:
+        raise ConfigError(
+            "--seeds of several processes",
+            kind="ranks",
+            expected="one seed",
+            found=", ".join(map(str, seeds)),
+            hint=f"one command for each: --seeds {seeds[0]}, then --seeds {seeds[1]}",
+        )
 
 
 def _flags(seed: int | None, allow_unknown_encoder: bool) -> list[str]:
@@ -84,43 +103,37 @@ def _stages_of(stage: str, config: RunConfig) -> Sequence[str]:
 
 
 def _train(
-    stage: str, resolved: RunConfig, *, config: Path | None, overrides: Sequence[str], restart: bool
+    stage: str,
+    resolved: RunConfig,
+    seeds: Sequence[int],
+    *,
+    config: Path | None,
+    overrides: Sequence[str],
+    restart: bool,
 ) -> dict[str, Any]:
     # DDP would warn that `find_unused_parameters` isn't needed whenever a batch needs all parameters.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with importing():
-        from ups.train.all_stages import run_all
+        from ups.config.run import BASELINES
+        from ups.config.seeds import with_seeds
+        from ups.train.all_stages import run_all, run_all_seeds
         from ups.train.meter import process_began
         from ups.train.run import run_stage, unused_in_one_stage
+        from ups.train.train_baselines import train_stage_of_baselines
     if unshared := not_shared_note():
         note(f"warning: {unshared}")
     common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
+    if stage == ALL and seeds:
+        return run_all_seeds(resolved, seeds, config_path=config, overrides=overrides, **common)
     if stage == ALL:
         return run_all(resolved, config_path=config, overrides=overrides, **common)
     for text in unused_in_one_stage(resolved):
         _note_once(f"warning: {text}")
-    return run_stage(stage, resolved, **common)
-
-
-@contextmanager
-def _ending(restart: bool) -> Iterator[None]:
-    """Inside, errors say which rank met them, and none says that a command with --restart continues."""
-    try:
-        yield
-    except KeyboardInterrupt:  # a second Ctrl-C, or one while a build works
-        command = _WITHOUT_RESTART if restart else "the same command"
-        note(f"stopped at once: what was saved before is kept; {command} continues from there", is_last=True)
-        raise typer.Exit(InterruptedTrainingError.exit_code) from None
-    except (UpsError, StoreError) as error:
-        if restart and isinstance(error, UpsError) and error.continued_by:
-            error.continued_by = _WITHOUT_RESTART
-        if isinstance(error, InterruptedTrainingError):  # as it was asked to: no error
-            note(str(error), is_last=True)
-        elif rank_of():
-            note(f"error: {error}", is_last=True)
-        else:
-            raise
-        raise typer.Exit(error.exit_code) from None
+    train_one = train_stage_of_baselines if stage in BASELINES else run_stage
+    if not seeds:
+        return train_one(stage, resolved, **common)
+    configs = with_seeds(resolved, seeds, config_path=config, overrides=overrides)
+    return {"stage": stage, "seeds": {own.seed: train_one(stage, own, **common) for own in configs}}
 
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:

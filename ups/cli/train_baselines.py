@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, note
+from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, Seeds, ending, note
 from ups_store.console import importing, print_json, print_lines
 
 
@@ -14,24 +14,31 @@ def train_baselines(
     overrides: Overrides = None,
     *,
     config: Config = None,
+    seeds: Seeds = None,
     kinds: Kinds = None,
-    budget_seconds: Annotated[float | None, typer.Option(help="wall time of each")] = None,
+    budget_flops: Annotated[
+        float | None,
+        typer.Option(help="counted operations of each [default: what the run's operator took, by its logs]"),
+    ] = None,
     budget_samples: Annotated[int | None, typer.Option(help="training windows that each sees")] = None,
+    budget_seconds: Annotated[float | None, typer.Option(help="processor time of each")] = None,
     restart: Restart = False,
     as_json: AsJson = False,
 ) -> None:
     """Train each baseline on every task of a run, into <checkpoint.dir>/baselines."""
-    with importing():
-        from ups.eval.runs import train_baselines_of_run
-    trained = train_baselines_of_run(
-        config,
-        overrides=overrides or (),
-        kinds=kinds,
-        seconds=budget_seconds,
-        samples=budget_samples,
-        restart=restart,
-        note=note,
-    )
+    with ending(restart):
+        with importing():
+            from ups.config.seeds import parse_seeds
+            from ups.train.train_baselines import train_baselines_of_run
+        trained = train_baselines_of_run(
+            config,
+            overrides=overrides or (),
+            seeds=parse_seeds(seeds) if seeds else (),
+            kinds=kinds,
+            amounts={"flops": budget_flops, "samples": budget_samples, "seconds": budget_seconds},
+            restart=restart,
+            note=note,
+        )
     if as_json:
         print_json(trained)
     else:

@@ -19,7 +19,10 @@ from ups.config.old_keys import MEANINGLESS, NOT_YET
 from ups_store.errors import near_word
 
 SECTIONS = frozenset(
-    ("encoder", "decoder", "operator", "training", "stages", "checkpoint", "logging", "evaluation", "seed")
+    (
+        *("encoder", "decoder", "operator", "baselines", "training", "stages", "checkpoint", "logging"),
+        *("evaluation", "laws", "ttc", "seed"),
+    )
 )
 # All keys of the sections that the build takes something from.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -37,9 +40,19 @@ KEYS: dict[str, tuple[str, ...]] = {
         ),
         "compile",
         *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
-        *("augment", "query_sampling", "max_val_frames", "cache_mode", "prefetch_factor", "preload"),
+        *(
+            "augment",
+            "query_sampling",
+            "physics_priors",
+            "max_val_frames",
+            "cache_mode",
+            "prefetch_factor",
+            "preload",
+        ),
         *("stride", "horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
-        *("allow_unknown_encoder", "inverse_loss_frequency"),
+        *("allow_unknown_encoder", "inverse_loss_frequency", "lambda_inv_enc", "lambda_inv_dec"),
+        *("inverse_loss_warmup_epochs", "inverse_loss_max_weight"),
+        *("reconstruction_loss", "rollout_loss", "pushforward", "lambda_alignment"),
     ),
     "checkpoint": ("dir", "interval", "keep_training_state"),
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ups.errors import ConfigError, needs
+from ups.laws import Laws
 from ups.trained.specs import AUTOENCODER_FILE
 from ups_store.build import (
     BuildConfig,
@@ -29,6 +30,10 @@ CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Limit = Literal["flops", "samples", "seconds"]
+
+BUDGETS: tuple[Limit, ...] = ("flops", "samples", "seconds")
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
@@ -53,7 +58,9 @@ class OptimizerConfig(Section):
     """Optimiser of a stage."""
 
     name: Literal["adamw", "adam", "sgd", "muon_hybrid"] = Field("adamw", description="kind")
-    lr: Positive | None = Field(None, description="peak learning rate; by default training.lr")
+    lr: Positive | None = Field(
+        None, description="peak learning rate; by default training.lr, of baselines one that was searched for"
+    )
     weight_decay: NotNegative = Field(0.0, description="decay of matrices; vectors have none")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), description="Adam's moments")
     eps: Positive = Field(1e-8, description="Adam's epsilon")
@@ -93,11 +100,55 @@ def _check_one_batch_size(section: StageConfig | TrainingConfig) -> None:
         raise ValueError("batch_size (per rank) and global_batch_size (over all ranks): give one of them")
 
 
+class BudgetConfig(Section):
+    """How much a stage may be trained, by one measure; it becomes a number of steps before they begin."""
+
+    flops: Positive | None = Field(None, description="counted floating-point operations of its steps")
+    samples: Count | None = Field(None, description="frames or windows that it is trained on")
+    seconds: Positive | None = Field(None, description="processor time of its steps")
+    step_ratio: Positive | None = Field(
+        None, description="of seconds, as `ups compare` measured it: a step's time over the operator's"
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> BudgetConfig:
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"budget: give one of {', '.join(BUDGETS)}, not {' and '.join(given) or 'none'}")
+        return self
+
+    @property
+    def limit(self) -> Limit:
+        """What it counts."""
+        return next(name for name in BUDGETS if getattr(self, name) is not None)
+
+    @property
+    def allowed(self) -> float:
+        """How much of it."""
+        return float(getattr(self, self.limit))
+
+    def __str__(self) -> str:
+        return f"budget of {shown_amount(self.limit, self.allowed)}"
+
+
+def shown_amount(limit: str, amount: float) -> str:
+    """So much of what a budget counts, for people: "1.23e+12 FLOP", "60 s", "5,000 samples"."""
+    if limit == "flops":
+        return f"{amount:.3g} FLOP"
+    return f"{amount:,.4g} s" if limit == "seconds" else f"{amount:,.0f} {limit}"
+
+
 class StageConfig(Section):
     """One entry of `stages`."""
 
     epochs: CountOrZero = Field(10, description="passes over the training data; 0 leaves the stage out")
     steps_per_epoch: Count | None = Field(None, description="optimiser steps an epoch; by default all data")
+    steps: Count | None = Field(
+        None, description="optimiser steps in all, cut into epochs; by default epochs x steps_per_epoch"
+    )
+    budget: BudgetConfig | None = Field(
+        None, description="says `steps`, by what they cost; ended by no patience"
+    )
     batch_size: Count | None = Field(None, description="by default training.batch_size")
     global_batch_size: Count | None = Field(None, description="by default training.global_batch_size")
     grad_clip: Positive | None = Field(None, description="by default training.grad_clip")
@@ -122,10 +173,77 @@ AmpDtype = Annotated[Literal["bfloat16", "float16"], BeforeValidator(long_dtype)
 LatentDtype = Annotated[Literal["float16", "bfloat16", "float32"], BeforeValidator(long_dtype)]
 
 
+class QueryCurriculumConfig(Section):
+    """How the number of points grows, or shrinks, to `num_queries` during training."""
+
+    enabled: bool = Field(False, description="change the number of points during training")
+    start_queries: Count | None = Field(None, description="points at the start; by default the whole grid")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="share of the stage in which it goes to num_queries, step by step, linearly"
+    )
+
+
 class QuerySamplingConfig(Section):
     """At how many points of a field the decoder is asked during training."""
 
     num_queries: Count | None = Field(None, description="random points a batch; by default the whole grid")
+    curriculum: QueryCurriculumConfig = QueryCurriculumConfig()
+
+
+# As the earlier system called them, `lambda_...`.
+_PRIORS = ("conservation", "divergence", "residual", "boundary")
+# Weights of the earlier system that weigh no physics of ours: 0 is all that they may be.
+_OTHER_PRIORS = ("lambda_positivity", "lambda_latent_norm", "lambda_latent_diversity")
+
+
+class PhysicsPriorsConfig(Section):
+    """Losses of decoded predictions that need no truth: what laws of the task say (`laws`); 0 is off."""
+
+    enabled: bool = Field(True, description="off leaves all of them out")
+    conservation: NotNegative = Field(0.0, description="weight of the drift of conserved means, relative")
+    divergence: NotNegative = Field(0.0, description="weight of the divergence of incompressible flow")
+    residual: NotNegative = Field(0.0, description="weight of the equation's residual over a step")
+    boundary: NotNegative = Field(0.0, description="weight of errors at dirichlet and neumann boundaries")
+    every: Count = Field(1, description="optimiser steps from one to the next")
+    warmup_steps: CountOrZero = Field(0, description="optimiser steps in which the weights grow from 0")
+    cell: Count = Field(4, description="points of a control volume along each axis, for the residual")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return {} if value is None else {"enabled": value} if isinstance(value, bool) else value
+        if value.get("enabled") in (False, None) and "enabled" in value:
+            return {"enabled": False}  # whatever it would be
+        unknown = [name for name in _OTHER_PRIORS if value.get(name)]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: there is no such prior, say 0")
+        left_out = (*_OTHER_PRIORS, "bc_value", "bc_type")  # boundary values are those of the data
+        kept = {name: weight for name, weight in value.items() if name not in left_out}
+        return {
+            name.removeprefix("lambda_") if name.removeprefix("lambda_") in _PRIORS else name: weight
+            for name, weight in kept.items()
+        }
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Those that aren't 0, by name."""
+        found = {name: getattr(self, name) for name in _PRIORS} if self.enabled else {}
+        return {name: weight for name, weight in found.items() if weight}
+
+
+class LawsConfig(Section):
+    """What holds for the solutions of a task, for physics priors and test-time conditioning."""
+
+    conserved: tuple[str, ...] = Field(
+        (), description='channels, or products such as "density*Vx", whose mean over the domain stays'
+    )
+    is_closed: bool = Field(False, description="nothing crosses a boundary, though not all axes are periodic")
+    divergence_free: tuple[str, ...] = Field((), description="channels of a velocity, in the order x, y, z")
+    equation: Literal["advection1d", "burgers1d", "reacdiff1d", "darcy2d"] | None = Field(
+        None, description="whose residual is taken; the task has its parameters, under the same names"
+    )
+    at_walls: tuple[str, ...] = Field((), description="channels that walls are about; by default all")
 
 
 class TrainingConfig(Section):
@@ -160,6 +278,7 @@ class TrainingConfig(Section):
     field_source: Literal["auto", "store", "hdf5"] = Field("auto", description="where fields are read from")
     augment: bool = Field(True, description="random shifts along periodic axes, reflections where allowed")
     query_sampling: QuerySamplingConfig = QuerySamplingConfig()
+    physics_priors: PhysicsPriorsConfig = PhysicsPriorsConfig()
     max_val_frames: Count = Field(1024, description="frames per task that validation looks at, spread evenly")
 
     num_workers: CountOrZero | Literal["auto"] = Field("auto", description="reader processes of a build")
@@ -176,6 +295,18 @@ class TrainingConfig(Section):
     )
     stride: Count = Field(1, description="stored time steps from one step of the operator to the next")
     horizon: Count = Field(1, description="operator steps that a loss goes through")
+    reconstruction_loss: Literal["mse", "l1", "relative_l2"] = Field(
+        "mse", description="of fields, over a frame's power: square, absolute, or root mean square error"
+    )
+    rollout_loss: Literal["mse", "relative_l2"] = Field(
+        "mse", description="of the operator: mean square error of states, or |p - y| / |y| of each"
+    )
+    pushforward: bool = Field(
+        False, description="gradients through one step only, after as many as are drawn, up to horizon"
+    )
+    lambda_alignment: NotNegative = Field(
+        0.0, description="weight of |A(z) - E(x')|^2 in stage joint, with gradients through both"
+    )
     lambda_spectral: NotNegative = Field(0.0, description="weight of the spectral loss of the operator")
     lambda_relative: NotNegative = Field(0.0, description="weight of the relative loss")
     use_inverse_losses: bool = Field(False, description="encoder and decoder as inverses, in stage joint")
@@ -183,6 +314,16 @@ class TrainingConfig(Section):
         False, description="train on latents of which nothing says which weights made them"
     )
     inverse_loss_frequency: Count = Field(1, description="optimiser steps from one inverse loss to the next")
+    lambda_inv_enc: NotNegative = Field(
+        1.0, description="weight of |D(E(x)) - x|^2, which undoes the encoder"
+    )
+    lambda_inv_dec: NotNegative = Field(
+        1.0, description="weight of |E(D(z)) - z|^2, which undoes the decoder"
+    )
+    inverse_loss_warmup_epochs: CountOrZero = Field(
+        0, description="epochs without inverse losses; in as many more their weights grow linearly"
+    )
+    inverse_loss_max_weight: NotNegative | None = Field(None, description="upper bound of both weights")
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> TrainingConfig:
@@ -199,7 +340,11 @@ LATER_STAGES = {
     "steady_prior": "the prior of steady tasks",
 }
 
-STAGE_NAMES = ("autoencoder", "joint", "operator", *LATER_STAGES)  # in the order of training
+# Peak learning rates of baselines (docs/results/accuracy.md); `ups tune` searches for others.
+BASELINE_LR = {"fno": 4e-3, "unet": 1e-3, "fno_neuraloperator": 4e-3}
+BASELINES = tuple(BASELINE_LR)  # each a stage
+
+STAGE_NAMES = ("autoencoder", "joint", "operator", *BASELINES, *LATER_STAGES)  # in the order of training
 
 
 class RunLatentConfig(EncodingConfig):
@@ -219,6 +364,25 @@ class EncoderConfig(Section):
     width: Count = Field(64, description="channels of its layers")
     depth: Count = Field(3, description="residual blocks before, and as many after, the pooling")
     num_heads: Count = Field(4, description="heads of the attention pooling; divides width")
+    basis: Literal["pca", "none"] = Field(
+        "pca",
+        description="linear part of encoder and decoder: principal components of the patches, measured on the"
+        " training split",
+    )
+    residual: bool = Field(
+        True, description="train networks, on top of the basis; false leaves encoder and decoder linear"
+    )
+    isometry: bool = Field(
+        True, description="rescale the latents that were trained so that the decoder's singular values agree"
+    )
+
+    @model_validator(mode="after")
+    def _encodes_something(self) -> EncoderConfig:
+        if self.basis == "none" and not self.residual:
+            raise ValueError(
+                "encoder.basis = none and encoder.residual = false: nothing is left that encodes"
+            )
+        return self
 
 
 class DecoderConfig(Section):
@@ -230,8 +394,14 @@ class DecoderConfig(Section):
     radius: Count = Field(1, description="tokens to each side that a query attends to, on each axis")
 
 
+Mixer = Literal["spectral", "convolution", "attention", "hybrid"]
+
+# Naming one of these, and no mixer, means the PDE-Transformer that the operator once always was.
+_ATTENTION_KEYS = ("num_heads", "window_size", "attention_type", "qk_norm")
+
+
 class PdetConfig(Section):
-    """Architecture of the operator (PDE-Transformer); what is left open comes from `operator.size`."""
+    """Architecture of the operator; what is left open comes from `operator.size`."""
 
     input_dim: Count | None = Field(None, description="must be latent.dim")
     hidden_dim: Count | None = Field(None, description="channels of the finest level's layers")
@@ -240,7 +410,9 @@ class PdetConfig(Section):
     num_heads: Count | None = Field(None, description="attention heads of the finest level")
     group_size: Count | None = Field(None, description="has no effect: there are no groups to normalise")
     window_size: Count | None = Field(None, description="tokens of an attention window along an axis")
-    mlp_ratio: Positive | None = Field(None, description="hidden over outer channels of the MLP")
+    mlp_ratio: Positive | None = Field(
+        None, description="hidden over outer channels of the MLP, which blocks with attention have"
+    )
     qk_norm: bool = Field(True, description="queries and keys are always normalised")
     attention_type: Literal["standard"] = Field("standard", description="in shifted windows")
     drop_path: Fraction | None = Field(None, description="share of residual branches dropped")
@@ -253,9 +425,33 @@ class PdetConfig(Section):
         return self
 
 
+class SpectralConfig(Section):
+    """Blocks that mix tokens by their Fourier modes."""
+
+    modes: Count | None = Field(
+        None,
+        description="modes kept along each axis, of either sign; by default all, at most 64, 16 or 8 of them "
+        "on 1, 2 or 3 axes",
+    )
+    padding: NotNegative = Field(
+        0.125, description="zeros behind an axis that isn't periodic, over its length"
+    )
+    norm: Literal["none", "layer"] = Field(
+        "none", description="of the tokens before they are mixed, by convolutions too"
+    )
+
+
 class OperatorConfig(Section):
     """The operator, and how it is trained."""
 
+    mixer: Mixer | tuple[Mixer, ...] = Field(
+        "spectral",
+        min_length=1,
+        description="what mixes the tokens: spectral, convolution, attention, or hybrid (attention beside "
+        "spectral); a list has one for each level. attention where pdet.num_heads, window_size, "
+        "attention_type or qk_norm is given, and no mixer",
+    )
+    spectral: SpectralConfig = SpectralConfig()
     architecture_type: Literal["pdet_unet", "pdet_stack"] = Field(
         "pdet_unet", description="U-shape, or pdet_stack: one level of pdet.depth blocks"
     )
@@ -271,6 +467,49 @@ class OperatorConfig(Section):
         0.0, description="share of the training in which rollouts grow from 1 step to horizon"
     )
     val_trajectories: Count = Field(32, description="trajectories per task that validation rolls out")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _attention_of_its_keys(cls, values: Any) -> Any:
+        pdet = values.get("pdet") if isinstance(values, dict) else None
+        if isinstance(pdet, dict) and values.get("mixer") is None:
+            named = any(pdet.get(key) is not None for key in _ATTENTION_KEYS)
+            return {**values, "mixer": "attention" if named else "spectral"}
+        return values
+
+
+class FnoConfig(Section):
+    """Size of an FNO."""
+
+    width: Count = Field(32, description="channels of its layers")
+    modes: Count | None = Field(
+        None, description="Fourier modes along each axis; by default 16 in 1D, 12 in 2D, or what the grid has"
+    )
+    depth: Count = Field(4, description="layers")
+
+
+class UnetConfig(Section):
+    """Size of the U-Net."""
+
+    width: Count = Field(24, description="channels of the finest level; a multiple of 4")
+    levels: Count | None = Field(
+        None, description="resolutions; by default 4, or as often as the grid can be halved"
+    )
+
+
+class BaselinesConfig(Section):
+    """What stands beside the operator; each is a stage that is trained as the operator is."""
+
+    fno: FnoConfig = FnoConfig()
+    unet: UnetConfig = UnetConfig()
+    fno_neuraloperator: FnoConfig = FnoConfig()
+    horizon: Count | None = Field(
+        None, description="steps that a loss goes through; by default the operator's"
+    )
+    curriculum: Fraction | None = Field(None, description="by default operator.curriculum")
+    noise: NotNegative = Field(
+        0.0, description="standard deviation of noise on the first frame, in normalised units"
+    )
 
 
 class CheckpointConfig(Section):
@@ -303,13 +542,35 @@ class EvaluationConfig(Section):
     """Evaluation after training."""
 
     enabled: bool = Field(False, description="evaluate after training")
-    split: str = Field("test", description="split to evaluate on")
-    baseline_seconds: Positive | None = Field(
-        None, description="wall time for which FNO and U-Net of each task are trained beside it"
+    split: str = Field(
+        "dev", description="dev, val or train; `ups evaluate --split test` alone takes the test split"
+    )
+    baseline_flops: Positive | None = Field(
+        None, description="counted operations for which FNO and U-Net of each task are trained beside it"
     )
     baseline_samples: Count | None = Field(
-        None, description="the same, with a budget of training windows; both give rows of their own"
+        None, description="the same, with a budget of training windows; each gives rows of its own"
     )
+    baseline_seconds: Positive | None = Field(
+        None, description="the same, with a budget of processor time, which depends on the machine"
+    )
+
+
+class TtcConfig(Section):
+    """Test-time conditioning: rollouts that are chosen and corrected by the laws of their task (`laws`)."""
+
+    enabled: bool = Field(
+        False, description="evaluate such a rollout beside the plain one, and predict by it"
+    )
+    candidates: Count = Field(
+        1, description="states that each step is tried from, all but the first with noise; the best is kept"
+    )
+    noise_std: NotNegative = Field(0.01, description="standard deviation of that noise, in normalised units")
+    corrections: CountOrZero = Field(
+        2,
+        description="times that the equation's residual is subtracted from a step, where that makes it less",
+    )
+    project: bool = Field(True, description="put conserved means back to those of the given frame")
 
 
 class RunConfig(Section):
@@ -323,11 +584,16 @@ class RunConfig(Section):
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
     operator: OperatorConfig = OperatorConfig()
+    baselines: BaselinesConfig = BaselinesConfig()
     training: TrainingConfig = TrainingConfig()
     stages: dict[str, StageConfig] = Field(default_factory=dict, description="by name of the stage")
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    ttc: TtcConfig = TtcConfig()
+    laws: dict[str, LawsConfig] = Field(
+        {}, description="by task: what holds for tasks of your own, or instead of what we know of ours"
+    )
     seed: CountOrZero = Field(0, description="of weights, data order and augmentation")
 
     @field_validator("stages")
@@ -360,6 +626,11 @@ class RunConfig(Section):
         return BuildConfig(data=self.data, tasks=self.tasks, cache=self.cache, reading=self.reading)
 
     @property
+    def own_laws(self) -> dict[str, Laws]:
+        """`laws`, as `ups.laws.laws_of` takes them."""
+        return {task: Laws(**laws.model_dump()) for task, laws in self.laws.items()}
+
+    @property
     def trains_jointly(self) -> bool:
         """Whether the run has a stage `joint`: named under `stages`, and not left out by 0 epochs."""
         return "joint" in self.stages and self.stages["joint"].epochs > 0
@@ -372,14 +643,16 @@ class RunConfig(Section):
     def stage(self, name: str) -> StageConfig:
         """A stage's configuration, with what it leaves open taken from `training`.
 
+        Baselines take what they leave open from the operator's stage before, its learning rate aside.
+
         Raises:
             ConfigError: Kind "not_yet", for a stage that isn't there yet, unless it is switched off.
         """
-        stage = self.stages.get(name, StageConfig())
+        stage = self._as_operator(name) if name in BASELINES else self.stages.get(name, StageConfig())
         _check_there(name, stage)
         open_values: dict[str, Any] = {
             key: getattr(self.training, key)
-            for key in ("grad_clip", "ema_decay", "patience")
+            for key in ("grad_clip", "ema_decay", *(("patience",) if stage.budget is None else ()))
             if getattr(stage, key) is None
         }
         if stage.batch_size is None and stage.global_batch_size is None:
@@ -389,6 +662,20 @@ class RunConfig(Section):
         if stage.optimizer.lr is None:
             open_values["optimizer"] = stage.optimizer.model_copy(update={"lr": self.training.lr})
         return stage.model_copy(update=open_values)
+
+    def _as_operator(self, name: str) -> StageConfig:
+        """A baseline's stage, with what it leaves open taken from the operator's."""
+        stage, operator = self.stages.get(name, StageConfig()), self.stages.get("operator", StageConfig())
+        said, values = stage.model_fields_set, dict[str, Any]()
+        if not said & {"epochs", "steps_per_epoch", "steps", "budget"}:
+            values |= {key: getattr(operator, key) for key in ("epochs", "steps_per_epoch", "steps")}
+        if stage.batch_size is None and stage.global_batch_size is None:
+            values |= {key: getattr(operator, key) for key in ("batch_size", "global_batch_size")}
+        shared = ("grad_clip", "ema_decay") if stage.budget else ("grad_clip", "ema_decay", "patience")
+        values |= {key: getattr(operator, key) for key in shared if getattr(stage, key) is None}
+        if stage.optimizer.lr is None:
+            values["optimizer"] = stage.optimizer.model_copy(update={"lr": BASELINE_LR[name]})
+        return stage.model_copy(update=values)
 
 
 def _check_there(name: str, stage: StageConfig) -> None:

@@ -51,7 +51,9 @@ class Draws:
         return values[self.first : self.first + self.num]
 
 
-def augment(values_BXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws) -> Tensor:
+def augment(
+    values_BXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws, reflects: bool = True
+) -> Tensor:
     """Shift every frame along its periodic axes by a random number of points, and reflect half of them.
 
     Args:
@@ -59,12 +61,13 @@ def augment(values_BXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws:
         task: Decides about reflections.
         periodic: Whether each axis is.
         draws: Random numbers for these rows.
+        reflects: Whether frames may be reflected: not where a condition belongs to one end of an axis.
 
     Returns:
         Frames of the same shape; new ones, or `values_BXC` itself where the task has no symmetry of these.
     """
     values_BXC = shift_periodic(values_BXC, periodic, first_axis=1, draws=draws)
-    if task in _ODD_REFLECTION:
+    if reflects and task in _ODD_REFLECTION:
         chosen_B = draws.uniform().to(values_BXC.device) < 0.5
         chosen = chosen_B.reshape(-1, *(1,) * (values_BXC.ndim - 1))
         values_BXC = torch.where(chosen, -values_BXC.flip(1), values_BXC)
@@ -72,7 +75,7 @@ def augment(values_BXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws:
 
 
 def augment_trajectories(
-    values_BTXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws
+    values_BTXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws, reflects: bool = True
 ) -> Tensor:
     """As `augment`, all frames of a trajectory alike.
 
@@ -81,13 +84,15 @@ def augment_trajectories(
         task: Decides about reflections.
         periodic: Whether each axis of the grid is.
         draws: Random numbers for these rows.
+        reflects: As in `augment`.
 
     Returns:
         Trajectories of the same shape; they share the memory of `values_BTXC` where nothing is changed.
     """
     # Time steps are channels meanwhile, so that all of a trajectory share their shift.
     values_BXTC = values_BTXC.movedim(1, -2)
-    changed = augment(values_BXTC.flatten(-2), task=task, periodic=periodic, draws=draws)
+    flat = values_BXTC.flatten(-2)
+    changed = augment(flat, task=task, periodic=periodic, draws=draws, reflects=reflects)
     return changed.unflatten(-1, values_BXTC.shape[-2:]).movedim(-2, 1)
 
 

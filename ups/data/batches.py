@@ -19,6 +19,7 @@ from ups.data.augment import Draws
 from ups_store.torch import BatchSource, DataOrder, Loader, Order, Step, map_tensors, ranks_of_torch
 
 __all__ = [
+    "DataOrder",
     "Loader",
     "TaskBatch",
     "TrainingData",

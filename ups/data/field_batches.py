@@ -1,6 +1,6 @@
 """Batches of fields: random frames of one task and array, and random windows for baselines.
 
-Letters: B batch, K frames after the first, X the axes of the grid, C channels, P parameters.
+Letters: B batch, K steps of a window, X the axes of the grid, C channels, P parameters.
 """
 
 from __future__ import annotations
@@ -14,104 +14,87 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.augment import Draws, augment, augment_trajectories
+from ups.data.augment import augment
 from ups.data.batches import TaskBatch, TrainingData, random_order
 from ups.data.fields import Fields
-from ups.data.statistics import frame_items
-from ups.data.trajectories import given_array
-from ups.data.windows import evenly_spread, parameter_table
+from ups.data.statistics import frame_items, spread_frames
+from ups.data.trajectories import Trajectories
+from ups.data.windows import WindowBatch, parameter_table
 from ups.errors import ConfigError
 from ups.grid import FIELDS
+from ups_store.torch import Window, WindowIndex
 
 
-@dataclass(frozen=True)
-class FieldWindow:
-    """Windows side by side.
+class FieldWindowSource:
+    """Windows of one task's fields, wherever they lie; a source of `ups_store.torch.Loader`.
 
-    Attributes:
-        given: Physical units, float32, shape (B, X..., C): the first frame; of a steady task its input.
-        truth: The frames after it, or the solution, shape (B, K, X..., C).
-        parameters: By name, float64, each (B,).
-    """
-
-    given: Tensor
-    truth: Tensor
-    parameters: Mapping[str, Tensor]
-
-    def __len__(self) -> int:
-        return len(self.given)
-
-
-class FieldWindows:
-    """Windows of a training split, drawn with replacement, without end.
+    They are those that an operator is trained on, of its field store, in the same order.
 
     Args:
-        fields: Training fields of one task.
-        batch_size: B.
+        trajectories: Of the training split.
+        horizon: K, steps of a window; 1 for a steady task, whose windows are pairs of input and solution.
         stride: Stored time steps from one frame to the next.
-        seed: Of the choice and the augmentation.
-        augmented: Whether windows are shifted and reflected at random, all frames of one alike; those of
-            steady tasks, whose input is another field, never are.
+        parameters: Names of the parameters, in the order that batches give them.
 
     Raises:
-        ConfigError: Kind "horizon", if no trajectory has two frames.
+        ConfigError: Kind "horizon", if no trajectory is as long as a window.
     """
 
+    num_tensors = 1
+    stores = ()
+
     def __init__(
-        self, fields: Fields, *, batch_size: int, stride: int = 1, seed: int = 0, augmented: bool = True
+        self, trajectories: Trajectories, *, horizon: int, stride: int, parameters: tuple[str, ...]
     ) -> None:
-        self._fields, self._batch_size, self._stride, self._seed = fields, batch_size, stride, seed
-        self._steady, self._given_array = fields.info.steady, given_array(fields.info)
-        self._augmented = augmented and not self._steady
-        self.longest = 1 if self._steady else (int(fields.num_steps.max()) - 1) // stride
-        if self.longest < 1:
+        self._fields, self._given_array = trajectories.fields, trajectories.given_array
+        self._dt, self._parameters = trajectories.dt or 1.0, parameters
+        self._is_steady, self._stride = trajectories.info.steady, stride
+        self._offsets = [stride * step for step in range(1 if self._is_steady else horizon + 1)]
+        self._index = WindowIndex(Window(horizon=horizon, time_stride=stride), self._fields.num_steps)
+        self.sizes = [len(self._fields.num_steps) if self._is_steady else len(self._index)]
+        if self.sizes == [0]:
             raise ConfigError(
-                f"trajectories of {fields.info.task} are too short to train on",
+                f"trajectories of {self._fields.info.task} are too short to train on",
                 kind="horizon",
-                path=fields.origin,
-                expected=f"more than {stride} stored time steps",
-                found=int(fields.num_steps.max()),
+                path=self._fields.origin,
+                expected=f"more than {self._offsets[-1]} stored time steps",
+                found=int(self._fields.num_steps.max()),
             )
 
-    def batch(self, number: int, *, steps: int = 1) -> FieldWindow:
-        """The batch of a number, with K = `steps` at most; fewer where no trajectory is as long."""
-        steps = min(steps, self.longest)
-        seeds = np.random.SeedSequence([self._seed, number])
-        samples, starts = self._draw(np.random.default_rng(seeds), steps)
-        parameters = self._fields.parameters(samples)
-        given, truth = self._read(samples, starts, steps)
-        if self._augmented:
-            draws = Draws.of_batch(len(given), seed=int(seeds.generate_state(1)[0]))
-            given, truth = self._augment(given, truth, draws)
-        return FieldWindow(
-            given, truth, {name: torch.from_numpy(column) for name, column in parameters.items()}
-        )
+    def fetch(
+        self, number: int, items: npt.NDArray[np.int64], *, epoch: int, allocate: object
+    ) -> WindowBatch:
+        """Windows of these numbers; see `ups_store.torch.StoreDataset.fetch`."""
+        samples, starts = self._places(items)
+        read = self._fields.read
+        frames = [read(FIELDS, samples, starts + offset) for offset in self._offsets]
+        if self._is_steady:
+            frames.insert(0, read(self._given_array, samples, starts))
+        table = parameter_table(self._fields.parameters(samples), self._parameters, len(items))
+        dt = torch.full((len(items),), self._dt)
+        return WindowBatch(self._fields.info.task, torch.from_numpy(np.stack(frames, axis=1)), table, dt)
 
-    def _read(
-        self, samples: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], steps: int
-    ) -> tuple[Tensor, Tensor]:
-        """What is given, (B, X..., C), and what follows, (B, K, X..., C)."""
-        given = self._fields.read(self._given_array, samples, starts)
-        offsets = [0] if self._steady else [step * self._stride for step in range(1, steps + 1)]
-        frames = [self._fields.read(FIELDS, samples, starts + offset) for offset in offsets]
-        return torch.from_numpy(given), torch.from_numpy(np.stack(frames, axis=1))
+    def _places(self, items: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Samples and first time steps."""
+        return (items, np.zeros_like(items)) if self._is_steady else self._index.locate(items, epoch=0)
 
-    def _draw(
-        self, rng: np.random.Generator, steps: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Samples and first time steps, all windows of the split being equally likely."""
-        if self._steady:
-            samples = rng.integers(len(self._fields.num_steps), size=self._batch_size)
-            return samples, np.zeros_like(samples)
-        ends = np.cumsum(np.maximum(self._fields.num_steps - steps * self._stride, 0))
-        chosen = rng.integers(ends[-1], size=self._batch_size)
-        samples = np.searchsorted(ends, chosen, side="right")
-        return samples, chosen - np.where(samples > 0, ends[samples - 1], 0)
 
-    def _augment(self, given: Tensor, truth: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        frames, info = torch.cat([given.unsqueeze(1), truth], dim=1), self._fields.info
-        moved = augment_trajectories(frames, task=info.task, periodic=info.grid.periodic, draws=draws)
-        return moved[:, 0], moved[:, 1:]
+def field_window_data(
+    source: FieldWindowSource, *, global_batch_size: int, seed: int
+) -> TrainingData[FieldWindowSource]:
+    """Batches of random windows; a pass takes each window once, but those that don't fill a last batch.
+
+    Which those are is another choice every time. All batches are of one size, so that every step costs the
+    same; where there are too few windows for one batch, that is all of them.
+
+    Args:
+        source: The windows.
+        global_batch_size: Windows of a batch, over all ranks.
+        seed: Seed of the order, and of what is drawn for each batch.
+    """
+    drop_last = source.sizes[0] >= global_batch_size
+    order = random_order(source.sizes, global_batch_size=global_batch_size, seed=seed, drop_last=drop_last)
+    return TrainingData(source, order, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -123,11 +106,15 @@ class FrameBatch(TaskBatch):
         values: Physical units, float32, shape (B, X..., C).
         parameters: Parameters in the order that was asked for, NaN where the task has none of that name,
             float32, shape (B, P).
+        steps: Stored time step of each frame, int64, shape (B,); 0 of constant fields.
+        num_points: Points of the grid that the decoder is asked at; None for all.
     """
 
     array: str
     values: Tensor
     parameters: Tensor
+    steps: Tensor
+    num_points: int | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -189,18 +176,19 @@ def frame_data(
     return TrainingData(source, order, seed=seed)
 
 
-def augmented(batch: FrameBatch, *, periodic: tuple[bool, ...]) -> FrameBatch:
-    """With its frames shifted and reflected at random."""
-    values = augment(batch.values, task=batch.task, periodic=periodic, draws=batch.draws)
+def augmented(batch: FrameBatch, *, periodic: tuple[bool, ...], reflects: bool = True) -> FrameBatch:
+    """With its frames shifted, and reflected unless a condition belongs to one end of an axis, at random."""
+    values = augment(batch.values, task=batch.task, periodic=periodic, draws=batch.draws, reflects=reflects)
     return dataclasses.replace(batch, values=values)
 
 
 def spread_batches(
     fields: Mapping[str, Fields], *, batch_size: int, max_frames: int, parameters: tuple[str, ...] = ()
 ) -> Iterator[FrameBatch]:
-    """Frames for validation: at most `max_frames` of each array of each task, evenly spread, in order."""
+    """Frames for validation: at most `max_frames` of each array of each task, spread over
+    samples and time steps, in order."""
     for stream in _streams(fields):
-        items = evenly_spread(len(stream.samples), max_frames)
+        items = spread_frames(stream.fields, stream.array, max_frames)
         for first in range(0, len(items), batch_size):
             yield _read(stream, items[first : first + batch_size], parameters)
 
@@ -221,4 +209,5 @@ def _read(stream: _Stream, items: npt.NDArray[np.int64], parameters: tuple[str, 
         stream.array,
         torch.from_numpy(values),
         parameter_table(stream.fields.parameters(samples), parameters, len(items)),
+        torch.from_numpy(steps),
     )

@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 import ups_store
+from ups.conditions import NUM_STEPS, arrays_of, condition_of, conditions_among
 from ups.data.stores import Store, differing_selection, place_of, store_path
 from ups.errors import ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
@@ -28,16 +29,14 @@ CONSTANT_FIELDS = ("coefficient", "force")
 
 TIMES = "t"  # time of every stored step, of all samples or of each
 
-NUM_STEPS = "num_steps"  # valid time steps of each sample, where trajectories differ in length
-
 STEP_TOLERANCE = 1e-3  # relative; of time steps that count as equal: some files have their times in float32
-
-_NO_PARAMETERS = (NUM_STEPS, "bc_")  # per-sample numbers that aren't parameters of the equation
 
 Array = npt.NDArray[Any]
 
 _log = logging.getLogger(__name__)
 
+Split = Literal["dev", "val", "test", "train"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 _MEMORY_SHARE = 0.5  # of what is free, for one split
 
 
@@ -51,8 +50,10 @@ class FieldsInfo:
         channels: Names along the channel axis of "fields".
         boundary: Boundary type by axis name.
         domain_lengths: Length of the domain by axis name.
-        parameters: Names of the parameters that every sample has.
+        parameters: Names of the parameters and boundary values that every sample has.
         steady: Whether a sample is one state instead of a trajectory.
+        coordinates: Of the points along an axis, by axis name, as far as the source has them.
+        units: By name of a channel or a coordinate, as far as the source has them.
     """
 
     task: str
@@ -62,6 +63,8 @@ class FieldsInfo:
     domain_lengths: Mapping[str, float]
     parameters: tuple[str, ...]
     steady: bool
+    coordinates: Mapping[str, Array] = field(default_factory=dict, compare=False)
+    units: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class Fields(Protocol):
@@ -70,11 +73,13 @@ class Fields(Protocol):
     Attributes:
         info: What they are.
         origin: Where they come from, for people.
+        identity: What they are, wherever they lie: a store by its hash, files by their names.
         num_steps: Valid time steps of each sample, int64, shape (N,).
     """
 
     info: FieldsInfo
     origin: str
+    identity: str
     num_steps: npt.NDArray[np.int64]
 
     def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
@@ -101,7 +106,7 @@ class StoreFields:
     def __init__(self, store: Store, *, limit: int | None = None) -> None:
         self._store = store
         self.info = _info_of(store)
-        self.origin = str(store.path)
+        self.origin, self.identity = str(store.path), f"store {store.config_hash}"
         num_samples = min(len(store), limit or len(store))
         self.num_steps = np.full(num_samples, store.arrays[FIELDS].shape[1], np.int64)
         if NUM_STEPS in store:
@@ -136,7 +141,7 @@ class MemoryFields:
     def __init__(
         self, info: FieldsInfo, arrays: Mapping[str, Array], *, origin: str, times: Array | None = None
     ) -> None:
-        self.info, self.origin = info, origin
+        self.info, self.origin, self.identity = info, origin, f"files {origin}"
         self._times = None if times is None else np.asarray(times, np.float64)
         self._arrays = arrays
         num_samples, num_steps = arrays[FIELDS].shape[:2]
@@ -151,11 +156,72 @@ class MemoryFields:
 
     def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
         """See `Fields.parameters`."""
-        return {name: np.asarray(self._arrays[name][samples], np.float64) for name in self.info.parameters}
+        return _columns(self.info.parameters, self._arrays, samples)
 
     def times(self) -> npt.NDArray[np.float64] | None:
         """See `Fields.times`."""
         return self._times
+
+
+class EverySecond:
+    """Every second sample of some fields, in their order (`Fields`).
+
+    Args:
+        fields: All of them.
+        first: 0 or 1, the number of the first sample.
+    """
+
+    def __init__(self, fields: Fields, *, first: int) -> None:
+        self._fields, self._first = fields, first
+        self.info, self.origin = fields.info, fields.origin
+        self.identity = f"{fields.identity}, every second sample"
+        self.num_steps = fields.num_steps[first::2]
+
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """See `Fields.read`."""
+        return self._fields.read(array, self._number(samples), steps)
+
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """See `Fields.parameters`."""
+        return self._fields.parameters(self._number(samples))
+
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """See `Fields.times`."""
+        times = self._fields.times()
+        return times if times is None or times.ndim == 1 else times[self._first :: 2]
+
+    def _number(self, samples: Array) -> Array:
+        return 2 * samples + self._first
+
+
+def stored_split(split: str) -> str:
+    """The split of the stores that a split of trainings is part of: "dev" is cut from "val"."""
+    return "val" if split == "dev" else split
+
+
+def part_of_split(fields: Fields, split: str) -> Fields:
+    """What a split has of the fields of its `stored_split`.
+
+    Trainings choose weights by the even samples of validation, "val"; "dev" has the odd ones, so what is
+    reported on them wasn't chosen by them. Samples lie file by file, so both have their share of every file
+    with several.
+
+    Raises:
+        ConfigError: Kind "empty_split", if one sample is all that there is to divide.
+    """
+    if split not in ("val", "dev"):
+        return fields
+    part = EverySecond(fields, first=int(split == "dev"))
+    if len(fields.num_steps) and not len(part.num_steps):
+        raise ConfigError(
+            f"the development split of {fields.info.task} is empty",
+            kind="empty_split",
+            path=fields.origin,
+            expected="at least 2 samples of validation, of which every second one is of development",
+            found="1",
+            hint="change data.split_fractions, or bring more samples",
+        )
+    return part
 
 
 def open_fields(
@@ -170,13 +236,20 @@ def open_fields(
     Args:
         config: Which samples of which files, and where field stores lie.
         task: Name of the task.
-        split: "train", "val" or "test".
+        split: "train", "val", "dev" or "test"; "val" and "dev" as in `part_of_split`.
         source: "store", "hdf5", or "auto": the store if there is one of this configuration.
 
     Raises:
         ConfigError: If there is no such store, the split has no samples, or it doesn't fit into memory.
         ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
+    return part_of_split(_open_stored(config, task, stored_split(split), source), split)
+
+
+def _open_stored(
+    config: BuildConfig, task: str, split: str, source: Literal["auto", "store", "hdf5"]
+) -> StoreFields | MemoryFields:
+    """All fields of a split of the stores."""
     path = store_path(config.cache.dir, task, split)
     store, problem = _open_suitable(path, config.data) if source != "hdf5" else (None, "")
     if store is not None:
@@ -221,7 +294,7 @@ def _problem_with(store: Store, data: DataConfig) -> str:
 
 def _info_of(described: Any) -> FieldsInfo:
     """What a store holds, or by its plan will hold."""
-    attrs = described.attrs
+    attrs, constants = described.attrs, described.constants
     arrays = {name: tuple(spec.shape) for name, spec in described.arrays.items()}
     ndim = len(arrays[FIELDS]) - 3
     boundary = dict(attrs.get("boundary") or {})
@@ -238,8 +311,10 @@ def _info_of(described: Any) -> FieldsInfo:
         channels=tuple(attrs.get("channels") or ()),
         boundary=boundary,
         domain_lengths=dict(attrs.get("domain_lengths") or {}),
-        parameters=parameters_among(described.arrays),
+        parameters=conditions_among(described.arrays),
         steady=arrays[FIELDS][1] == 1,
+        coordinates={name: constants[name] for name in "zyx" if name in constants},
+        units=dict(attrs.get("units") or {}),
     )
 
 
@@ -256,19 +331,21 @@ def stored_parameters(
     store: Store, names: Sequence[str], samples: Array
 ) -> dict[str, npt.NDArray[np.float64]]:
     """What `Fields.parameters` gives of samples of a store."""
-    values = store.gather(samples, names)
-    return {name: column.astype(np.float64) for name, column in values.items()}
+    wanted = arrays_of(names, store.arrays)
+    return _columns(names, store.gather(samples, wanted) if wanted else {})
+
+
+def _columns(
+    names: Sequence[str], arrays: Mapping[str, Array], samples: Array | slice = slice(None)
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Conditions out of arrays of samples, new."""
+    found = {name: condition_of(name, arrays) for name in names}
+    return {name: column[samples].astype(np.float64) for name, column in found.items() if column is not None}
 
 
 def _with_channels(frames: Array, grid: GridSpec) -> Array:
     """Add the channel axis that constant fields of one channel lack."""
     return frames[..., np.newaxis] if frames.ndim == grid.ndim + 1 else frames
-
-
-def parameters_among(arrays: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the parameters of the equation among arrays of samples (anything with a shape), sorted."""
-    numbers = (name for name in sorted(arrays) if len(arrays[name].shape) == 1)
-    return tuple(name for name in numbers if not name.startswith(_NO_PARAMETERS))
 
 
 def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import Array, FieldsInfo, stored_parameters, stored_times
+from ups.data.fields import (
+    Array,
+    Fields,
+    FieldsInfo,
+    part_of_split,
+    stored_parameters,
+    stored_split,
+    stored_times,
+)
 from ups.data.stores import Store, latent_folder, place_of, store_path
 from ups.data.trajectories import Trajectories, times_of
 from ups.data.windows import TaskWindows
@@ -41,7 +49,7 @@ class LatentFields:
             parameters=windows.parameters,
             steady=windows.is_steady,
         )
-        self.origin = str(store.path)
+        self.origin, self.identity = str(store.path), f"store {store.config_hash}"
         self.num_steps = windows.num_steps
 
     def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
@@ -61,18 +69,18 @@ class LatentFields:
         return stored_times(self._store, len(self.num_steps))
 
 
-def open_latent_fields(config: RunConfig, task: str, split: str) -> LatentFields:
-    """Open the latents of a task and split, whatever encoded them.
+def open_latent_fields(config: RunConfig, task: str, split: str) -> Fields:
+    """Open the latents of a task and split ("train", "val", "dev" or "test"), whatever encoded them.
 
     Raises:
         ConfigError: Kinds "no_store", "empty_split".
         ups_store.StoreError: If the store can't be read.
     """
-    path = store_path(latent_folder(config), task, split)
+    path = store_path(latent_folder(config), task, stored_split(split))
     place = place_of(path)
     if place is None:
         raise ConfigError(
-            f"no latent store of {task} {split}",
+            f"no latent store of {task} {stored_split(split)}",
             kind="no_store",
             path=path,
             hint="latents of an unknown encoder can't be made from fields: import those of this split, too",
@@ -82,7 +90,7 @@ def open_latent_fields(config: RunConfig, task: str, split: str) -> LatentFields
         found = ", ".join(store.arrays)
         problem = f"{task} {split} has no latents to evaluate"
         raise ConfigError(problem, kind="empty_split", path=path, found=found)
-    return LatentFields(store, task=task, limit=config.data.limit)
+    return part_of_split(LatentFields(store, task=task, limit=config.data.limit), split)
 
 
 def open_latent_trajectories(

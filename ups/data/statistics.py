@@ -46,14 +46,17 @@ def measure_statistics(fields: Fields) -> dict[str, Statistics]:
     return {array: _measure_fields(fields, array) for array in fields.info.grid.arrays}
 
 
-def channel_statistics(batches: Iterable[npt.NDArray[Any]], *, least_std: float = LEAST_STD) -> Statistics:
+def channel_statistics(
+    batches: Iterable[npt.NDArray[Any]], *, least_std: float = LEAST_STD, constant_std: float = 1.0
+) -> Statistics:
     """Mean and standard deviation of every channel.
 
     Args:
         batches: The values in batches (..., C), not all empty.
         least_std: A channel that varies less doesn't vary; times its values where those are above 1.
+        constant_std: Given as the deviation of such a channel.
     Returns:
-        1 for the deviation of a channel that doesn't vary; NaN where values aren't finite.
+        Of every channel; NaN where values aren't finite.
     """
     shift_C: npt.NDArray[np.float64] | None = None
     total = square = np.zeros(())
@@ -73,8 +76,21 @@ def channel_statistics(batches: Iterable[npt.NDArray[Any]], *, least_std: float 
     mean_C = total / num_values
     std_C = np.sqrt(np.maximum(square / num_values - mean_C**2, 0.0))
     is_constant = std_C <= least_std * np.maximum(1.0, np.abs(shift_C))
-    std_C = np.where(is_constant, 1.0, std_C)
+    std_C = np.where(is_constant, constant_std, std_C)
     return Statistics(tuple((mean_C + shift_C).tolist()), tuple(std_C.tolist()))
+
+
+def latent_statistics(batches: Iterable[npt.NDArray[Any]]) -> Statistics:
+    """As `channel_statistics`, of latents: each channel's mean, and one deviation for all.
+
+    A channel that varies little moves the field little: in units of its own its errors would count as much as
+    any other's, and the decoder's singular values would no longer agree.
+    """
+    found = channel_statistics(batches, least_std=LEAST_STD_OF_LATENTS, constant_std=0.0)
+    std_C = np.array(found.std)
+    varying = std_C[std_C != 0]  # NaN stays
+    std = float(np.sqrt(np.square(varying).mean())) if len(varying) else 1.0
+    return Statistics(found.mean, (std,) * len(std_C))
 
 
 def _measure_fields(fields: Fields, array: str) -> Statistics:
@@ -108,6 +124,27 @@ def frame_items(fields: Fields, array: str) -> tuple[npt.NDArray[np.int64], npt.
     return samples, np.arange(len(samples)) - first
 
 
+def spread_frames(fields: Fields, array: str, num: int) -> npt.NDArray[np.int64]:
+    """Numbers of some frames of `frame_items` that stand for all, over samples and time steps alike.
+
+    Frames at equal distances may all be of one time step; so the steps are gone through in turn.
+
+    Returns:
+        At most `num` different numbers, going up.
+    """
+    counts = fields.num_steps if array == FIELDS else np.ones_like(fields.num_steps)
+    if num >= counts.sum():
+        return np.arange(counts.sum())
+    turns = np.arange(num)
+    samples = turns * len(counts) // num
+    first = np.cumsum(counts) - counts
+    _, begins, number, each = np.unique(samples, return_index=True, return_inverse=True, return_counts=True)
+    own = counts[samples].clip(min=1)
+    steps = (turns - begins[number]) * own // each[number] + number
+    items = first[samples] + steps % own
+    return np.unique(items[counts[samples] > 0])
+
+
 _MAX_NBYTES = 256 << 20  # of states that are looked at, in float32: trajectories evenly spread over the split
 
 _BATCH_NBYTES = 16 << 20
@@ -118,7 +155,7 @@ LEAST_STD_OF_LATENTS = 1e-6  # they are of order 1, and computed in float32
 
 
 def measure_state_statistics(windows: TaskWindows) -> dict[str, Statistics]:
-    """Mean and standard deviation of every channel of a task's states.
+    """Mean and standard deviation of every channel of a task's states; of latents one deviation for all.
 
     Returns:
         For the states themselves under "fields", for a steady task's input under `INPUT`.
@@ -137,12 +174,12 @@ def _measure_states(windows: TaskWindows, name: str) -> Statistics:
     nbytes = 4 * int(np.prod(shape))
     samples = evenly_spread(windows.num_samples, max(1, _MAX_NBYTES // nbytes))
     size = max(1, _BATCH_NBYTES // nbytes)
-    found = channel_statistics(
-        (_values(windows, name, samples[first : first + size]) for first in range(0, len(samples), size)),
-        least_std=LEAST_STD_OF_LATENTS if windows.state == LATENT else LEAST_STD,
+    measure = latent_statistics if windows.state == LATENT else channel_statistics
+    found = measure(
+        _values(windows, name, samples[first : first + size]) for first in range(0, len(samples), size)
     )
-    if not np.isfinite(found.std).all():
-        bad = np.flatnonzero(~np.isfinite(found.std))
+    if not np.isfinite((found.mean, found.std)).all():
+        bad = np.flatnonzero(~np.isfinite(found.mean))
         raise ConfigError(
             f"the statistics of {name!r} aren't finite",
             kind="not_finite",

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 import ups_store
+from ups.conditions import NUM_STEPS, conditions_among
 from ups.data.augment import augment_trajectories, shift_periodic
 from ups.data.batches import TaskBatch, TrainingData, random_order
-from ups.data.fields import CONSTANT_FIELDS, NUM_STEPS, STEP_TOLERANCE, TIMES, parameters_among
+from ups.data.fields import CONSTANT_FIELDS, STEP_TOLERANCE, TIMES, stored_parameters
 from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
@@ -72,7 +73,7 @@ class TaskWindows:
         state: Name of the array whose windows are taken.
         input_array: Name of a steady task's input, None of a transient task.
         horizon: K; 1 for a steady task.
-        parameters: Names of the parameters that every sample has.
+        parameters: Names of the parameters and boundary values that every sample has.
 
     Raises:
         ConfigError: Kinds "horizon", "uneven_times", "no_input".
@@ -92,7 +93,7 @@ class TaskWindows:
         arrays = store.arrays
         self._num_times = arrays[self.state].shape[1]
         self.is_steady = self._num_times == 1
-        self.parameters = parameters_among(arrays)
+        self.parameters = conditions_among(arrays)
         self.input_array = self._find_input() if self.is_steady else None
         self.horizon = 1 if self.is_steady else horizon
         self._stride = time_stride
@@ -117,12 +118,11 @@ class TaskWindows:
             window = {"start": starts, "length": length, "stride": self._stride}
             states = self._gather(self.state, samples, allocate, **window)
             dt = self._dt(samples, starts)
-        values = self.store.gather(samples, self.parameters) if self.parameters else {}
-        return Windows(states, {name: column.astype(np.float64) for name, column in values.items()}, dt)
+        return Windows(states, stored_parameters(self.store, self.parameters, samples), dt)
 
     def parameter_ranges(self) -> dict[str, tuple[float, float]]:
         """Least and largest value of every parameter."""
-        values = self.store.gather(np.arange(self.num_samples), self.parameters) if self.parameters else {}
+        values = stored_parameters(self.store, self.parameters, np.arange(self.num_samples))
         return {name: (float(column.min()), float(column.max())) for name, column in values.items()}
 
     def typical_dt(self) -> float:
@@ -265,14 +265,16 @@ class WindowBatch(TaskBatch):
     Attributes:
         states: As stored, not normalised, float32: latents (B, K + 1, L, D), or fields (B, K + 1, X..., C).
             Of a steady task input and solution, K = 1.
-        parameters: In the order that was asked for, NaN where the task has none of that name, float32,
-            shape (B, P).
+        parameters: And boundary values, in the order that was asked for, NaN where the task has none of that
+            name, float32, shape (B, P).
         dt: Physical time of one step, float32, shape (B,); 1 for a steady task.
+        pushed: Steps that go before without gradients (`training.pushforward`).
     """
 
     states: Tensor
     parameters: Tensor
     dt: Tensor
+    pushed: int = dataclasses.field(default=0, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.states)
@@ -296,6 +298,10 @@ class WindowSource:
         """Those that are there."""
         kinds = (ups_store.Store, ups_store.PackedStore, ups_store.PartitionedStore)
         return [some.store for some in self.tasks.values() if isinstance(some.store, kinds)]
+
+    def num_frames(self) -> dict[str, int]:
+        """Frames of each task that windows are taken of: of a steady task its solutions."""
+        return {task: int(some.num_steps.sum()) for task, some in self.tasks.items()}
 
     def fetch(self, number: int, items: Items, *, epoch: int, allocate: Allocate) -> WindowBatch:
         """Windows of these numbers of a task; see `ups_store.torch.StoreDataset.fetch`."""
@@ -356,7 +362,12 @@ def parameter_table(known: Mapping[str, npt.ArrayLike], names: Sequence[str], nu
 
 
 def augment_windows(
-    batch: WindowBatch, *, tokens: tuple[int, ...], periodic: tuple[bool, ...], is_latent: bool
+    batch: WindowBatch,
+    *,
+    tokens: tuple[int, ...],
+    periodic: tuple[bool, ...],
+    is_latent: bool,
+    reflects: bool = True,
 ) -> WindowBatch:
     """Shift every window along its periodic axes; fields are reflected too where the equation allows it.
 
@@ -367,9 +378,12 @@ def augment_windows(
         tokens: Tokens along each axis.
         periodic: Whether each axis is.
         is_latent: Whether the states are latents, not fields.
+        reflects: As in `ups.data.augment.augment`.
     """
     if not is_latent:
-        moved = augment_trajectories(batch.states, task=batch.task, periodic=periodic, draws=batch.draws)
+        moved = augment_trajectories(
+            batch.states, task=batch.task, periodic=periodic, draws=batch.draws, reflects=reflects
+        )
         return dataclasses.replace(batch, states=moved)
     states = batch.states.unflatten(2, tokens)
     states = shift_periodic(states, periodic, first_axis=2, draws=batch.draws)

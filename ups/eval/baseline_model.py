@@ -8,21 +8,36 @@ K steps, X and G the axes of the grid, C channels, P parameters, W width.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ups.config.run import BaselinesConfig, FnoConfig, UnetConfig, shown_amount
+from ups.data.fields import FieldsInfo
+from ups.data.statistics import measure_statistics
+from ups.data.trajectories import Trajectories, given_array
 from ups.data.windows import parameter_table
 from ups.errors import ConfigError, MissingExtraError, check_installed
-from ups.eval.baselines import FieldNetwork, FourierNeuralOperator, UNet, padding_behind, zeroed
+from ups.eval.baselines import (
+    GROUPS,
+    FieldNetwork,
+    FourierNeuralOperator,
+    UNet,
+    padding_behind,
+    zeroed,
+)
 from ups.eval.forecasters import Start, shown_size
+from ups.eval.training_logs import StageLog, read_stage_log
 from ups.grid import FIELDS, GridSpec
-from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
+from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.trained.specs import incomplete_spec
 
 BASELINE = "baseline"  # kind of checkpoint
@@ -82,7 +97,7 @@ class NeuraloperatorFNO(FieldNetwork):
 
 
 def neuraloperator_modes(modes: int, *, ndim: int) -> tuple[int, ...]:
-    """`n_modes` of neuraloperator's layers that keep what `SpectralConv(modes=modes)` keeps.
+    """`n_modes` of neuraloperator's layers that keep what `SpectralConv(modes=(modes,) * ndim)` keeps.
 
     It counts modes of both signs; of the last axis, where one sign suffices, it keeps n // 2 + 1.
     """
@@ -152,6 +167,10 @@ class BaselineSpec:
         """JSON values, for `from_json`."""
         return {**asdict(self), "grid": self.grid.to_json(), "parameters": list(self.parameters)}
 
+    def as_stored(self) -> Any:
+        """What reading `to_json` from a file gives: lists for tuples."""
+        return json.loads(json.dumps(self.to_json()))
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BaselineSpec:
         """The spec that `to_json` described."""
@@ -161,34 +180,40 @@ class BaselineSpec:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a training took, and what it was allowed.
+    """What a training was allowed, and what it took.
 
     Attributes:
-        limit: "seconds" or "samples".
+        limit: What the budget counts: "flops", "samples", "seconds" of processor time, or "steps".
         allowed: How many of them.
-        seconds: Wall time of the training.
-        samples: Windows that were trained on, of one step or several.
         steps: Optimiser steps.
-        curve: Pairs of optimiser step and training loss.
+        samples: Windows that were trained on, of one step or several.
+        flops: Counted floating-point operations of the steps.
+        seconds: Their processor time.
+        step_ratio: Processor time of a step over one of the operator's, where that was measured.
     """
 
-    limit: Literal["seconds", "samples"]
+    limit: Literal["flops", "samples", "seconds", "steps"]
     allowed: float
-    seconds: float
-    samples: int
     steps: int
-    curve: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    samples: int
+    flops: float
+    seconds: float
+    step_ratio: float | None = None
 
     @property
     def budget(self) -> str:
         """What it was allowed, for people."""
-        return f"{self.allowed:,.4g} s" if self.limit == "seconds" else f"{self.allowed:,.0f} samples"
+        return shown_amount(self.limit, self.allowed)
 
     def __str__(self) -> str:
-        return (
-            f"trained for a budget of {self.budget}: {self.seconds:.0f} s, {self.steps:,} steps, "
-            f"{self.samples:,} samples"
-        )
+        parts = [
+            f"trained for a budget of {self.budget}: {self.steps:,} steps, {self.samples:,} samples",
+            shown_amount("flops", self.flops),
+            f"{shown_amount('seconds', round(self.seconds, 1))} of processor time",
+        ]
+        if self.step_ratio is not None:
+            parts.append(f"a step takes {self.step_ratio:.2g} times one of the operator's")
+        return ", ".join(parts)
 
 
 class Baseline(nn.Module):
@@ -196,12 +221,13 @@ class Baseline(nn.Module):
 
     Args:
         spec: What it is.
-        effort: What its training took; None before.
+        effort: What its training was allowed and took; None until it is over.
+        log: Of its training, where it lies beside its file.
     """
 
-    def __init__(self, spec: BaselineSpec, effort: Effort | None = None) -> None:
+    def __init__(self, spec: BaselineSpec, effort: Effort | None = None, log: StageLog | None = None) -> None:
         super().__init__()
-        self.spec, self.effort = spec, effort
+        self.spec, self.effort, self.log = spec, effort, log
         channels = dict(spec.grid.channels)[FIELDS]
         if dict(spec.grid.channels)[spec.given_array] != channels:
             raise ConfigError(
@@ -220,8 +246,8 @@ class Baseline(nn.Module):
     @property
     def name(self) -> str:
         """Of its row: its kind, and what its budget counts unless that is seconds."""
-        counts_samples = self.effort is not None and self.effort.limit == "samples"
-        return f"{self.spec.kind}_samples" if counts_samples else self.spec.kind
+        limit = "seconds" if self.effort is None else self.effort.limit
+        return self.spec.kind if limit == "seconds" else f"{self.spec.kind}_{limit}"
 
     @property
     def label(self) -> str:
@@ -234,17 +260,22 @@ class Baseline(nn.Module):
         """Its size and what its training took."""
         return f"{shown_size(self.network)}; {self.effort or 'untrained'}"
 
+    def normalise(self, values: Tensor, *, array: str) -> Tensor:
+        """Physical units to normalised ones; fields (..., C), or parameters (..., P) as "parameters"."""
+        return (values - self.get_buffer(f"{array}_mean")) / self.get_buffer(f"{array}_std")
+
     def forward(self, given_BXC: Tensor, parameters_BP: Tensor, *, steps: int) -> Tensor:
-        """The frames after a given one, physical units: (B, X..., C) to (B, K, X..., C)."""
-        known, array = self.get_buffer, self.spec.given_array
-        parameters_BP = (parameters_BP - known("parameters_mean")) / known("parameters_std")
-        field_BXC = (given_BXC - known(f"{array}_mean")) / known(f"{array}_std")
-        field_BCX = field_BXC.movedim(-1, 1)
+        """The frames after a given one, normalised as it is: (B, X..., C) to (B, K, X..., C).
+
+        Parameters are in physical units.
+        """
+        parameters_BP = self.normalise(parameters_BP, array="parameters")
+        field_BCX = given_BXC.movedim(-1, 1)
         frames = []
         for _ in range(steps):
             field_BCX = self.network(field_BCX, parameters_BP)
             frames.append(field_BCX.movedim(1, -1))
-        return torch.stack(frames, dim=1) * known("fields_std") + known("fields_mean")
+        return torch.stack(frames, dim=1)
 
     @torch.no_grad()
     def forecast(self, start: Start, steps: int) -> Tensor:
@@ -261,40 +292,113 @@ class Baseline(nn.Module):
             )
         device = self.get_buffer("fields_mean").device
         table = parameter_table(start.parameters, self.spec.parameters, len(start.given))
-        frames: Tensor = self(start.given.to(device), table.to(device), steps=steps)
-        return frames
+        given = self.normalise(start.given.to(device), array=self.spec.given_array)
+        frames: Tensor = self(given, table.to(device), steps=steps).float()
+        return frames * self.get_buffer("fields_std") + self.get_buffer("fields_mean")
 
 
-def network_size(kind: Kind, grid: GridSpec) -> dict[str, int]:
-    """Arguments of the network that suit a grid: no more modes or levels than it has room for.
+def make_spec(
+    kind: Kind, trajectories: Trajectories, *, stride: int, sizes: BaselinesConfig | None = None
+) -> BaselineSpec:
+    """What a baseline will be; reads all training fields for their statistics.
+
+    Args:
+        kind: Which.
+        trajectories: Of the training split of one task.
+        stride: Stored time steps from one frame to the next.
+        sizes: Of the networks.
 
     Raises:
-        ConfigError: For fields of more than two axes.
+        ConfigError: As `network_size`.
+    """
+    fields = trajectories.fields
+    info: FieldsInfo = fields.info
+    size = network_size(kind, info.grid, sizes or BaselinesConfig())
+    statistics: dict[str, Any] = {
+        array: values.to_json() for array, values in measure_statistics(fields).items()
+    }
+    columns = fields.parameters(np.arange(len(fields.num_steps)))
+    table = np.stack([columns[name] for name in info.parameters], 1) if info.parameters else np.zeros((1, 0))
+    # A parameter that doesn't vary says nothing.
+    spread = np.where(np.ptp(table, axis=0) > 0, table.std(0), 1.0)
+    statistics["parameters"] = {"mean": table.mean(0).tolist(), "std": spread.tolist()}
+    return BaselineSpec(
+        kind=kind,
+        task=info.task,
+        grid=info.grid,
+        given_array=given_array(info),
+        dt=trajectories.dt,
+        stride=stride,
+        parameters=info.parameters,
+        statistics=statistics,
+        # From its input to a solution there is no change: they are different quantities.
+        size=size | ({"predicts_change": False} if info.steady else {}),
+    )
+
+
+def network_size(kind: Kind, grid: GridSpec, sizes: BaselinesConfig) -> dict[str, int]:
+    """Arguments of the network that suit a grid.
+
+    Args:
+        kind: Which.
+        grid: Of the task.
+        sizes: As configured; what they leave open is no more than the grid has room for.
+
+    Raises:
+        ConfigError: For fields of more than two axes; kind "size", for more modes or levels than there is
+            room for, or a width that groups don't divide.
     """
     if grid.ndim not in _MODES:
         raise ConfigError("baselines are made for 1D and 2D fields", found=f"{grid.ndim} axes")
-    if kind != "unet":
-        return {"modes": min(_MODES[grid.ndim], min(grid.points) // 2)}
-    levels = 1
-    while levels < _LEVELS and all(points % 2**levels == 0 for points in grid.points):
-        levels += 1
-    return {"levels": levels}
+    if kind == "unet":
+        return _unet_size(sizes.unet, grid)
+    size: FnoConfig = getattr(sizes, kind)
+    most = min(grid.points) // 2
+    if size.modes is not None and size.modes > most:
+        raise _too_large(f"baselines.{kind}.modes", most, size.modes, grid)
+    modes = size.modes or min(_MODES[grid.ndim], most)
+    return {"width": size.width, "modes": modes, "depth": size.depth}
 
 
-def save_baseline(path: str | os.PathLike[str], model: Baseline, *, settings: Mapping[str, Any]) -> None:
-    """Write a trained baseline with the settings of its training, JSON values."""
-    assert model.effort is not None
-    document = {"spec": model.spec.to_json(), "effort": asdict(model.effort), "settings": dict(settings)}
+def _unet_size(size: UnetConfig, grid: GridSpec) -> dict[str, int]:
+    if size.width % GROUPS:
+        raise ConfigError(
+            "baselines.unet.width", kind="size", expected=f"a multiple of {GROUPS}", found=size.width
+        )
+    most = 1
+    while most < (size.levels or _LEVELS) and all(points % 2**most == 0 for points in grid.points):
+        most += 1
+    if size.levels is not None and size.levels > most:
+        raise _too_large("baselines.unet.levels", most, size.levels, grid)
+    return {"width": size.width, "levels": most}
+
+
+def _too_large(key: str, most: int, found: int, grid: GridSpec) -> ConfigError:
+    return ConfigError(
+        f"{key} on a grid of {grid.name}", kind="size", expected=f"at most {most}", found=found
+    )
+
+
+def save_baseline(
+    path: str | os.PathLike[str],
+    model: Baseline,
+    *,
+    config: Mapping[str, Any],
+    report: Mapping[str, Any],
+) -> None:
+    """Write a baseline with its effort, the configuration of its training, and the validation's report."""
+    effort = None if model.effort is None else asdict(model.effort)
+    document = {
+        "spec": model.spec.to_json(),
+        "effort": effort,
+        "config": dict(config),
+        "report": dict(report),
+    }
     save_checkpoint(path, model.state_dict(), kind=BASELINE, document=document)
 
 
-def trained_with(path: str | os.PathLike[str]) -> Any:
-    """The settings that `save_baseline` was given; None where a file has none."""
-    return read_document(path, kind=BASELINE).get("settings")
-
-
 def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Baseline:
-    """Read a baseline, in evaluation mode.
+    """Read a baseline, in evaluation mode, with its training's log where that lies beside it.
 
     Raises:
         MissingExtraError: If it needs a package that isn't installed.
@@ -303,8 +407,9 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
     """
     tensors, document = load_checkpoint(path, kind=BASELINE, device=device)
     try:
-        effort = {**document["effort"], "curve": tuple(map(tuple, document["effort"]["curve"]))}
-        model = Baseline(BaselineSpec.from_json(document["spec"]), Effort(**effort)).to(device)
+        spec, effort = BaselineSpec.from_json(document["spec"]), document["effort"]
+        log = read_stage_log(Path(path).with_suffix(".jsonl"), spec.kind)
+        model = Baseline(spec, effort and Effort(**effort), log).to(device)
     except (ConfigError, MissingExtraError) as error:
         error.path = str(path)
         raise

@@ -17,39 +17,9 @@ from torch import Tensor, nn
 
 from ups.errors import ConfigError
 from ups.nn.layers import GridConv, pointwise
+from ups.nn.spectral import SpectralConv
 
-_GROUPS = 4
-
-
-class SpectralConv(nn.Module):
-    """Linear layer on the lowest Fourier modes of every channel (Li et al. 2021, section 4).
-
-    Args:
-        width: W.
-        modes: Modes kept along each axis, so many of either sign (along the last one, of one sign).
-        ndim: Number of axes, 1 or 2.
-    """
-
-    def __init__(self, width: int, *, modes: int, ndim: int) -> None:
-        super().__init__()
-        self.modes = modes
-        corners = 2 ** (ndim - 1)
-        shape = (corners, width, width, *(modes,) * ndim, 2)
-        self.weight = nn.Parameter(torch.randn(shape) / width)
-
-    def forward(self, x_BWG: Tensor) -> Tensor:
-        """Same shape; any resolution of at least twice the modes."""
-        axes = tuple(range(2, x_BWG.ndim))
-        spectrum = torch.fft.rfftn(x_BWG.float(), dim=axes, norm="forward")
-        out = torch.zeros_like(spectrum)
-        for weight, corner in zip(torch.view_as_complex(self.weight), self._corners(len(axes)), strict=True):
-            out[corner] = torch.einsum("bi...,io...->bo...", spectrum[corner], weight)
-        return torch.fft.irfftn(out, s=x_BWG.shape[2:], dim=axes, norm="forward").to(x_BWG.dtype)
-
-    def _corners(self, ndim: int) -> list[tuple[slice, ...]]:
-        """Where the lowest modes lie: at both ends of every axis but the last."""
-        low, high, every = slice(self.modes), slice(-self.modes, None), slice(None)
-        return [(every, every, low)] if ndim == 1 else [(every, every, end, low) for end in (low, high)]
+GROUPS = 4  # of the U-Net's group norm; they divide its width
 
 
 class FieldNetwork(nn.Module):
@@ -110,7 +80,7 @@ class FourierNeuralOperator(FieldNetwork):
         super().__init__(channels, **shared)
         ndim = self.ndim
         self.lift = pointwise(self.num_given, width, ndim=ndim)
-        self.spectral = nn.ModuleList(SpectralConv(width, modes=modes, ndim=ndim) for _ in range(depth))
+        self.spectral = nn.ModuleList(SpectralConv(width, modes=(modes,) * ndim) for _ in range(depth))
         self.local = nn.ModuleList(pointwise(width, width, ndim=ndim) for _ in range(depth))
         self.out = nn.Sequential(
             pointwise(width, 4 * width, ndim=ndim),
@@ -142,10 +112,10 @@ class ConvBlock(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             GridConv(in_width, out_width, periodic=periodic),
-            nn.GroupNorm(_GROUPS, out_width),
+            nn.GroupNorm(GROUPS, out_width),
             nn.GELU(),
             GridConv(out_width, out_width, periodic=periodic),
-            nn.GroupNorm(_GROUPS, out_width),
+            nn.GroupNorm(GROUPS, out_width),
             nn.GELU(),
         )
 

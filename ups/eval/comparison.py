@@ -1,29 +1,24 @@
-"""The table of a task: operators, and everything that they are compared with, on the same trajectories.
+"""The rows of a task's table: operators, and what they are compared with, on the same trajectories.
 
-A row has every metric with its interval, over the whole rollout and by time step. Rows are the run's
-operator, others such as the ablation that advances the fields, and baselines, with what each took to train,
-so that budgets can be equal. Letters: B trajectories, T time steps, K wave numbers, C channels, R resamples.
+Rows are the run's operator, others such as the ablation that advances the fields, and baselines, with what
+each took to train, so that budgets can be equal. What was trained alike with other seeds is one row.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.fields import open_fields
+from ups.data.fields import Fields, open_fields
 from ups.data.latent_trajectories import open_latent_fields, open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.errors import ConfigError
-from ups.eval import metrics
 from ups.eval.baseline_model import Baseline
 from ups.eval.forecasters import (
     AutoencoderFloor,
@@ -34,122 +29,181 @@ from ups.eval.forecasters import (
     TrainingMean,
     shown_size,
 )
-from ups.eval.train_baseline import Budget
+from ups.eval.reconstruction import spectrum_of_fields
 from ups.eval.training_logs import StageLog
-from ups.eval.trajectory_errors import Interval, Resamples, TrajectoryErrors
+from ups.eval.ttc import conditioned
+from ups.models.operator_size import OperatorSize
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
 
-# PDEBench's own evaluation takes batches of 50.
-COMPAT_BATCH_SIZE = 50
-# What has a meaning where tokens are in the place of points.
-LATENT_METRICS = ("nrmse", "vrmse", "relative_l2", "correlation", "correlation_time")
-Values = npt.NDArray[np.float64]
-_ORDER = (
-    *("nrmse", "vrmse", "relative_l2", "correlation_time", "drift"),
-    *("rmse", "crmse", "max_error", "brmse", "frmse_low", "frmse_mid", "frmse_high"),
-)
-_Steps = list[tuple[float, Values]]  # of each time step: the statistic, and its values in every resample (R,)
 _LABELS = {"latent": "latent operator", "fields": "operator on fields"}
-_ENCODERS = ("autoencoder", "joint")  # stages that leave an autoencoder, of which the last one's is used
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row to be: a model with every seed that it was trained with, or what isn't trained.
+
+    Attributes:
+        members: The model of each seed; one where nothing is trained.
+        seeds: Of the members; empty where nothing is trained.
+    """
+
+    members: Sequence[Forecaster | AutoencoderFloor]
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the row."""
+        return self.members[0].name
+
+    @property
+    def label(self) -> str:
+        """For people; without budgets that aren't the same for all seeds."""
+        labels = {member.label for member in self.members}
+        first = self.members[0].label
+        return first if len(labels) == 1 else f"{first.partition(' (')[0]} (a budget for each seed)"
+
+    @property
+    def note(self) -> str:
+        """What the reader has to know, of each seed where that differs."""
+        notes = [member.note for member in self.members]
+        if len({*notes}) == 1:
+            return notes[0]
+        return "; ".join(f"seed {seed}: {note}" for seed, note in zip(self.seeds, notes, strict=True))
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run has left that was trained with one seed.
+
+    Attributes:
+        simulator: The operator, in evaluation mode.
+        seed: Of the training.
+        baselines: Trained with the same seed, of any of the tasks.
+        logs: Of its training.
+    """
+
+    simulator: Simulator
+    seed: int
+    baselines: Sequence[Baseline] = ()
+    logs: Sequence[StageLog] = ()
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Who predicts which trajectories.
+    """What predicts which trajectories.
 
     Attributes:
         trajectories: Of the split.
-        operator: The first row.
-        others: The other rows, in order.
+        entries: The rows in order, the run's operator first.
         space: Whether states are fields, or latents that nothing can decode.
     """
 
     trajectories: Trajectories
-    operator: Forecaster
-    others: Sequence[Forecaster | AutoencoderFloor]
+    entries: Sequence[Entry]
     space: Literal["fields", "latent"]
 
 
 def make_comparison(
     config: RunConfig,
-    simulator: Simulator,
+    runs: Sequence[TrainedRun],
     task: str,
     *,
     split: str,
     horizon: int | None,
-    baselines: Sequence[Baseline],
-    others: Sequence[Forecaster] = (),
-    operator_note: str,
+    others: Sequence[Entry] = (),
 ) -> Comparison:
     """Everything that an operator has to be compared with.
 
     Args:
         config: Configuration of the run.
-        simulator: In evaluation mode.
+        runs: What it trained, by seed; alike but for that.
         task: Name of the task.
-        split: "train", "val" or "test".
+        split: As in `ups.data.fields.open_fields`.
         horizon: Steps to predict; None to the end. A steady task has one.
-        baselines: Trained baselines of any of the tasks.
         others: Other operators, on fields that are known; left out where errors are of latents.
-        operator_note: What the reader has to know of the operator.
 
     Raises:
         ConfigError: Kinds "other_task", "other_grid", and those of the trajectories.
         ups_store.StoreError: If the data can't be read.
     """
-    if task not in simulator.spec.tasks:
+    spec = runs[0].simulator.spec
+    if task not in spec.tasks:
         raise ConfigError(
             "the operator wasn't trained for this task",
             kind="other_task",
-            expected=" or ".join(sorted(simulator.spec.tasks)),
+            expected=" or ".join(sorted(spec.tasks)),
             found=task,
         )
-    is_steady = simulator.spec.tasks[task].steady
-    wanted = min(horizon, 1) if is_steady and horizon is not None else horizon
-    if not simulator.spec.is_encoder_known:
-        return _compare_latents(config, simulator, task, split, wanted, operator_note)
-    models = [*others, *(model for model in baselines if model.spec.task == task)]
-    return _compare_fields(config, simulator, task, split, wanted, models, operator_note)
+    wanted = min(horizon, 1) if spec.tasks[task].steady and horizon is not None else horizon
+    if not spec.is_encoder_known:
+        return _compare_latents(config, runs, task, split, wanted)
+    return _compare_fields(config, runs, task, split, wanted, others)
 
 
 def _compare_fields(
     config: RunConfig,
-    simulator: Simulator,
+    runs: Sequence[TrainedRun],
     task: str,
     split: str,
     horizon: int | None,
-    models: Sequence[Forecaster],
-    note: str,
+    others: Sequence[Entry],
 ) -> Comparison:
-    source, stride = config.training.field_source, simulator.spec.time_stride
+    source, stride = config.training.field_source, runs[0].simulator.spec.time_stride
     trajectories = open_trajectories(config.build, task, split, source=source, stride=stride, horizon=horizon)
-    _check_same_grid(simulator, trajectories)
+    _check_same_grid(runs[0].simulator, trajectories)
     train = open_fields(config.build, task, "train", source=source)
-    others: list[Forecaster | AutoencoderFloor] = [*models]
-    others += [] if trajectories.info.steady else [Persistence()]
-    others.append(TrainingMean(train))
-    if simulator.autoencoder is not None:
-        dtype = getattr(torch, config.training.latent_cache_dtype)
-        others.append(AutoencoderFloor(simulator.autoencoder, latent_dtype=dtype))
-    return Comparison(trajectories, OperatorForecaster(simulator, note=note), others, "fields")
+    operators = [
+        OperatorForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs
+    ]
+    entries = [Entry(operators, _seeds_of(runs))]
+    lengths = trajectories.info.domain_lengths
+    if steered := [row for run in runs for row in conditioned(run.simulator, config, task, lengths=lengths)]:
+        entries.append(Entry(steered, _seeds_of(runs)))
+    entries += [*others, *_baseline_entries(runs, task)]
+    entries += [] if trajectories.info.steady else [Entry([Persistence()])]
+    entries.append(Entry([TrainingMean(train)]))
+    if floor := _floor(runs, train, getattr(torch, config.training.latent_cache_dtype)):
+        entries.append(floor)
+    return Comparison(trajectories, entries, "fields")
+
+
+def _seeds_of(runs: Sequence[TrainedRun]) -> tuple[int, ...]:
+    return tuple(run.seed for run in runs)
+
+
+def _baseline_entries(runs: Sequence[TrainedRun], task: str) -> list[Entry]:
+    """A row of each name; a seed may lack it."""
+    found: dict[str, dict[int, Baseline]] = {}
+    for run in runs:
+        for model in run.baselines:
+            if model.spec.task == task:
+                found.setdefault(model.name, {})[run.seed] = model
+    return [Entry(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
+
+
+def _floor(runs: Sequence[TrainedRun], train: Fields, dtype: torch.dtype) -> Entry | None:
+    """Of each seed's autoencoder; seeds that were given the same one share it."""
+    by_weights = {run.simulator.spec.autoencoder_sha256: run for run in runs}
+    floors = [
+        AutoencoderFloor(model, latent_dtype=dtype, spectrum=spectrum_of_fields(model, train))
+        for run in by_weights.values()
+        if (model := run.simulator.autoencoder) is not None
+    ]
+    return Entry(floors, _seeds_of(list(by_weights.values()))) if floors else None
 
 
 def _compare_latents(
-    config: RunConfig,
-    simulator: Simulator,
-    task: str,
-    split: str,
-    horizon: int | None,
-    note: str,
+    config: RunConfig, runs: Sequence[TrainedRun], task: str, split: str, horizon: int | None
 ) -> Comparison:
     """On latents of an unknown encoder: there are no baselines and no floor, as there are no fields."""
-    stride = simulator.spec.time_stride
+    stride = runs[0].simulator.spec.time_stride
     trajectories = open_latent_trajectories(config, task, split, stride=stride, horizon=horizon)
     train = open_latent_fields(config, task, "train")
-    others = [] if trajectories.info.steady else [Persistence()]
-    operator = LatentForecaster(simulator, note=note)
-    return Comparison(trajectories, operator, [*others, TrainingMean(train)], "latent")
+    operators = [LatentForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs]
+    entries = [Entry(operators, _seeds_of(runs))]
+    entries += [] if trajectories.info.steady else [Entry([Persistence()])]
+    return Comparison(trajectories, [*entries, Entry([TrainingMean(train)])], "latent")
 
 
 def _check_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:
@@ -166,86 +220,6 @@ def _check_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Errors of one model or baseline.
-
-    Attributes:
-        metrics: Over all predicted time steps and channels, by name.
-        by_step: The same by time step, each of length T.
-        pdebench_compat: PDEBench's metrics as its own evaluation averages them, in batches of 50.
-    """
-
-    metrics: Mapping[str, Interval]
-    by_step: Mapping[str, Sequence[Interval]] = field(default_factory=dict)
-    pdebench_compat: Mapping[str, float] = field(default_factory=dict)
-
-    def of(self, names: Collection[str]) -> Scores:
-        """Some of the metrics, without those that PDEBench averages."""
-        metrics = {name: value for name, value in self.metrics.items() if name in names}
-        return Scores(metrics, {name: steps for name, steps in self.by_step.items() if name in names})
-
-
-def score(errors: TrajectoryErrors, *, t: Tensor, seed: int = 0) -> Scores:
-    """Turn errors of trajectories into numbers with 95 % intervals.
-
-    Args:
-        errors: Of all trajectories of the split.
-        t: Time of each predicted frame since the given one, shape (T,).
-        seed: Of the resampling; rows of one table share it, so they are resampled alike.
-
-    Returns:
-        Metrics `nrmse`, `vrmse`, `relative_l2`, `correlation_time`, `drift` (of the last step), `rmse`,
-        `crmse`, `max_error`, `brmse`, `frmse_low`, `frmse_mid`, `frmse_high`; no band without wave numbers.
-    """
-    resamples = Resamples(len(errors), seed=seed)
-    means = {"nrmse": errors.nrmse, "vrmse": errors.vrmse, "rmse": errors.rmse, "brmse": errors.brmse}
-    by_step = {name: resamples.of_means(value.mean(2).numpy()) for name, value in means.items()}
-    by_step["drift"] = resamples.of_means(errors.drift.mean(2).numpy())
-    by_step["correlation"] = resamples.of_means(errors.correlation.numpy())
-    of_roots = _of_roots(errors, resamples)
-    found = {
-        **{name: resamples.of_mean(value.flatten(1).mean(1).numpy()) for name, value in means.items()},
-        "relative_l2": resamples.of_mean(errors.relative_l2.numpy()),
-        "correlation_time": resamples.of_mean(errors.correlation_time(t).numpy()),
-        "drift": by_step["drift"][-1],
-        "max_error": resamples.of_maximum(errors.max_error.flatten(1).amax(1).numpy()),
-        **{name: _overall(steps, resamples) for name, steps in of_roots.items()},
-    }
-    for name, steps in of_roots.items():
-        by_step[name] = [resamples.interval(float(value), resampled) for value, resampled in steps]
-    compat = metrics.summary(errors.pdebench_compat(COMPAT_BATCH_SIZE))
-    return Scores(
-        metrics={name: found[name] for name in _ORDER if name in found},
-        by_step=by_step,
-        pdebench_compat={name: value for name, value in compat.items() if name in found},
-    )
-
-
-def _of_roots(errors: TrajectoryErrors, resamples: Resamples) -> dict[str, _Steps]:
-    """The metrics whose mean over trajectories stands inside a square root."""
-    num_wave_numbers = errors.shells.shape[2]
-    bands = {name: ends for name, ends in metrics.BANDS.items() if ends[0] < num_wave_numbers}
-    exact = errors.pdebench()
-    steps: dict[str, _Steps] = {name: [] for name in ("crmse", *(f"frmse_{band}" for band in bands))}
-    for step in range(errors.rmse.shape[1]):  # one by one: all resamples of all shells may not fit
-        square_BC = errors.mean_error[:, step].square().numpy()
-        resampled = np.sqrt(resamples.means(square_BC)).mean(1)
-        steps["crmse"].append((exact["crmse"][step].mean().item(), resampled))
-        shells_BKC = errors.shells[:, step].numpy()
-        roots = np.sqrt(resamples.means(shells_BKC.reshape(len(errors), -1)))
-        amplitude_RKC = roots.reshape(-1, *shells_BKC.shape[1:])
-        for band, ends in bands.items():
-            value = exact[f"frmse_{band}"][step].mean().item()
-            steps[f"frmse_{band}"].append((value, amplitude_RKC[:, slice(*ends)].mean((1, 2))))
-    return steps
-
-
-def _overall(steps: _Steps, resamples: Resamples) -> Interval:
-    values, resampled = zip(*steps, strict=True)
-    return resamples.interval(float(np.mean(values)), np.mean(resampled, axis=0))
-
-
-@dataclass(frozen=True)
 class OtherOperator:
     """An operator beside the one that a run has trained.
 
@@ -253,30 +227,50 @@ class OtherOperator:
         simulator: In evaluation mode, on the device of the run's own.
         path: Its checkpoint.
         logs: Of its training, as far as they are known.
+        seed: Of its training.
+        family: Equal for operators that were trained alike but for the seed; None if that isn't known.
     """
 
     simulator: Simulator
     path: Path
     logs: Sequence[StageLog] = ()
+    seed: int = 0
+    family: str | None = None
 
 
-def forecasters_of(others: Sequence[OtherOperator], own: Simulator) -> list[OperatorForecaster]:
+def entries_of(others: Sequence[OtherOperator], own: Simulator) -> list[Entry]:
     """Their rows, `operator_latent` or `operator_fields` by their states, numbered from the second on."""
     count: Counter[str] = Counter()
-    rows = []
-    for other in others:
-        states = other.simulator.spec.states
+    entries = []
+    for members in _families(others):
+        states = members[0].simulator.spec.states
         count[states] += 1
         number = "" if count[states] == 1 else str(count[states])
         what = f"other {_LABELS[states]}" if states == own.spec.states else _LABELS[states]
-        rows.append(
+        forecasters = [
             OperatorForecaster(
                 other.simulator,
                 note=f"{other.path}; {operator_note(other.simulator, other.logs)}",
                 name="_".join(filter(None, ("operator", states, number))),
                 label=" ".join(filter(None, (what, number))),
             )
-        )
+            for other in members
+        ]
+        entries.append(Entry(forecasters, tuple(other.seed for other in members)))
+    return entries
+
+
+def _families(others: Sequence[OtherOperator]) -> list[list[OtherOperator]]:
+    """Operators of one row each; the same seed again is a row of its own."""
+    rows: list[list[OtherOperator]] = []
+    for other in others:
+        for row in rows:
+            is_alike = other.family is not None and row[0].family == other.family
+            if is_alike and other.seed not in [member.seed for member in row]:
+                row.append(other)
+                break
+        else:
+            rows.append([other])
     return rows
 
 
@@ -287,19 +281,33 @@ def operator_note(simulator: Simulator, logs: Sequence[StageLog]) -> str:
         parts.append(f"autoencoder {shown_size(simulator.autoencoder)}")
     parts += [
         f"{log.stage} trained for {log.seconds - log.startup_s:.0f} s after {log.startup_s:.0f} s of "
-        f"startup, {log.steps:,} steps, {log.samples:,} samples"
+        f"startup, {log.steps:,} steps, {log.samples:,} samples{_work(log)}"
         for log in logs
     ]
     return "; ".join(parts)
 
 
+def _work(log: StageLog) -> str:
+    """Operations and processor time of a stage; nothing where an earlier version wrote its log."""
+    if not log.flops:
+        return ""
+    encoding = f" and {log.preparation_flops:.3g} for encoding" if log.preparation_flops else ""
+    return f", {log.flops:.3g} FLOP{encoding}, {log.processor_s:.0f} s of processor time"
+
+
 def _architecture(spec: SimulatorSpec) -> str:
-    """Levels, and how far attention reaches in the finest."""
-    num, window = len(spec.operator["depths"]), int(spec.operator["window"])
+    """Levels, what mixes their tokens, and how far attention reaches in the finest."""
+    size = OperatorSize.from_json(spec.operator)
+    mixers = [size.mixer(level) for level in range(len(size.depths))]
+    kinds = [name for name, before in zip(mixers, [None, *mixers], strict=False) if name != before]
+    levels = (
+        f"{'one level' if len(mixers) == 1 else f'{len(mixers)} levels'} of {' over '.join(kinds)} blocks"
+    )
+    if mixers[0] not in ("attention", "hybrid"):
+        return levels
     longest = max(length for task in spec.tasks.values() for length in task.tokens)
-    levels = "one level" if num == 1 else f"{num} levels"
-    reach = "one window over all tokens" if window >= longest else f"windows of {window} tokens"
-    return f"{levels} with {reach}"
+    is_whole = size.window >= longest
+    return f"{levels} with {'one window over all tokens' if is_whole else f'windows of {size.window} tokens'}"
 
 
 def check_comparable(other: OtherOperator, config: RunConfig, own: Simulator) -> None:
@@ -338,50 +346,3 @@ def _check_same_frames(task: str, theirs: SimulatorSpec, own: SimulatorSpec, pat
             expected=own.time_stride,
             found=theirs.time_stride,
         )
-
-
-def equal_budgets(
-    logs: Sequence[StageLog],
-    *,
-    num_tasks: int,
-    seconds: float | None = None,
-    samples: int | None = None,
-) -> list[Budget]:
-    """Wall time and samples of each baseline of each task.
-
-    Wall time is that of the stages that made the operator, its autoencoder's included, from the first
-    optimiser step on; samples are the windows that the operator was trained on, in stage operator or, without
-    one, in stage joint. A run on several tasks had that much for all of them, so a baseline of one task gets
-    its share.
-
-    Args:
-        logs: Of the operator's run.
-        num_tasks: Tasks of the run.
-        seconds: Wall time instead of the logs'.
-        samples: Windows instead of the logs'.
-
-    Raises:
-        ConfigError: Kind "no_log", if there is no log of the operator and a budget isn't given.
-    """
-    used = _used(logs)
-    operator = next((log for log in reversed(used) if log.stage != "autoencoder"), None)
-    if operator is None and (seconds is None or samples is None):
-        raise ConfigError(
-            "no training log says what the operator's training took",
-            kind="no_log",
-            expected="operator.jsonl or joint.jsonl in checkpoint.dir",
-            hint="say --budget-seconds and --budget-samples",
-        )
-    if seconds is None:
-        seconds = sum(log.seconds - log.startup_s for log in used) / num_tasks
-    if samples is None:
-        assert operator is not None
-        samples = max(1, operator.samples // num_tasks)
-    return [Budget(seconds=round(seconds, 1)), Budget(samples=samples)]
-
-
-def _used(logs: Sequence[StageLog]) -> list[StageLog]:
-    """Logs of one autoencoder and of what came after it: another one's time made nothing that is used."""
-    encoders = [log for log in logs if log.stage in _ENCODERS]
-    last = max(encoders, key=lambda log: log.trained_at, default=None)
-    return [log for log in logs if log is last or log.stage not in _ENCODERS]

@@ -1,12 +1,11 @@
-"""Pictures of an evaluation, as PNG bytes; matplotlib without its global state.
+"""The figures of an evaluation: of a task an example, errors against time, spectra; of the run its training.
 
-Of a task: an example, errors against time, bands of wave numbers, spectra; of the run: its losses.
+Every model has one colour in all of them (`ups.eval.figure_style`).
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,124 +13,206 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ups.data.trajectories import Trajectories
-from ups.errors import needs
 from ups.eval.baseline_model import Baseline
-from ups.eval.forecasters import Forecaster
+from ups.eval.field_figures import Trajectory, fields_figure, points_along
+from ups.eval.figure_style import (
+    ONE_COLUMN,
+    TWO_COLUMNS,
+    Column,
+    Drawing,
+    line_of,
+    log_ticks,
+    with_unit,
+)
+from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence, TrainingMean
+from ups.eval.intervals import Interval
 from ups.eval.report import Row
 from ups.eval.rollout import Rollout, predict
 from ups.eval.training_logs import StageLog
-from ups.eval.trajectory_errors import Interval
-from ups.grid import domain_lengths
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-_DPI = 110
-
-_FIELD_COLOURS, _ERROR_COLOURS = "RdBu_r", "magma"
-
-_STYLE: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "axes.grid": False}
-_MAX_FRAMES = 4
+_MAX_MODELS = 4  # of an example, beside the truth
+_NUM_MARKERS = 8  # along a line
+_BANDS = {
+    "frmse_low": "wave numbers 0 to 3",
+    "frmse_mid": "wave numbers 4 to 11",
+    "frmse_high": "wave numbers 12 and above",
+}
+_PARTS = ("#1B2A49", "#47618C", "#8FA6C4", "#D5DDE8")  # of a stage's time; no model has these colours
 
 Values = npt.NDArray[np.floating[Any]]
 
-_BANDS = {
-    "frmse_low": "wave numbers 0 to 3",
-    "frmse_mid": "4 to 11",
-    "frmse_high": "12 and above",
-}
 
-
-def fields_figure(
-    truth_TX: Values, prediction_TX: Values, *, t: Values, extent: Sequence[float], quantity: str
-) -> bytes:
-    """Truth, prediction and error of one trajectory: space-time images in 1D, frames in 2D and 3D.
+def task_figures(
+    rows: Sequence[Row],
+    rollouts: Mapping[str, Rollout],
+    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
+    trajectories: Trajectories,
+) -> list[Drawing]:
+    """Figures of a task.
 
     Args:
-        truth_TX: One channel, shape (T, X), (T, Y, X) or (T, Z, Y, X), physical units. Of volumes the middle
-            plane is shown.
-        prediction_TX: The same shape.
-        t: Time of every frame, shape (T,).
-        extent: Length of the domain along each axis that is shown, in the order of the axes.
-        quantity: What is shown, with its unit if it has one.
+        rows: Of the table.
+        rollouts: By name of the row.
+        forecasters: By name of the row; the first one's median trajectory is the example.
+        trajectories: Of the split.
     """
-    if truth_TX.ndim == 4:
-        truth_TX, prediction_TX = (frames[:, frames.shape[1] // 2] for frames in (truth_TX, prediction_TX))
-    draw = _space_time if truth_TX.ndim == 2 else _frames
-    return _png(lambda figure: draw(figure, truth_TX, prediction_TX, t, extent, quantity), size=(9.5, 3.2))
+    task = trajectories.info.task
+    spectra = spectra_figure(f"{task}_spectra", _spectra(rollouts), _labels(rows))
+    of_time = _errors_in_time(rows, trajectories) if trajectories.horizon > 1 else []
+    return [_example(forecasters, rollouts, trajectories, _labels(rows)), *of_time[:1], spectra, *of_time[1:]]
+
+
+def latent_figures(
+    rows: Sequence[Row],
+    rollouts: Mapping[str, Rollout],
+    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
+    trajectories: Trajectories,
+) -> list[Drawing]:
+    """Of latents there is only the error against time; arguments as `task_figures`."""
+    return _errors_in_time(rows, trajectories) if trajectories.horizon > 1 else []
+
+
+def run_figures(logs: Sequence[StageLog], baselines: Sequence[Baseline]) -> list[Drawing]:
+    """Figures of the training: curves, and what its time went to."""
+    losses = {log.stage: log.loss for log in logs if len(log.loss[0]) > 1}
+    models = {log.stage: log.stage for log in logs}
+    for model in baselines:
+        if model.log is not None and len(model.log.loss[0]) > 1:
+            steps, values = model.log.loss
+            label = f"{model.label}, {model.spec.task}"
+            losses[label], models[label] = (steps, values), model.name
+    scores = {log.stage: log.score for log in logs if log.score[0]}
+    figures = []
+    if losses:
+        caption = "Training loss; the stages' losses differ, so only shapes compare"
+        figures.append(curves_figure("training_loss", caption, losses, models, quantity="training loss"))
+    if scores:
+        caption = "Validation score of each stage (nRMSE)"
+        figures.append(curves_figure("validation_score", caption, scores, models, quantity="nRMSE"))
+    if logs:
+        figures.append(stages_figure({log.stage: _parts(log) for log in logs}))
+    return figures
 
 
 def error_figure(
-    errors: Mapping[str, Values],
+    name: str,
+    caption: str,
+    panels: Mapping[str, Mapping[str, Sequence[Interval]]],
+    labels: Mapping[str, str],
     *,
     t: Values,
     metric: str,
-    intervals: Mapping[str, tuple[Values, Values]] | None = None,
-) -> bytes:
-    """Error against time, one line a row.
+    time: str = "t",
+) -> Drawing:
+    """Errors against time with their intervals, a line a model.
 
     Args:
-        errors: By label, shape (T,).
-        t: Time since the last frame that was given, shape (T,).
+        name: Stem of the files.
+        caption: What is shown.
+        panels: By title of the panel and name of the model, an interval for each time.
+        labels: For people, by the models' names.
+        t: Time since the frame that was given, shape (T,).
         metric: Name of the error.
-        intervals: Low and high ends by label, each (T,), drawn as bands.
+        time: Name of the time, with its unit.
     """
-    bands = intervals or {}
+    models = list(dict.fromkeys(model for rows in panels.values() for model in rows))
 
-    def draw(axes: Axes) -> None:
-        for label, values in errors.items():
-            (line,) = axes.plot(t, values, label=label)
-            if label in bands:
-                axes.fill_between(t, *bands[label], color=line.get_color(), alpha=0.2, linewidth=0)
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, (title, rows) in zip(grid, panels.items(), strict=True):
+            axes.set_yscale("log")
+            for model in models:
+                if model in rows:
+                    steps = rows[model]
+                    _plot(axes, t, [step.mean for step in steps], model, labels[model])
+                    ends = ([step.low for step in steps], [step.high for step in steps])
+                    axes.fill_between(t, *ends, color=line_of(model)["color"], alpha=0.15, linewidth=0)
+            axes.set(xlabel=f"{time} since the given frame", title=title)
+            axes.grid(visible=True)
+        grid[0].set_ylabel(metric)
+        log_ticks(grid[0].yaxis)
+        _legend(figure, grid)
 
-    return _lines(draw, xlabel="time since the given frame", ylabel=metric)
+    table: dict[str, Column] = {f"{time} since the given frame": t}
+    for title, rows in panels.items():
+        for model, steps in rows.items():
+            what = ", ".join(filter(None, (metric, title, labels[model])))
+            table[what] = [step.mean for step in steps]
+            table[f"{what}, low"] = [step.low for step in steps]
+            table[f"{what}, high"] = [step.high for step in steps]
+    return Drawing(name, caption, _size(len(panels), len(models)), draw, table)
 
 
-def spectra_figure(spectra: Mapping[str, Values], *, title: str) -> bytes:
-    """Energy by wave number, one line a row.
+def spectra_figure(name: str, spectra: Mapping[str, Values], labels: Mapping[str, str]) -> Drawing:
+    """Energy by wave number at the end of the rollout, a line a model.
 
     Args:
-        spectra: By label, shape (K,), wave numbers from 0 on.
-        title: Which frame of which trajectories.
+        name: Stem of the files.
+        spectra: By the models' names, "truth" among them, shape (K,), wave numbers from 0 on.
+        labels: For people, by the models' names.
+    """
+    labels = {"truth": "truth", **labels}
+    largest = max(float(energy[1:].max(initial=0.0)) for energy in spectra.values()) or 1.0
+    shown = {model: np.where(energy > 0, energy, np.nan)[1:] for model, energy in spectra.items()}
+    waves = np.arange(1, 1 + max(map(len, shown.values())))
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set(xscale="log", yscale="log", xlabel="wave number", ylabel="energy")
+        for model, energy in shown.items():
+            _plot(axes, waves, energy, model, labels[model])
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-12 * largest))  # what lies below is rounding
+        for axis in (axes.xaxis, axes.yaxis):
+            log_ticks(axis)
+        axes.grid(visible=True)
+        _legend(figure, [axes])
+
+    caption = "Energy by wave number of the last predicted frame, mean over trajectories"
+    table = {"wave number": waves, **{f"energy, {labels[model]}": shown[model] for model in shown}}
+    return Drawing(name, caption, _size(1, len(shown)), draw, table)
+
+
+def curves_figure(
+    name: str,
+    caption: str,
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    models: Mapping[str, str],
+    *,
+    quantity: str,
+) -> Drawing:
+    """What training went through.
+
+    Args:
+        name: Stem of the files.
+        caption: What is shown.
+        curves: Optimiser steps and values, by label.
+        models: Name of the model that each is of, by label.
+        quantity: What the values are.
     """
 
-    def draw(axes: Axes) -> None:
-        for label, energy in spectra.items():
-            positive = np.maximum(energy[1:], np.finfo(np.float64).tiny)
-            axes.plot(np.arange(1, len(energy)), positive, label=label)
-        largest = max(float(energy[1:].max()) for energy in spectra.values())
-        axes.set_ylim(bottom=1e-12 * largest)  # what lies below is rounding
-
-    return _lines(draw, xlabel="wave number", ylabel="energy", xscale="log", title=title)
-
-
-def curves_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, label: str) -> bytes:
-    """Training curves: optimiser steps and values by name; the label names the values."""
-
-    def draw(axes: Axes) -> None:
-        for name, (steps, values) in curves.items():
-            axes.plot(steps, values, label=name, marker="." if len(steps) < 40 else None)
-
-    return _lines(draw, xlabel="optimiser step", ylabel=label)
-
-
-def _lines(draw: Callable[[Axes], None], **texts: str) -> bytes:
-    """Lines on a logarithmic axis, the legend beside them, as they may be anywhere."""
-
-    def draw_all(figure: Figure) -> None:
+    def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        axes.set_yscale("log")
-        draw(axes)
-        axes.set(**texts)
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes.set(yscale="log", xlabel="optimiser step", ylabel=quantity)
+        for label, (steps, values) in curves.items():
+            _plot(axes, steps, values, models[label], label)
+        log_ticks(axes.yaxis)
+        axes.grid(visible=True)
+        _legend(figure, [axes])
 
-    return _png(draw_all, size=(8.5, 3.6))
+    lengths = [len(steps) for steps, _ in curves.values()]
+    table = {
+        "curve": np.repeat(list(curves), lengths),
+        "optimiser step": np.concatenate([steps for steps, _ in curves.values()]),
+        quantity: np.concatenate([values for _, values in curves.values()]),
+    }
+    return Drawing(name, caption, _size(1, len(curves)), draw, table)
 
 
-def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> bytes:
+def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> Drawing:
     """What the time of each stage went to, a bar a stage.
 
     Args:
@@ -142,133 +223,21 @@ def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> bytes:
         axes = figure.subplots()
         names = list(parts)
         left = np.zeros(len(names))
-        for part in next(iter(parts.values())):
+        for part, colour in zip(next(iter(parts.values())), _PARTS, strict=True):
             seconds = np.array([parts[name][part] for name in names])
-            axes.barh(names, seconds, left=left, label=part, height=0.5)
+            axes.barh(names, seconds, left=left, label=part, height=0.5, color=colour)
             left += seconds
         axes.invert_yaxis()
         axes.set(xlabel="seconds")
-        axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        _legend(figure, [axes])
 
-    return _png(draw, size=(8.5, 1.2 + 0.5 * len(parts)))
-
-
-def _space_time(
-    figure: Figure, truth: Values, prediction: Values, t: Values, extent: Sequence[float], quantity: str
-) -> None:
-    end = float(t[-1]) if t[-1] > t[0] else float(t[0]) + 1.0  # a single frame is a stripe
-    box = (0.0, float(extent[0]), float(t[0]), end)
-    shown = {"truth": truth, "prediction": prediction}
-    low, high = _limits(truth)
-    columns = figure.subplots(1, 3, sharey=True)
-    for axes, (title, values) in zip(columns, shown.items(), strict=False):
-        image = axes.imshow(
-            values, origin="lower", aspect="auto", extent=box, vmin=low, vmax=high, cmap=_FIELD_COLOURS
-        )
-        axes.set(title=title, xlabel="x")
-        figure.colorbar(image, ax=axes, label=quantity if title == "prediction" else None)
-    error = np.abs(prediction - truth)
-    image = columns[2].imshow(error, origin="lower", aspect="auto", extent=box, cmap=_ERROR_COLOURS)
-    columns[2].set(title="|error|", xlabel="x")
-    figure.colorbar(image, ax=columns[2])
-    columns[0].set_ylabel("t")
-
-
-def _frames(
-    figure: Figure, truth: Values, prediction: Values, t: Values, extent: Sequence[float], quantity: str
-) -> None:
-    chosen = np.unique(np.linspace(0, len(truth) - 1, min(_MAX_FRAMES, len(truth))).astype(int))
-    figure.set_size_inches(2.3 * len(chosen) + 0.8, 6.6)
-    box = (0.0, float(extent[1]), 0.0, float(extent[0]))
-    low, high = _limits(truth)
-    error = np.abs(prediction - truth)
-    rows = {
-        "truth": (truth, low, high, _FIELD_COLOURS),
-        "prediction": (prediction, low, high, _FIELD_COLOURS),
-        "|error|": (error, 0.0, float(error.max()) or 1.0, _ERROR_COLOURS),
+    table: dict[str, Column] = {
+        "stage": [stage for stage in parts for _ in parts[stage]],
+        "part": [part for own in parts.values() for part in own],
+        "time [s]": np.array([seconds for own in parts.values() for seconds in own.values()]),
     }
-    grid = figure.subplots(3, len(chosen), sharex=True, sharey=True, squeeze=False)
-    for line, (title, (values, bottom, top, colours)) in zip(grid, rows.items(), strict=True):
-        for axes, frame in zip(line, chosen, strict=True):
-            image = axes.imshow(
-                values[frame], origin="lower", extent=box, vmin=bottom, vmax=top, cmap=colours
-            )
-        line[0].set_ylabel(f"{title}\ny")
-        figure.colorbar(image, ax=list(line), label=quantity if title != "|error|" else None)
-    for axes, frame in zip(grid[0], chosen, strict=True):
-        axes.set_title(f"t = {float(t[frame]):.3g}")
-    for axes in grid[-1]:
-        axes.set_xlabel("x")
-
-
-def _limits(values: Values) -> tuple[float, float]:
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    if low < 0 < high:  # white is zero
-        high = max(-low, high)
-        low = -high
-    return low, high if high > low else low + 1.0
-
-
-def _png(draw: Callable[[Figure], None], *, size: tuple[float, float]) -> bytes:
-    with needs("plot"):
-        import matplotlib
-        from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        image = io.BytesIO()
-        figure.savefig(image, format="png", dpi=_DPI)
-    return image.getvalue()
-
-
-def task_figures(
-    rows: Sequence[Row], rollouts: Mapping[str, Rollout], forecaster: Forecaster, trajectories: Trajectories
-) -> dict[str, bytes]:
-    """Pictures of a task, PNG by caption.
-
-    Args:
-        rows: Of the table.
-        rollouts: By name of the row.
-        forecaster: Whose prediction is drawn; one of the rows.
-        trajectories: Of the split.
-    """
-    figures = dict([_example(forecaster, rollouts[forecaster.name], trajectories)])
-    if trajectories.horizon > 1:
-        figures |= _errors_in_time(rows, forecaster, trajectories.t)
-    figures["Energy by wave number of the last predicted frame, mean over trajectories"] = spectra_figure(
-        _spectra(rows, rollouts), title="last predicted frame"
-    )
-    return figures
-
-
-def latent_figures(
-    rows: Sequence[Row], rollouts: Mapping[str, Rollout], forecaster: Forecaster, trajectories: Trajectories
-) -> dict[str, bytes]:
-    """Of latents there is only the error against time; arguments as `task_figures`."""
-    return _errors_in_time(rows, forecaster, trajectories.t) if trajectories.horizon > 1 else {}
-
-
-def run_figures(logs: Sequence[StageLog], baselines: Sequence[Baseline]) -> dict[str, bytes]:
-    """Pictures of the training: curves, and what its time went to."""
-    losses = {log.stage: log.loss for log in logs if len(log.loss[0]) > 1}
-    for model in baselines:
-        if model.effort is not None and len(model.effort.curve) > 1:
-            steps, values = zip(*model.effort.curve, strict=True)
-            losses[f"{model.label}, {model.spec.task}"] = (steps, values)
-    scores = {log.stage: log.score for log in logs if log.score[0]}
-    figures = {}
-    if losses:
-        figures["Training loss; the stages' losses differ, so only shapes compare"] = curves_figure(
-            losses, label="training loss"
-        )
-    if scores:
-        figures["Validation score of each stage (nRMSE)"] = curves_figure(scores, label="validation score")
-    if logs:
-        figures["What the time of each stage went to"] = stages_figure(
-            {log.stage: _parts(log) for log in logs}
-        )
-    return figures
+    size = (ONE_COLUMN, 1.2 + 0.3 * len(parts))
+    return Drawing("stage_seconds", "What the time of each stage went to", size, draw, table)
 
 
 def _parts(log: StageLog) -> dict[str, float]:
@@ -280,54 +249,81 @@ def _parts(log: StageLog) -> dict[str, float]:
     }
 
 
-def _example(forecaster: Forecaster, rollout: Rollout, trajectories: Trajectories) -> tuple[str, bytes]:
-    """The trajectory whose nRMSE is the median, so neither a lucky nor an unlucky one."""
-    nrmse_B = rollout.errors.nrmse.flatten(1).mean(1).numpy()
+def _example(
+    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
+    rollouts: Mapping[str, Rollout],
+    trajectories: Trajectories,
+    labels: Mapping[str, str],
+) -> Drawing:
+    """The trajectory whose nRMSE is the first model's median, so neither a lucky nor an unlucky one."""
+    first = next(iter(forecasters))
+    nrmse_B = rollouts[first].errors.nrmse.flatten(1).mean(1).numpy()
     number = int(np.argsort(nrmse_B)[(len(nrmse_B) - 1) // 2])
-    batch = trajectories.read(np.array([number]))
-    prediction = predict(forecaster, batch, trajectories)
-    times = trajectories.t
-    frames = [batch.truth[0].numpy(), prediction[0].numpy()]
-    if not trajectories.info.steady:
+    batch, info = trajectories.read(np.array([number])), trajectories.info
+    models = _exemplary(forecasters)
+    frames = {"truth": batch.truth[0].numpy()}
+    frames |= {name: predict(model, batch, trajectories)[0].numpy() for name, model in models.items()}
+    times, given = trajectories.t, {}
+    if info.steady:
+        given = {trajectories.given_array: batch.given[0].numpy()[..., 0]}
+    else:
         times = np.concatenate([[0.0], times])
-        frames = [np.concatenate([batch.given.numpy(), values]) for values in frames]
-    lengths = domain_lengths(trajectories.info.domain_lengths, ndim=trajectories.info.grid.ndim)
-    truth, predicted = (values[..., 0] for values in frames)
-    quantity = next(iter(trajectories.info.channels), "u")
-    picture = fields_figure(truth, predicted, t=times, extent=lengths[-2:], quantity=quantity)
-    caption = (
-        f"{forecaster.label}: {quantity} of trajectory {number}, whose nRMSE of {nrmse_B[number]:.3g} is the "
-        "median"
+        frames = {name: np.concatenate([batch.given.numpy(), some]) for name, some in frames.items()}
+    quantity = next(iter(info.channels), "u")
+    truth, *predictions = ((name, values[..., 0]) for name, values in frames.items())
+    shown = Trajectory(
+        truth[1],
+        dict(predictions),
+        labels,
+        {"t": times, **points_along(info.coordinates, info.domain_lengths, points=info.grid.points)},
+        quantity,
+        given,
+        info.units,
     )
-    return caption, picture
+    caption = (
+        f"{quantity} of trajectory {number}, which the {labels[first]} predicts with its median nRMSE, "
+        f"{nrmse_B[number]:.3g}"
+    )
+    return fields_figure(f"{info.task}_example", caption, shown)
 
 
-def _errors_in_time(rows: Sequence[Row], forecaster: Forecaster, t: Values) -> dict[str, bytes]:
-    labels = _labels(rows)
-    steps = {labels[row.name]: row.scores.by_step["nrmse"] for row in rows}
-    own = next(row for row in rows if row.name == forecaster.name).scores.by_step
-    bands = {label: _means(own[name]) for name, label in _BANDS.items() if name in own}
-    figures = {
-        "nRMSE against time, with 95 % intervals": error_figure(
-            {label: _means(values) for label, values in steps.items()},
-            t=t,
-            metric="nRMSE",
-            intervals={label: _ends(values) for label, values in steps.items()},
-        )
+def _exemplary(
+    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
+) -> dict[str, Forecaster | AutoencoderFloor]:
+    """The first model and others of other colours: what has learned, and predicts."""
+    plain = (AutoencoderFloor, Persistence, TrainingMean)
+    chosen: dict[str, str] = {}
+    for name, model in forecasters.items():
+        if not chosen or not isinstance(model, plain):
+            chosen.setdefault(line_of(name)["color"], name)
+    return {name: forecasters[name] for name in list(chosen.values())[:_MAX_MODELS]}
+
+
+def _errors_in_time(rows: Sequence[Row], trajectories: Trajectories) -> list[Drawing]:
+    task, labels = trajectories.info.task, _labels(rows)
+    time = with_unit("t", trajectories.info.units)
+    steps = {row.name: row.scores.by_step["nrmse"] for row in rows}
+    options: dict[str, Any] = {"t": trajectories.t, "time": time}
+    has_intervals = all(step.is_known for step in next(iter(steps.values())))
+    known = ", with 95 % intervals" if has_intervals else ""
+    caption = f"nRMSE against time{known}"
+    figures = [error_figure(f"{task}_error", caption, {"": steps}, labels, metric="nRMSE", **options)]
+    bands = {
+        title: {row.name: row.scores.by_step[name] for row in rows if name in row.scores.by_step}
+        for name, title in _BANDS.items()
     }
-    if bands:
-        caption = f"fRMSE of the {forecaster.label} against time, by band of wave numbers"
-        figures[caption] = error_figure(bands, t=t, metric="fRMSE")
+    if bands := {title: steps for title, steps in bands.items() if steps}:
+        caption = f"fRMSE against time by band of wave numbers{known}"
+        figures.append(error_figure(f"{task}_bands", caption, bands, labels, metric="fRMSE", **options))
     return figures
 
 
-def _spectra(rows: Sequence[Row], rollouts: Mapping[str, Rollout]) -> dict[str, Values]:
-    labels = _labels(rows)
+def _spectra(rollouts: Mapping[str, Rollout]) -> dict[str, Values]:
     truth: Tensor = next(iter(rollouts.values())).true_energy
     found = {"truth": truth.numpy()}
     for name, rollout in rollouts.items():
         if bool(rollout.energy.isfinite().all()):  # one that blew up has no spectrum to draw
-            found[labels[name]] = rollout.energy.numpy()
+            found[name] = rollout.energy.numpy()
     return found
 
 
@@ -335,9 +331,26 @@ def _labels(rows: Sequence[Row]) -> dict[str, str]:
     return {row.name: row.label for row in rows}
 
 
-def _means(steps: Sequence[Interval]) -> Values:
-    return np.array([step.mean for step in steps])
+def _plot(axes: Axes, x: Any, y: Any, model: str, label: str) -> None:
+    every = max(1, len(x) // _NUM_MARKERS)
+    axes.plot(x, y, label=label, markevery=every, **line_of(model))
 
 
-def _ends(steps: Sequence[Interval]) -> tuple[Values, Values]:
-    return np.array([step.low for step in steps]), np.array([step.high for step in steps])
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Below all panels, since lines may be anywhere in them; a line stands there once."""
+    entries = {
+        label: line for one in axes for line, label in zip(*one.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside lower center", ncols=_legend_columns(len(axes))
+    )
+
+
+def _legend_columns(num_panels: int) -> int:
+    return 2 if num_panels == 1 else 4
+
+
+def _size(num_panels: int, num_lines: int) -> tuple[float, float]:
+    """Of panels side by side, with room for the legend."""
+    width = ONE_COLUMN if num_panels == 1 else TWO_COLUMNS
+    return width, 2.4 + 0.16 * -(-num_lines // _legend_columns(num_panels))

@@ -19,6 +19,7 @@ from ups.data.windows import evenly_spread, parameter_table
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.trained.autoencoder import Autoencoder
+from ups.trained.isometry import DecoderSpectrum
 from ups.trained.simulator import Simulator
 
 _MAX_FRAMES_OF_MEAN = 4096  # of the training split, evenly spread
@@ -156,19 +157,30 @@ class AutoencoderFloor:
     Args:
         model: In evaluation mode.
         latent_dtype: Dtype that latents are rounded to, as in a store.
+        spectrum: Singular values of its decoder, for the note.
     """
 
     name, label = "autoencoder_floor", "autoencoder floor"
 
-    def __init__(self, model: Autoencoder, *, latent_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: Autoencoder,
+        *,
+        latent_dtype: torch.dtype = torch.float32,
+        spectrum: DecoderSpectrum | None = None,
+    ) -> None:
         self._model, self._latent_dtype = model, latent_dtype
         self.note = f"decoder(encoder(truth)), latents in {str(latent_dtype).removeprefix('torch.')}"
+        if spectrum is not None:
+            values, condition = spectrum.singular_values, spectrum.condition
+            shown = f"{values[0]:.3g} to {values[-1]:.3g}, condition {condition:.3g}"
+            self.note += f"; singular values of the decoder {shown}"
 
     @torch.no_grad()
     def restore(self, truth: Tensor, start: Start) -> Tensor:
         """Encode and decode every frame: (B, T, X..., C) to the same."""
         model, task = self._model, start.task
-        device = next(model.parameters()).device
+        device = model.device
         query = grid_queries(truth.shape[2:-1]).to(device)
         parameters = parameter_table(start.parameters, model.spec.parameters, len(truth)).to(device)
         frames = []

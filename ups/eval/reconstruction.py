@@ -1,6 +1,7 @@
-"""The autoencoder's floor: the error of decoder(encoder(x)) in field space, and a figure of it.
+"""The autoencoder's floor, the error of decoder(encoder(x)) in field space; the decoder's spectrum; a figure.
 
-No operator on the latents can be better than their floor. Letters: B batch, X the axes of the grid, P points,
+No operator on the latents can be better than their floor, and its errors are amplified as the decoder's
+singular values differ. Letters: B batch, X the axes of the grid, P points,
 C channels.
 """
 
@@ -15,10 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.field_batches import FrameBatch
+from ups.data.field_batches import FrameBatch, spread_batches
+from ups.data.fields import Fields
 from ups.errors import needs
 from ups.eval.metrics import defined_nrmse, mean_of_defined
+from ups.grid import FIELDS
+from ups.models.any_point_decoder import grid_queries
 from ups.trained.autoencoder import Autoencoder
+from ups.trained.isometry import DecoderSpectrum, LatentFrames, spectrum_of, token_gram
+from ups_store.check import colours_of
+
+FRAMES_OF_SPECTRUM = 64  # at a token of each of which the decoder is differentiated
 
 
 @dataclass(frozen=True)
@@ -42,11 +50,13 @@ class Floor:
         nrmse: nRMSE averaged over frames and channels, by "task" or "task/array" of constant fields; those
             whose truth is zero throughout are left out.
         sizes: Sizes under the same names.
+        by_step: The same by stored time step, of the steps that were looked at; constant fields have step 0.
         num_frames: Frames that were looked at, under the same names.
         left_out: Frames and channels that were left out, under the same names.
     """
 
     nrmse: Mapping[str, float]
+    by_step: Mapping[str, Mapping[int, float]]
     sizes: Mapping[str, LatentSize]
     num_frames: Mapping[str, int]
     left_out: Mapping[str, int]
@@ -77,15 +87,19 @@ def measure_floor(
         ConfigError: Kind "zero_truth", if all frames of an array are zero throughout.
     """
     errors: dict[str, list[Tensor]] = {}
+    by_step: dict[str, dict[int, list[Tensor]]] = {}
     num_frames: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     sizes: dict[str, LatentSize] = {}
     for batch in batches:
-        name = batch.task if batch.array == "fields" else f"{batch.task}/{batch.array}"
+        name = _name_of(batch)
         prediction = reconstruct(model, batch, query=queries[batch.task], latent_dtype=latent_dtype)
         truth = batch.values.to(prediction.device)
-        pair = (field.double().unsqueeze(1) for field in (prediction, truth))
+        pair = [field.double().unsqueeze(1) for field in (prediction, truth)]
         errors.setdefault(name, []).append(found := defined_nrmse(*pair))
+        for step in batch.steps.unique().tolist():
+            of_step = (field[batch.steps == step] for field in pair)
+            by_step.setdefault(name, {}).setdefault(step, []).append(defined_nrmse(*of_step))
         num_frames[name] += len(truth)
         left_out[name] += len(truth) * truth.shape[-1] - len(found)
         num_latents = model.spec.num_tokens * model.spec.latent_dim
@@ -94,7 +108,53 @@ def measure_floor(
         name: mean_of_defined(values, task=name, channels=_channels(model, name))
         for name, values in errors.items()
     }
-    return Floor(nrmse, sizes, dict(num_frames), dict(left_out))
+    return Floor(nrmse, _means(by_step), sizes, dict(num_frames), dict(left_out))
+
+
+def _name_of(batch: FrameBatch) -> str:
+    return batch.task if batch.array == FIELDS else f"{batch.task}/{batch.array}"
+
+
+def _means(by_step: Mapping[str, Mapping[int, list[Tensor]]]) -> dict[str, dict[int, float]]:
+    """Mean of each step's errors, steps going up; without steps whose truth is zero throughout."""
+    return {
+        name: {
+            step: float(all_of.mean())
+            for step, found in sorted(steps.items())
+            if len(all_of := torch.cat([some.flatten() for some in found]))
+        }
+        for name, steps in by_step.items()
+    }
+
+
+@torch.no_grad()
+def measure_spectra(
+    model: Autoencoder, batches: Iterable[FrameBatch], *, queries: Mapping[str, Tensor]
+) -> dict[str, DecoderSpectrum]:
+    """Singular values of the decoder at the latents of frames, by "task" or "task/array"."""
+    grams: dict[str, list[Tensor]] = {}
+    for number, batch in enumerate(batches):
+        frames = encoded(model, batch)
+        found = token_gram(model, frames, query=queries[batch.task], seed=number)
+        grams.setdefault(_name_of(batch), []).append(found)
+    return {name: spectrum_of(torch.cat(some)) for name, some in grams.items()}
+
+
+def spectrum_of_fields(model: Autoencoder, fields: Fields) -> DecoderSpectrum:
+    """Singular values of the decoder at the latents of some frames of a task's "fields"."""
+    task, num = fields.info.task, FRAMES_OF_SPECTRUM
+    queries = {task: grid_queries(fields.info.grid.points).to(model.device)}
+    batches = spread_batches({task: fields}, batch_size=num, max_frames=num, parameters=model.spec.parameters)
+    return measure_spectra(model, (batch for batch in batches if batch.array == FIELDS), queries=queries)[
+        task
+    ]
+
+
+def encoded(model: Autoencoder, batch: FrameBatch) -> LatentFrames:
+    """The latents of a batch of frames, on the model's device."""
+    values, parameters = batch.values.to(model.device), batch.parameters.to(model.device)
+    tokens = model.encode(values, parameters, task=batch.task, array=batch.array)
+    return LatentFrames(batch.task, batch.array, tokens, parameters)
 
 
 def _channels(model: Autoencoder, name: str) -> tuple[str, ...]:
@@ -107,10 +167,10 @@ def reconstruct(
     model: Autoencoder, batch: FrameBatch, *, query: Tensor, latent_dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """decoder(encoder(x)) on the grid of x, float32, shape (B, X..., C)."""
-    which = {"task": batch.task, "array": batch.array}
-    values, parameters = batch.values.to(query.device), batch.parameters.to(query.device)
-    tokens = model.encode(values, parameters, **which).to(latent_dtype).float()
-    return model.decode(tokens, query, parameters, **which).reshape(values.shape)
+    frames = encoded(model, batch)
+    tokens = frames.tokens.to(latent_dtype).float()
+    values = model.decode(tokens, query, frames.parameters, task=batch.task, array=batch.array)
+    return values.reshape(batch.values.shape)
 
 
 @torch.no_grad()
@@ -137,12 +197,14 @@ def _draw_row(row: np.ndarray, truth: np.ndarray, restored: np.ndarray, title: s
     while truth.ndim > 2:
         truth, restored = truth[len(truth) // 2], restored[len(restored) // 2]
     panels = {f"{title}: truth": truth, "reconstruction": restored, "error": restored - truth}
+    low, high, colours = colours_of(truth)
     for axis, (name, values) in zip(row, panels.items(), strict=True):
         axis.set_title(name, fontsize=9)
         if values.ndim == 1:
             axis.plot((np.arange(len(values)) + 0.5) / len(values), values, linewidth=1.2)
             axis.set_xlabel("x [domain lengths]", fontsize=8)
             continue
-        limits = {"vmin": truth.min(), "vmax": truth.max()} if name != "error" else {}
-        image = axis.imshow(values, origin="lower", cmap="viridis" if limits else "coolwarm", **limits)
+        largest = float(np.abs(np.nan_to_num(values)).max()) or 1.0
+        limits = (-largest, largest, "coolwarm") if name == "error" else (low, high, colours)
+        image = axis.imshow(values, origin="lower", cmap=limits[2], vmin=limits[0], vmax=limits[1])
         axis.figure.colorbar(image, ax=axis)

@@ -13,13 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ups.eval.comparison import Scores
+from ups.data.fields import Split
+from ups.eval.figure_style import Drawing
+from ups.eval.intervals import LEAST_TRAJECTORIES, Interval, Paired
+from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
-from ups.eval.trajectory_errors import Interval
 from ups.output import with_nulls
 
 # What fits beside the labels into 80 columns; the report has the others.
-_COLUMNS = {"nrmse": "nRMSE", "vrmse": "VRMSE", "correlation_time": "corr. > 0.8 until"}
+_COLUMNS = {"nrmse": "nRMSE", "correlation_time": "corr. > 0.8 until"}
+_PAIRED = "nrmse"  # whose verdict is shown
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Row:
         label: For people.
         scores: Its errors.
         note: What the reader has to know, such as the budget of a baseline.
-        seconds: Wall time of predicting all trajectories.
+        seconds: Wall time of predicting all trajectories, once.
+        seeds: With which it was trained; empty for what isn't trained.
+        paired: By metric, beside the table's first row; empty for that row and for one that sees the truth.
     """
 
     name: str
@@ -39,6 +44,18 @@ class Row:
     scores: Scores
     note: str = ""
     seconds: float | None = None
+    seeds: Sequence[int] = ()
+    paired: Mapping[str, Paired] = field(default_factory=dict)
+
+    @property
+    def sees_truth(self) -> bool:
+        """Whether it is given what the others have to predict, and so doesn't compete."""
+        return self.name.endswith("_floor")
+
+    @property
+    def shown_seeds(self) -> str:
+        """With how many seeds it was trained, for people."""
+        return f"{len(self.seeds)} seed{'s'[: len(self.seeds) > 1]}" if self.seeds else ""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values: every metric beside label and note, then what is by time step."""
@@ -47,7 +64,10 @@ class Row:
             "label": self.label,
             "note": self.note,
             "seconds": self.seconds,
+            "seeds": list(self.seeds),
             **{name: asdict(value) for name, value in scores.metrics.items()},
+            "paired": {name: asdict(pair) for name, pair in self.paired.items()},
+            "by_seed": {name: list(values) for name, values in scores.by_seed.items()},
             "pdebench_compat": dict(scores.pdebench_compat),
             "by_step": {name: _columns(steps) for name, steps in scores.by_step.items()},
         }
@@ -63,7 +83,8 @@ class TaskReport:
         rows: In the order of the table.
         t: Time of each predicted frame since the given one.
         space: What errors are measured in; "latent" where nothing can decode.
-        figures: PNG files by caption.
+        num_trajectories: Of the split.
+        figures: What is drawn of it.
     """
 
     task: str
@@ -71,12 +92,36 @@ class TaskReport:
     rows: Sequence[Row]
     t: Sequence[float] = ()
     space: Literal["fields", "latent"] = "fields"
-    figures: Mapping[str, bytes] = field(default_factory=dict)
+    num_trajectories: int = 0
+    figures: Sequence[Drawing] = ()
+
+    @property
+    def confidence(self) -> str:
+        """What intervals and verdicts are about, for people."""
+        if self.num_trajectories < LEAST_TRAJECTORIES:
+            return (
+                f"No intervals and no verdicts: {self.num_trajectories} trajectories, fewer than "
+                f"{LEAST_TRAJECTORIES}, say too little about how much trajectories differ."
+            )
+        seeds = max((len(row.seeds) for row in self.rows), default=0)
+        over = f"{self.num_trajectories} trajectories"
+        if seeds > 1:
+            return f"Intervals are of 95 %, over training seeds (up to {seeds} a row) and {over}."
+        return (
+            f"Intervals are of 95 %, over {over}. Models were trained with one seed, so intervals and "
+            "verdicts are about these trainings; another training may end otherwise."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; figures aside."""
-        rows = {row.name: row.to_json() for row in self.rows}
-        return {"protocol": self.protocol, "space": self.space, "t": list(self.t), "rows": rows}
+        return {
+            "protocol": self.protocol,
+            "confidence": self.confidence,
+            "num_trajectories": self.num_trajectories,
+            "space": self.space,
+            "t": list(self.t),
+            "rows": {row.name: row.to_json() for row in self.rows},
+        }
 
 
 @dataclass(frozen=True)
@@ -86,22 +131,37 @@ class Report:
     Attributes:
         title: Heading.
         tasks: One report a task.
-        split: "train", "val" or "test".
+        split: "dev", "val", "test" or "train".
         seconds: Wall time by phase.
         stages: What the training logs say.
         data_wait_share: Share of the training's time that it waited for data, 0 to 1.
         config: The resolved configuration.
-        figures: PNG files of the run by caption, such as training curves.
+        figures: What is drawn of the run, such as training curves.
+        test_uses: How often the run was evaluated on the test split, this time included; None if unknown.
     """
 
     title: str
     tasks: Sequence[TaskReport]
-    split: Literal["train", "val", "test"] = "test"
+    split: Split = "dev"
     seconds: Mapping[str, float] = field(default_factory=dict)
     stages: Sequence[StageLog] = ()
     data_wait_share: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    figures: Mapping[str, bytes] = field(default_factory=dict)
+    figures: Sequence[Drawing] = ()
+    test_uses: int | None = None
+
+    @property
+    def shown_test_uses(self) -> str:
+        """How often the test split was used, for people."""
+        if self.test_uses is None:
+            return ""
+        times = {0: "never", 1: "once"}.get(self.test_uses, f"{self.test_uses} times")
+        return f"The test split was used {times} so far."
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """All figures, those of the tasks first."""
+        return [*(drawing for task in self.tasks for drawing in task.figures), *self.figures]
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `rows` are those of the first task, `tasks` has all; what is no number is null."""
@@ -110,11 +170,13 @@ class Report:
         values = {
             "title": self.title,
             "split": self.split,
+            "test_uses": self.test_uses,
             "rows": first["rows"],
             "tasks": tasks,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "stages": {log.stage: log.to_json() for log in self.stages},
             "data_wait_share": self.data_wait_share,
+            "figures": {drawing.name: drawing.caption for drawing in self.drawings},
             "config": dict(self.config),
         }
         return dict(with_nulls(values))
@@ -123,14 +185,31 @@ class Report:
         """A line per task, row, metric and time step; `step` is empty where all steps are meant."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["task", "space", "row", "metric", "step", "t", "mean", "low", "high", "note"])
+        writer.writerow([*_FIRST_COLUMNS, *_PAIRED_COLUMNS, "note"])
         for task in self.tasks:
             for row in task.rows:
                 for name, step, value in _lines(row):
                     t = "" if step == "" else task.t[int(step) - 1]
-                    interval = (value.mean, value.low, value.high)
-                    writer.writerow([task.task, task.space, row.name, name, step, t, *interval, row.note])
+                    seeds = " ".join(map(str, row.seeds))
+                    line = (task.task, task.space, row.name, seeds, name, step, t, *_ends(value))
+                    writer.writerow([*line, *_paired_columns(row, name, step), row.note])
         return text.getvalue()
+
+
+_FIRST_COLUMNS = ("task", "space", "row", "seeds", "metric", "step", "t", "mean", "low", "high")
+_PAIRED_COLUMNS = ("difference", "difference_low", "difference_high", "verdict")
+
+
+def _ends(value: Interval) -> tuple[float, float, float]:
+    return value.mean, value.low, value.high
+
+
+def _paired_columns(row: Row, metric: str, step: int | str) -> tuple[float | str, ...]:
+    """Beside the first row; empty where there is no such comparison, as of a single time step."""
+    if step != "" or metric not in row.paired:
+        return ("",) * len(_PAIRED_COLUMNS)
+    pair = row.paired[metric]
+    return *_ends(pair.difference), pair.verdict
 
 
 def _lines(row: Row) -> Iterator[tuple[str, int | str, Interval]]:
@@ -157,18 +236,35 @@ def show_evaluation(report: Report, console: Console) -> None:
         table.add_column("", no_wrap=True)
         for name in columns:
             table.add_column(_COLUMNS[name])
+        has_pairs = any(row.paired for row in task.rows)
+        if has_pairs:
+            table.add_column(f"nRMSE beside the {task.rows[0].label}'s")
         for row in task.rows:
-            values = (row.scores.metrics.get(name) for name in columns)
-            table.add_row(row.label, *(_shown(value) for value in values))
+            label = Text.assemble(row.label, *[("\n" + seeds, "dim") for seeds in [row.shown_seeds] if seeds])
+            cells = [_shown(row.scores.metrics.get(name)) for name in columns]
+            cells += [_shown_pair(row.paired.get(_PAIRED))] if has_pairs else []
+            table.add_row(label, *cells)
         console.print(table)
         for row in task.rows:
             if row.note:
                 console.print(f"{row.label}: {row.note}", style="dim", markup=False)
-        console.print(task.protocol, style="dim", markup=False)
+        console.print(f"{task.protocol} {task.confidence}", style="dim", markup=False)
+    if report.shown_test_uses:
+        console.print(report.shown_test_uses, style="dim", markup=False)
 
 
 def _shown(value: Interval | None) -> Text:
     """The value over its interval, so that columns stay narrow."""
     if value is None:
         return Text("-")
-    return Text.assemble(f"{value.mean:.3g}\n", (f"{value.low:.2g} to {value.high:.2g}", "dim"))
+    ends = [(f"\n{value.low:.2g} to {value.high:.2g}", "dim")] if value.is_known else []
+    return Text.assemble(f"{value.mean:.3g}", *ends)
+
+
+def _shown_pair(pair: Paired | None) -> Text:
+    """The verdict over the ratio."""
+    if pair is None:
+        return Text("")
+    ratio = pair.ratio
+    ends = f", {ratio.low:.3g} to {ratio.high:.3g}" if ratio.is_known else ""
+    return Text.assemble(pair.verdict, (f"\n{ratio.mean:.3g}x{ends}", "dim"))

@@ -1,24 +1,28 @@
-"""The files of a report: JSON, CSV, and one HTML page.
+"""The files of a report: JSON, CSV, one HTML page, and its figures for a paper.
 
-The page holds its pictures, loads nothing, runs no script, and so opens from disk.
+The page holds its pictures, loads nothing, runs no script, and so opens from disk. `figures/` beside it has
+every figure as SVG and PDF, with a CSV of what it draws; the page links to them.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from string import Template
+from urllib.parse import quote
 
 from ups.errors import OutputError
-from ups.eval.comparison import COMPAT_BATCH_SIZE
+from ups.eval.figure_style import Drawing
+from ups.eval.intervals import Interval, Paired
 from ups.eval.report import Report, Row, TaskReport
+from ups.eval.scores import COMPAT_BATCH_SIZE, MORE_IS_BETTER, NO_CONTEST
 from ups.eval.training_logs import StageLog
-from ups.eval.trajectory_errors import Interval
-from ups.output import appears_whole, with_nulls
+from ups.output import with_nulls, write_together
 from ups_store.printable import json_text, printable
 
 _PAGE = Template(
@@ -31,6 +35,7 @@ _PAGE = Template(
 <style>
   body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; }
   h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
+  h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
   .scroll { overflow-x: auto; margin: 1rem 0; }
   table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
   th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #eee; vertical-align: top; }
@@ -38,7 +43,11 @@ _PAGE = Template(
   th { border-bottom: 2px solid #999; } .best { font-weight: 600; }
   .ci { color: #666; font-size: .85em; font-weight: 400; } td .ci { white-space: nowrap; display: block; }
   td:first-child .ci { white-space: normal; }
-  figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; } figcaption { color: #555; }
+  .figures { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; margin: 1.5rem 0; }
+  figure { margin: 0; flex: 1 1 20rem; max-width: 34rem; min-width: 0; }
+  figure.wide { flex-basis: 100%; max-width: 100%; } figure.wide img { min-width: 36rem; }
+  figure .scroll { margin: 0; } figure img { width: 100%; height: auto; display: block; }
+  figcaption { color: #555; font-size: .92rem; margin-top: .4rem; } figcaption a { color: inherit; }
   details { margin: 1rem 0; } summary { cursor: pointer; color: #555; }
   pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .85rem; }
 </style>
@@ -61,16 +70,15 @@ _HEADLINE = {
     "drift": "drift of the mean at the end",
 }
 
-_MORE_IS_BETTER = frozenset({"correlation_time"})
-_NO_CONTEST = frozenset({"drift"})  # what doesn't move doesn't drift
-
 _TRAJECTORIES = {
     "train": "on the trajectories that models were trained on",
     "val": "on validation trajectories, by which the best weights were chosen",
+    "dev": "on development trajectories, that no weights were trained on or chosen by, but perhaps settings",
     "test": "on trajectories that nothing was trained on or chosen by",
 }
 
-_NO_COMPETITOR = "_floor"  # end of the names of rows that see the truth
+_FIGURES = "figures"  # folder
+_NAME = re.compile(r"[\w-]+")  # of a figure
 
 
 def to_html(report: Report) -> str:
@@ -95,8 +103,9 @@ def _summary(report: Report) -> str:
     elif "latent" in spaces:
         what = "Errors are of decoded, de-normalised fields unless a task says that they are of latents"
     return (
-        f"{what}, {_TRAJECTORIES[report.split]}; brackets are 95 % bootstrap intervals over trajectories; "
-        f"the smallest error of those that don't see the truth is bold.{waiting}"
+        f"{what}, {_TRAJECTORIES[report.split]}. Brackets are 95 % intervals; the smallest error of those "
+        f"that don't see the truth is bold, whether or not it can be told from others. "
+        f"{report.shown_test_uses}{waiting}"
     )
 
 
@@ -104,8 +113,9 @@ def _task_section(task: TaskReport) -> str:
     others = list(dict.fromkeys(name for row in task.rows for name in row.scores.metrics))
     others = [name for name in others if name not in _HEADLINE]
     headline = [name for name in _HEADLINE if any(name in row.scores.metrics for row in task.rows)]
-    body = f"<p>{html.escape(task.protocol)}</p>"
+    body = f"<p>{html.escape(task.protocol)}</p><p>{html.escape(task.confidence)}</p>"
     body += _errors_table(task.rows, {name: _HEADLINE[name] for name in headline})
+    body += _paired_table(task.rows, {name: _HEADLINE.get(name, name) for name in [*headline, *others]})
     if others:
         table = _errors_table(task.rows, {name: name for name in others})
         body += _details("PDEBench's other metrics, over all trajectories at once", table)
@@ -132,10 +142,10 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _errors_table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
-    best = {name: set() if name in _NO_CONTEST else _best(rows, name) for name in columns}
+    best = {name: set() if name in NO_CONTEST else _best(rows, name) for name in columns}
     lines = [
         [
-            f"<td>{html.escape(row.label)}{_note(row.note)}</td>",
+            f"<td>{html.escape(row.label)}{_note('; '.join(filter(None, (row.shown_seeds, row.note))))}</td>",
             *(_cell(row.scores.metrics.get(name), is_best=row.name in best[name]) for name in columns),
         ]
         for row in rows
@@ -148,18 +158,47 @@ def _best(rows: Sequence[Row], metric: str) -> set[str]:
     values = {
         row.name: row.scores.metrics[metric].mean
         for row in rows
-        if metric in row.scores.metrics and not row.name.endswith(_NO_COMPETITOR)
+        if metric in row.scores.metrics and not row.sees_truth
     }
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    choose = max if metric in _MORE_IS_BETTER else min
+    choose = max if metric in MORE_IS_BETTER else min
     return {name for name, value in finite.items() if value == choose(finite.values())}
 
 
 def _cell(value: Interval | None, *, is_best: bool) -> str:
     if value is None:
         return "<td>-</td>"
-    interval = f'<span class="ci">[{value.low:.3g}, {value.high:.3g}]</span>'
-    return f"<td{' class=best' if is_best else ''}>{value.mean:.4g} {interval}</td>"
+    return f"<td{' class=best' if is_best else ''}>{value.mean:.4g} {_ends(value)}</td>"
+
+
+def _ends(value: Interval) -> str:
+    return f'<span class="ci">[{value.low:.3g}, {value.high:.3g}]</span>' if value.is_known else ""
+
+
+def _paired_table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
+    """Every row beside the first one: verdict, difference and ratio."""
+    shown = {name: title for name, title in columns.items() if any(name in row.paired for row in rows)}
+    lines = [
+        [f"<td>{html.escape(row.label)}</td>", *(_paired_cell(row.paired.get(name)) for name in shown)]
+        for row in rows
+        if row.paired
+    ]
+    if not lines:
+        return ""
+    title = (
+        f"<h3>Beside the {html.escape(rows[0].label)}, on the same trajectories</h3><p>Verdict; the row's "
+        f"error minus the {html.escape(rows[0].label)}'s, and over it. Each verdict stands alone: of twenty "
+        "rows that don't differ, one is expected to look ahead or behind.</p>"
+    )
+    return title + _table(["", *map(html.escape, shown.values())], lines)
+
+
+def _paired_cell(pair: Paired | None) -> str:
+    if pair is None:
+        return "<td>-</td>"
+    ratio = f"{pair.ratio.mean:.3g}x {_ends(pair.ratio)}" if math.isfinite(pair.ratio.mean) else ""
+    difference = f"{pair.difference.mean:+.3g} {_ends(pair.difference)}"
+    return f"<td>{html.escape(pair.verdict)}<br>{difference}{ratio}</td>"
 
 
 def _compat_table(rows: Sequence[Row]) -> str:
@@ -196,20 +235,40 @@ def _seconds_table(seconds: Mapping[str, float]) -> str:
     return _table(["phase, startup included", "wall time"], lines) if lines else ""
 
 
-def _figures(figures: Mapping[str, bytes]) -> str:
-    return "".join(
-        f'<figure><img alt="{html.escape(caption, quote=True)}" '
-        f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-        for caption, png in figures.items()
+def _figures(figures: Sequence[Drawing]) -> str:
+    return f'<div class="figures">{"".join(map(_figure, figures))}</div>' if figures else ""
+
+
+def _figure(drawing: Drawing) -> str:
+    caption = html.escape(drawing.caption, quote=True)
+    picture = base64.b64encode(drawing.files["svg"]).decode()
+    links = ", ".join(
+        f'<a href="{html.escape(quote(_place(drawing, suffix)), quote=True)}">{suffix.upper()}</a>'
+        for suffix in drawing.files
+    )
+    return (
+        f"<figure{' class=wide' if drawing.is_wide else ''}>"
+        f'<div class="scroll"><img alt="{caption}" src="data:image/svg+xml;base64,{picture}"></div>'
+        f"<figcaption>{caption} ({links})</figcaption></figure>"
     )
 
 
+def _place(drawing: Drawing, suffix: str) -> str:
+    """Where a file of a figure lies, seen from the report."""
+    return f"{_FIGURES}/{drawing.name}.{suffix}"
+
+
 def write_report(folder: Path, report: Report) -> dict[str, Path]:
-    """Write `report.json`, `report.csv` and `report.html`; returns where they are, by suffix.
+    """Write `report.json`, `report.csv`, `report.html` and `figures/`.
+
+    Figures of the report that was there go where this one has none of the name.
+
+    Returns:
+        Where the three are, by suffix.
 
     Raises:
-        OutputError: None of them is changed then.
+        MissingExtraError: If matplotlib isn't installed.
+        OutputError: None of the files is changed then.
     """
     texts = {
         "json": json_text(report.to_json(), indent=2, default=str) + "\n",
@@ -217,11 +276,27 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
         "html": printable(to_html(report)),
     }
     paths = {suffix: folder / f"report.{suffix}" for suffix in texts}
+    files = {
+        folder / _place(drawing, suffix): content
+        for drawing in report.drawings
+        for suffix, content in drawing.files.items()
+    }
+    files |= {path: texts[suffix].encode() for suffix, path in paths.items()}
+    stale = _figures_of_report(folder) - files.keys()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as whole:  # all are written before the first appears
-            for suffix, path in paths.items():
-                whole.enter_context(appears_whole(path)).write_bytes(texts[suffix].encode())
+        write_together(files)
+        for path in stale:
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError.of(error, folder) from error
     return paths
+
+
+def _figures_of_report(folder: Path) -> set[Path]:
+    """Files of the figures that the report in a folder names."""
+    try:
+        named = json.loads((folder / "report.json").read_text())["figures"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    names = [name for name in named if _NAME.fullmatch(name)] if isinstance(named, dict) else []
+    return {folder / _FIGURES / f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf", "csv")}

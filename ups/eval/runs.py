@@ -1,29 +1,42 @@
-"""Evaluating what a run has trained: operator and configuration are opened, baselines trained or found.
-
-`ups evaluate`, `ups compare` and `ups train-baselines` each call one function of this module.
-"""
+"""Evaluating what a run has trained: its operator and configuration are opened, its baselines found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ups.config import RunConfig, load_config
+from ups.config.seeds import family_of, seed_folder, trained_seeds, with_seeds
 from ups.device import choose_device
 from ups.errors import ConfigError
-from ups.eval.baseline_model import check_kinds
-from ups.eval.comparison import OtherOperator, check_comparable, equal_budgets
-from ups.eval.evaluate import check_split, evaluate
+from ups.eval.baseline_files import find_baselines
+from ups.eval.comparison import OtherOperator, TrainedRun, check_comparable
+from ups.eval.evaluate import check_split, daily_split, evaluate
 from ups.eval.report import Report
-from ups.eval.train_baseline import Budget, baseline_path, find_baselines, obtain_baseline
+from ups.eval.split_uses import count_test_uses, record_test_use
 from ups.eval.training_logs import StageLog, read_stage_logs
-from ups.output import Note
+from ups.output import Note, check_writable, discard
 from ups.trained.checkpoint import missing_checkpoint, read_document
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import OPERATOR, OPERATOR_FILE
-from ups_store.launch import ONLY_ONCE, check_shared
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """What a run trained with one seed.
+
+    Attributes:
+        config: Of the run with this seed.
+        simulator: The operator, in evaluation mode.
+        path: Its checkpoint.
+        folder: Of the checkpoints of all seeds, where uses of the test split are counted.
+    """
+
+    config: RunConfig
+    simulator: Simulator
+    path: Path
+    folder: Path
 
 
 def evaluate_run(
@@ -31,6 +44,7 @@ def evaluate_run(
     *,
     config_path: Path | None,
     overrides: Sequence[str],
+    seeds: Sequence[int] = (),
     split: str | None = None,
     horizon: int | None = None,
     also: Sequence[Path] = (),
@@ -38,13 +52,16 @@ def evaluate_run(
     title: str | None = None,
     note: Note,
 ) -> Report:
-    """Evaluate a run's operator beside the baselines that lie with it.
+    """Evaluate a run's operator, with all its seeds, beside the baselines that lie with it.
+
+    The test split is evaluated only if `split` names it, and every time is counted.
 
     Args:
-        checkpoint: As `open_run`.
-        config_path: As `open_run`.
-        overrides: As `open_run`.
-        split: By default `evaluation.split`.
+        checkpoint: As `open_runs`.
+        config_path: As `open_runs`.
+        overrides: As `open_runs`.
+        seeds: As `open_runs`.
+        split: By default `evaluation.split`, and "dev" where that is "test".
         horizon: Steps to predict; by default to the end of the shortest trajectory.
         also: Checkpoints of other operators of the same tasks.
         phases: Seconds of what happened before, by name, for the report.
@@ -52,119 +69,60 @@ def evaluate_run(
         note: Takes warnings, and what is being done.
 
     Raises:
-        UpsError: As `open_run`, `open_others` and `evaluate`.
+        UpsError: As `open_runs`, `open_others` and `evaluate`; if a use of the test split can't be counted.
         ups_store.StoreError: If the data can't be read.
     """
-    config, simulator = open_run(checkpoint, config_path=config_path, overrides=overrides, note=note)
+    runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds, note=note)
+    first = runs[0]
+    is_test = split is not None and check_split(split) == "test"
+    which = "test" if is_test else daily_split(split, first.config.evaluation.split, note=note)
+    if is_test:
+        check_writable(first.folder)
+    others = open_others(also, first.config, first.simulator, note=note)
+    trained = [_with_baselines(run, note=note) for run in runs]
+    trained, others = join_alike(trained, others, first, note=note)
     report = evaluate(
-        config,
-        simulator,
-        also=open_others(also, config, simulator, note=note),
-        split=check_split(split or config.evaluation.split),
+        first.config,
+        first.simulator,
+        also=others,
+        split=which,
         horizon=horizon,
-        baselines=find_baselines(config, simulator, note=note),
+        baselines=trained[0].baselines,
+        logs=trained[0].logs,
+        other_seeds=trained[1:],
         phases=phases,
         note=note,
     )
+    if is_test:
+        paths = [*(run.path for run in runs), *_operators(also)]
+        record_test_use(first.folder, config=first.config, checkpoints=paths)
+    report = replace(report, test_uses=count_test_uses(first.folder))
     return replace(report, title=title) if title else report
 
 
-def compare_run(
-    checkpoint: Path | None,
-    *,
-    config_path: Path | None,
-    overrides: Sequence[str],
-    split: str | None = None,
-    kinds: Sequence[str] | None = None,
-    seconds: float | None = None,
-    samples: int | None = None,
-    also: Sequence[Path] = (),
-    restart: bool = False,
-    note: Note,
-) -> Report:
-    """Train baselines with a run's wall time and with its samples, and evaluate all beside its operator.
-
-    Args:
-        checkpoint: As `open_run`.
-        config_path: As `open_run`.
-        overrides: As `open_run`.
-        split: By default `evaluation.split`.
-        kinds: Of baselines, see `check_kinds`.
-        seconds: Wall time of each; by default what the run's training took, by its logs.
-        samples: Windows that each sees; by default those of the run's training.
-        also: Checkpoints of other operators of the same tasks.
-        restart: Whether baselines that are there are trained again.
-        note: Takes warnings, and what is being done.
-
-    Raises:
-        UpsError: As `evaluate_run`; kind "budget" where logs say nothing and no budget is given.
-        ups_store.StoreError: If the data can't be read.
-    """
-    check_shared(hint=ONLY_ONCE)
-    wanted = check_kinds(kinds)
-    config, simulator = open_run(checkpoint, config_path=config_path, overrides=overrides, note=note)
-    others = open_others(also, config, simulator, note=note)
-    which = check_split(split or config.evaluation.split)
-    tasks, logs = config.data.tasks, read_stage_logs(config, note=note)
-    budgets = equal_budgets(logs, num_tasks=len(tasks), seconds=seconds, samples=samples)
-    baselines = [
-        obtain_baseline(
-            config, kind, task, budget=budget, device=simulator.device, restart=restart, note=note
-        )
-        for task in tasks
-        for budget in budgets
-        for kind in wanted
-    ]
-    report = evaluate(config, simulator, split=which, baselines=baselines, also=others, logs=logs, note=note)
-    title = f"{', '.join(tasks)}: at a {' and at a '.join(map(str, budgets))} for each baseline"
-    return replace(report, title=title)
+def _with_baselines(run: OpenedRun, *, note: Note) -> TrainedRun:
+    """A run and the baselines that lie with it."""
+    return TrainedRun(
+        run.simulator,
+        run.config.seed,
+        find_baselines(run.config, run.simulator, note=note),
+        read_stage_logs(run.config, note=note),
+    )
 
 
-def train_baselines_of_run(
-    config_path: Path | None,
-    *,
-    overrides: Sequence[str],
-    kinds: Sequence[str] | None = None,
-    seconds: float | None = None,
-    samples: int | None = None,
-    restart: bool = False,
-    note: Note,
-) -> dict[str, dict[str, Any]]:
-    """Train each kind of baseline on each task of a run.
-
-    Args:
-        config_path: YAML file of the operator's run.
-        overrides: `key=value`.
-        kinds: Of baselines, see `check_kinds`.
-        seconds: Wall time of each; or `samples`.
-        samples: Windows that each sees.
-        restart: Whether baselines that are there are trained again.
-        note: Takes warnings, and what is being done.
-
-    Returns:
-        What its training took, by the path of each baseline.
-
-    Raises:
-        ConfigError: If the configuration, a kind or the budget is wrong, or each of several processes that a
-            scheduler started would train the same.
-        UpsError: If a file can't be written, or training diverges.
-        ups_store.StoreError: If the data can't be read.
-    """
-    check_shared(hint=ONLY_ONCE)
-    budget, wanted = Budget(seconds, samples), check_kinds(kinds)
-    config = load_config(config_path, overrides=overrides, note=note)
-    device = choose_device(config.training.device, note=note)
-    trained: dict[str, dict[str, Any]] = {}
-    for task in config.data.tasks:
-        for kind in wanted:
-            model = obtain_baseline(
-                config, kind, task, budget=budget, device=device, restart=restart, note=note
-            )
-            note(f"{task} {model.label}: {model.note}")
-            assert model.effort is not None
-            effort = {key: value for key, value in asdict(model.effort).items() if key != "curve"}
-            trained[str(baseline_path(config, kind, task, budget.limit))] = effort
-    return trained
+def join_alike(
+    trained: Sequence[TrainedRun], others: Sequence[OtherOperator], first: OpenedRun, *, note: Note
+) -> tuple[list[TrainedRun], list[OtherOperator]]:
+    """Other operators that are the run's own, trained with other seeds, join its row."""
+    joined, left = list(trained), []
+    family = _trained_with(first.path, note=discard)
+    for other in others:
+        is_alike = family is not None and other.family == family_of(family)
+        if is_alike and other.seed not in [run.seed for run in joined]:
+            joined.append(TrainedRun(other.simulator, other.seed, logs=other.logs))
+        else:
+            left.append(other)
+    return joined, left
 
 
 def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note) -> RunConfig:
@@ -179,33 +137,81 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note) -> RunC
     return load_config(dict(document["config"]), overrides=overrides, name=where, note=note)
 
 
-def open_run(
-    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], note: Note
-) -> tuple[RunConfig, Simulator]:
-    """A trained simulator and the configuration to use it with.
+def open_runs(
+    checkpoint: Path | None,
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    seeds: Sequence[int] = (),
+    note: Note,
+) -> list[OpenedRun]:
+    """A trained simulator and the configuration to use it with; one for each seed.
 
     Args:
         checkpoint: The operator's file; by default `operator.safetensors` in the configuration's
-            `checkpoint.dir`.
+            `checkpoint.dir`, or where there is none, in its folders of seeds.
         config_path: YAML file; by default the configuration that the checkpoint was made with.
         overrides: `key=value`.
+        seeds: Which seeds; by default all that are there.
         note: Told warnings.
 
     Raises:
-        CheckpointError: If the checkpoint is missing or damaged.
-        ConfigError: If neither is given, or the configuration is wrong.
+        CheckpointError: If a checkpoint is missing or damaged.
+        ConfigError: If neither is given, or the configuration is wrong; kind "other_training", if the seeds
+            weren't trained alike.
     """
     if checkpoint is None and config_path is None:
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
+    if checkpoint is not None and seeds:
+        raise ConfigError("--seeds", expected="--config FILE without --checkpoint", found="--checkpoint")
     if checkpoint is not None and config_path is None:
         config = config_of(checkpoint, overrides, note=note)
     else:
         config = load_config(config_path, overrides=overrides, note=note)
-    path = checkpoint or config.checkpoint.dir / OPERATOR_FILE
     device = choose_device(config.training.device, note=note)
-    if checkpoint is None and not path.exists():
-        raise missing_checkpoint(path, hint="train it with `ups train`, or say --checkpoint FILE")
-    return config, load_simulator(path, device=str(device))
+    folder = config.checkpoint.dir
+    if checkpoint is None:
+        wanted = seeds or _default_seeds(folder, note=note)
+        configs = with_seeds(config, wanted, config_path=config_path, overrides=overrides)
+        paths = [own.checkpoint.dir / OPERATOR_FILE for own in configs]
+    else:
+        configs, paths, folder = [config], [checkpoint], checkpoint.parent
+    for path in paths:
+        if checkpoint is None and not path.exists():
+            flag = "" if path.parent == folder else " --seeds"
+            raise missing_checkpoint(path, hint=f"train it with `ups train{flag}`, or say --checkpoint FILE")
+    _check_alike(paths, note=note)
+    return [
+        OpenedRun(own, load_simulator(path, device=str(device)), path, folder)
+        for own, path in zip(configs, paths, strict=True)
+    ]
+
+
+def _default_seeds(folder: Path, *, note: Note) -> tuple[int, ...]:
+    """The seeds that were trained into folders of their own; none where an operator lies beside them."""
+    seeds = trained_seeds(folder)
+    if seeds and (folder / OPERATOR_FILE).exists():
+        flag = f"--seeds {','.join(map(str, seeds))}"
+        note(f"{folder} has an operator, which is evaluated, and seeds beside it: {flag} evaluates them")
+        return ()
+    return seeds
+
+
+def _check_alike(paths: Sequence[Path], *, note: Note) -> None:
+    """Refuse seeds whose trainings differed otherwise, too: their spread would be of something else."""
+    if len(paths) == 1:
+        return
+    configs = {path: config_of(path, (), note=note) for path in paths}
+    first, *others = paths
+    for path in others:
+        if family_of(configs[path]) != family_of(configs[first]):
+            raise ConfigError(
+                f"it was trained with another configuration than {first}",
+                kind="other_training",
+                path=path,
+                expected="seeds that were trained alike",
+                hint="train it again with `ups train --seeds`, or choose others with --seeds",
+            )
 
 
 def open_others(
@@ -216,7 +222,7 @@ def open_others(
     One whose configuration is none any more is a row all the same, without what its training took.
 
     Args:
-        paths: Their checkpoints.
+        paths: Their checkpoints, or folders of them: with one operator, or with one for each seed.
         config: Configuration of the run.
         simulator: Of the run.
         note: Told warnings.
@@ -226,20 +232,43 @@ def open_others(
         ConfigError: As `check_comparable`.
     """
     found = []
-    for path in paths:
+    for path in _operators(paths):
         theirs = load_simulator(path, device=str(simulator.device))
-        other = OtherOperator(theirs, path, _logs_of(path, note))
+        trained = _trained_with(path, note=note)
+        other = OtherOperator(
+            theirs,
+            path,
+            _logs_of(path, trained, note),
+            seed=0 if trained is None else trained.seed,
+            family=None if trained is None else family_of(trained),
+        )
         check_comparable(other, config, simulator)
         found.append(other)
     return found
 
 
-def _logs_of(path: Path, note: Note) -> list[StageLog]:
-    """Of the run that made a checkpoint, if it lies where that run has left it."""
+def _operators(paths: Sequence[Path]) -> Iterator[Path]:
+    """Checkpoints themselves; of a folder the operator in it, or where there is none, those of its seeds."""
+    for path in paths:
+        if not path.is_dir():
+            yield path
+        elif (path / OPERATOR_FILE).exists() or not (seeds := trained_seeds(path)):
+            yield path / OPERATOR_FILE
+        else:
+            yield from (seed_folder(path, seed) / OPERATOR_FILE for seed in seeds)
+
+
+def _trained_with(path: Path, *, note: Note) -> RunConfig | None:
+    """The configuration in a checkpoint; None for one of an earlier version that is none any more."""
     try:
-        config = config_of(path, (), note=lambda text: note(f"{path}: {text}"))
-    except ConfigError as error:  # of an earlier version; it says no more than where its logs are
+        return config_of(path, (), note=lambda text: note(f"{path}: {text}"))
+    except ConfigError as error:
         note(f"warning: what its training took isn't known: {error}")
+        return None
+
+
+def _logs_of(path: Path, config: RunConfig | None, note: Note) -> list[StageLog]:
+    """Of the run that made a checkpoint, if it lies where that run has left it."""
+    if config is None or path.resolve() != (config.checkpoint.dir / OPERATOR_FILE).resolve():
         return []
-    own = config.checkpoint.dir / OPERATOR_FILE
-    return read_stage_logs(config, note=note) if path.resolve() == own.resolve() else []
+    return read_stage_logs(config, note=note)

@@ -15,6 +15,7 @@ from ups.output import Note
 
 _WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
 _STARTUP = "startup/total_startup_time_min"
+_FLOPS, _PROCESSOR = "training/flops", "training/processor_s"
 _SHOWN = 60  # characters of a line that can't be read
 
 Curve = tuple[Sequence[int], Sequence[float]]  # optimiser steps and values
@@ -35,6 +36,9 @@ class StageLog:
         loss: Sum of the losses.
         score: What validation counts.
         trained_at: When the last epoch was over, seconds since 1970; 0 if none was.
+        flops: Counted floating-point operations of these steps.
+        preparation_flops: Those of making their data once, such as latents of all frames.
+        processor_s: Processor time of these steps, of all ranks.
         gpu_share: Mean utilisation of the GPU, 0 to 1; None without one.
     """
 
@@ -49,6 +53,9 @@ class StageLog:
     score: Curve = field(default=((), ()), repr=False)
     gpu_share: float | None = None
     trained_at: float = 0.0
+    flops: float = 0.0
+    preparation_flops: float = 0.0
+    processor_s: float = 0.0
 
     @property
     def data_wait_share(self) -> float:
@@ -65,6 +72,9 @@ class StageLog:
             "data_wait_share": round(self.data_wait_share, 5),
             "steps": self.steps,
             "samples": self.samples,
+            "flops": self.flops,
+            "preparation_flops": self.preparation_flops,
+            "processor_s": round(self.processor_s, 2),
             "gpu_share": self.gpu_share,
         }
 
@@ -78,10 +88,21 @@ def read_stage_logs(config: RunConfig, *, note: Note = lambda text: None) -> lis
     """
     found = []
     for stage in STAGE_NAMES:  # in the order in which they are trained
-        path = config.training.log_path or config.checkpoint.dir / f"{stage}.jsonl"
-        if path.exists() and (records := _last_training(path, stage, note)):
-            found.append(_summarise(stage, records))
+        path = log_path(config, stage)
+        if (log := read_stage_log(path, stage, note=note)) is not None:
+            found.append(log)
     return found
+
+
+def log_path(config: RunConfig, stage: str) -> Path:
+    """Where a stage writes its log."""
+    return config.training.log_path or config.checkpoint.dir / f"{stage}.jsonl"
+
+
+def read_stage_log(path: Path, stage: str, *, note: Note = lambda text: None) -> StageLog | None:
+    """What a file says of one stage; None if it isn't there, or says nothing."""
+    records = _last_training(path, stage, note) if path.exists() else []
+    return _summarise(stage, records) if records else None
 
 
 def data_wait_share(logs: Sequence[StageLog]) -> float | None:
@@ -132,8 +153,21 @@ def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
         loss=([int(record["step"]) for record in steps], losses),
         score=([int(record["step"]) for record in epochs], [_number(record["score"]) for record in epochs]),
         gpu_share=sum(gpu) / len(gpu) / 100 if gpu else None,
+        flops=_last_total(records, _FLOPS),
+        preparation_flops=_preparation_flops(records),
+        processor_s=_last_total(records, _PROCESSOR),
         trained_at=max((float(record["time"]) for record in epochs), default=0.0),
     )
+
+
+def _last_total(records: Sequence[Mapping[str, Any]], name: str) -> float:
+    """A total that records of steps carry; 0 in logs of earlier versions."""
+    return float(next((record[name] for record in reversed(records) if name in record), 0.0))
+
+
+def _preparation_flops(records: Sequence[Mapping[str, Any]]) -> float:
+    """Of the beginning: a continuation finds the data made."""
+    return float(next((record.get("preparation_flops") or 0.0 for record in records), 0.0))
 
 
 def _number(value: float | None) -> float:

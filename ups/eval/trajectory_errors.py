@@ -1,9 +1,7 @@
 """What the metrics need of every trajectory, so that a split goes through in batches and can be resampled.
 
-PDEBench's metrics follow their definitions (Takamoto et al. 2022, arXiv:2210.07182, appendix B). Confidence
-intervals are by the bootstrap: trajectories are drawn with replacement, their time steps stay together, ends
-are percentiles of the resampled statistic (Efron 1979). Letters: B trajectories, T time steps, X the axes of
-the grid, K wave numbers, C channels, F numbers of a trajectory, R resamples.
+PDEBench's metrics follow their definitions (Takamoto et al. 2022, arXiv:2210.07182, appendix B). Letters:
+B trajectories, T time steps, X the axes of the grid, K wave numbers, C channels.
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,11 +18,8 @@ from ups.errors import ShapeError
 from ups.eval import metrics
 from ups.eval.metrics import compat_shell_energy, shell_energy
 
-NUM_RESAMPLES = 2000
 _LEAST_CORRELATION = 0.8  # of a prediction that still follows the truth
-_TAIL = (1 - 0.95) / 2  # of the resampled statistics at each end, beyond the interval
 Errors = dict[str, Tensor]
-Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -170,62 +163,3 @@ def join(parts: Sequence[TrajectoryErrors]) -> TrajectoryErrors:
     """Errors of all trajectories from those of batches."""
     names = parts[0]._present()
     return TrajectoryErrors(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A statistic and where it lies with a confidence of 95 %.
-
-    Attributes:
-        mean: Mean over the trajectories, or another statistic of them.
-        low: Lower end.
-        high: Upper end.
-    """
-
-    mean: float
-    low: float
-    high: float
-
-
-class Resamples:
-    """Which trajectories each resample draws, the same for all statistics of a split.
-
-    Args:
-        num_trajectories: B > 0.
-        num_resamples: R.
-        seed: The same gives the same intervals.
-    """
-
-    def __init__(self, num_trajectories: int, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> None:
-        shares = np.full(num_trajectories, 1 / num_trajectories)
-        drawn = np.random.default_rng(seed).multinomial(num_trajectories, shares, size=num_resamples)
-        self._weights_RB = drawn / num_trajectories
-
-    def means(self, values_BF: npt.ArrayLike) -> Values:
-        """Means of every resample, shape (R, F); NaN where a trajectory's number isn't finite."""
-        values = np.asarray(values_BF, np.float64)
-        with np.errstate(invalid="ignore"):
-            return np.asarray(self._weights_RB @ values)
-
-    def interval(self, statistic: float, resampled_R: Values) -> Interval:
-        """The interval of a statistic by its values in every resample, shape (R,)."""
-        with np.errstate(invalid="ignore"):
-            low, high = np.quantile(resampled_R, (_TAIL, 1 - _TAIL))
-        return Interval(float(statistic), float(low), float(high))
-
-    def of_mean(self, values_B: npt.ArrayLike) -> Interval:
-        """Interval of the mean of one number a trajectory, shape (B,)."""
-        values = np.asarray(values_B, np.float64)
-        return self.interval(float(values.mean()), self.means(values[:, None])[:, 0])
-
-    def of_means(self, values_BF: npt.ArrayLike) -> list[Interval]:
-        """Interval of each column's mean."""
-        values = np.asarray(values_BF, np.float64)
-        columns = self.means(values).T
-        return [self.interval(mean, column) for mean, column in zip(values.mean(0), columns, strict=True)]
-
-    def of_maximum(self, values_B: npt.ArrayLike) -> Interval:
-        """Of the largest value; resamples never find a larger one, so the high end is the value itself."""
-        values = np.asarray(values_B, np.float64)
-        drawn = np.where(self._weights_RB > 0, values, -np.inf)
-        return self.interval(float(values.max()), drawn.max(axis=1))

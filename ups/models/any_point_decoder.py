@@ -1,4 +1,4 @@
-"""`AnyPointDecoder`: latent tokens to values at arbitrary points, by cross-attention to the tokens nearby.
+"""`AnyPointDecoder`: latent tokens to values at arbitrary points: a linear basis, and attention to tokens.
 
 Letters: B batch, L latent tokens, D latent channels, W width, G the axes of the token grid, N their number,
 Q queries' batch (1 or B), P query points, K tokens that a query attends to, H heads, V channels of a head,
@@ -23,7 +23,9 @@ from ups.nn.layers import (
     boundary_features,
     num_boundary_features,
     pointwise,
+    zero_init,
 )
+from ups.nn.patch_basis import Basis, ChannelMap, PatchBasis
 
 _MAX_WAVES = 16
 _LEAST_WINDOW = 1e-6
@@ -47,7 +49,10 @@ class Neighbours:
 
 
 class AnyPointDecoder(nn.Module):
-    """Residual blocks over the tokens, then cross-attention of every query to the tokens around it.
+    """Tokens' patches in a linear basis, interpolated at every query, plus what a network adds to them.
+
+    The network: residual blocks over the tokens, then cross-attention of every query to the tokens around it.
+    On top of a basis it starts at zero, in the unit of what the basis leaves out.
 
     A query knows where it lies relative to each token, never where it lies on a periodic axis; so shifting
     the queries by whole tokens is the same as shifting the tokens. Works for queries of any number and place,
@@ -63,6 +68,9 @@ class AnyPointDecoder(nn.Module):
         radius: Tokens to each side that a query attends to, on each axis.
         num_tasks: Tasks that share it.
         num_parameters: Parameters of the equations.
+        basis: As of the `GridEncoder`.
+        residual: As of the `GridEncoder`.
+        isometry: As of the `GridEncoder`; here its inverse, at the beginning.
     """
 
     def __init__(
@@ -77,9 +85,21 @@ class AnyPointDecoder(nn.Module):
         radius: int = 1,
         num_tasks: int = 1,
         num_parameters: int = 0,
+        basis: Basis = "none",
+        residual: bool = True,
+        isometry: bool = False,
     ) -> None:
         super().__init__()
-        self.grid, self.cut, self.latent_dim = grid, cut, latent_dim
+        assert residual or basis != "none"
+        self.grid, self.cut, self.latent_dim, self.has_network = grid, cut, latent_dim, residual
+        self.basis, self.from_isometry = nn.ModuleDict(), nn.ModuleDict()
+        for array, num in grid.channels:
+            if basis == "pca":
+                self.basis[array] = PatchBasis(grid, cut=cut, num_channels=num, latent_dim=latent_dim)
+            if isometry and residual:  # a basis alone is isometric
+                self.from_isometry[array] = ChannelMap(latent_dim)
+        if not residual:
+            return
         self.num_heads, self.radius = num_heads, radius
         self.condition = ConditionEmbedding(
             num_tasks=num_tasks, arrays=grid.arrays, num_parameters=num_parameters, width=width
@@ -98,6 +118,8 @@ class AnyPointDecoder(nn.Module):
         self.boundary_in = nn.Linear(num_ends, width) if num_ends else None
         self.hidden = _mlp(width, 2 * width, width)
         self.out = nn.ModuleDict({array: nn.Linear(width, num) for array, num in grid.channels})
+        if basis != "none":
+            zero_init(self.out)
 
     def forward(
         self, tokens_BLD: Tensor, query_QPN: Tensor, condition: Condition, *, array: str = FIELDS
@@ -119,14 +141,31 @@ class AnyPointDecoder(nn.Module):
         """
         if not torch.compiler.is_compiling():
             self._check_shapes(tokens_BLD, query_QPN)
+        query_QPN = query_QPN.reshape(-1, *query_QPN.shape[-2:])
+        if array in self.from_isometry:
+            tokens_BLD = self.from_isometry[array](tokens_BLD)
+        if array not in self.basis:
+            return self._network(tokens_BLD, query_QPN, condition, array)
+        basis = self.basis_of(array)
+        values_BPC = basis.restore_at(tokens_BLD, query_QPN)
+        if self.has_network:
+            values_BPC = values_BPC + basis.rest * self._network(tokens_BLD, query_QPN, condition, array)
+        return values_BPC
+
+    def basis_of(self, array: str) -> PatchBasis:
+        """The basis of an array's patches."""
+        basis = self.basis[array]
+        assert isinstance(basis, PatchBasis)
+        return basis
+
+    def _network(self, tokens_BLD: Tensor, query_QPN: Tensor, condition: Condition, array: str) -> Tensor:
         condition_BE = self.condition(condition, array=array)
         x_BWG = self.tokens_in(tokens_BLD.transpose(1, 2).unflatten(2, self.cut.tokens))
         for block in self.blocks:
             x_BWG = block(x_BWG, condition_BE)
-        read_BPW = self._attend(
-            x_BWG.flatten(2).transpose(1, 2), query_QPN.reshape(-1, *query_QPN.shape[-2:])
-        )
-        return self.out[array](read_BPW + self.hidden(read_BPW))
+        read_BPW = self._attend(x_BWG.flatten(2).transpose(1, 2), query_QPN)
+        values_BPC: Tensor = self.out[array](read_BPW + self.hidden(read_BPW))
+        return values_BPC
 
     def _attend(self, tokens_BLW: Tensor, query_QPN: Tensor) -> Tensor:
         near = find_neighbours(query_QPN, cut=self.cut, periodic=self.grid.periodic, radius=self.radius)

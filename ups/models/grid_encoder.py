@@ -1,4 +1,4 @@
-"""`GridEncoder`: fields on a regular grid to latent tokens.
+"""`GridEncoder`: fields on a regular grid to latent tokens, by a linear basis of patches and a network.
 
 Letters: B batch, X the axes of the grid, C channels, G the axes of the patches or tokens, W width, L latent
 tokens, D latent channels, E condition.
@@ -20,11 +20,16 @@ from ups.nn.layers import (
     num_boundary_features,
     pointwise,
     rms_norm,
+    zero_init,
 )
+from ups.nn.patch_basis import Basis, ChannelMap, PatchBasis
 
 
 class GridEncoder(nn.Module):
-    """Patches by pixel-unshuffle, residual blocks over the patches, pooling, residual blocks over the tokens.
+    """Coefficients of each token's patch in a linear basis, plus what a network adds to them.
+
+    The network: patches by pixel-unshuffle, residual blocks over the patches, pooling, residual blocks over
+    the tokens. On top of a basis it starts at zero, in the unit of what the basis leaves out.
 
     Along periodic axes it commutes with shifts by whole tokens: nothing knows an absolute position there.
     Along other axes the distance to the boundary is an input. Every layer is built here, none on first use.
@@ -38,6 +43,9 @@ class GridEncoder(nn.Module):
         num_heads: Heads of the pooling; divides W.
         num_tasks: Tasks that share it.
         num_parameters: Parameters of the equations.
+        basis: "pca" for a `PatchBasis` of each array, which has to be measured; "none" for the network alone.
+        residual: Whether there is a network.
+        isometry: Whether what a network gives goes through a `ChannelMap` of each array at the end.
     """
 
     def __init__(
@@ -51,9 +59,21 @@ class GridEncoder(nn.Module):
         num_heads: int,
         num_tasks: int = 1,
         num_parameters: int = 0,
+        basis: Basis = "none",
+        residual: bool = True,
+        isometry: bool = False,
     ) -> None:
         super().__init__()
-        self.grid, self.cut = grid, cut
+        assert residual or basis != "none"
+        self.grid, self.cut, self.has_network = grid, cut, residual
+        self.basis, self.to_isometry = nn.ModuleDict(), nn.ModuleDict()
+        for array, num in grid.channels:
+            if basis == "pca":
+                self.basis[array] = PatchBasis(grid, cut=cut, num_channels=num, latent_dim=latent_dim)
+            if isometry and residual:  # a basis alone is isometric
+                self.to_isometry[array] = ChannelMap(latent_dim)
+        if not residual:
+            return
         patch_values = cut.patch_size**grid.ndim
         self.patch_in = nn.ModuleDict(
             {array: pointwise(patch_values * num, width, ndim=grid.ndim) for array, num in grid.channels}
@@ -67,6 +87,8 @@ class GridEncoder(nn.Module):
         self.pooling = GroupPooling(width, groups=cut.groups, tokens=cut.tokens, num_heads=num_heads)
         self.token_blocks = _blocks(width, depth, grid)
         self.out = pointwise(width, latent_dim, ndim=grid.ndim)
+        if basis != "none":
+            zero_init(self.out)
         # A function of the geometry alone, so it isn't part of the weights.
         self.register_buffer("ends", _patch_ends(grid, cut), persistent=False)
 
@@ -86,6 +108,24 @@ class GridEncoder(nn.Module):
         """
         if not torch.compiler.is_compiling():
             self._check_on_grid(values_BXC, array)
+        tokens_BLD: Tensor | None = None
+        if self.has_network:
+            tokens_BLD = self._network(values_BXC, condition, array)
+        if array in self.basis:
+            basis = self.basis_of(array)
+            linear_BLD = basis.project(values_BXC)
+            more_BLD = 0.0 if tokens_BLD is None else basis.rest / basis.scale * tokens_BLD
+            tokens_BLD = linear_BLD + more_BLD
+        assert tokens_BLD is not None
+        return self.to_isometry[array](tokens_BLD) if array in self.to_isometry else tokens_BLD
+
+    def basis_of(self, array: str) -> PatchBasis:
+        """The basis of an array's patches."""
+        basis = self.basis[array]
+        assert isinstance(basis, PatchBasis)
+        return basis
+
+    def _network(self, values_BXC: Tensor, condition: Condition, array: str) -> Tensor:
         condition_BE = self.condition(condition, array=array)
         x_BWG = self.patch_in[array](pixel_unshuffle(values_BXC, patch_size=self.cut.patch_size))
         if self.boundary_in is not None:

@@ -46,15 +46,19 @@ def rms_norm(x_BWG: Tensor) -> Tensor:
     return x_BWG * torch.rsqrt(x_BWG.square().mean(dim=1, keepdim=True) + _EPS)
 
 
+def pad_axis(x: Tensor, *, axis: int, wraps: bool, width: int) -> Tensor:
+    """Extend an axis by `width` places at both ends: by itself where it is periodic, else by zeros."""
+    if not wraps:
+        behind = (x.ndim - 1 - axis) * 2  # `pad` counts pairs from the last axis
+        return nn.functional.pad(x, [0] * behind + [width, width])
+    before, after = x.narrow(axis, x.shape[axis] - width, width), x.narrow(axis, 0, width)
+    return torch.cat([before, x, after], dim=axis)
+
+
 def pad_axes(x_BWG: Tensor, *, periodic: tuple[bool, ...], width: int) -> Tensor:
     """Extend every axis by `width` places at both ends: periodic ones by themselves, others by zeros."""
     for axis, wraps in enumerate(periodic, start=2):
-        if wraps:
-            ends = x_BWG.narrow(axis, x_BWG.shape[axis] - width, width), x_BWG.narrow(axis, 0, width)
-            x_BWG = torch.cat([ends[0], x_BWG, ends[1]], dim=axis)
-        else:
-            behind = (x_BWG.ndim - 1 - axis) * 2  # `pad` counts pairs from the last axis
-            x_BWG = nn.functional.pad(x_BWG, [0] * behind + [width, width])
+        x_BWG = pad_axis(x_BWG, axis=axis, wraps=wraps, width=width)
     return x_BWG
 
 
@@ -82,6 +86,12 @@ def pointwise(in_width: int, out_width: int, *, ndim: int) -> nn.Module:
     return _CONVOLUTIONS[ndim - 1](in_width, out_width, kernel_size=1)
 
 
+def zero_init(layer: nn.Module) -> None:
+    """Let a layer give zero at first."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+
+
 class ResidualBlock(nn.Module):
     """x + MLP(conv(norm(x))), scaled and shifted by the condition; a condition has no effect at first.
 
@@ -96,8 +106,7 @@ class ResidualBlock(nn.Module):
         self.modulation = nn.Linear(condition_width, 2 * width)
         self.conv = GridConv(width, width, periodic=periodic)
         self.out = pointwise(width, width, ndim=len(periodic))
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
+        zero_init(self.modulation)
 
     def forward(self, x_BWG: Tensor, condition_BE: Tensor) -> Tensor:
         """(B, W, G) to the same shape."""

@@ -15,18 +15,23 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ups.config import RunConfig
+from ups.config import RunConfig, load_config
+from ups.config.seeds import seed_overrides
 from ups.data.stores import latent_folder, own_manifest
 from ups.device import choose_device
-from ups.errors import CheckpointError, ConfigError, ConfigWarning, InterruptedTrainingError, UpsError
-from ups.eval.evaluate import check_split, evaluate
+from ups.errors import ConfigError, ConfigWarning, InterruptedTrainingError, UpsError
+from ups.eval.baseline_files import find_baselines
+from ups.eval.comparison import TrainedRun
+from ups.eval.evaluate import daily_split, evaluate
 from ups.eval.report_page import write_report
-from ups.eval.train_baseline import find_baselines, train_configured_baselines
+from ups.eval.split_uses import count_test_uses
+from ups.eval.training_logs import read_stage_logs
 from ups.optim import check_optimizer
 from ups.output import Note, check_writable, discard, each_once, terminal
 from ups.train.distributed import joined_ranks
@@ -34,10 +39,13 @@ from ups.train.interrupt import SAME_COMMAND
 from ups.train.joint import check_joint
 from ups.train.operator import check_no_inverse_losses
 from ups.train.operator_spec import operator_size
-from ups.train.run import run_stage, unused_in_all_stages
+from ups.train.run import train_unless_valid, unused_in_all_stages
 from ups.train.stage import ALL
+from ups.train.train_baselines import train_configured_baselines
+from ups.trained.checkpoint import read_document
 from ups.trained.simulator import load_simulator
-from ups.trained.specs import AUTOENCODER_FILE, OPERATOR_FILE
+from ups.trained.specs import AUTOENCODER_FILE, OPERATOR, OPERATOR_FILE, parse_simulator_spec
+from ups_store.launch import rank_of
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
 _WITHOUT_STORES = ("memory", "none")
@@ -52,6 +60,7 @@ def run_all(
     note: Note,
     restart: bool = False,
     began: float | None = None,
+    evaluates: bool = True,
 ) -> dict[str, Any]:
     """Train everything that an operator needs, and the operator.
 
@@ -62,6 +71,7 @@ def run_all(
         note: Told what people should know; what several stages find alike, once.
         restart: Train every stage from scratch.
         began: When the process was started, seconds since 1970.
+        evaluates: Whether the run ends evaluated where `evaluation.enabled` says so.
 
     Returns:
         {"stage": "all", "stages": reports by stage, "cache": metrics of the build, "evaluation": paths of the
@@ -75,9 +85,9 @@ def run_all(
     """
     note = each_once(note)
     first = first_stage(config)
-    folder = Path("reports") / (config_path.stem if config_path else ALL)
+    folder = _report_folder(config_path)
     _check_nothing_refused_later(config, first, report_folder=folder)
-    train = partial(_train_unless_valid, config=config, note=note, restart=restart)
+    train = partial(train_unless_valid, config=config, note=note, restart=restart)
     stages: dict[str, Any] = {}
     training, cache, startup = config.training, dict[str, float](), dict[str, float]()
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, _):
@@ -96,11 +106,60 @@ def run_all(
             cache = build_latents(config, **said)
         if config.stage("operator").epochs:
             stages["operator"] = train("operator", began=began, startup=startup | cache)
+        if config.evaluation.enabled and _predicts_fields(config):
+            train_configured_baselines(config, restart=restart, note=note)
     evaluation = {}
-    if config.evaluation.enabled and ranks.is_first:
+    if config.evaluation.enabled and evaluates and ranks.is_first:
         seconds = {name: report["seconds"] for name, report in stages.items()}
-        evaluation = _evaluate(config, phases=seconds, folder=folder, restart=restart, note=note)
+        evaluation = _evaluate([config], config.checkpoint.dir, seconds, folder=folder, note=note)
     return {"stage": ALL, "stages": stages, "cache": cache, "evaluation": evaluation}
+
+
+def run_all_seeds(
+    config: RunConfig,
+    seeds: Sequence[int],
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    note: Note,
+    restart: bool = False,
+    began: float | None = None,
+) -> dict[str, Any]:
+    """Train everything with one seed after the other, each in its own folders, and evaluate all together.
+
+    Args:
+        config: Configuration of the run; its own seed isn't used.
+        seeds: Training seeds.
+        config_path: As `run_all`.
+        overrides: As `run_all`.
+        note: As `run_all`.
+        restart: As `run_all`.
+        began: As `run_all`.
+
+    Returns:
+        {"stage": "all", "seeds": what `run_all` returns by seed, "evaluation": paths of the report's files}.
+
+    Raises:
+        UpsError: As `run_all`.
+    """
+    note = each_once(note)
+    configs, reports = [], {}
+    for seed in seeds:
+        given = [*overrides, *seed_overrides(config, seed)]
+        configs.append(own := load_config(config_path, overrides=given, note=discard))
+        note(f"seed {seed}: {own.checkpoint.dir}")
+        options: dict[str, Any] = {"restart": restart, "began": began, "evaluates": False}
+        reports[seed] = run_all(own, config_path=config_path, overrides=given, note=note, **options)
+        began = None
+    evaluation = {}
+    if config.evaluation.enabled and rank_of() == 0:
+        folder = _report_folder(config_path)
+        evaluation = _evaluate(configs, config.checkpoint.dir, {}, folder=folder, note=note)
+    return {"stage": ALL, "seeds": reports, "evaluation": evaluation}
+
+
+def _report_folder(config_path: Path | None) -> Path:
+    return Path("reports") / (config_path.stem if config_path else ALL)
 
 
 def first_stage(config: RunConfig) -> str | None:
@@ -130,7 +189,7 @@ def first_stage(config: RunConfig) -> str | None:
 def _check_nothing_refused_later(config: RunConfig, first: str | None, *, report_folder: Path) -> None:
     """Refuse before hours of training what a stage, or the evaluation, would refuse after them."""
     if config.evaluation.enabled:
-        check_split(config.evaluation.split)
+        daily_split(None, config.evaluation.split, note=discard)
         check_writable(report_folder)
     has_operator = config.stage("operator").epochs > 0
     if has_operator:
@@ -160,35 +219,38 @@ def _check_no_given_encoder(config: RunConfig) -> None:
         )
 
 
-def _train_unless_valid(
-    name: str, *, config: RunConfig, note: Note, restart: bool, **options: Any
-) -> dict[str, Any]:
-    """A stage's report; a state of another configuration, other data or an earlier version is left behind."""
-    try:
-        return run_stage(name, config, note=note, restart=restart, **options)
-    except CheckpointError as error:
-        if error.kind not in ("other_config", "other_data", "too_old"):
-            raise
-        note(f"stage {name} is trained again: {error.problem}")
-    return run_stage(name, config, note=note, restart=True, **options)
+def _predicts_fields(config: RunConfig) -> bool:
+    """Whether the operator's errors are of fields, as a baseline's are, and not of latents."""
+    path = config.checkpoint.dir / OPERATOR_FILE
+    return parse_simulator_spec(read_document(path, kind=OPERATOR), path).is_encoder_known
 
 
 def _evaluate(
-    config: RunConfig, *, phases: dict[str, float], folder: Path, restart: bool, note: Note
+    configs: Sequence[RunConfig],
+    checkpoints: Path,
+    phases: dict[str, float],
+    *,
+    folder: Path,
+    note: Note,
 ) -> dict[str, str]:
-    """Train the baselines that are wanted, and write the report of `ups evaluate` to a folder."""
-    device = choose_device(config.training.device, note=note)
-    simulator = load_simulator(config.checkpoint.dir / OPERATOR_FILE, device=str(device))
-    if simulator.spec.is_encoder_known:  # else errors are of latents, and baselines predict fields
-        train_configured_baselines(config, device=device, restart=restart, note=note)
+    """Write the report of `ups evaluate` to a folder."""
+    first, runs = configs[0], []
+    for config in configs:
+        device = choose_device(config.training.device, note=note)
+        simulator = load_simulator(config.checkpoint.dir / OPERATOR_FILE, device=str(device))
+        baselines = find_baselines(config, simulator, note=note)
+        runs.append(TrainedRun(simulator, config.seed, baselines, read_stage_logs(config, note=note)))
     report = evaluate(
-        config,
-        simulator,
-        split=check_split(config.evaluation.split),
-        baselines=find_baselines(config, simulator, note=note),
+        first,
+        runs[0].simulator,
+        split=daily_split(None, first.evaluation.split, note=note),
+        baselines=runs[0].baselines,
+        logs=runs[0].logs,
+        other_seeds=runs[1:],
         phases=phases,
         note=note,
     )
+    report = replace(report, test_uses=count_test_uses(checkpoints))
     return {kind: str(path) for kind, path in write_report(folder, report).items()}
 
 

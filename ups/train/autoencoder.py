@@ -5,37 +5,52 @@ Letters: B batch, X the axes of the grid, C channels, P query points, N axes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.data.batches import batch_size_of
 from ups.data.field_batches import FrameBatch, augmented, frame_data, spread_batches
 from ups.data.fields import Fields, open_fields, parameter_names
+from ups.data.patch_basis import measure_bases
 from ups.data.statistics import measure_statistics
-from ups.eval.reconstruction import Floor, measure_floor, write_figure
-from ups.losses import relative_square_error
+from ups.eval.reconstruction import (
+    FRAMES_OF_SPECTRUM,
+    Floor,
+    encoded,
+    measure_floor,
+    measure_spectra,
+    write_figure,
+)
+from ups.losses import reconstruction_error
 from ups.models.any_point_decoder import grid_queries
 from ups.train.meter import startup_phase
+from ups.train.schedules import StageLength, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.trained.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
+from ups.trained.checkpoint import read_document
+from ups.trained.isometry import DecoderSpectrum, is_isometric, make_isometric
 from ups.trained.specs import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, TaskSpec
 
 # The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
 _FRAMES_TO_DRAW_FROM = 3
+_FRAMES_OF_ISOMETRY = 256  # of each array of each task, a token of each
 
 
 def make_autoencoder_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> AutoencoderStage:
-    """Open the data, measure the statistics of the training split, and build the model.
+    """Open the data, measure statistics and basis on the training split, and build the model.
 
     Raises:
-        ConfigError: If grid, patches and tokens don't go together.
+        ConfigError: If grid, patches and tokens don't go together, or as `measure_bases`.
         ups_store.StoreError: If the data can't be read.
     """
     with startup_phase("data_opening"):
@@ -45,7 +60,9 @@ def make_autoencoder_stage(
     start.check_data(spec.to_json())
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
-        model = Autoencoder(spec).to(device)
+        model = Autoencoder(spec)
+        measure_bases(model, train)
+        model = model.to(device)
     return AutoencoderStage(config, model, train=train, val=val, device=device)
 
 
@@ -96,6 +113,7 @@ class AutoencoderStage(Stage):
     ) -> None:
         self.model, self._config, self._val, self._device = model, config, val, device
         self._batch_size = batch_size_of(config.stage(self.name))
+        self._data = {task: fields.identity for task, fields in train.items()}
         data = frame_data(
             train,
             global_batch_size=self._batch_size,
@@ -103,14 +121,14 @@ class AutoencoderStage(Stage):
             parameters=model.spec.parameters,
         )
         self.loader = data.loader(config, device, prepare=self._prepare)
-        self._num_queries = config.training.query_sampling.num_queries
+        self._length = StageLength.of(config, self.name, batches_per_pass=len(self.loader))
         self._queries = {
             name: grid_queries(task.grid.points).to(device) for name, task in model.spec.tasks.items()
         }
         self.path = config.checkpoint.dir / AUTOENCODER_FILE
 
     def losses(self, forward: Callable[..., Tensor], batch: FrameBatch) -> Losses:
-        """Relative square error at random points of the grid."""
+        """Relative error at random points of the grid, as `training.reconstruction_loss` says."""
         values_BXC = batch.values.to(self._device, non_blocking=True)
         chosen_P = self._choose_points(batch)
         prediction_BPC = forward(
@@ -120,11 +138,12 @@ class AutoencoderStage(Stage):
             task=batch.task,
             array=batch.array,
         )
-        loss = relative_square_error(
+        loss = reconstruction_error(
             prediction_BPC.float(),
             values_BXC.flatten(1, -2)[:, chosen_P],
             power_BC=values_BXC.flatten(1, -2).square().mean(1),
             std_C=self.model.normalizer_of(batch.task, batch.array).std,
+            kind=self._config.training.reconstruction_loss,
         )
         return {"reconstruction": loss}
 
@@ -136,7 +155,7 @@ class AutoencoderStage(Stage):
     def export(self, metrics: dict[str, float]) -> Path:
         """Write `autoencoder.safetensors`."""
         config = self._config.model_dump(mode="json")
-        save_autoencoder(self.path, self.model, config=config, report=metrics)
+        save_autoencoder(self.path, self.model, config=config, report=metrics, data=self._data)
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
@@ -148,8 +167,14 @@ class AutoencoderStage(Stage):
         return self.model.spec.to_json()
 
     def finish(self) -> dict[str, Any]:
-        """Floor of what was exported, in float32 and with latents rounded as a store holds them; a figure."""
+        """Make what was exported isometric, and report on it.
+
+        The floor is that of float32 latents, by time step too, and of latents rounded as a store holds them;
+        beside it stand the decoder's singular values.
+        """
         model = load_autoencoder(self.path, device=str(self._device))
+        trained = self._make_isometric(model)
+        spectra = self._spectra(model)
         latent_dtype = self._config.training.latent_cache_dtype
         floor = self._measure(model)
         rounded = self._measure(model, latent_dtype=getattr(torch, latent_dtype))
@@ -165,21 +190,50 @@ class AutoencoderStage(Stage):
             "latent": {"tokens": model.spec.num_tokens, "dim": model.spec.latent_dim},
             "compression": {name: task.compression for name, task in floor.sizes.items()},
             "floor_nrmse": floor.nrmse,
+            "floor_by_step": {name: dict(steps) for name, steps in floor.by_step.items()},
+            "decoder_condition": {name: found.condition for name, found in spectra.items()},
+            "decoder_singular_values": {name: asdict(found) for name, found in spectra.items()},
+            "decoder_condition_before_isometry": {name: found.condition for name, found in trained.items()},
             "nrmse_left_out": {name: num for name, num in floor.left_out.items() if num},
             f"floor_nrmse_{latent_dtype}_latents": rounded.nrmse,
             "validation_frames": floor.num_frames,
         }
 
+    def _make_isometric(self, model: Autoencoder) -> dict[str, DecoderSpectrum]:
+        """Rescale the latents of a trained model and export it again, once; returns the spectra before.
+
+        At the end rather than with every export, as it costs D decodings of every frame that is looked at.
+        """
+        if is_isometric(model):
+            return {}
+        before = self._spectra(model)
+        batches = self._val_batches(model, _FRAMES_OF_ISOMETRY)
+        make_isometric(model, (encoded(model, batch) for batch in batches), queries=self._queries)
+        document = read_document(self.path, kind=AUTOENCODER)
+        save_autoencoder(self.path, model, config=document["config"], report=document["report"])
+        return before
+
+    def _spectra(self, model: Autoencoder) -> dict[str, DecoderSpectrum]:
+        batches = self._val_batches(model, FRAMES_OF_SPECTRUM)
+        return measure_spectra(model, batches, queries=self._queries)
+
     def _prepare(self, batch: FrameBatch, number: int) -> FrameBatch:
-        if not self._config.training.augment:
+        training, progress = self._config.training, self._length.progress(number)
+        num_points = num_queries(
+            training.query_sampling, progress=progress, num_points=len(self._queries[batch.task])
+        )
+        batch = dataclasses.replace(batch, num_points=num_points)
+        if not training.augment:
             return batch
-        return augmented(batch, periodic=self.model.spec.tasks[batch.task].grid.periodic)
+        spec = self.model.spec
+        reflects = not has_boundary_values(spec.parameters)
+        return augmented(batch, periodic=spec.tasks[batch.task].grid.periodic, reflects=reflects)
 
     def _choose_points(self, batch: FrameBatch) -> Tensor:
         """Numbers of the points that the decoder is asked at, the same for all frames of the batch."""
         num_points = len(self._queries[batch.task])
         order = torch.randperm(num_points, generator=batch.draws.generator)
-        return order[: self._num_queries].to(self._device)
+        return order[: batch.num_points].to(self._device)
 
     def _measure(self, model: Autoencoder, *, latent_dtype: torch.dtype = torch.float32) -> Floor:
         batches = self._val_batches(model, self._config.training.max_val_frames)

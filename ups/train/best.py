@@ -17,7 +17,7 @@ from ups.output import Note, write_atomically
 from ups.train.distributed import Ranks
 from ups.train.stage import Stage
 from ups.train.state import flat_keys
-from ups.trained.checkpoint import read_document
+from ups.trained.checkpoint import read_document, write_card
 
 # What a validation error depends on besides the weights: errors are compared where these agree.
 _VALIDATED_ON = (
@@ -141,6 +141,7 @@ def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: Ru
         return
     try:
         _keep_as(aside, path)
+        write_card(aside, kind=kind)
     except (OSError, OutputError) as error:
         note(f"warning: {better}; it can't be kept: {error}")
     else:

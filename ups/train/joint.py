@@ -1,25 +1,28 @@
 """Stage `joint`: encoder, operator and decoder together on a field store, with inverse losses.
 
-Encoder and decoder are made from scratch and scaled by training frames. The stage leaves a new autoencoder
-and an operator that goes with it; stores of latents are then of another encoder, and the next build makes
-them again. Letters: B batch, X the axes of the grid, C channels, L tokens, D channels of a token.
+Encoder and decoder begin with the basis of the training frames, or from scratch without one, and are scaled
+by these frames. The stage leaves a new autoencoder and an operator that goes with it; stores of latents are
+then of another encoder, and the next build makes them again. Letters: B batch, X the axes of the grid, C
+channels, L tokens, D channels of a token.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.data.batches import batch_size_of
 from ups.data.fields import StoreFields
-from ups.data.statistics import INPUT, LEAST_STD_OF_LATENTS, Statistics, channel_statistics
+from ups.data.patch_basis import measure_bases
+from ups.data.statistics import INPUT, Statistics, latent_statistics
 from ups.data.windows import TaskWindows, WindowBatch, augment_windows, evenly_spread, window_data
 from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
@@ -27,8 +30,10 @@ from ups.grid import FIELDS
 from ups.losses import inverse_losses
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
 from ups.train.meter import startup_phase
-from ups.train.operator import data_hashes, open_field_windows, preload_windows
+from ups.train.operator import as_stores, data_hashes, open_field_windows, preload_windows
 from ups.train.operator_spec import make_spec
+from ups.train.physics_priors import PhysicsPriors, make_priors
+from ups.train.schedules import INVERSE_LOSSES, StageLength, inverse_weights, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
@@ -50,9 +55,17 @@ _FRAMES_OF_SCALE = 256  # of a task, that the scale of its latents is measured o
 
 @dataclass(frozen=True)
 class JointBatch(WindowBatch):
-    """Windows of fields, (B, K + 1, X..., C), and whether their step takes the inverse losses, too."""
+    """Windows of fields, (B, K + 1, X..., C).
 
-    is_inverse: bool = False
+    Attributes:
+        weights: Of the inverse losses that their step takes, too, by name; none of those without a weight.
+        num_points: Points of the grid at which fields are compared.
+        prior_weights: Of the physics priors that their step takes, too, by name.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    num_points: int = 0
+    prior_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 def make_joint_stage(
@@ -74,10 +87,13 @@ def make_joint_stage(
         spec = make_autoencoder_spec(config, fields)
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
-        model = make_joint_simulator(config, spec, windows).to(device)
+        autoencoder = Autoencoder(spec)
+        measure_bases(autoencoder, fields)
+        model = make_joint_simulator(config, autoencoder, windows).to(device)
     with startup_phase("preload"):
         preload_windows(config, windows, device=device, note=start.note)
-    return JointStage(config, model, windows=windows, validation=validation, device=device)
+    priors = make_priors(config, model.spec, windows, note=start.note)
+    return JointStage(config, model, windows=windows, validation=validation, device=device, priors=priors)
 
 
 class JointStage(Stage):
@@ -89,6 +105,7 @@ class JointStage(Stage):
         windows: Training windows of fields by task.
         validation: Trajectories that are rolled out.
         device: Where the model is.
+        priors: Physics priors of decoded states; None for none.
     """
 
     name = "joint"
@@ -102,7 +119,9 @@ class JointStage(Stage):
         windows: Mapping[str, TaskWindows],
         validation: RolloutValidation,
         device: torch.device,
+        priors: PhysicsPriors | None = None,
     ) -> None:
+        self._priors = priors
         assert model.autoencoder is not None
         self.model, self.autoencoder = model, model.autoencoder
         self._config, self._validation, self._device = config, validation, device
@@ -113,34 +132,64 @@ class JointStage(Stage):
             parameters=model.spec.parameters,
         )
         self.loader = data.loader(config, device, prepare=self._prepare)
+        self._length = StageLength.of(config, self.name, batches_per_pass=len(self.loader))
         self._data_hashes = data_hashes(windows)
         self.path = config.checkpoint.dir / JOINT_FILE
         self.operator_path = config.checkpoint.dir / OPERATOR_FILE
         self.autoencoder_path = config.checkpoint.dir / AUTOENCODER_FILE
 
     def _prepare(self, batch: WindowBatch, number: int) -> JointBatch:
-        """Augmented, and whether its step takes the inverse losses."""
-        training = self._config.training
+        """Augmented, with what the schedules say of its step."""
+        training, length = self._config.training, self._length
         if training.augment:
             task = self.model.spec.tasks[batch.task]
-            batch = augment_windows(batch, tokens=task.tokens, periodic=task.grid.periodic, is_latent=False)
-        step = number // training.accum_steps
-        return JointBatch(**vars(batch), is_inverse=step % training.inverse_loss_frequency == 0)
+            batch = augment_windows(
+                batch,
+                tokens=task.tokens,
+                periodic=task.grid.periodic,
+                is_latent=False,
+                reflects=not has_boundary_values(task.parameters),
+            )
+        is_inverse = length.step_of(number) % training.inverse_loss_frequency == 0
+        weights = inverse_weights(training, length.epochs_before(number)) if is_inverse else {}
+        num_points = len(self.model.queries.get_buffer(batch.task))
+        progress = length.progress(number)
+        return JointBatch(
+            **vars(batch),
+            weights={name: weight for name, weight in weights.items() if weight},
+            num_points=num_queries(training.query_sampling, progress=progress, num_points=num_points),
+            prior_weights={} if self._priors is None else self._priors.weights_at(number),
+        )
 
     def losses(self, forward: Callable[..., Tensor], batch: JointBatch) -> Losses:
-        """Prediction and inverse losses at random points of the grid."""
+        """Prediction, alignment and weighted inverse losses; fields are compared at random points."""
+        training = self._config.training
         num_points = len(self.model.queries.get_buffer(batch.task))
         order = torch.randperm(num_points, generator=batch.draws.generator)
-        return inverse_losses(
+        rollouts: list[Tensor] = []
+
+        def keeping(*args: Any, **options: Any) -> Tensor:
+            rollouts.append(forward(*args, **options))
+            return rollouts[-1]
+
+        losses = inverse_losses(
             self.model,
             batch.states.to(self._device, non_blocking=True),
             batch.parameters.to(self._device, non_blocking=True),
             task=batch.task,
             dt_B=batch.dt.to(self._device, non_blocking=True),
-            points_P=order[: self._config.training.query_sampling.num_queries].to(self._device),
-            forward=forward,
-            is_inverse=batch.is_inverse,
+            points_P=order[: batch.num_points].to(self._device),
+            forward=keeping,
+            is_inverse=bool(batch.weights),
+            kind=training.reconstruction_loss,
+            lambda_alignment=training.lambda_alignment,
         )
+        weights = dict.fromkeys(losses.keys() - INVERSE_LOSSES, 1.0) | dict(batch.weights)
+        losses = {name: weights[name] * loss for name, loss in losses.items() if name in weights}
+        if batch.prior_weights and self._priors is not None:
+            states_BKLD, priors = rollouts[0], batch.prior_weights
+            losses |= self._priors.losses(self.model, batch, states_BKLD, priors, are_fields=True)
+        return losses
 
     def validate(self) -> dict[str, float]:
         """nRMSE of decoded rollouts per task, whose mean is the `score`, and the autoencoder's floor."""
@@ -155,11 +204,12 @@ class JointStage(Stage):
     def export(self, metrics: dict[str, float]) -> Path:
         """Write `autoencoder.safetensors`, and the simulator that names it, also as the present operator."""
         config = self._config.model_dump(mode="json")
-        save_autoencoder(self.autoencoder_path, self.autoencoder, config=config, report=metrics)
+        data = as_stores(self._data_hashes)
+        save_autoencoder(self.autoencoder_path, self.autoencoder, config=config, report=metrics, data=data)
         digest = hash_tensors(self.autoencoder_path)
         self.model.spec = dataclasses.replace(self.model.spec, autoencoder_sha256=digest)
         for path in (self.path, self.operator_path):
-            save_simulator(path, self.model, config=config, report=metrics)
+            save_simulator(path, self.model, config=config, report=metrics, data=data)
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
@@ -236,7 +286,7 @@ def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]
 
 
 def make_joint_simulator(
-    config: RunConfig, autoencoder_spec: AutoencoderSpec, windows: Mapping[str, TaskWindows]
+    config: RunConfig, autoencoder: Autoencoder, windows: Mapping[str, TaskWindows]
 ) -> Simulator:
     """A new simulator all of whose weights are trained.
 
@@ -245,7 +295,7 @@ def make_joint_simulator(
 
     Args:
         config: Configuration of the run.
-        autoencoder_spec: Of the autoencoder that is made; its weights are drawn at random.
+        autoencoder: A new one, with its basis if it has one.
         windows: Training windows of fields by task.
 
     Returns:
@@ -253,7 +303,6 @@ def make_joint_simulator(
     Raises:
         ConfigError: As `make_spec`.
     """
-    autoencoder = Autoencoder(autoencoder_spec)
     statistics = {name: _latent_statistics(autoencoder, name, some) for name, some in windows.items()}
     spec = make_spec(config, windows, statistics=statistics, autoencoder=autoencoder, autoencoder_sha256=None)
     simulator = Simulator(spec, autoencoder)
@@ -273,7 +322,4 @@ def _latent_statistics(autoencoder: Autoencoder, task: str, windows: TaskWindows
         key: autoencoder.encode(values_BXC, unknown, task=task, array=array).numpy()
         for key, (array, values_BXC) in frames.items()
     }
-    return {
-        key: channel_statistics([latent_BLD], least_std=LEAST_STD_OF_LATENTS)
-        for key, latent_BLD in latents.items()
-    }
+    return {key: latent_statistics([latent_BLD]) for key, latent_BLD in latents.items()}

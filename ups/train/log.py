@@ -26,6 +26,7 @@ _COLUMNS = (
     ("nrmse", "nRMSE of rollouts", "{:.3%}"),
     ("persistence_nrmse", "persistence", "{:.3%}"),
     ("floor_nrmse", "autoencoder floor, nRMSE", "{:.3%}"),
+    ("decoder_condition", "decoder's condition", "{:.3g}"),
 )
 _ROUNDED = "floor_nrmse_"  # then the dtype of latents in a store, as in "floor_nrmse_float16_latents"
 _NOT_TRAINED = (
@@ -111,16 +112,19 @@ class RunLog:
 
 
 def show_report(report: Mapping[str, Any], console: Console) -> None:
-    """Show a stage's report, or those of all stages: errors by task, time, files.
+    """Show a stage's report, or those of all stages and seeds: errors by task, time, files.
 
     Args:
         report: As `run_stage` or `run_all` returns it.
         console: Where to.
     """
+    for seed, inner in report.get("seeds", {}).items():
+        console.print(f"seed {seed}", style="bold", markup=False)
+        show_report(inner, console)
     for stage, inner in report.get("stages", {}).items():
         console.print(f"{stage}", style="bold", markup=False)
         show_report(inner, console)
-    if "stages" in report:
+    if "stages" in report or "seeds" in report:
         _show_paths(report.get("evaluation", {}).values(), console)
         return
     columns = [column for column in (*_COLUMNS, *_rounded(report)) if report.get(column[0])]

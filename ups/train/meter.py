@@ -1,29 +1,33 @@
 """What a run measures of itself: losses, time spent waiting, and the phases until the first step.
 
 Losses are summed on the device, so that no step waits for a number; phases are logged as
-`startup/<phase>_sec`.
+`startup/<phase>_sec`. What steps cost is counted in floating-point operations and in processor time.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.errors import DivergedError
 from ups.train.distributed import ALONE, Ranks
+from ups.train.flops import count_step, shape_of
+from ups.train.stage import Stage
 
 # Step of a loss that was always finite.
 _NEVER = 2**62
 _SECONDS_END = "_sec"
 _SECONDS = "startup/{}" + _SECONDS_END
 TOTAL = "startup/total_startup_time_min"
+FLOPS, PROCESSOR_S = "training/flops", "training/processor_s"
 
 
 class LossMeter:
@@ -87,6 +91,48 @@ def diverged(loss_name: str, step: int) -> DivergedError:
     )
     error.step, error.loss_name = step, loss_name
     return error
+
+
+class Work:
+    """What optimiser steps took: floating-point operations, and processor time.
+
+    Args:
+        stage: Whose steps they are.
+        autocast: Precision of its forward passes.
+        ranks: Who trains together.
+    """
+
+    def __init__(
+        self, stage: Stage, *, autocast: Callable[[], AbstractContextManager[Any]], ranks: Ranks = ALONE
+    ) -> None:
+        self._stage, self._autocast, self._ranks = stage, autocast, ranks
+        self._flops_of: dict[tuple[object, ...], int] = {}
+        self._here = torch.zeros(2, dtype=torch.float64)
+        self._before = torch.zeros(2, dtype=torch.float64)
+
+    @contextmanager
+    def of_step(self) -> Iterator[None]:
+        """Inside, the processor works on a step; so it does where threads of this process prepare batches."""
+        began = time.process_time()
+        yield
+        self._here[1] += time.process_time() - began
+
+    def add(self, batch: Any) -> None:
+        """Count a batch that is trained on; the first one of a shape is computed once more for that."""
+        began, shape = time.process_time(), shape_of(batch)
+        if shape not in self._flops_of:
+            self._flops_of[shape] = count_step(self._stage, batch, autocast=self._autocast)
+        self._here[0] += self._flops_of[shape]
+        self._here[1] -= time.process_time() - began
+
+    def read(self) -> dict[str, float]:
+        """Totals since the beginning of the stage, over all ranks; a collective."""
+        flops, processor_s = (self._before + self._ranks.sum(self._here.clone())).tolist()
+        return {FLOPS: flops, PROCESSOR_S: processor_s}
+
+    def restore(self, totals: Mapping[str, float]) -> None:
+        """Continue from what `read` gave; of a state that says nothing from zero."""
+        self._before = torch.tensor([totals.get(FLOPS, 0.0), totals.get(PROCESSOR_S, 0.0)]).double()
 
 
 class StepClock:

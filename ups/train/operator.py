@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.data.batches import TrainingData, batch_size_of
 from ups.data.on_demand.opening import open_training_windows
@@ -26,9 +28,12 @@ from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecas
 from ups.grid import FIELDS
 from ups.losses import rollout_losses
 from ups.output import Note
+from ups.train.flops import count_flops
 from ups.train.meter import startup_phase
 from ups.train.operator_spec import make_spec, window_parameters
-from ups.train.stage import QUIET_START, Losses, Stage, StageStart
+from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, make_priors
+from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
+from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
 from ups.train.validation import RolloutValidation, mean_over_tasks, open_latent_validation, open_validation
 from ups.trained.autoencoder import Autoencoder, load_autoencoder
 from ups.trained.checkpoint import hash_tensors
@@ -103,6 +108,11 @@ def data_hashes(windows: Mapping[str, TaskWindows]) -> dict[str, str]:
     return {task: some.store.config_hash for task, some in windows.items()}
 
 
+def as_stores(hashes: Mapping[str, str]) -> dict[str, str]:
+    """What a model card says of the training data: hashes of stores by task."""
+    return {task: f"store {config_hash}" for task, config_hash in hashes.items()}
+
+
 def are_of_known_encoder(source: WindowSource) -> bool:
     """Whether all stores of latents say what encoded them; those that are made while training do."""
     return isinstance(source, LiveSource) or all(tells_encoder(some.store) for some in source.tasks.values())
@@ -143,7 +153,8 @@ def make_operator_stage(
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
         simulator = Simulator(spec, autoencoder).to(device)
-    return OperatorStage(config, simulator, data=data, validation=validation, device=device)
+    priors = make_priors(config, spec, windows, note=start.note)
+    return OperatorStage(config, simulator, data=data, validation=validation, device=device, priors=priors)
 
 
 class OperatorStage(Stage):
@@ -155,6 +166,7 @@ class OperatorStage(Stage):
         data: Training windows.
         validation: Trajectories that are rolled out.
         device: Where the model is.
+        priors: Physics priors of decoded states; None for none.
     """
 
     name = STAGE
@@ -168,52 +180,82 @@ class OperatorStage(Stage):
         data: TrainingData[WindowSource],
         validation: RolloutValidation,
         device: torch.device,
+        priors: PhysicsPriors | None = None,
     ) -> None:
         self.model, self._config, self._validation, self._device = model, config, validation, device
+        self._priors = priors
         settings = config.stage(self.name)
         self._data = data
         self.loader = data.loader(config, device, prepare=self._prepare)
         self._data_hashes = data_hashes(data.source.tasks)
         accum_steps = config.training.accum_steps
-        steps_per_epoch = settings.steps_per_epoch or max(1, len(self.loader) // accum_steps)
-        self._num_batches = settings.epochs * steps_per_epoch * accum_steps
+        schedule = Schedule.of(settings, num_batches=len(self.loader), accum_steps=accum_steps)
+        self.curriculum = Curriculum(
+            config.training.horizon, config.operator.curriculum, schedule.total_steps * accum_steps
+        )
         self.path = config.checkpoint.dir / OPERATOR_FILE
 
     def _prepare(self, batch: WindowBatch, number: int) -> WindowBatch:
-        """As long as the curriculum says, with noise, augmented."""
-        num_frames = 1 + min(self.horizon_at(number), batch.states.shape[1] - 1)
-        batch = self._with_noise(dataclasses.replace(batch, states=batch.states[:, :num_frames]))
+        """As long as the curriculum says, with noise, augmented; with what its physics priors take."""
+        batch = self._with_priors(self.curriculum.cut(batch, number), number)
+        return pushed(batch) if self._config.training.pushforward else batch
+
+    def _with_priors(self, batch: WindowBatch, number: int) -> WindowBatch:
+        """With noise, augmented, and with what the physics priors that are due take."""
+        states, batch = batch.states, self._with_noise(batch)
+        weights = self._priors.weights_at(number) if self._priors is not None else {}
+        if not weights:
+            return self._augmented(batch)
+        # Priors hold between the frames themselves: the one without noise moves along, as a last frame.
+        batch = dataclasses.replace(batch, states=torch.cat([batch.states, states[:, :1]], dim=1))
+        batch = self._augmented(batch)
+        moved, clean = batch.states[:, :-1], batch.states[:, -1]
+        return PhysicsBatch(**{**vars(batch), "states": moved}, prior_weights=weights, clean=clean)
+
+    def _augmented(self, batch: WindowBatch) -> WindowBatch:
         if self._config.training.augment:
             task, is_latent = self.model.spec.tasks[batch.task], self.model.spec.states == "latent"
             batch = augment_windows(
-                batch, tokens=task.tokens, periodic=task.grid.periodic, is_latent=is_latent
+                batch,
+                tokens=task.tokens,
+                periodic=task.grid.periodic,
+                is_latent=is_latent,
+                reflects=not has_boundary_values(task.parameters),
             )
         return batch
 
-    def horizon_at(self, number: int) -> int:
-        """Steps of a batch's rollouts: from 1 to `training.horizon` while the curriculum lasts."""
-        longest, share = self._config.training.horizon, self._config.operator.curriculum
-        progress = number / max(1.0, share * self._num_batches)
-        return longest if share == 0 else min(longest, 1 + int(longest * progress))
-
     def losses(self, forward: Callable[..., Tensor], batch: WindowBatch) -> Losses:
         """One-step and rollout errors of normalised states, and whatever else has a weight."""
-        truth_BKLD, given_BLD = self._states(batch)
-        predicted_BKLD = forward(
-            given_BLD,
-            batch.parameters.to(self._device, non_blocking=True),
+        training, (truth_BKLD, given_BLD) = self._config.training, self._states(batch)
+        step = partial(
+            forward,
+            parameters_BP=batch.parameters.to(self._device, non_blocking=True),
             task=batch.task,
             dt_B=batch.dt.to(self._device, non_blocking=True),
-            steps=truth_BKLD.shape[1],
         )
-        training = self._config.training
-        return rollout_losses(
+        before = 0
+        if training.pushforward:
+            before = batch.pushed
+            given_BLD, truth_BKLD = push_forward(step, given_BLD, truth_BKLD, num=before)
+        predicted_BKLD = step(given_BLD, steps=truth_BKLD.shape[1])
+        losses = rollout_losses(
             predicted_BKLD,
             truth_BKLD,
             tokens=self.model.spec.tasks[batch.task].tokens,
+            kind=training.rollout_loss,
             lambda_relative=training.lambda_relative,
             lambda_spectral=training.lambda_spectral,
         )
+        if isinstance(batch, PhysicsBatch) and self._priors is not None:
+            losses |= self._priors.losses(
+                self.model,
+                dataclasses.replace(batch, states=batch.states[:, before:]),
+                predicted_BKLD,
+                batch.prior_weights,
+                are_fields=self.model.spec.states == "fields",
+                clean=None if before else batch.clean,
+            )
+        return losses
 
     def validate(self) -> dict[str, float]:
         """nRMSE of decoded rollouts per task; `score` is their mean.
@@ -229,7 +271,10 @@ class OperatorStage(Stage):
 
     def export(self, metrics: dict[str, float]) -> Path:
         """Write `operator.safetensors`: operator, autoencoder, statistics."""
-        save_simulator(self.path, self.model, config=self._config.model_dump(mode="json"), report=metrics)
+        config = self._config.model_dump(mode="json")
+        save_simulator(
+            self.path, self.model, config=config, report=metrics, data=as_stores(self._data_hashes)
+        )
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
@@ -239,6 +284,17 @@ class OperatorStage(Stage):
     def data_identity(self) -> Mapping[str, Any]:
         """Hashes of the stores by task."""
         return self._data_hashes
+
+    def preparation_flops(self) -> float:
+        """Of encoding every training frame once, where states are latents."""
+        autoencoder = self.model.autoencoder
+        if autoencoder is None or not self.model.spec.is_encoder_known:
+            return 0.0
+        total = 0.0
+        for task, num_frames in self._data.source.num_frames().items():
+            arrays = {FIELDS, self.model.spec.tasks[task].input_array}  # of a steady task both, once a sample
+            total += num_frames * sum(encoding_flops(autoencoder, task, array) for array in arrays)
+        return total
 
     def close(self) -> None:
         """End what makes latents in the background; closing twice is allowed."""
@@ -269,16 +325,9 @@ class OperatorStage(Stage):
         }
 
     def _with_noise(self, batch: WindowBatch) -> WindowBatch:
-        """Noise on the given states, so that rollouts learn to mend what earlier steps did wrong."""
-        task, level = self.model.spec.tasks[batch.task], self._config.operator.noise
-        if not level or task.steady:
-            return batch
-        given = batch.states[:, :1]
-        std = given.new_tensor(task.statistics[FIELDS]["std"])
-        drawn = batch.draws.normal(given.shape[1:]).to(given.device)
-        return dataclasses.replace(
-            batch, states=torch.cat([given + level * std * drawn, batch.states[:, 1:]], dim=1)
-        )
+        task = self.model.spec.tasks[batch.task]
+        level = 0.0 if task.steady else self._config.operator.noise
+        return with_noise(batch, level=level, std=task.statistics[FIELDS]["std"])
 
     def _states(self, batch: WindowBatch) -> tuple[Tensor, Tensor]:
         """Normalised states that are to be predicted, (B, K, L, D), and the one that is given, (B, L, D)."""
@@ -301,6 +350,15 @@ def check_no_inverse_losses(config: RunConfig) -> None:
             kind="inverse_losses_frozen",
             hint="train them with `--stage joint`, or training.use_inverse_losses=false",
         )
+
+
+def encoding_flops(autoencoder: Autoencoder, task: str, array: str) -> int:
+    """Floating-point operations of encoding one frame of an array of a task."""
+    grid, device = autoencoder.spec.tasks[task].grid, autoencoder.normalizer_of(task, FIELDS).std.device
+    frame = torch.zeros(1, *grid.points, dict(grid.channels)[array], device=device)
+    unknown = torch.full((1, len(autoencoder.spec.parameters)), torch.nan, device=device)
+    with torch.no_grad():
+        return count_flops(lambda: autoencoder.encode(frame, unknown, task=task, array=array))
 
 
 def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Autoencoder:

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.run import OperatorConfig
+from ups.config.run import OperatorConfig, SpectralConfig
 from ups.data.fields import StoreFields
 from ups.data.statistics import INPUT, Statistics
 from ups.data.windows import TaskWindows
 from ups.errors import ConfigError, ConfigWarning
 from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
-from ups.models.latent_operator import MAX_AXES, SIZES, OperatorSize
+from ups.models.operator_size import NORMALISED, SIZES, OperatorSize
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import SimulatedTask, SimulatorSpec, TaskSpec
 
@@ -53,7 +53,7 @@ def make_spec(
         is_encoder_known: Whether it made the latents, as `operator_states.are_of_known_encoder` says.
 
     Raises:
-        ConfigError: If the sizes don't fit the grids, or a grid has more axes than the operator.
+        ConfigError: If the sizes don't fit the grids.
     """
     known = {
         name: _of_fields(some) if autoencoder is None else autoencoder.spec.tasks[name]
@@ -72,7 +72,7 @@ def make_spec(
         state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
         patch_size=config.encoder.patch_size if autoencoder is None else None,
         time_stride=config.training.stride,
-        operator={**vars(size), "depths": list(size.depths)},
+        operator=size.to_json(),
         autoencoder_sha256=autoencoder_sha256 if is_encoder_known else None,
         is_encoder_known=is_encoder_known,
     )
@@ -85,13 +85,6 @@ def _simulated(
     statistics: Mapping[str, Statistics],
     autoencoder: Autoencoder | None,
 ) -> SimulatedTask:
-    if known.grid.ndim > MAX_AXES:
-        raise ConfigError(
-            f"the operator can't advance {known.grid.ndim} axes",
-            kind="num_axes",
-            path=windows.store.path,
-            expected=f"at most {MAX_AXES}",
-        )
     ranges = windows.parameter_ranges()
     if autoencoder is not None:
         _check_shape(windows, autoencoder)
@@ -161,7 +154,8 @@ def operator_size(config: OperatorConfig) -> OperatorSize:
     """Architecture of the operator.
 
     Raises:
-        ConfigError: If heads don't divide the channels, or a stack has several levels.
+        ConfigError: Kind "mixers" if there are more or fewer of them than levels, "num_heads" if heads don't
+            divide the channels, "architecture" if a stack has several levels.
     """
     pdet = config.pdet
     changed: dict[str, Any] = {
@@ -169,7 +163,25 @@ def operator_size(config: OperatorConfig) -> OperatorSize:
     }
     if pdet.depth is not None:
         changed["depths"] = (pdet.depth,)
+    changed |= {
+        "mixers": (config.mixer,) if isinstance(config.mixer, str) else config.mixer,
+        "modes": config.spectral.modes,
+        "padding": config.spectral.padding,
+        "has_norm": config.spectral.norm == "layer",
+    }
     size = dataclasses.replace(SIZES[config.size], **changed)
+    _check_levels(config, size)
+    if _has_attention(size) and size.width % size.num_heads:
+        raise ConfigError(
+            f"operator.pdet.hidden_dim = {size.width}",
+            kind="num_heads",
+            expected=f"a multiple of operator.pdet.num_heads = {size.num_heads}",
+        )
+    _warn_of_no_effect(config, size)
+    return size
+
+
+def _check_levels(config: OperatorConfig, size: OperatorSize) -> None:
     if config.architecture_type == "pdet_stack" and len(size.depths) != 1:
         raise ConfigError(
             "operator.architecture_type = pdet_stack",
@@ -177,20 +189,31 @@ def operator_size(config: OperatorConfig) -> OperatorSize:
             expected="one level: operator.pdet.depth",
             found=f"depths {list(size.depths)}",
         )
-    if size.width % size.num_heads:
+    if not isinstance(config.mixer, str) and len(size.mixers) != len(size.depths):
         raise ConfigError(
-            f"operator.pdet.hidden_dim = {size.width}",
-            kind="num_heads",
-            expected=f"a multiple of operator.pdet.num_heads = {size.num_heads}",
+            f"operator.mixer = {list(size.mixers)}",
+            kind="mixers",
+            expected=f"one for each of {len(size.depths)} levels, depths {list(size.depths)}",
+            found=len(size.mixers),
+            hint="name one mixer for all levels, or change operator.pdet.depths",
         )
-    _warn_of_no_effect(config)
-    return size
 
 
-def _warn_of_no_effect(config: OperatorConfig) -> None:
+def _has_attention(size: OperatorSize) -> bool:
+    return any(mixer in NORMALISED for mixer in size.mixers)
+
+
+def _warn_of_no_effect(config: OperatorConfig, size: OperatorSize) -> None:
+    reasons = {}
     if config.pdet.group_size is not None:
-        reason = "layers are normalised over all channels"
-        warnings.warn(f"operator.pdet.group_size has no effect: {reason}", ConfigWarning, stacklevel=3)
+        reasons["pdet.group_size"] = "layers are normalised over all channels"
     if not config.pdet.qk_norm:
-        reason = "queries and keys are always normalised"
-        warnings.warn(f"operator.pdet.qk_norm has no effect: {reason}", ConfigWarning, stacklevel=3)
+        reasons["pdet.qk_norm"] = "queries and keys are always normalised"
+    if not _has_attention(size):
+        for key in ("num_heads", "window_size", "mlp_ratio", "dropout"):
+            if getattr(config.pdet, key) is not None:
+                reasons[f"pdet.{key}"] = f"operator.mixer = {config.mixer} has no attention"
+    if set(size.mixers) == {"attention"} and config.spectral != SpectralConfig():
+        reasons["spectral"] = "operator.mixer = attention has no Fourier modes"
+    for key, reason in reasons.items():
+        warnings.warn(f"operator.{key} has no effect: {reason}", ConfigWarning, stacklevel=3)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.errors import ConfigError, needs
+from ups.errors import CheckpointError, ConfigError, needs
 from ups.optim import check_optimizer
 from ups.output import Note
+from ups.train.budget import within_budget
 from ups.train.distributed import joined_ranks
 from ups.train.interrupt import before_steps
 from ups.train.meter import StartupClock, measuring
@@ -20,6 +21,7 @@ from ups.train.sinks import import_wandb
 from ups.train.stage import StageStart, make_stage
 from ups.train.state import SavedState, state_path
 from ups.train.trainer import Trainer
+from ups.train.untrained import is_untrained, run_untrained
 
 with needs("train"):
     from pydantic import BaseModel
@@ -47,11 +49,16 @@ _SWITCHED_BY = {
     "amp_dtype": "amp",
     "compile_mode": "compile",
     "inverse_loss_frequency": "use_inverse_losses",
+    "lambda_alignment": "use_inverse_losses",
+    "inverse_loss_warmup_epochs": "use_inverse_losses",
+    "inverse_loss_max_weight": "use_inverse_losses",
+    "lambda_inv_enc": "use_inverse_losses",
+    "lambda_inv_dec": "use_inverse_losses",
 }
 # How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
 _READ_BY_OPERATOR = {
     "operator": ("noise", "curriculum"),
-    "training": ("lambda_relative", "lambda_spectral"),
+    "training": ("lambda_relative", "lambda_spectral", "rollout_loss", "pushforward"),
 }
 
 
@@ -76,9 +83,9 @@ def run_stage(
 
     Returns:
         The stage's report, with `steps`, and how many of them were made before, `resumed_at`; `best_step`,
-        after which the exported weights were, 0 if training didn't make them better; `start_score`, the
-        validation error before the first step, None if that wasn't finite; `seconds` and `cpu_seconds` of
-        this call, `data_wait_share` and the metrics `startup/...`.
+        after which the exported weights were, 0 if training didn't make them better, None if there was
+        nothing to train; `start_score`, the validation error before the first step, None if that wasn't
+        finite; `seconds` and `cpu_seconds` of this call, `data_wait_share` and the metrics `startup/...`.
 
     Raises:
         UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost.
@@ -102,29 +109,57 @@ def run_stage(
         for text in unused_settings(config, name) if ranks.is_first else ():
             note(f"warning: {text}")
         saved = state_path(config, name)
+        with clock.phase("budget"), before_steps(name, saved, restart=restart):
+            config = within_budget(
+                name, config, device=device, ranks=ranks, is_continued=not restart, note=note
+            )
         expected = StageStart(note) if restart else _continuing(saved, config, name, note=note)
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from
-        with clock.phase("trainer"), before_steps(name, saved, restart=restart):
-            trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
-        resumed_at = trainer.step
-        report = trainer.fit()
-    start_score = trainer.best_weights.start
+        if is_untrained(stage):
+            report = run_untrained(stage, config, ranks=ranks, note=note)
+        else:
+            with clock.phase("trainer"), before_steps(name, saved, restart=restart):
+                trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
+            report = _train(trainer)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     return {
         **report,
         "stage": name,
+        "ranks": ranks.world_size,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+    }
+
+
+def _train(trainer: Trainer) -> dict[str, Any]:
+    """The stage's report, and how far training came."""
+    resumed_at = trainer.step
+    report = trainer.fit()
+    start_score = trainer.best_weights.start
+    return {
+        **report,
         "steps": trainer.step,
         "resumed_at": resumed_at,
         "best_step": trainer.best_weights.step,
         "start_score": start_score if start_score is not None and math.isfinite(start_score) else None,
-        "ranks": ranks.world_size,
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
         "data_wait_share": trainer.stopwatch.data_wait_share,
         "startup": trainer.startup_metrics,
     }
+
+
+def train_unless_valid(
+    name: str, config: RunConfig, *, note: Note, restart: bool, **options: Any
+) -> dict[str, Any]:
+    """As `run_stage`; a state of another configuration, other data or an earlier version is left behind."""
+    try:
+        return run_stage(name, config, note=note, restart=restart, **options)
+    except CheckpointError as error:
+        if error.kind not in ("other_config", "other_data", "too_old"):
+            raise
+        note(f"stage {name} is trained again: {error.problem}")
+    return run_stage(name, config, note=note, restart=True, **options)
 
 
 def _continuing(path: Path, config: RunConfig, stage: str, *, note: Note) -> StageStart:
@@ -154,8 +189,14 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
         for section, names in _READ_BY_OPERATOR.items():
             for name in _changed(getattr(config, section), names):
                 yield f"{section}.{name} has no effect in stage joint: stage operator reads it"
-    if stage == "operator" and config.operator.curriculum and config.training.horizon == 1:
-        yield "operator.curriculum has no effect: training.horizon is 1"
+    if stage == "operator" and config.training.horizon == 1:
+        if config.operator.curriculum:
+            yield "operator.curriculum has no effect: training.horizon is 1"
+        if config.training.pushforward:
+            yield "training.pushforward has no effect: training.horizon is 1"
+    if stage == "autoencoder" and not config.encoder.residual:
+        for name in _changed(config.training, ("reconstruction_loss",)):
+            yield f"training.{name} has no effect: encoder.residual is off, so nothing is trained"
 
 
 def unused_in_one_stage(config: RunConfig) -> Iterator[str]:
@@ -166,7 +207,7 @@ def unused_in_one_stage(config: RunConfig) -> Iterator[str]:
 
 def unused_in_all_stages(config: RunConfig) -> Iterator[str]:
     """As `unused_settings`, for what the evaluation at the end of `--stage all` reads."""
-    for name in ("baseline_seconds", "baseline_samples"):
+    for name in ("baseline_flops", "baseline_samples", "baseline_seconds"):
         if getattr(config.evaluation, name) is not None and not config.evaluation.enabled:
             yield f"evaluation.{name} has no effect: evaluation.enabled is off"
 

@@ -24,7 +24,7 @@ from ups_store.printable import json_text
 
 Record = Mapping[str, Any]
 
-_NO_METRICS = ("event", "stage", "time", "step", "config", "global_batch_size")
+_NO_METRICS = ("event", "stage", "time", "step", "config", "global_batch_size", "preparation_flops")
 _LIBRARY = "libnvidia-ml.so.1"  # comes with the driver
 _SECONDS_BETWEEN_LOOKS = 1.0  # NVML's own period is between 1/6 s and 1 s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.config import RunConfig, TrainingConfig
+from ups.config import RunConfig, StageConfig, TrainingConfig
 from ups.data.batches import Loader
 from ups.device import compiled_or_eager
 from ups.errors import ConfigError, did_you_mean
 from ups.output import Note, discard
+from ups.train.rollout_batches import Curriculum
 
 Losses = dict[str, Tensor]
 
@@ -25,6 +27,9 @@ STAGES = {
     "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
     "joint": ("ups.train.joint", "make_joint_stage"),
     "operator": ("ups.train.operator", "make_operator_stage"),
+    "fno": ("ups.train.baseline", "make_fno_stage"),
+    "unet": ("ups.train.baseline", "make_unet_stage"),
+    "fno_neuraloperator": ("ups.train.baseline", "make_neuraloperator_stage"),
 }
 ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.train.all_stages`
 
@@ -59,11 +64,13 @@ class Stage(ABC):
         name: As in the configuration.
         model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
         loader: Training batches, a pass at a time; each a function of the seed and its number alone.
+        curriculum: How long the rollouts of its batches are.
     """
 
     name: str
     model: nn.Module
     loader: Loader
+    curriculum = Curriculum()
 
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
@@ -100,6 +107,10 @@ class Stage(ABC):
     def restore(self, values: Mapping[str, Any]) -> None:  # noqa: B027
         """Take what `state` gave."""
 
+    def preparation_flops(self) -> float:
+        """Floating-point operations that making its data took once, such as encoding all frames."""
+        return 0.0
+
     def close(self) -> None:  # noqa: B027
         """End what works for its data in the background, and with it a batch that waits for that.
 
@@ -124,6 +135,40 @@ def make_stage(
     module, function = STAGES[name]
     stage: Stage = getattr(import_module(module), function)(config, device=device, start=start)
     return stage
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a stage is trained.
+
+    Attributes:
+        steps_per_epoch: Optimiser steps from one validation to the next; the last epoch may have fewer.
+        total_steps: Optimiser steps in all.
+    """
+
+    steps_per_epoch: int
+    total_steps: int
+
+    @classmethod
+    def of(cls, settings: StageConfig, *, num_batches: int, accum_steps: int) -> Schedule:
+        """What a stage's settings say.
+
+        Args:
+            settings: Of the stage.
+            num_batches: Batches of a pass over its data.
+            accum_steps: Batches of an optimiser step.
+        """
+        whole_pass = max(1, num_batches // accum_steps)
+        if settings.steps is not None:
+            share = math.ceil(settings.steps / max(1, settings.epochs))
+            return cls(min(settings.steps_per_epoch or share, settings.steps), settings.steps)
+        steps_per_epoch = settings.steps_per_epoch or whole_pass
+        return cls(steps_per_epoch, steps_per_epoch * settings.epochs)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs in all, the last one perhaps shorter."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
 
 
 def forward_of(model: nn.Module, config: TrainingConfig, *, note: Note) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ups.config import RunConfig
 from ups.config.loading import with_present_names
+from ups.config.run import BASELINES
 from ups.errors import CheckpointError, ConfigError
 from ups.optim import AveragedWeights
 from ups.train.distributed import ALONE, Ranks
@@ -41,6 +42,7 @@ POSITION = frozenset(
         "bad_epochs",
     }
 )
+_POSITION_SINCE = frozenset({"work"})  # later than others: a state without them is continued all the same
 
 
 def save_state(
@@ -65,13 +67,13 @@ def save_state(
         scaler: Scaler of fp16 gradients.
         config: Configuration of the run.
         data_identity: What the run is trained on; JSON values.
-        position: Where the run is; JSON values by the names in `POSITION`.
+        position: Where the run is; JSON values by the names in `POSITION` and `_POSITION_SINCE`.
         ranks: Who trains together.
 
     Raises:
         OutputError: The old state is still there.
     """
-    assert position.keys() == POSITION
+    assert position.keys() == POSITION | _POSITION_SINCE
     rng = {"rng.cpu": ranks.gather(torch.get_rng_state())}
     if torch.cuda.is_available():
         rng["rng.cuda"] = ranks.gather(torch.cuda.get_rng_state())
@@ -170,6 +172,7 @@ _FREE_KEYS = (
     "checkpoint.",
     "logging.",
     "evaluation.",
+    "ttc.",
     "reading.",
     "cache.dir",
     "cache.codec",
@@ -192,6 +195,13 @@ _FREE_KEYS = (
     "latent.pin_memory",
 )
 
+# Of the sections of other models, what the baselines' stages read.
+_SHARED_BY_BASELINES = (
+    *("operator.curriculum", "operator.val_trajectories"),
+    *("baselines.horizon", "baselines.curriculum", "baselines.noise"),
+)
+_OTHER_MODELS = ("operator.", "latent.", "encoder.", "decoder.", "baselines.")
+
 # Settings of the operator and of the encoder's use, which an autoencoder's training doesn't look at.
 _FREE_KEYS_OF_STAGE = {
     "autoencoder": (
@@ -206,7 +216,9 @@ _FREE_KEYS_OF_STAGE = {
         "training.horizon",
         "training.lambda_",
         "training.use_inverse_losses",
-        "training.inverse_loss_frequency",
+        "training.inverse_loss_",
+        "training.physics_priors.",
+        "laws.",
         "training.allow_unknown_encoder",
         "training.cache_mode",
     ),
@@ -324,6 +336,10 @@ def _check_same(
 
 def _matters(key: str, stage: str) -> bool:
     of_other_stage = key.startswith("stages.") and not key.startswith(f"stages.{stage}.")
+    if stage in BASELINES and key.startswith(_OTHER_MODELS):
+        return key.startswith((*_SHARED_BY_BASELINES, f"baselines.{stage}."))
+    if key.startswith("baselines."):
+        return False
     is_batch = key.endswith(("batch_size", "global_batch_size")) and key.startswith("stages.")
     return not (of_other_stage or is_batch or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from ups.train.best import BestWeights
 from ups.train.distributed import ALONE, Agreement, ParallelLosses, Ranks
 from ups.train.interrupt import SAME_COMMAND, StopRequest, stop_on_signals
 from ups.train.log import RunLog
-from ups.train.meter import LossMeter, StartupClock, StepClock, diverged
+from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
 from ups.train.sinks import GpuWatch, open_sinks
-from ups.train.stage import Stage, forward_of
+from ups.train.stage import Schedule, Stage, forward_of
 from ups.train.state import SavedState, check_batch, check_shared, load_state, save_state, state_path
 
 
@@ -57,23 +58,25 @@ class Trainer:
     ) -> None:
         self.stage, self.config, self.device, self.ranks = stage, config, device, ranks
         self.settings = config.stage(stage.name)
-        self.steps_per_epoch = self.settings.steps_per_epoch or max(
-            1, len(stage.loader) // config.training.accum_steps
+        self.schedule = Schedule.of(
+            self.settings, num_batches=len(stage.loader), accum_steps=config.training.accum_steps
         )
-        self.total_steps = self.steps_per_epoch * self.settings.epochs
+        self.steps_per_epoch, self.total_steps = self.schedule.steps_per_epoch, self.schedule.total_steps
         assert self.settings.optimizer.lr is not None
         self.optimizer = make_optimizer(stage.model.named_parameters(), self.settings.optimizer)
         self.learning_rate = LearningRate(
             self.settings.scheduler,
             peak=self.settings.optimizer.lr,
             steps_per_epoch=self.steps_per_epoch,
-            epochs=self.settings.epochs,
+            total_steps=self.total_steps,
         )
         decay = self.settings.ema_decay
         self.averaged = AveragedWeights(stage.model, decay=decay) if decay else None
         uses_fp16 = config.training.amp and config.training.amp_dtype == "float16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=uses_fp16)
         self.meter, self.stopwatch, self.gpu = LossMeter(ranks), StepClock(), GpuWatch(device)
+        self._autocast = autocast_of(config, device)
+        self.work = Work(stage, autocast=self._autocast, ranks=ranks)
         self.startup, self.startup_metrics = startup or StartupClock(), dict[str, float]()
         self.step = 0
         self.wandb_id: str | None = None
@@ -98,8 +101,9 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are over."""
-        return self.step // self.steps_per_epoch
+        """Epochs that are over, the last one perhaps shorter."""
+        is_over = self.step == self.total_steps
+        return self.schedule.epochs if is_over else self.step // self.steps_per_epoch
 
     def train_step(self, *, is_stopping: Callable[[], bool] | None = None) -> None:
         """One optimiser step: gradients of `accum_steps` batches, clipped, applied, averaged.
@@ -110,6 +114,10 @@ class Trainer:
         Raises:
             WaitEndedError: If it was given up.
         """
+        with self.work.of_step():
+            self._train_step(is_stopping)
+
+    def _train_step(self, is_stopping: Callable[[], bool] | None) -> None:
         accum_steps = self.config.training.accum_steps
         self.stage.model.train()
         for group in self.optimizer.param_groups:
@@ -126,6 +134,7 @@ class Trainer:
                 self.scaler.scale(total / accum_steps).backward()
             self.meter.add(losses, step=self.step + 1, share=share)
             self.stopwatch.count(batch.num_rows)
+            self.work.add(batch)
         self.scaler.unscale_(self.optimizer)
         if self.settings.grad_clip is not None:
             nn.utils.clip_grad_norm_(self.stage.model.parameters(), self.settings.grad_clip)
@@ -135,6 +144,10 @@ class Trainer:
         if self.averaged is not None:
             self.averaged.update()
         self.step += 1
+
+    def seek(self, step: int) -> None:
+        """Go to a step without training up to it, as a measurement does."""
+        self.step, self._batches = step, None
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, from wherever the run is, and report on what was exported.
@@ -153,6 +166,7 @@ class Trainer:
                 step=self.step,
                 config=self.config.model_dump(mode="json"),
                 global_batch_size=self.stage.loader.order.global_batch_size,
+                preparation_flops=self.stage.preparation_flops() if self.ranks.is_first else 0.0,
             )
             log.note(_sizes(self.stage.model, self.total_steps, self.ranks, resumed_at=self.step))
             try:
@@ -166,6 +180,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write the state that `fit` continues from; a collective."""
+        work = self.work.read()
         save_state(
             self.state_path,
             model=self.stage.model,
@@ -181,6 +196,7 @@ class Trainer:
                 "learning_rate": self.learning_rate.state(),
                 "wandb_id": self.wandb_id,
                 "stage": dict(self.stage.state()),
+                "work": work,
             },
             ranks=self.ranks,
         )
@@ -209,7 +225,7 @@ class Trainer:
         """Steps to the end of the present epoch, then validation."""
         began, every = time.perf_counter(), self.config.training.log_every
         interval = self.config.checkpoint.interval
-        end, logged = (self.epoch + 1) * self.steps_per_epoch, self.step
+        end, logged = min((self.epoch + 1) * self.steps_per_epoch, self.total_steps), self.step
         # Ranks have to stop after the same step: one alone can't give up.
         is_stopping = (lambda: stop.number > 0) if self.ranks.world_size == 1 else None
         while self.step < end:
@@ -234,12 +250,18 @@ class Trainer:
         metrics = self._validate()
         seconds = time.perf_counter() - began
         self.save()
+        work = self.work.read()
         self.log.record(
-            "epoch", step=self.step, epoch=self.epoch, **metrics, **{"training/epoch_time_sec": seconds}
+            "epoch",
+            step=self.step,
+            epoch=self.epoch,
+            **metrics,
+            **work,
+            **{"training/epoch_time_sec": seconds},
         )
         shown = {"loss": sum(losses.values()), "nrmse": metrics["score"], "best": self.best_weights.score}
         shown["s"] = seconds
-        self.log.epoch(self.epoch, self.settings.epochs, shown)
+        self.log.epoch(self.epoch, self.schedule.epochs, shown)
         self.stopwatch.skip()
         number = agreement(stop.number)
         if number and self.step < self.total_steps:
@@ -257,9 +279,9 @@ class Trainer:
         return metrics
 
     def _log_losses(self) -> dict[str, float]:
-        losses = self.meter.read()
+        losses, work = self.meter.read(), self.work.read()
         rates, lr = self.stopwatch.read(), self.optimizer.param_groups[0]["lr"]
-        self.log.losses(losses, step=self.step, lr=lr, rates={**rates, **self.gpu.read()})
+        self.log.losses(losses, step=self.step, lr=lr, rates={**rates, **work, **self.gpu.read()})
         return losses
 
     def _started(self, *, seconds: float) -> None:
@@ -283,10 +305,6 @@ class Trainer:
     def _is_patience_over(self) -> bool:
         return self.settings.patience is not None and self.best_weights.bad_epochs >= self.settings.patience
 
-    def _autocast(self) -> torch.autocast:
-        training = self.config.training
-        return torch.autocast(self.device.type, getattr(torch, training.amp_dtype), enabled=training.amp)
-
     def _restore(self) -> None:
         position = load_state(
             self.state_path,
@@ -304,7 +322,15 @@ class Trainer:
         self.step, self.wandb_id = position["step"], position["wandb_id"]
         self.best_weights.restore(position)
         self.learning_rate.restore(position["learning_rate"])
+        self.work.restore(position.get("work", {}))
         self.stage.restore(position["stage"])
+
+
+def autocast_of(config: RunConfig, device: torch.device) -> Callable[[], torch.autocast]:
+    """What forward passes are made in, with the precision of `training.amp`."""
+    training = config.training
+    dtype = getattr(torch, training.amp_dtype)
+    return partial(torch.autocast, device.type, dtype, enabled=training.amp)
 
 
 def _sizes(model: nn.Module, total_steps: int, ranks: Ranks, *, resumed_at: int) -> str:

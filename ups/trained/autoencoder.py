@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ups.grid import FIELDS
+from ups.grid import FIELDS, GridSpec
 from ups.models.any_point_decoder import AnyPointDecoder
 from ups.models.grid_encoder import GridEncoder
 from ups.nn.layers import Condition
@@ -38,12 +38,18 @@ class Autoencoder(nn.Module):
                 "latent_dim": spec.latent_dim,
                 "num_tasks": len(spec.tasks_on(grid)),
                 "num_parameters": len(spec.parameters),
+                **spec.linear_part,
             }
             self.encoder[grid.name] = GridEncoder(grid, **{**common, **spec.encoder})
             self.decoder[grid.name] = AnyPointDecoder(grid, **{**common, **spec.decoder})
         for name, task in spec.tasks.items():
             for array in task.grid.arrays:
                 self.normalizer[f"{name}/{array}"] = Normalizer(**task.statistics[array])
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is; without a network there are no parameters to ask."""
+        return next(self.buffers()).device
 
     def encode(self, values_BXC: Tensor, parameters: Tensor, *, task: str, array: str = FIELDS) -> Tensor:
         """Encode frames in physical units.
@@ -77,6 +83,14 @@ class Autoencoder(nn.Module):
         """Encode, and decode at points: (B, X..., C) to (B, P, C)."""
         tokens_BLD = self.encode(values_BXC, parameters, task=task, array=array)
         return self.decode(tokens_BLD, query, parameters, task=task, array=array)
+
+    def encoder_of(self, grid: GridSpec) -> GridEncoder:
+        """The encoder of the tasks on a grid."""
+        return cast(GridEncoder, self.encoder[grid.name])
+
+    def decoder_of(self, grid: GridSpec) -> AnyPointDecoder:
+        """The decoder of the tasks on a grid."""
+        return cast(AnyPointDecoder, self.decoder[grid.name])
 
     def normalizer_of(self, task: str, array: str) -> Normalizer:
         """Shift and scale of one array of one task."""
@@ -114,13 +128,26 @@ class Normalizer(nn.Module):
 
 
 def save_autoencoder(
-    path: str | os.PathLike[str], model: Autoencoder, *, config: Mapping[str, Any], report: Mapping[str, Any]
+    path: str | os.PathLike[str],
+    model: Autoencoder,
+    *,
+    config: Mapping[str, Any],
+    report: Mapping[str, Any],
+    data: Mapping[str, str] | None = None,
 ) -> None:
     """Write weights, specification with statistics, the run's configuration and its report.
 
     Tensors are named `encoder.<grid>...` and `decoder.<grid>...`.
+
+    Args:
+        path: Where the file goes; its model card goes beside it.
+        model: To be written.
+        config: Of the run.
+        report: Validation errors by name.
+        data: What training data were, by task, such as the hash of a store.
     """
     document = {"spec": model.spec.to_json(), "config": dict(config), "report": dict(report)}
+    document["data"] = dict(data or {})
     save_checkpoint(path, model.state_dict(), kind=AUTOENCODER, document=document)
 
 

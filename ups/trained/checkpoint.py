@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.errors import CheckpointError
-from ups.output import write_atomically
+from ups.errors import CheckpointError, OutputError
+from ups.output import write_atomically, write_together
+from ups.trained.card import KINDS, card_path, model_card
 from ups_store.system.paths import check_local
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def save_checkpoint(
 ) -> None:
     """Write tensors and a JSON document; the file appears whole, or the old one stays.
 
+    An exported model (a kind of `ups.trained.card.KINDS`) gets its card beside it, together with the file.
+
     Args:
         path: Where it goes; the folder is made if missing.
         tensors: By name; copied to the CPU. Two names may share memory.
@@ -59,9 +62,39 @@ def save_checkpoint(
     check_local(path)
     path = Path(path)
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    ours = {"version": CHECKPOINT_VERSION, "kind": kind, _DIGEST_KEY: _digest(own)}
+    digest = _digest(own)
+    ours = {"version": CHECKPOINT_VERSION, "kind": kind, _DIGEST_KEY: digest}
     header = json.dumps({**ours, "document": dict(document)})
-    write_atomically(path, save(own, metadata={_METADATA_KEY: header}))
+    files = {path: save(own, metadata={_METADATA_KEY: header})}
+    if kind in KINDS:
+        num_weights = sum(tensor.numel() for tensor in own.values())
+        files[card_path(path)] = _card(path, kind, document, digest, num_weights)
+    try:
+        write_together(files)
+    except OSError as error:
+        raise OutputError.of(error, path) from error
+
+
+def write_card(path: str | os.PathLike[str], *, kind: str) -> None:
+    """Write the card of a checkpoint that is there, such as one with a new name.
+
+    Raises:
+        CheckpointError: As `read_document`.
+        OutputError: If it can't be written.
+    """
+    path = Path(path)
+    ours = _read_ours(path, kind=kind)
+    header, _ = _read_header(path)
+    shapes = (entry["shape"] for name, entry in header.items() if name != "__metadata__")
+    num_weights = sum(map(math.prod, shapes))
+    write_atomically(
+        card_path(path), _card(path, kind, ours["document"], str(ours.get(_DIGEST_KEY)), num_weights)
+    )
+
+
+def _card(path: Path, kind: str, document: Mapping[str, Any], digest: str, num_weights: int) -> bytes:
+    text = model_card(path.name, kind=kind, document=document, digest=digest, num_weights=num_weights)
+    return text.encode()
 
 
 def load_checkpoint(

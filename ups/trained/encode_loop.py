@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ups.conditions import condition_of
 from ups.errors import CheckpointError
 from ups.grid import FIELDS, latent_of
 from ups.output import Note
@@ -189,7 +190,8 @@ class BatchEncoder:
         values = batch[array] if array == FIELDS else batch[array][:, None]
         cut = MicroBatches(values.shape[1], largest=self.micro_batch)
         out = np.empty((*values.shape[:2], *self.encoder.latent_shape), np.float32)
-        parameters = {name: batch[name] for name in self.encoder.spec.parameters if name in batch}
+        found = {name: condition_of(name, batch) for name in self.encoder.spec.parameters}
+        parameters = {name: column for name, column in found.items() if column is not None}
         assert self._lanes is not None
         for rows, places in cut.places(samples):
             given = _laid_out(parameters, rows, places, cut.num_samples)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ups.conditions import condition_of
 from ups.errors import ShapeError
 from ups.grid import FIELDS, latent_of
 from ups.trained.checkpoint import hash_tensors, read_document
@@ -224,6 +225,7 @@ class LatentEncoder:
         import torch
 
         missing = np.full(num_samples, np.nan)
-        columns = [np.asarray(batch.get(name, missing), np.float32) for name in self.spec.parameters]
+        found = [condition_of(name, batch) for name in self.spec.parameters]
+        columns = [np.asarray(missing if each is None else each, np.float32) for each in found]
         table = np.stack(columns, axis=1) if columns else np.zeros((num_samples, 0), np.float32)
         return torch.from_numpy(table)

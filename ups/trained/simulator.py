@@ -20,7 +20,8 @@ from ups.device import free_bytes
 from ups.errors import ConfigError, ShapeError
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
-from ups.models.latent_operator import LatentOperator, OperatorSize
+from ups.models.latent_operator import LatentOperator
+from ups.models.operator_size import OperatorSize, token_axes
 from ups.nn.layers import Condition, patchify, unpatchify
 from ups.trained.autoencoder import Autoencoder, Normalizer
 from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
@@ -56,10 +57,12 @@ class Simulator(nn.Module):
         self.autoencoder = autoencoder
         if autoencoder is not None:
             autoencoder.requires_grad_(False).eval()
-        size = OperatorSize(**{**spec.operator, "depths": tuple(spec.operator["depths"])})
-        num_tasks, num_parameters = len(spec.tasks), len(spec.parameters)
         self.operator = LatentOperator(
-            spec.state_dim, num_tasks=num_tasks, num_parameters=num_parameters, size=size
+            spec.state_dim,
+            num_tasks=len(spec.tasks),
+            num_parameters=len(spec.parameters),
+            size=OperatorSize.from_json(spec.operator),
+            axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )
         self.normalizer, self.queries = nn.ModuleDict(), nn.Module()
         for name, task in spec.tasks.items():
@@ -229,14 +232,24 @@ def save_simulator(
     *,
     config: Mapping[str, Any],
     report: Mapping[str, Any],
+    data: Mapping[str, str] | None = None,
 ) -> None:
-    """Write weights of operator and autoencoder, specifications, the run's configuration and its report."""
+    """Write weights of operator and autoencoder, specifications, the run's configuration and its report.
+
+    Args:
+        path: Where the file goes; its model card goes beside it.
+        simulator: To be written.
+        config: Of the run.
+        report: Validation errors by name.
+        data: What training data were, by task, such as the hash of a store.
+    """
     autoencoder = simulator.autoencoder
     document = {
         "spec": simulator.spec.to_json(),
         "autoencoder": None if autoencoder is None else {"spec": autoencoder.spec.to_json()},
         "config": dict(config),
         "report": dict(report),
+        "data": dict(data or {}),
     }
     save_checkpoint(path, simulator.state_dict(), kind=OPERATOR, document=document)
 

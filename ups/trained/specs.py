@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ups.errors import CheckpointError, ConfigError
-from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid
+from ups.grid import FIELDS, PERIODIC, GridSpec, TokenGrid, cut_grid
 
 AUTOENCODER = "autoencoder"  # kind of checkpoint
 AUTOENCODER_FILE = "autoencoder.safetensors"
@@ -54,7 +54,8 @@ class AutoencoderSpec:
         latent_dim: D.
         num_tokens: L.
         patch_size: Points of a patch along each axis.
-        encoder: `width`, `depth` and `num_heads` of the encoders.
+        encoder: `width`, `depth` and `num_heads` of the encoders; `basis`, `residual` and `isometry` of
+            encoders and decoders, which files of earlier versions lack.
         decoder: `width`, `depth`, `num_heads` and `radius` of the decoders.
     """
 
@@ -63,12 +64,19 @@ class AutoencoderSpec:
     latent_dim: int
     num_tokens: int
     patch_size: int
-    encoder: Mapping[str, int]
+    encoder: Mapping[str, Any]
     decoder: Mapping[str, int]
 
     def cut(self, grid: GridSpec) -> TokenGrid:
         """Patches and tokens of a grid."""
         return cut_grid(grid, patch_size=self.patch_size, num_tokens=self.num_tokens)
+
+    @property
+    def linear_part(self) -> dict[str, Any]:
+        """What encoders and decoders have besides their networks; of earlier versions nothing."""
+        return {
+            name: self.encoder[name] for name in ("basis", "residual", "isometry") if name in self.encoder
+        }
 
     def tasks_on(self, grid: GridSpec) -> list[str]:
         """Names of the tasks on a grid, sorted; their places are the numbers in `Condition.task`."""
@@ -148,6 +156,11 @@ class SimulatedTask:
     statistics: Mapping[str, Mapping[str, list[float]]]
 
     @property
+    def is_periodic(self) -> tuple[bool, ...]:
+        """Whether each axis is."""
+        return tuple(kind == PERIODIC for kind in self.boundary)
+
+    @property
     def input_array(self) -> str:
         """The array that a rollout starts from: "fields", or the constant field of a steady task."""
         return next(name for name in self.grid.arrays if name != FIELDS) if self.steady else FIELDS
@@ -178,7 +191,7 @@ class SimulatorSpec:
         state_dim: D, channels of a token of the state.
         patch_size: Points of a patch along each axis, where states are patches of fields.
         time_stride: Stored time steps from one step of the operator to the next in training.
-        operator: Fields of `ups.models.latent_operator.OperatorSize`.
+        operator: Fields of `ups.models.operator_size.OperatorSize`.
         autoencoder_sha256: Of the autoencoder's weights, as `ups.trained.checkpoint.hash_tensors` gives it;
             None where states are patches of fields, or latents that nothing says it made.
         is_encoder_known: Whether states can be encoded and decoded: False for an operator that was trained on
@@ -215,9 +228,17 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
     """The specification in a checkpoint's document.
 
     Raises:
-        CheckpointError: Kind "no_spec" if it isn't there or incomplete.
+        CheckpointError: Kind "no_spec" if it isn't there or incomplete, "old_operator" if it is of a version
+            whose operators had other layers.
     """
     try:
+        if "mixers" not in document["spec"]["operator"]:
+            raise CheckpointError(
+                "an operator of an earlier version of ups, whose layers were others",
+                kind="old_operator",
+                path=path,
+                hint="train the operator again",
+            )
         return SimulatorSpec.from_json(document["spec"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise incomplete_spec(error, path, what="operator") from error

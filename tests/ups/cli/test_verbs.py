@@ -269,3 +269,10 @@ def test_scripts_do_as_their_verbs(name: str) -> None:
     )
     assert done.stdout.startswith(f"Usage: ups {name.replace('_', '-')} ")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_several_seeds_under_torchrun_are_one_command_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = run_ups("train", "--config", "demo", "--seeds", "4,5")
+    assert done.exit_code == 2
+    assert "expected one seed, found 4, 5; one command for each: --seeds 4, then --seeds 5" in done.stderr

@@ -281,11 +281,8 @@ def test_old_file_with_two_tasks_parses() -> None:
 @pytest.mark.parametrize(
     ("override", "feature"),
     [
-        ("ttc.enabled=true", "test-time conditioning"),
         ("training.use_fsdp2=true", "FSDP2"),
         ("training.cpu_offload_optimizer=true", "optimiser states on the CPU"),
-        ("training.physics_priors.enabled=true", "physics priors"),
-        ("training.query_sampling.curriculum.enabled=true", "curriculum"),
     ],
 )
 def test_feature_that_is_not_there_yet_is_refused_when_switched_on(override: str, feature: str) -> None:

@@ -13,6 +13,7 @@ from ups.config import RunConfig, load_config
 from ups.errors import ConfigWarning
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, cut_grid
 from ups.models.latent_operator import LatentOperator
+from ups.models.operator_size import token_axes
 from ups.nn.layers import Condition
 from ups.train.operator_spec import operator_size
 from ups_store.build.config import load_config as load_build_config
@@ -51,23 +52,33 @@ def test_run_and_build_read_the_same_configuration(path: Path) -> None:
     assert {"autoencoder", "operator"} <= config.stages.keys()
 
 
+def token_grid(config: RunConfig, task: str) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Tokens along each axis of a published task, and whether each is periodic."""
+    points, is_periodic = GRIDS[task]
+    reduced = tuple(num // config.data.reduce_space for num in points)
+    grid = GridSpec(reduced, (is_periodic,) * len(points), (("fields", 1),))
+    assert config.latent.tokens * config.latent.dim < math.prod(reduced)  # it compresses
+    cut = cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=config.latent.tokens)
+    return cut.tokens, grid.periodic
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_operator_advances_the_tokens_of_every_task(path: Path) -> None:
     config = load(path)
+    grids = [token_grid(config, task) for task in config.data.tasks]
     with torch.device("meta"):
         operator = LatentOperator(
-            config.latent.dim, num_tasks=1, num_parameters=1, size=operator_size(config.operator)
+            config.latent.dim,
+            num_tasks=1,
+            num_parameters=1,
+            size=operator_size(config.operator),
+            axes=token_axes(grids),
         )
-        for task in config.data.tasks:
-            points, is_periodic = GRIDS[task]
-            reduced = tuple(num // config.data.reduce_space for num in points)
-            grid = GridSpec(reduced, (is_periodic,) * len(points), (("fields", 1),))
-            boundary = (PERIODIC if is_periodic else UNKNOWN_BOUNDARY,) * len(points)
-            cut = cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=config.latent.tokens)
-            assert config.latent.tokens * config.latent.dim < math.prod(reduced)  # it compresses
+        for tokens, periodic in grids:
             latent = torch.zeros(2, config.latent.tokens, config.latent.dim)
             condition = Condition(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 1))
+            boundary = tuple(PERIODIC if wraps else UNKNOWN_BOUNDARY for wraps in periodic)
             advanced = operator(
-                latent, dt_B=torch.ones(2), condition=condition, grid=cut.tokens, boundary=boundary
+                latent, dt_B=torch.ones(2), condition=condition, grid=tokens, boundary=boundary
             )
             assert advanced.shape == latent.shape

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from ups.data.on_demand.order import batch_ends, count_batches
+from ups.data.statistics import frame_items, spread_frames
 from ups.data.windows import evenly_spread
 
 
@@ -31,3 +34,26 @@ def test_spread_items_are_the_middles_of_equal_parts(num_items: int, num: int, e
 def test_spread_items_are_different_however_many_are_wanted() -> None:
     for num in range(1, 200):
         assert len(np.unique(evenly_spread(199, num))) == num
+
+
+def spread_over(counts: list[int], num: int) -> list[tuple[int, int]]:
+    fields = SimpleNamespace(num_steps=np.array(counts))
+    samples, steps = frame_items(fields, "fields")  # type: ignore[arg-type]
+    items = spread_frames(fields, "fields", num)  # type: ignore[arg-type]
+    assert (np.diff(items) > 0).all()
+    return list(zip(samples[items].tolist(), steps[items].tolist(), strict=True))
+
+
+def test_spread_frames_are_of_all_samples_and_all_time_steps() -> None:
+    for num in (8, 12, 20, 31):
+        chosen = spread_over([4] * 8, num)
+        assert len(chosen) == num
+        assert {sample for sample, _ in chosen} == set(range(8))
+        assert {step for _, step in chosen} == set(range(4))
+    assert len(spread_over([4] * 8, 32)) == len(spread_over([4] * 8, 99)) == 32
+
+
+def test_spread_frames_of_trajectories_of_several_lengths_are_valid() -> None:
+    chosen = spread_over([1, 5, 0, 2], 6)
+    assert {sample for sample, _ in chosen} == {0, 1, 3}
+    assert all(step < [1, 5, 0, 2][sample] for sample, step in chosen)

@@ -356,4 +356,38 @@ def test_validation_frames_are_spread_evenly(root: Path) -> None:
     everything = torch.cat([b.values for b in spread_batches({"b": fields}, batch_size=2, max_frames=99)])
     some = torch.cat([b.values for b in spread_batches({"b": fields}, batch_size=2, max_frames=3)])
     assert len(everything) == 5
-    torch.testing.assert_close(some, everything[[0, 2, 4]], rtol=0, atol=0)
+    torch.testing.assert_close(some, everything[[0, 1, 3]], rtol=0, atol=0)
+
+
+def test_development_and_validation_share_the_stored_split_and_no_sample(root: Path, tmp_path: Path) -> None:
+    flags = ["--tasks", "burgers1d", "--root", str(root), "--cache-dir", str(tmp_path), "--no-parallel"]
+    fractions = (0.2, 0.7, 0.1)
+    assert CliRunner().invoke(build, [*flags, "--split-fractions", "0.2,0.7,0.1"]).exit_code == 0
+    config = configure_build(root, tmp_path, fractions)
+    whole = StoreFields(ups_store.open(tmp_path / "burgers1d_val.zarr.zip"))
+    num = len(whole.num_steps)
+    parts = {split: open_fields(config, "burgers1d", split) for split in ("val", "dev")}
+    numbers = {"val": np.arange(0, num, 2), "dev": np.arange(1, num, 2)}
+    for split, part in parts.items():
+        mine, steps = np.arange(len(part.num_steps)), np.full(len(part.num_steps), 3)
+        assert len(mine) == len(numbers[split]) > 0
+        expected = whole.read("fields", numbers[split], steps)
+        np.testing.assert_array_equal(part.read("fields", mine, steps), expected)
+        assert part.parameters(mine)["nu"].tolist() == whole.parameters(numbers[split])["nu"].tolist()
+        times, all_times = part.times(), whole.times()
+        assert times is not None
+        assert all_times is not None
+        np.testing.assert_array_equal(times, all_times)
+
+
+def test_one_sample_of_validation_leaves_none_for_development(root: Path, tmp_path: Path) -> None:
+    config = configure_build(root, tmp_path, (0.8, 0.1, 0.1))
+    assert len(open_fields(config, "burgers1d", "val").num_steps) == 1
+    with pytest.raises(ConfigError, match="at least 2 samples of validation") as caught:
+        open_fields(config, "burgers1d", "dev")
+    assert caught.value.kind == "empty_split"
+
+
+def configure_build(root: Path, cache: Path, fractions: tuple[float, float, float]) -> BuildConfig:
+    data = {"tasks": "burgers1d", "root": root, "split_fractions": fractions}
+    return BuildConfig.model_validate({"data": data, "cache": {"dir": cache}})

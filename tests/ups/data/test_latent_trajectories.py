@@ -10,7 +10,8 @@ from latent_runs import T, write_latent_run
 from operator_runs import build
 
 from ups.config import load_config
-from ups.data.latent_trajectories import LatentFields, open_latent_fields
+from ups.data.fields import Fields
+from ups.data.latent_trajectories import open_latent_fields
 from ups.errors import ConfigError
 from ups_store.errors import StoreNotFoundError
 
@@ -30,7 +31,7 @@ def build_latents(folder: Path, latents: str) -> None:
     build(folder, f"training.latent_cache_dir={latents}")
 
 
-def open_latents(folder: Path, latents: str) -> LatentFields:
+def open_latents(folder: Path, latents: str) -> Fields:
     config = load_config(folder / "run.yaml", overrides=[f"training.latent_cache_dir={latents}"])
     return open_latent_fields(config, "burgers1d", "train")
 

@@ -11,10 +11,15 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from build_helpers import build
 from command_line import run_ups
 
+import ups_store
 from ups.data.solvers import SOLVERS, make_dataset
+from ups_store.build.config import load_config
 from ups_store.errors import ConfigError
+from ups_store.sources import get_task, open_source
+from ups_store.sources.source_files import find_sources
 
 REPO = Path(__file__).resolve().parents[3]
 SCRIPT = REPO / "scripts" / "make_data.py"
@@ -26,6 +31,8 @@ TASKS = {
     "burgers1d": ({"points": 32, "frames": 4, "nu": 0.1}, "1D_Burgers_Sols_Nu0.1.hdf5"),
     "darcy2d": ({"points": 16, "beta": 10}, "2D_DarcyFlow_beta10.0_Train.hdf5"),
     "diffreact2d": ({"points": 16, "frames": 3, "end_time": 0.5}, "2D_diff-react_NA_NA.h5"),
+    "incompressible2d": ({"points": 16, "frames": 3, "nu": 0.01}, "2D_Vorticity_Nu0.01.hdf5"),
+    "shallow_water2d": ({"points": 16, "frames": 3}, "2D_rdb_NA_NA.h5"),
 }
 
 
@@ -134,6 +141,7 @@ def test_diffreact_layout_is_a_compressed_group_per_sample_with_its_settings(tmp
         ("burgers1d", {"frames": 21}, 32),
         ("darcy2d", {}, 32),
         ("diffreact2d", {}, 4),
+        ("shallow_water2d", {"frames": 11}, 8),
     ],
 )
 def test_layout_equals_real_file(task, settings, num_samples, tmp_path):
@@ -185,6 +193,13 @@ def test_sample_is_the_same_however_many_are_made(task):
         ("burgers1d", {"num_samples": 0}, "setting_out_of_range"),
         ("burgers1d", {"seed": -1}, "setting_out_of_range"),
         ("advection1d", {"points": 16}, "setting_out_of_range"),
+        ("burgers1d", {"mean": -0.1}, "setting_out_of_range"),
+        ("burgers1d", {"amplitude": 0.0}, "setting_out_of_range"),
+        ("burgers1d", {"split": "dev"}, "unknown_split"),
+        ("incompressible2d", {"nu": 1e-6}, "unresolved"),
+        ("shallow_water2d", {"max_radius": 0.1}, "setting_out_of_range"),
+        ("shallow_water2d", {"shift": 2.0}, "setting_out_of_range"),
+        ("diffreact2d", {"burn_in": -1.0}, "setting_out_of_range"),
         ("diffreact2d", {"num_samples": 10_001}, "setting_out_of_range"),
         ("diffreact2d", {"k": 1e9, "points": 8, "frames": 2}, "diverged"),
     ],
@@ -196,10 +211,11 @@ def test_make_dataset_rejects_and_leaves_nothing(task, arguments, kind, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_suggested_viscosity_is_accepted():
+@pytest.mark.parametrize("task", ["burgers1d", "incompressible2d"])
+def test_suggested_viscosity_is_accepted(task):
     with pytest.raises(ConfigError) as caught:
-        SOLVERS["burgers1d"](nu=1e-6)
-    SOLVERS["burgers1d"](nu=float(caught.value.hint.split()[-1]))
+        SOLVERS[task](nu=1e-6)
+    SOLVERS[task](nu=float(caught.value.hint.split()[-1]))
 
 
 def test_interrupted_make_dataset_leaves_old_file_and_no_partial(tmp_path):
@@ -248,6 +264,48 @@ def test_command_prints_path_and_size(tmp_path):
     assert contents(path)["tensor"].shape == (2, 3, 32)
 
 
+def test_command_makes_a_file_for_each_viscosity_and_a_build_reads_it_for_every_sample(tmp_path):
+    words = ("burgers1d", "--out", tmp_path, "--samples", 10, "--points", 32, "--frames", 3)
+    result = run(*words, "--nu", "0.01,0.1,0.03")
+    assert result.exit_code == 0, result.stderr
+    names = [f"1D_Burgers_Sols_Nu{nu}.hdf5" for nu in (0.01, 0.1, 0.03)]
+    assert [Path(line.split()[0]).name for line in result.stdout.splitlines()] == names
+    folders = {"data.root": str(tmp_path), "cache.dir": str(tmp_path)}
+    build(load_config(flags={**folders, "data.tasks": ["burgers1d"], "data.split": ["train"]}))
+    with ups_store.open(tmp_path / "burgers1d_train.zarr.zip") as store:
+        assert store["nu"].tolist() == [0.01] * 8 + [0.03] * 8 + [0.1] * 8
+        np.testing.assert_array_equal(store["fields"][0, 0], store["fields"][8, 0])  # one seed, one start
+
+
+def test_command_refuses_several_values_that_share_a_name(tmp_path):
+    result = run("burgers1d", "--out", tmp_path, "--nu", "0.1,0.1")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "2 files would be called 1D_Burgers_Sols_Nu0.1.hdf5" in result.stderr
+    assert run("burgers1d", "--out", tmp_path, "--nu", "0.1,thin").exit_code == 2
+
+
+def test_file_of_a_split_is_of_it_as_a_whole(tmp_path):
+    for split, nu in (("train", 0.1), ("test", 0.2)):
+        make_dataset("burgers1d", tmp_path, num_samples=3, split=split, nu=nu, points=32, frames=3)
+    found = [find_sources(tmp_path, task=get_task("burgers1d"), split=split) for split in ("train", "test")]
+    assert [[(file.path.name, file.whole) for file in files] for files in found] == [
+        [("burgers1d_train_1D_Burgers_Sols_Nu0.1.hdf5", True)],
+        [("burgers1d_test_1D_Burgers_Sols_Nu0.2.hdf5", True)],
+    ]
+
+
+@pytest.mark.parametrize("task", ["incompressible2d", "shallow_water2d"])
+def test_file_is_read_as_its_task(task, tmp_path):
+    settings, _ = TASKS[task]
+    path = make_dataset(task, tmp_path, num_samples=2, **settings)
+    fields = SOLVERS[task](**settings).sample([0, 1], seed=0).fields
+    is_converted = fields.ndim == 4  # PDEBench's shallow water is (x, y), and has a channel axis
+    expected = fields[..., None] if is_converted else fields.swapaxes(2, 3)
+    with open_source(path, task=get_task(task)) as source:
+        assert source.info.parameters == ({"nu": 0.01} if "nu" in settings else {})
+        np.testing.assert_allclose(source.read([0, 1])["fields"], expected, atol=1e-6)
+
+
 def test_command_replaces_file_only_with_force(tmp_path):
     arguments = ("darcy2d", "--out", tmp_path, "--samples", 1, "--points", 8)
     assert run(*arguments).exit_code == 0
@@ -266,7 +324,7 @@ def test_command_names_settings_of_task_when_another_is_given(tmp_path):
     result = run("darcy2d", "--out", tmp_path, "--nu", 0.1)
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr == "error: darcy2d has no setting 'nu': expected one of beta, points\n"
+    assert result.stderr == "error: darcy2d has no setting 'nu': expected one of beta, points, modes\n"
 
 
 def test_command_tells_what_is_wrong_with_folder(tmp_path):

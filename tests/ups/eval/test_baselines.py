@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import pytest
 import torch
 from torch import nn
 
 from ups.errors import ConfigError
-from ups.eval.baselines import FourierNeuralOperator, SpectralConv, UNet
+from ups.eval.baselines import FourierNeuralOperator, UNet
 
 B, C, P = 2, 2, 1
 GRIDS = {1: (32,), 2: (16, 32)}
@@ -55,23 +52,6 @@ def test_baseline_sees_parameters_and_walls(kind: str) -> None:
     assert not torch.allclose(model(field.roll(4, -1), torch.zeros(B, P)), out.roll(4, -1), atol=1e-4)
 
 
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_spectral_conv_keeps_the_lowest_modes_only(ndim: int) -> None:
-    conv = SpectralConv(1, modes=3, ndim=ndim)
-    out = conv(torch.randn(1, 1, *GRIDS[ndim]))
-    spectrum = torch.fft.rfftn(out, dim=tuple(range(2, 2 + ndim)), norm="forward").abs()[0, 0]
-    assert (spectrum[..., 3:] < 1e-6).all()
-    if ndim == 2:
-        assert (spectrum[4:-3] < 1e-6).all()  # mode -3 of a real field has a twin, mode 3
-        assert (spectrum[-3:, :3] > 0).any()
-
-
-def test_spectral_conv_is_the_same_operator_at_every_resolution() -> None:
-    conv = SpectralConv(1, modes=4, ndim=1)
-    coarse, fine = (torch.sin(2 * torch.pi * torch.arange(num) / num)[None, None] for num in (32, 64))
-    torch.testing.assert_close(conv(fine)[..., ::2], conv(coarse), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["fno", "unet"])
 def test_baseline_learns_a_shift(kind: str) -> None:
     model = make(kind, (True,))
@@ -93,26 +73,6 @@ def test_baseline_learns_a_shift(kind: str) -> None:
 def test_baselines_of_three_axes_are_refused() -> None:
     with pytest.raises(ConfigError, match="1D and 2D"):
         UNet(C, num_parameters=P, periodic=(True,) * 3)
-
-
-@pytest.mark.parametrize("grid", [(16,), (15,), (8, 12), (7, 12), (8, 11), (9, 11)])
-@torch.no_grad()
-def test_spectral_conv_is_the_sum_over_modes(grid: tuple[int, ...]) -> None:
-    """Li et al. 2021, eq. 5, by sums in double precision; the layer computes in single precision."""
-    modes, ndim, num = 3, len(grid), math.prod(grid)
-    conv, x = SpectralConv(2, modes=modes, ndim=ndim), torch.randn(B, 2, *grid)
-    weights = torch.view_as_complex(conv.weight).to(torch.complex128)
-    places = torch.stack(torch.meshgrid(*map(torch.arange, grid), indexing="ij"), -1).reshape(num, ndim)
-    expected = torch.zeros(B, 2, num, dtype=torch.float64)
-    for mode in itertools.product(*[range(-modes, modes)] * (ndim - 1), range(modes)):
-        corner = int(mode[0] < 0)  # negative modes of the first of two axes have weights of their own
-        phase = 2 * torch.pi * (places.double() @ (torch.tensor(mode) / torch.tensor(grid).double()))
-        wave = torch.polar(torch.ones_like(phase), phase)
-        spectrum = x.flatten(2).to(wave.dtype) @ wave.conj() / num
-        change = torch.einsum("bi,io->bo", spectrum, weights[(corner, ..., *mode)])
-        twice = 1 + (mode[-1] > 0)  # a mode and its conjugate, which isn't stored
-        expected += twice * (change[..., None] * wave).real
-    torch.testing.assert_close(conv(x).flatten(2).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["fno", "unet"])

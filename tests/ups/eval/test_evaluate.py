@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 from small_simulators import LATENT_DIM, NUM_TOKENS, configure, make_autoencoder, make_data, make_simulator
+from trained_baselines import untrained
 
 import ups_store
 from ups.config import RunConfig
 from ups.data.trajectories import open_trajectories
 from ups.errors import ConfigError
-from ups.eval.baseline_model import Baseline, Kind, save_baseline
-from ups.eval.comparison import OtherOperator, check_comparable
+from ups.eval.baseline_files import baseline_path, find_baselines
+from ups.eval.baseline_model import save_baseline
+from ups.eval.comparison import OtherOperator, TrainedRun, check_comparable
 from ups.eval.evaluate import evaluate
 from ups.eval.report_page import to_html, write_report
-from ups.eval.train_baseline import Budget, baseline_path, find_baselines, make_spec, train_baseline
 from ups.eval.training_logs import StageLog
 from ups.eval.trajectory_errors import measure
 
@@ -35,25 +36,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-def train(root: Path, kind: Kind = "fno", task: str = "burgers1d", stride: int = 1) -> Baseline:
-    trajectories = open_trajectories(configure(root, task).build, task, "train", stride=stride)
-    spec = make_spec(kind, trajectories.fields, dt=trajectories.dt, stride=stride)
-    return train_baseline(spec, trajectories.fields, budget=Budget(samples=32))
-
-
 def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(root: Path, tmp_path: Path) -> None:
     config = configure(root)
     autoencoder = make_autoencoder(config)
     simulator = make_simulator(config, autoencoder)
     notes: list[str] = []
-    report = evaluate(config, simulator, baselines=[train(root)], note=notes.append)
+    report = evaluate(config, simulator, baselines=[untrained(root)], note=notes.append)
     found = json.loads(write_report(tmp_path, report)["json"].read_text())
     rows = found["rows"]
     assert list(rows) == ["operator", "fno_samples", "persistence", "mean", "autoencoder_floor"]
-    for name in ("operator", "persistence", "mean", "autoencoder_floor"):
-        assert rows[name]["nrmse"]["low"] <= rows[name]["nrmse"]["mean"] <= rows[name]["nrmse"]["high"]
+    assert rows["fno_samples"]["seeds"] == [0]
+    assert rows["persistence"]["seeds"] == []
+    assert rows["operator"]["paired"] == rows["autoencoder_floor"]["paired"] == {}
+    assert rows["fno_samples"]["paired"]["nrmse"]["verdict"] == "can't be told"
+    assert rows["fno_samples"]["nrmse"]["low"] is None  # one trajectory
     assert "a budget of 32 samples" in rows["fno_samples"]["note"]
-    assert any("5 steps of 2 trajectories" in note for note in notes)
+    assert any("5 steps of 1 trajectory" in note for note in notes)
+    assert found["split"] == "dev"
     assert len(found["tasks"]["burgers1d"]["t"]) == 5
 
 
@@ -71,7 +70,7 @@ def test_persistence_row_is_the_metric_of_the_repeated_frame(root: Path) -> None
     config = configure(root)
     report = evaluate(config, make_simulator(config))
     row = next(row for row in report.tasks[0].rows if row.name == "persistence")
-    (batch,) = open_trajectories(config.build, "burgers1d", "test").batches()
+    (batch,) = open_trajectories(config.build, "burgers1d", "dev").batches()
     repeated = batch.given[:, None].expand_as(batch.truth)
     errors = measure(repeated, batch.truth)
     assert row.scores.metrics["nrmse"].mean == pytest.approx(errors.nrmse.mean().item())
@@ -90,7 +89,7 @@ def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(
     monkeypatch.undo()  # its pictures are rendered
     config = configure(root, "burgers1d", "darcy2d")
     simulator = make_simulator(config, make_autoencoder(config))
-    report = evaluate(config, simulator, horizon=3, baselines=[train(root, "unet", "darcy2d")])
+    report = evaluate(config, simulator, horizon=3, baselines=[untrained(root, "unet", "darcy2d")])
     transient, steady = report.tasks
     assert [row.name for row in transient.rows] == ["operator", "persistence", "mean", "autoencoder_floor"]
     assert [row.name for row in steady.rows] == ["operator", "unet_samples", "mean", "autoencoder_floor"]
@@ -116,7 +115,9 @@ def test_stride_of_the_operator_decides_which_frames_are_predicted(root: Path) -
 
 def test_report_tells_the_seconds_of_every_phase(root: Path) -> None:
     config = configure(root)
-    report = evaluate(config, make_simulator(config), baselines=[train(root)], phases={"data": 2.5})
+    baseline = untrained(root)
+    baseline.log = StageLog("fno", 12.0, 2.0, 9.0, 0.0, 1, 32)
+    report = evaluate(config, make_simulator(config), baselines=[baseline], phases={"data": 2.5})
     assert list(report.seconds) == ["data", "fno_samples burgers1d", "evaluation"]
     assert report.seconds["data"] == 2.5
     assert report.data_wait_share is None
@@ -166,11 +167,16 @@ def test_baselines_of_the_run_are_found_and_others_are_named(root: Path, tmp_pat
     config = configure(root, **{"checkpoint.dir": tmp_path})
     simulator = make_simulator(config)
     assert find_baselines(config, simulator, note=pytest.fail) == []
-    save_baseline(baseline_path(config, "fno", "burgers1d", "samples"), train(root), settings={})
+    save_baseline(baseline_path(config, "fno", "burgers1d", "samples"), untrained(root), config={}, report={})
     save_baseline(
-        baseline_path(config, "fno", "darcy2d", "samples"), train(root, task="darcy2d"), settings={}
+        baseline_path(config, "fno", "darcy2d", "samples"),
+        untrained(root, task="darcy2d"),
+        config={},
+        report={},
     )
-    save_baseline(baseline_path(config, "unet", "burgers1d", "samples"), train(root, stride=2), settings={})
+    save_baseline(
+        baseline_path(config, "unet", "burgers1d", "samples"), untrained(root, stride=2), config={}, report={}
+    )
     notes: list[str] = []
     (found,) = find_baselines(config, simulator, note=notes.append)
     assert found.spec.task == "burgers1d"
@@ -185,11 +191,11 @@ def test_baseline_of_a_package_that_is_missing_is_left_out(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "neuralop", None)  # also where it is installed
-    config, theirs = configure(root, **{"checkpoint.dir": tmp_path}), train(root)
-    save_baseline(baseline_path(config, "fno", "burgers1d", "samples"), train(root), settings={})
+    config, theirs = configure(root, **{"checkpoint.dir": tmp_path}), untrained(root)
+    save_baseline(baseline_path(config, "fno", "burgers1d", "samples"), untrained(root), config={}, report={})
     theirs.spec = replace(theirs.spec, kind="fno_neuraloperator")
     path = baseline_path(config, "fno_neuraloperator", "burgers1d", "samples")
-    save_baseline(path, theirs, settings={})
+    save_baseline(path, theirs, config={}, report={})
     notes: list[str] = []
     (found,) = find_baselines(config, make_simulator(config), note=notes.append)
     assert found.spec.kind == "fno"
@@ -199,11 +205,11 @@ def test_baseline_of_a_package_that_is_missing_is_left_out(
 
 def test_baseline_of_a_steady_task_that_predicts_a_change_is_left_out(root: Path, tmp_path: Path) -> None:
     config = configure(root, "darcy2d", **{"checkpoint.dir": tmp_path})
-    path, model = baseline_path(config, "fno", "darcy2d", "samples"), train(root, task="darcy2d")
+    path, model = baseline_path(config, "fno", "darcy2d", "samples"), untrained(root, task="darcy2d")
     old = {name: value for name, value in model.spec.size.items() if name != "predicts_change"}
     for size, num in ((model.spec.size, 1), (old, 0)):
         model.spec = replace(model.spec, size=size)
-        save_baseline(path, model, settings={})
+        save_baseline(path, model, config={}, report={})
         notes: list[str] = []
         assert len(find_baselines(config, make_simulator(config), note=notes.append)) == num
         assert ["train it again" in note for note in notes] == [True] * (1 - num)
@@ -218,7 +224,7 @@ def test_operators_on_latents_and_on_fields_stand_in_one_table(root: Path) -> No
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
     also = [OtherOperator(fields, Path("fields.safetensors"), [log]), OtherOperator(latent, Path("b"))]
     also.append(OtherOperator(fields, Path("c")))
-    (task,) = evaluate(config, latent, also=also, baselines=[train(root)]).tasks
+    (task,) = evaluate(config, latent, also=also, baselines=[untrained(root)]).tasks
     names = [row.name for row in task.rows]
     assert names[:5] == ["operator", "operator_fields", "operator_latent", "operator_fields_2", "fno_samples"]
     labels = [row.label for row in task.rows]
@@ -232,12 +238,22 @@ def test_operators_on_latents_and_on_fields_stand_in_one_table(root: Path) -> No
     assert other.scores.metrics == alone.rows[0].scores.metrics
 
 
-def test_note_says_how_far_the_operator_s_attention_reaches(root: Path) -> None:
+def test_note_says_what_mixes_tokens_and_how_far_attention_reaches(root: Path) -> None:
     config = configure(root)
     simulator = make_simulator(config)
-    assert "one level with windows of 4 tokens" in evaluate(config, simulator).tasks[0].rows[0].note
-    simulator.spec = replace(simulator.spec, operator={**simulator.spec.operator, "window": 8})
-    assert "one level with one window over all tokens" in evaluate(config, simulator).tasks[0].rows[0].note
+
+    def note(**changed: object) -> str:
+        simulator.spec = replace(simulator.spec, operator={**simulator.spec.operator, **changed})
+        return evaluate(config, simulator).tasks[0].rows[0].note
+
+    assert note().endswith("one level of spectral blocks")
+    assert note(mixers=["attention"], window=4).endswith(
+        "one level of attention blocks with windows of 4 tokens"
+    )
+    assert note(window=8).endswith("one level of attention blocks with one window over all tokens")
+    assert "2 levels of hybrid over spectral blocks with" in note(
+        mixers=["hybrid", "spectral"], depths=[1, 1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,6 +277,36 @@ def test_operator_that_predicts_something_else_is_refused_beside_another(
     with pytest.raises(ConfigError) as caught:
         check_comparable(OtherOperator(other, Path("other.safetensors")), config, make_simulator(config))
     assert (caught.value.kind, caught.value.path) == (kind, "other.safetensors")
+
+
+# --- several seeds --------------------------------------------------------------------------------------
+
+
+def test_seeds_of_operator_and_baselines_are_a_row_each_with_intervals_and_verdicts(
+    root: Path, tmp_path: Path
+) -> None:
+    config = configure(root, **{"data.split_fractions": "[1.0, 0.0, 0.0]"})
+    first, second = make_simulator(config), make_simulator(config)
+    for weight in second.operator.parameters():
+        torch.nn.init.normal_(weight, std=0.3)  # another training
+    other = TrainedRun(second, 7, [untrained(root)])
+    report = evaluate(config, first, baselines=[untrained(root)], other_seeds=[other], split="train")
+    (task,) = report.tasks
+    rows = {row.name: row for row in task.rows}
+    assert rows["operator"].seeds == rows["fno_samples"].seeds == (0, 7)
+    assert rows["persistence"].seeds == ()
+    means = [
+        evaluate(config, each, split="train").tasks[0].rows[0].scores.metrics["nrmse"].mean
+        for each in (first, second)
+    ]
+    assert rows["operator"].scores.by_seed["nrmse"] == pytest.approx(means)
+    assert rows["operator"].scores.metrics["nrmse"].mean == pytest.approx(np.mean(means))
+    assert rows["operator"].scores.metrics["nrmse"].is_known
+    assert rows["mean"].paired["nrmse"].difference.is_known
+    page = write_report(tmp_path, report)["html"].read_text()
+    assert "2 seeds" in page
+    assert "over training seeds (up to 2 a row) and 20 trajectories" in page
+    assert "Beside the operator, on the same trajectories" in page
 
 
 # --- latents of an unknown encoder ---------------------------------------------------------------------
@@ -291,7 +337,7 @@ def write_latents(root: Path, folder: Path) -> RunConfig:
 def test_latents_of_an_unknown_encoder_are_compared_as_latents(root: Path, tmp_path: Path) -> None:
     config = write_latents(root, tmp_path)
     simulator = make_simulator(configure(root), make_autoencoder(configure(root)), is_encoder_known=False)
-    report = evaluate(config, simulator, baselines=[train(root)])
+    report = evaluate(config, simulator, baselines=[untrained(root)], split="test")
     (task,) = report.tasks
     assert task.space == "latent"
     assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]

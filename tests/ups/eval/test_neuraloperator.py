@@ -8,23 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_simulators import configure, make_data
 from torch import Tensor
+from trained_baselines import train
 
-from ups.data.fields import open_fields
-from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
-from ups.eval.baseline_model import (
-    Baseline,
-    NeuraloperatorFNO,
-    load_baseline,
-    neuraloperator_modes,
-    save_baseline,
-)
-from ups.eval.baselines import FourierNeuralOperator, SpectralConv
+from ups.eval.baseline_model import NeuraloperatorFNO, neuraloperator_modes
+from ups.eval.baselines import FourierNeuralOperator
 from ups.eval.forecasters import Persistence
 from ups.eval.rollout import roll_out
-from ups.eval.train_baseline import Budget, make_spec, train_baseline
-from ups_store.build import BuildConfig, CacheConfig, DataConfig
+from ups.nn.spectral import SpectralConv
 
 pytest.importorskip("neuralop")
 
@@ -34,9 +27,10 @@ EXACT: dict[str, float] = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def dense_weight(conv: SpectralConv) -> Tensor:
-    """Our corners in neuraloperator's order: along the first of two axes from mode -m to mode m - 1."""
-    corners = torch.view_as_complex(conv.weight.detach())
-    return corners[0] if len(corners) == 1 else torch.cat([corners[1], corners[0]], dim=2)
+    """Our weights in neuraloperator's order: channels first; along the first of two axes from mode -m on."""
+    parts = conv.weight.detach().squeeze(-4).movedim(-2, -1)  # (*modes, in, out, 2)
+    dense = torch.view_as_complex(parts.contiguous()).movedim((-2, -1), (0, 1))
+    return dense if dense.ndim == 3 else dense.roll(conv.modes[0], 2)
 
 
 def their_conv(ours: SpectralConv, *, modes: int, ndim: int) -> Any:
@@ -62,7 +56,7 @@ def their_conv(ours: SpectralConv, *, modes: int, ndim: int) -> Any:
     ],
 )
 def test_spectral_conv_equals_neuraloperators(grid: tuple[int, ...], modes: int) -> None:
-    ours = SpectralConv(W, modes=modes, ndim=len(grid))
+    ours = SpectralConv(W, modes=(modes,) * len(grid))
     theirs = their_conv(ours, modes=modes, ndim=len(grid))
     x = torch.randn(B, W, *grid)
     torch.testing.assert_close(ours(x), theirs(x), **EXACT)
@@ -73,7 +67,7 @@ def test_spectral_conv_equals_neuraloperators_mended_at_an_odd_first_length(
     grid: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """neuraloperator 2.0.0 undoes `fftshift` by `fftshift`, which is right at even lengths only."""
-    ours = SpectralConv(W, modes=MODES, ndim=2)
+    ours = SpectralConv(W, modes=(MODES, MODES))
     theirs, x = their_conv(ours, modes=MODES, ndim=2), torch.randn(B, W, *grid)
     expected = ours(x)
     shifts = iter([torch.fft.fftshift, torch.fft.ifftshift])
@@ -163,24 +157,13 @@ def test_neuraloperator_fno_is_the_package_s_own_on_a_periodic_grid() -> None:
 
 
 def test_neuraloperator_baseline_trains_repeats_and_is_kept_in_a_file(tmp_path: Path) -> None:
-    make_dataset("burgers1d", tmp_path, num_samples=20, points=32, frames=6, nu=0.1)
-    config = BuildConfig(
-        data=DataConfig(tasks=("burgers1d",), root=tmp_path), cache=CacheConfig(dir=tmp_path / "none")
-    )
-    test = open_trajectories(config, "burgers1d", "test")
-    fields = open_fields(config, "burgers1d", "train")
-    spec = make_spec("fno_neuraloperator", fields, dt=test.dt, stride=1)
-
-    def train(samples: int) -> Baseline:
-        return train_baseline(spec, fields, budget=Budget(samples=samples), batch_size=16)
-
-    one, two = train(160), train(160)
+    root = make_data(tmp_path / "data")
+    one, two = (train(root, tmp_path / name, "fno_neuraloperator") for name in ("one", "two"))
     for (name, weight), twin in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
         assert torch.equal(weight, twin), name
-    assert one.name == "fno_neuraloperator_samples"
+    assert one.name == "fno_neuraloperator_steps"
     assert one.note.startswith("144 k parameters;")  # a complex weight counts twice
-    save_baseline(tmp_path / "model.safetensors", one, settings={})
-    loaded = load_baseline(tmp_path / "model.safetensors")
-    assert torch.equal(roll_out(loaded, test).errors.nrmse, roll_out(one, test).errors.nrmse)
-    errors = [roll_out(model, test).errors.nrmse.mean() for model in (train(16 * 120), Persistence())]
+    test = open_trajectories(configure(root).build, "burgers1d", "test")
+    better = train(root, tmp_path / "better", "fno_neuraloperator", steps=120)
+    errors = [roll_out(model, test).errors.nrmse.mean() for model in (better, Persistence())]
     assert errors[0] < 0.5 * errors[1]

@@ -12,24 +12,26 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from ups.errors import OutputError
-from ups.eval.comparison import Scores
-from ups.eval.figures import curves_figure, error_figure, fields_figure, spectra_figure
+from ups.eval.figure_style import Drawing
+from ups.eval.intervals import Interval, Paired
 from ups.eval.report import Report, Row, TaskReport, show_evaluation
 from ups.eval.report_page import to_html, write_report
+from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
-from ups.eval.trajectory_errors import Interval, Resamples
 from ups_store.console import results
 
-PNG = b"\x89PNG\r\n\x1a\n"
+# Rendered once, as they take most of the time.
+SPECTRA = Drawing("burgers1d_spectra", "a & b", (3.0, 2.0), lambda figure: None, {"wave number": [1, 2]})
+CURVES = Drawing("training_loss", "curves", (6.9, 2.0), lambda figure: None, {"loss": [0.1, 0.05]})
 
 
 def scores(nrmse: Interval, **others: Interval) -> Scores:
-    return Scores({"nrmse": nrmse, **others}, {"nrmse": [nrmse, nrmse]}, {"nrmse": nrmse.mean})
+    by_step, compat = {"nrmse": [nrmse, nrmse]}, {"nrmse": nrmse.mean}
+    return Scores({"nrmse": nrmse, **others}, by_step, pdebench_compat=compat)
 
 
 def report() -> Report:
@@ -38,28 +40,9 @@ def report() -> Report:
         Row("persistence", "persistence", scores(Interval(1.1, 1.0, 1.2)), note="the last frame, <kept>"),
         Row("autoencoder_floor", "autoencoder floor", scores(Interval(0.01, 0.009, 0.011))),
     ]
-    task = TaskReport("burgers1d", "1 frame given, 2 predicted", rows, (0.5, 1.0), figures={"a & b": PNG})
+    task = TaskReport("burgers1d", "1 frame given, 2 predicted", rows, (0.5, 1.0), figures=[SPECTRA])
     log = StageLog("operator", 10.0, 1.0, 8.0, 0.104, 100, 3200)
-    return Report("Demo <1>", [task], "test", {"build": 2.0}, [log], 0.013, {"seed": 0}, {"curves": PNG})
-
-
-def test_bootstrap_covers_the_mean_as_often_as_it_says() -> None:
-    random = np.random.default_rng(0)
-    draws = [
-        Resamples(50, num_resamples=400, seed=i).of_mean(random.normal(3.0, 2.0, 50)) for i in range(200)
-    ]
-    covered = np.mean([interval.low <= 3.0 <= interval.high for interval in draws])
-    assert 0.88 <= covered <= 0.99
-
-
-def test_bootstrap_of_equal_values_is_a_point_and_repeats() -> None:
-    assert Resamples(5).of_mean([2.0] * 5) == Interval(2.0, 2.0, 2.0)
-    values = np.arange(10.0)
-    assert Resamples(len(values)).of_mean(values) == Resamples(len(values)).of_mean(values)
-
-
-def test_bootstrap_of_nan_is_nan() -> None:
-    assert np.isnan(Resamples(2).of_mean([1.0, np.nan]).mean)
+    return Report("Demo <1>", [task], "test", {"build": 2.0}, [log], 0.013, {"seed": 0}, [CURVES])
 
 
 def test_report_json_has_rows_by_name_with_intervals(tmp_path: Path) -> None:
@@ -84,7 +67,8 @@ def test_report_json_has_null_for_what_is_no_number(tmp_path: Path) -> None:
 def test_report_that_can_not_be_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path.name: path.read_bytes() for path in write_report(tmp_path, report()).values()}
+    write_report(tmp_path, report())
+    before = contents(tmp_path)
     written = []
 
     def fail(number: int) -> None:
@@ -96,7 +80,29 @@ def test_report_that_can_not_be_written_leaves_the_old_one(
     with pytest.raises(OutputError, match="no room") as caught:
         write_report(tmp_path, report())
     assert (caught.value.exit_code, caught.value.path) == (6, str(tmp_path))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
+
+
+def test_report_stands_beside_the_files_of_its_figures(tmp_path: Path) -> None:
+    write_report(tmp_path, report())
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {f"{stem}.{suffix}" for stem in (SPECTRA.name, CURVES.name) for suffix in SPECTRA.files}
+    assert (tmp_path / "figures" / "training_loss.csv").read_text() == "loss\n0.1\n0.05\n"
+    before = contents(tmp_path)
+    write_report(tmp_path, report())
+    assert contents(tmp_path) == before
+
+
+def test_figures_that_a_report_has_no_more_go_and_others_stay(tmp_path: Path) -> None:
+    write_report(tmp_path, report())
+    (tmp_path / "figures" / "mine.svg").write_text("kept")
+    write_report(tmp_path, replace(report(), figures=()))
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {"mine.svg", *(f"{SPECTRA.name}.{suffix}" for suffix in SPECTRA.files)}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_report_csv_has_a_line_per_row_metric_and_step() -> None:
@@ -137,9 +143,12 @@ def test_report_html_is_well_formed_and_loads_nothing() -> None:
     parser = Tags()
     parser.feed(page)
     assert parser.open == []
-    sources = [value for _, attrs in parser.seen for name, value in attrs.items() if name in ("src", "href")]
+    sources = [attrs["src"] for _, attrs in parser.seen if "src" in attrs]
     assert len(sources) == 2
-    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
+    assert all(str(source).startswith("data:image/svg+xml;base64,") for source in sources)
+    links = [attrs["href"] for tag, attrs in parser.seen if "href" in attrs and tag == "a"]
+    assert links[:3] == [f"figures/burgers1d_spectra.{suffix}" for suffix in ("svg", "pdf", "csv")]
+    assert "link" not in {tag for tag, _ in parser.seen}
     assert "script" not in {tag for tag, _ in parser.seen}
     assert "Demo &lt;1&gt;" in page
     assert "&lt;kept&gt;" in page
@@ -173,26 +182,6 @@ def test_report_html_says_where_errors_are_of_latents() -> None:
     assert "de-normalised fields" not in page
 
 
-@pytest.mark.parametrize("shape", [(20, 64), (20, 16, 32), (1, 16, 16)])
-def test_fields_figure_is_a_picture_of_every_dimension(shape: tuple[int, ...]) -> None:
-    truth = np.random.default_rng(0).standard_normal(shape)
-    picture = fields_figure(truth, truth + 0.1, t=np.arange(float(shape[0])), extent=(1.0, 2.0), quantity="u")
-    assert picture.startswith(PNG)
-    assert len(picture) > 5000
-
-
-def test_fields_figure_of_a_constant_field_is_drawn() -> None:
-    flat = np.zeros((5, 8))
-    assert fields_figure(flat, flat, t=np.arange(5.0), extent=(1.0,), quantity="u").startswith(PNG)
-
-
-def test_line_figures_are_pictures() -> None:
-    values = np.geomspace(1e-3, 1.0, 20)
-    assert error_figure({"operator": values}, t=np.arange(20.0), metric="nRMSE").startswith(PNG)
-    assert spectra_figure({"truth": values}, title="last frame").startswith(PNG)
-    assert curves_figure({"train": (range(20), values)}, label="loss").startswith(PNG)
-
-
 def test_table_on_a_terminal_of_80_columns_keeps_the_names_of_the_rows() -> None:
     tiny, long = Interval(0.00039, 0.000271, 0.000532), Interval(2.0, 1.9321, 2.0)
     row = Row("mean", "mean of the training split", scores(tiny, vrmse=tiny, correlation_time=long), note="n")
@@ -211,6 +200,52 @@ def test_table_on_a_terminal_of_80_columns_keeps_the_names_of_the_rows() -> None
         "mean of the training split: n",
     ):
         assert shown in text
+
+
+def test_seeds_and_verdicts_stand_in_every_form_of_the_report() -> None:
+    near = Paired(Interval(0.017, 0.012, 0.022), Interval(1.17, 1.12, 1.23), "behind")
+    rows = [
+        Row("operator", "latent operator", scores(Interval(0.1, 0.08, 0.12)), seeds=(0, 1, 2)),
+        Row("fno", "FNO (60 s)", scores(Interval(0.117, 0.1, 0.13)), seeds=(0,), paired={"nrmse": near}),
+    ]
+    task = TaskReport("burgers1d", "1 frame given.", rows, (0.5, 1.0), num_trajectories=20)
+    found = Report("t", [task], test_uses=1)
+    out = io.StringIO()
+    show_evaluation(found, Console(file=out, width=80))
+    for shown in (
+        "3 seeds",
+        "1 seed",
+        "behind",
+        "1.17x, 1.12 to 1.23",
+        "The test split was used once so far.",
+    ):
+        assert shown in out.getvalue()
+    assert "over training seeds (up to 3 a row) and 20 trajectories" in " ".join(out.getvalue().split())
+    page = to_html(found)
+    for shown in (
+        "3 seeds",
+        "behind<br>+0.017",
+        "[0.012, 0.022]",
+        "1.17x",
+        "The test split was used once so far.",
+    ):
+        assert shown in page
+    fno = found.to_json()["rows"]["fno"]
+    assert fno["paired"]["nrmse"]["ratio"] == {"mean": 1.17, "low": 1.12, "high": 1.23}
+    line = next(line for line in csv.DictReader(io.StringIO(found.to_csv())) if line["row"] == "fno")
+    assert [line[name] for name in ("seeds", "difference_low", "verdict")] == ["0", "0.012", "behind"]
+
+
+def test_report_of_few_trajectories_says_why_it_has_no_intervals() -> None:
+    rows = [Row("operator", "operator", scores(Interval(0.1)))]
+    found = Report("t", [TaskReport("burgers1d", "", rows, (0.5, 1.0), num_trajectories=19)])
+    assert "No intervals and no verdicts: 19 trajectories, fewer than 20" in to_html(found)
+    assert "nan" not in to_html(found)
+    out = io.StringIO()
+    show_evaluation(found, Console(file=out, width=80))
+    assert "nan" not in out.getvalue()
+    one = replace(found.tasks[0], num_trajectories=20)
+    assert "another training may end otherwise" in one.confidence
 
 
 def test_evaluation_on_stdout_has_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ QUIET = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
     "--hide-scrollbars",
 ]
-WIDTH, HEIGHT = 1100, 2600
+HEIGHT = 2600
 
 pytestmark = [
     pytest.mark.multi_process,
@@ -57,12 +57,27 @@ def test_browser_finds_the_tables_and_every_picture(page: Path, tmp_path: Path) 
     assert dom.count("<tr>") == page.read_text().count("<tr>")
 
 
-def test_browser_draws_the_pictures_of_the_page(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [400, 1400])
+def test_browser_draws_the_pictures_within_the_page(page: Path, tmp_path: Path, width: int) -> None:
     picture = tmp_path / "page.png"
-    browse(page, tmp_path / "profile", f"--screenshot={picture}", f"--window-size={WIDTH},{HEIGHT}")
+    browse(page, tmp_path / "profile", f"--screenshot={picture}", f"--window-size={width},{HEIGHT}")
     pixels = imread(picture)[..., :3]
-    assert pixels.shape == (HEIGHT, WIDTH, 3)
+    assert pixels.shape == (HEIGHT, width, 3)
     coloured = np.ptp(pixels, axis=2) > 0.25  # text and lines of tables are grey
     assert coloured.mean() > 0.02
     assert np.flatnonzero(coloured.any(1)).max() > HEIGHT / 2  # more than the first picture
-    assert (pixels[:, :5] > 0.99).all()  # nothing is wider than the page
+    assert (pixels[:, :5] > 0.99).all()
+    assert (pixels[:, -5:] > 0.99).all()  # nothing is wider than the page
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_page_scrolls_within_tables_and_wide_figures_only(page: Path, tmp_path: Path, width: int) -> None:
+    """A script of the test's own measures a copy of the page, which has none."""
+    probe = """<script>addEventListener("load", () => {
+      const loaded = [...document.images].every(image => image.naturalWidth > 0);
+      document.title = [document.documentElement.scrollWidth, innerWidth, loaded].join(" ");
+    })</script></body>"""
+    copy = tmp_path / "copy.html"
+    copy.write_text(page.read_text().replace("</body>", probe))
+    dom = browse(copy, tmp_path / "profile", "--dump-dom", f"--window-size={width},{HEIGHT}").stdout
+    assert f"<title>{width} {width} true</title>" in dom

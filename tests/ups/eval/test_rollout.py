@@ -19,6 +19,7 @@ from ups.data.windows import parameter_table
 from ups.errors import ConfigError, ShapeError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence, Start, TrainingMean
 from ups.eval.rollout import roll_out
+from ups.models.operator_size import OperatorSize
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.simulator import Simulator
 from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
@@ -26,7 +27,7 @@ from ups_store.build import BuildConfig, CacheConfig, DataConfig
 from ups_store.build.command import app as build
 
 torch.set_num_threads(1)
-OPERATOR = {"width": 8, "depths": [1], "num_heads": 2, "window": 4, "mlp_ratio": 2}
+OPERATOR = OperatorSize(width=8, depths=(1,), modes=4).to_json()
 SIZES = {"width": 8, "depth": 1, "num_heads": 2}
 
 

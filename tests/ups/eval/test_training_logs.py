@@ -63,6 +63,22 @@ def test_seconds_are_divided_into_startup_training_and_waiting(tmp_path: Path) -
     assert log.to_json()["samples"] == 80
 
 
+def test_work_of_steps_is_the_last_total_and_that_of_its_data_counts_once(tmp_path: Path) -> None:
+    def with_work(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        totals = {"training/flops": 10.0, "training/processor_s": 0.5}
+        counted = [
+            {**record, **{name: value * record["step"] for name, value in totals.items()}}
+            for record in records
+            if record["event"] == "step"
+        ]
+        return [{**records[0], "preparation_flops": 7.0}, *counted]
+
+    write_log(tmp_path / "operator.jsonl", with_work(one_run(0.0)))
+    write_log(tmp_path / "operator.jsonl", with_work(one_run(100.0, first=10)))
+    (log,) = read_stage_logs(configure(tmp_path))
+    assert (log.flops, log.preparation_flops, log.processor_s) == (200.0, 7.0, 10.0)
+
+
 def test_continuation_adds_up_and_a_new_beginning_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "operator.jsonl"
     write_log(path, one_run(0.0))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ups.errors import ShapeError
-from ups.eval.comparison import COMPAT_BATCH_SIZE, score
+from ups.eval.intervals import Resamples
 from ups.eval.metrics import summary
-from ups.eval.trajectory_errors import Resamples, join, measure
+from ups.eval.scores import COMPAT_BATCH_SIZE, Scores, score
+from ups.eval.trajectory_errors import TrajectoryErrors, join, measure
 
 GRIDS = {1: (32,), 2: (8, 16)}
 
@@ -21,6 +22,11 @@ def make_pair(ndim: int, num: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (num, 3, *GRIDS[ndim], 2)
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def scores_of(errors: TrajectoryErrors) -> Scores:
+    steps = errors.rmse.shape[1]
+    return score([errors], t=torch.arange(1.0, steps + 1), resamples=Resamples(len(errors)))
 
 
 def test_batches_joined_are_the_whole() -> None:
@@ -51,11 +57,14 @@ def test_measure_refuses_another_shape() -> None:
 
 def test_scores_are_the_exact_metrics_with_intervals_around_them() -> None:
     prediction, truth = make_pair(1, num=40)
-    scores = score(measure(prediction, truth), t=torch.arange(1.0, 4.0))
+    scores = scores_of(measure(prediction, truth))
     exact = summary(measure(prediction, truth).pdebench())
     for name, value in exact.items():
         interval = scores.metrics[name]
         assert interval.mean == pytest.approx(value), name
+        if name == "max_error":  # nothing says how far it is from the largest of others
+            assert not interval.is_known
+            continue
         assert interval.low < interval.high, name
         assert interval.low <= interval.mean <= interval.high + 1e-12, name
     for name in ("nrmse", "crmse", "frmse_mid"):
@@ -67,9 +76,9 @@ def test_scores_are_the_exact_metrics_with_intervals_around_them() -> None:
 
 def test_interval_of_a_root_is_resampled_inside_the_root() -> None:
     """Trajectories with opposite errors of the mean: their mean vanishes, the cRMSE doesn't."""
-    truth = torch.zeros(2, 1, 4, 1)
-    prediction = truth + torch.tensor([1.0, -1.0])[:, None, None, None]
-    crmse = score(measure(prediction, truth + 1e-9), t=torch.ones(1)).metrics["crmse"]
+    truth = torch.zeros(20, 1, 4, 1)
+    prediction = truth + torch.tensor([1.0, -1.0] * 10)[:, None, None, None]
+    crmse = scores_of(measure(prediction, truth + 1e-9)).metrics["crmse"]
     assert crmse.mean == pytest.approx(1.0)
     assert crmse.low == pytest.approx(1.0)
     assert crmse.high == pytest.approx(1.0)
@@ -77,7 +86,7 @@ def test_interval_of_a_root_is_resampled_inside_the_root() -> None:
 
 def test_bands_without_wave_numbers_are_left_out() -> None:
     prediction, truth = torch.randn(3, 2, 8, 1), torch.randn(3, 2, 8, 1)
-    scores = score(measure(prediction, truth), t=torch.arange(1.0, 3.0))
+    scores = scores_of(measure(prediction, truth))
     assert "frmse_mid" in scores.metrics  # wave number 4 of eight points
     assert "frmse_high" not in scores.metrics
     assert "frmse_high" not in scores.pdebench_compat
@@ -86,15 +95,33 @@ def test_bands_without_wave_numbers_are_left_out() -> None:
 def test_prediction_that_blew_up_has_no_number() -> None:
     prediction, truth = make_pair(1)
     prediction[0, 2] = torch.inf
-    scores = score(measure(prediction, truth), t=torch.arange(1.0, 4.0))
+    scores = scores_of(measure(prediction, truth))
     assert not math.isfinite(scores.metrics["nrmse"].mean)
     assert math.isfinite(scores.by_step["nrmse"][0].mean)
 
 
-def test_resamples_draw_as_many_trajectories_as_there_are() -> None:
-    resamples = Resamples(5, num_resamples=100)
-    torch.testing.assert_close(
-        torch.from_numpy(resamples.means(np.ones((5, 2)))), torch.ones(100, 2).double()
-    )
-    assert resamples.of_maximum(np.arange(5.0)).high == 4.0
-    assert resamples.of_maximum(np.arange(5.0)).low < 4.0
+def test_row_of_several_seeds_is_their_mean_and_has_each_of_them() -> None:
+    errors = [measure(*make_pair(1, num=24, seed=seed)) for seed in range(3)]
+    t = torch.arange(1.0, 4.0)
+    resamples = Resamples(24)
+    together = score(errors, t=t, resamples=resamples, row="fno")
+    alone = [scores_of(each) for each in errors]
+    for name, interval in together.metrics.items():
+        each = [scores.metrics[name].mean for scores in alone]
+        assert interval.mean == pytest.approx(np.mean(each)), name
+        assert together.by_seed[name] == pytest.approx(each), name
+    expected = np.mean([scores.pdebench_compat["crmse"] for scores in alone])
+    assert together.pdebench_compat["crmse"] == pytest.approx(expected)
+    steps = [scores.by_step["frmse_low"][1].mean for scores in alone]
+    assert together.by_step["frmse_low"][1].mean == pytest.approx(np.mean(steps))
+
+
+def test_rows_are_paired_in_every_metric_that_can_be_won() -> None:
+    prediction, truth = make_pair(1, num=24)
+    worse, better = (scores_of(measure(truth + step * prediction, truth)) for step in (0.2, 0.1))
+    paired = worse.paired(better)
+    assert set(paired) == set(better.metrics) - {"max_error", "drift"}
+    for name in set(paired) - {"correlation_time"}:
+        assert paired[name].verdict == "behind", name
+        assert paired[name].ratio.mean == pytest.approx(2.0), name
+        assert paired[name].ratio.high - paired[name].ratio.low < 1e-6, name

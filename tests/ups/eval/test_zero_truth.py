@@ -96,6 +96,7 @@ def floor_of(fields: np.ndarray) -> tuple[float, int, int]:
         array="fields",
         values=torch.from_numpy(fields[:, 1]),
         parameters=torch.zeros(4, 0),
+        steps=torch.ones(4, dtype=torch.int64),
     )
     floor = measure_floor(make_autoencoder(), [batch], queries={"gas": grid_queries((8,))})
     return floor.nrmse["gas"], floor.num_frames["gas"], floor.left_out["gas"]

@@ -98,6 +98,44 @@ def test_all_stages_leave_an_operator_and_the_second_run_keeps_everything(run: P
 
 
 @pytest.mark.usefixtures("builds_here")
+def test_seeds_are_trained_beside_each_other_kept_and_evaluated_as_one_row(run: Path) -> None:
+    wanted = ["--config", "run.yaml", "--seeds", "3,1", "evaluation.enabled=true"]
+    wanted += ["evaluation.baseline_samples=32", "data.split_fractions=[0.4,0.5,0.1]", "--json"]
+    done = inside(*wanted)
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert list(report["seeds"]) == ["3", "1"]
+    assert list(report["seeds"]["3"]["stages"]) == ["autoencoder", "operator"]
+    rows = json.loads(Path("reports/run/report.json").read_text())["rows"]
+    for name in ("operator", "fno_samples", "unet_samples", "autoencoder_floor"):
+        assert rows[name]["seeds"] == [3, 1]
+    each = rows["operator"]["by_seed"]["nrmse"]
+    assert each[0] != each[1]
+    assert rows["operator"]["nrmse"]["mean"] == pytest.approx(sum(each) / 2)
+    assert rows["unet_samples"]["paired"]["nrmse"]["verdict"] == "can't be told"  # few trajectories
+    written = {path: path.stat().st_mtime_ns for path in Path("checkpoints").rglob("*.safetensors")}
+    assert {path.parts[1] for path in written} == {"seed-1", "seed-3"}
+    assert Path("latents/seed-3/burgers1d_train.zarr.zip").exists()
+    again = inside(*wanted)
+    assert again.exit_code == 0, again.output
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    found = run_ups("evaluate", "--config", "run.yaml", "data.split_fractions=[0.4,0.5,0.1]", "--json")
+    assert json.loads(found.stdout)["rows"]["operator"]["seeds"] == [1, 3]  # all that are there
+    files = [f"checkpoints/seed-{seed}/operator.safetensors" for seed in (3, 1)]
+    one = ("data.split_fractions=[0.4,0.5,0.1]", "--checkpoint", files[0])
+    joined = json.loads(run_ups("evaluate", *one, "--also", files[1], "--json").stdout)["rows"]
+    assert joined["operator"]["seeds"] == [3, 1]
+    assert joined["operator"]["by_seed"] == rows["operator"]["by_seed"]
+    missing = run_ups("evaluate", "--config", "run.yaml", "--seeds", "1,2")
+    assert missing.exit_code == 1
+    assert "seed-2/operator.safetensors: no such checkpoint; train it with `ups train --seeds`" in (
+        missing.stderr
+    )
+    both = inside("--config", "run.yaml", "--seeds", "1", "--seed", "2")
+    assert (both.exit_code, "--seed and --seeds: expected one of them" in both.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("builds_here")
 def test_what_changed_decides_what_is_trained_anew(run: Path) -> None:
     all_of(run)
     _, notes = all_of(run, "operator.pdet.hidden_dim=32")
@@ -231,16 +269,17 @@ def test_evaluation_follows_when_it_is_enabled(run: Path) -> None:
 def test_baselines_of_a_budget_are_trained_and_stand_in_the_report(run: Path) -> None:
     settings = (
         "evaluation.enabled=true",
-        "evaluation.baseline_seconds=0.1",
+        "evaluation.baseline_flops=1e8",
         "evaluation.baseline_samples=16",
     )
     report, _ = all_of(run, *settings)
     rows = json.loads(Path(report["evaluation"]["json"]).read_text())["rows"]
-    assert set(list(rows)[1:5]) == {"fno", "fno_samples", "unet", "unet_samples"}
-    assert rows["fno"]["label"] == "FNO (0.1 s)"
+    assert set(list(rows)[1:5]) == {"fno_flops", "fno_samples", "unet_flops", "unet_samples"}
+    assert rows["fno_flops"]["label"] == "FNO (1e+08 FLOP)"
     assert rows["unet_samples"]["label"] == "U-Net (16 samples)"
-    written = {path: path.stat().st_mtime_ns for path in Path("checkpoints/baselines").iterdir()}
-    assert len(written) == 4
+    found = Path("checkpoints/baselines").glob("*/*.safetensors")
+    written = {path: path.stat().st_mtime_ns for path in found}
+    assert len(written) == 8  # each with its training state
     _, notes = all_of(run, *settings)
     assert sum("is there already, trained alike" in note for note in notes) == 4
     assert {path: path.stat().st_mtime_ns for path in written} == written
@@ -294,7 +333,7 @@ def test_script_prints_json_alone_on_stdout_and_tables_without(run: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--stage", "operatr"], "expected one of autoencoder, joint, operator, all, found 'operatr'"),
+        (["--stage", "operatr"], "fno_neuraloperator, all, found 'operatr'"),
         (["--stage", "steady_prior"], "the prior of steady tasks isn't there yet"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),

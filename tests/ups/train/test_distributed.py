@@ -16,7 +16,7 @@ import rank_training
 import torch
 from on_demand_helpers import build, make_folder
 from rank_processes import rank_variables, start, wait
-from rank_training import Waves, make_config, operator_trainer
+from rank_training import Waves, baseline_trainer, make_config, operator_trainer
 
 from ups.data.batches import TaskBatch
 from ups.errors import CheckpointError, ConfigError
@@ -111,6 +111,23 @@ def test_ranks_train_the_operator_as_one_process_does(tmp_path: Path) -> None:
     folders = (tmp_path / name / "checkpoints" for name in ("alone", "ranks"))
     for one, two in zip(*(steps_of(folder, "operator") for folder in folders), strict=True):
         assert two == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.multi_process
+def test_ranks_train_a_baseline_as_one_process_does(tmp_path: Path) -> None:
+    for name in ("alone", "ranks"):
+        (tmp_path / name).mkdir()
+        make_folder(tmp_path / name)
+    trainer = baseline_trainer(tmp_path / "alone")
+    untrained = {f"model.{name}": tensor.clone() for name, tensor in trainer.stage.model.state_dict().items()}
+    trainer.fit()
+    said = run_ranks("fno", tmp_path / "ranks")
+    assert [one["step"] for one in said] == [6, 6]
+    mine, theirs = (state_of(tmp_path / name / "checkpoints", "fno") for name in ("alone", "ranks"))
+    largest = max(float((mine[name] - tensor).abs().max()) for name, tensor in untrained.items())
+    assert largest > 1e-3
+    torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-6)  # as of the operator above
+    assert said[0]["effort"]["flops"] == trainer.work.read()["training/flops"] > 0
 
 
 @pytest.mark.multi_process

@@ -88,6 +88,7 @@ def test_losses_agree_with_their_formulas(run: Path) -> None:
             points_P=points,
             forward=model,
             is_inverse=True,
+            lambda_alignment=0.5,
         )
         state = model.encode(frames[:, 0], parameters, task="burgers1d")
         restored = model.decode(state, parameters, task="burgers1d")
@@ -100,13 +101,19 @@ def test_losses_agree_with_their_formulas(run: Path) -> None:
     torch.testing.assert_close(losses["prediction"], torch.stack(errors).mean())
     torch.testing.assert_close(losses["decoder_inverse"], error(restored, frames[:, 0]))
     torch.testing.assert_close(losses["encoder_inverse"], (again - predictions[0][0]).square().mean())
-    assert losses.keys() == {"prediction", "decoder_inverse", "encoder_inverse"}
+    with torch.no_grad():
+        true_states = [model.encode(frames[:, step], parameters, task="burgers1d") for step in (1, 2)]
+    apart = [predicted[0] - true for predicted, true in zip(predictions, true_states, strict=True)]
+    torch.testing.assert_close(losses["alignment"], 0.5 * torch.stack(apart).square().mean())
+    assert losses.keys() == {"prediction", "alignment", "decoder_inverse", "encoder_inverse"}
 
 
 @pytest.mark.parametrize("task", ["burgers1d", "darcy2d"])
 def test_gradients_reach_encoder_operator_and_decoder(run: Path, task: str) -> None:
-    stage = make_stage(run)
+    stage = make_stage(run, "training.lambda_alignment=1")
     torch.nn.init.normal_(stage.model.operator.out.weight, std=0.1)
+    for grid in stage.autoencoder.decoder.values():  # nor does a network reach its encoder while it is zero
+        torch.nn.init.normal_(grid.out["fields"].weight, std=0.1)
     reached = {
         name: {
             part
@@ -121,6 +128,7 @@ def test_gradients_reach_encoder_operator_and_decoder(run: Path, task: str) -> N
     }
     assert reached == {
         "prediction": {"E", "A", "D"},
+        "alignment": {"E", "A"},
         "decoder_inverse": {"E", "D"},
         "encoder_inverse": {"E", "A", "D"},
     }
@@ -133,7 +141,7 @@ def is_reached(module: torch.nn.Module, loss: Tensor) -> bool:
 
 def test_inverse_losses_come_every_few_optimiser_steps(run: Path) -> None:
     stage = make_stage(run, ONE, "training.inverse_loss_frequency=3", "training.accum_steps=2")
-    flags = [batch_of(stage, number).is_inverse for number in range(14)]
+    flags = [bool(batch_of(stage, number).weights) for number in range(14)]
     assert flags == [True, True, *[False] * 4, True, True, *[False] * 4, True, True]
     without = stage.losses(stage.model, batch_of(stage, 2))
     assert without.keys() == {"prediction"}
@@ -142,9 +150,9 @@ def test_inverse_losses_come_every_few_optimiser_steps(run: Path) -> None:
 def test_stage_leaves_an_autoencoder_and_an_operator_that_goes_with_it(run: Path) -> None:
     longer = ["training.lr=3e-3", "stages.joint.steps_per_epoch=90"]
     report = run_stage("joint", joint(run, ONE, *longer), note=print)
-    # A few seconds of training: about 0.6, 0.15 and 0.83.
+    # A few seconds of training, validated on one trajectory, whose floor is about 0.53.
     assert report["nrmse"]["burgers1d"] < 0.9 * report["persistence_nrmse"]["burgers1d"]
-    assert report["floor_nrmse"]["burgers1d"] < 0.4
+    assert report["floor_nrmse"]["burgers1d"] < 0.7
     assert report["compression"] == {"burgers1d": 2.0}
     simulator = ups.load("checkpoints/operator.safetensors")
     path = Path("checkpoints/autoencoder.safetensors")
@@ -237,7 +245,7 @@ def test_report_counts_frames_that_have_no_relative_error(run: Path, monkeypatch
         return stored(array, samples, steps) * (steps != 3)[:, None, None]
 
     monkeypatch.setattr(fields, "read", zero_at_step_3)
-    assert stage.finish()["nrmse_left_out"] == {"burgers1d": 2}
+    assert stage.finish()["nrmse_left_out"] == {"burgers1d": 1}
 
 
 @pytest.mark.parametrize(

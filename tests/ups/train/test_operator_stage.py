@@ -21,7 +21,7 @@ from ups.data.fields import open_fields
 from ups.data.stores import open_field_states, open_latents
 from ups.errors import CheckpointError, ConfigError, ConfigWarning
 from ups.eval.metrics import nrmse_per_sample
-from ups.models.latent_operator import SIZES
+from ups.models.operator_size import SIZES, OperatorSize
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.operator_spec import operator_size
 from ups.train.run import run_stage
@@ -213,7 +213,8 @@ def test_specification_comes_from_stores_and_checkpoint(run: Path) -> None:
     with ups_store.open(run / "latents" / "burgers1d_train.zarr.zip") as store:
         latent = store["latent"].astype(np.float64)
     np.testing.assert_allclose(burgers.statistics["fields"]["mean"], latent.mean((0, 1, 2)), rtol=1e-6)
-    np.testing.assert_allclose(burgers.statistics["fields"]["std"], latent.std((0, 1, 2)), rtol=1e-6)
+    one_scale = np.sqrt(latent.var((0, 1, 2)).mean())  # not a channel's own: that would be whitening
+    np.testing.assert_allclose(burgers.statistics["fields"]["std"], [one_scale] * 2, rtol=1e-6)
 
 
 def test_boundary_types_are_those_of_the_store_and_the_grid_says_what_is_periodic(run: Path) -> None:
@@ -255,14 +256,14 @@ def test_batch_is_a_function_of_its_number_with_augmentation_and_noise(run: Path
 
 def test_curriculum_lengthens_rollouts_and_short_tasks_stay_as_they_are(run: Path) -> None:
     stage = make_stage(run, "training.horizon=3", "operator.curriculum=0.5")
-    assert [stage.horizon_at(number) for number in (0, 6, 7, 14, 39)] == [1, 1, 2, 3, 3]
+    assert [stage.curriculum.steps_at(number) for number in (0, 6, 7, 14, 39)] == [1, 1, 2, 3, 3]
     lengths = {"burgers1d": set(), "advection1d": set(), "darcy2d": set()}
     for number in range(40):
         batch = batch_of(stage, number)
         lengths[batch.task].add(batch.states.shape[1])
     assert lengths["darcy2d"] == {2}
     assert lengths["burgers1d"] | lengths["advection1d"] == {2, 3, 4}
-    assert make_stage(run, "training.horizon=3").horizon_at(0) == 3
+    assert make_stage(run, "training.horizon=3").curriculum.steps_at(0) == 3
 
 
 def test_losses_are_those_of_normalised_rollouts(run: Path) -> None:
@@ -277,6 +278,29 @@ def test_losses_are_those_of_normalised_rollouts(run: Path) -> None:
             states = stage.model.normalise(batch.states, task=batch.task)
             expected = (states[:, 1] - states[:, 0]).square().mean()
             torch.testing.assert_close(losses["one_step"], expected)
+
+
+def test_pushforward_has_gradients_through_its_last_step_alone(run: Path) -> None:
+    stage = make_stage(run, only("burgers1d"), "training.horizon=3", "training.pushforward=true")
+    torch.nn.init.normal_(stage.model.operator.out.weight, std=0.1)  # untrained it is the identity
+    drawn = set()
+    for number in range(12):
+        batch = batch_of(stage, number)
+        num = batch.pushed
+        found = stage.losses(stage.model, batch)
+        states = stage.model.normalise(batch.states.flatten(0, 1), task=batch.task).unflatten(0, (-1, 4))
+        given = states[:, 0]
+        for _ in range(num):
+            given = stage.model.step(given, batch.parameters, task=batch.task, dt_B=batch.dt).detach()
+        predicted = stage.model.step(given, batch.parameters, task=batch.task, dt_B=batch.dt)
+        expected = (predicted - states[:, num + 1]).square().mean()
+        torch.testing.assert_close(found, {"one_step": expected})
+        weight = stage.model.operator.out.weight
+        torch.testing.assert_close(
+            *(torch.autograd.grad(one, weight)[0] for one in (*found.values(), expected))
+        )
+        drawn.add(num)
+    assert drawn == {0, 1, 2}
 
 
 def test_losses_of_a_batch_are_the_weighted_means_of_those_of_its_rows(run: Path) -> None:
@@ -316,7 +340,7 @@ def test_training_beats_persistence_and_the_file_predicts_alone(run: Path, state
     AUTOENCODER.unlink()
     simulator = ups.load(run / "checkpoints" / "operator.safetensors")
     fields = open_fields(config.build, "burgers1d", "val")
-    frames = np.stack([fields.read("fields", np.arange(2), np.full(2, step)) for step in range(9)], axis=1)
+    frames = np.stack([fields.read("fields", np.arange(1), np.full(1, step)) for step in range(9)], axis=1)
     predicted = simulator.rollout(frames[:, 0], 8)
     error = nrmse_per_sample(predicted.double(), torch.from_numpy(frames[:, 1:]).double()).mean().item()
     assert error == pytest.approx(report["score"], rel=1e-3)
@@ -399,7 +423,7 @@ def test_resumed_training_equals_an_undisturbed_one(run: Path) -> None:
 # --- architecture --------------------------------------------------------------------------------------
 
 
-def size_of(*overrides: str) -> Any:
+def size_of(*overrides: str) -> OperatorSize:
     return operator_size(load_config(overrides=["data.tasks=burgers1d", *overrides]).operator)
 
 
@@ -414,7 +438,14 @@ def test_size_is_named_and_pdet_changes_parts_of_it() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["operator.pdet.hidden_dim=30"], "a multiple of operator.pdet.num_heads = 4"),
+        (
+            ["operator.mixer=attention", "operator.pdet.hidden_dim=30"],
+            "a multiple of operator.pdet.num_heads = 4",
+        ),
+        (
+            ["operator.mixer=[spectral,attention]"],
+            "expected one for each of 3 levels, depths [2, 2, 2], found 2",
+        ),
         (["operator.architecture_type=pdet_stack"], "one level: operator.pdet.depth, found depths [2, 2, 2]"),
     ],
 )
@@ -427,6 +458,47 @@ def test_sizes_that_do_not_go_together_are_refused(overrides: list[str], says: s
 @pytest.mark.parametrize("override", ["operator.pdet.group_size=12", "operator.pdet.qk_norm=false"])
 def test_settings_without_effect_warn(override: str) -> None:
     with pytest.warns(ConfigWarning, match="has no effect"):
+        size_of(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mixers"),
+    [
+        ([], ("spectral",)),
+        (["operator.pdet.depths=[2,2]"], ("spectral",)),
+        (["operator.mixer=convolution"], ("convolution",)),
+        (["operator.mixer=[spectral,spectral,hybrid]"], ("spectral", "spectral", "hybrid")),
+        (["operator.pdet.num_heads=4"], ("attention",)),
+        (["operator.pdet.window_size=4"], ("attention",)),
+        (["operator.pdet.attention_type=standard"], ("attention",)),
+        (["operator.mixer=hybrid", "operator.pdet.num_heads=4"], ("hybrid",)),
+    ],
+)
+def test_mixer_is_spectral_unless_attention_is_configured(
+    overrides: list[str], mixers: tuple[str, ...]
+) -> None:
+    assert size_of(*overrides).mixers == mixers
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["operator.mixer=spectral", "operator.pdet.num_heads=4"],
+        ["operator.mixer=convolution", "operator.pdet.mlp_ratio=2"],
+        ["operator.pdet.dropout=0.1"],
+        ["operator.mixer=attention", "operator.spectral.modes=4"],
+    ],
+)
+def test_settings_of_another_mixer_warn(overrides: list[str]) -> None:
+    with pytest.warns(ConfigWarning, match="has no effect: operator.mixer = "):
+        size_of(*overrides)
+
+
+@pytest.mark.parametrize(
+    "override", ["operator.mixer=fourier", "operator.mixer=[]", "operator.spectral.modes=0"]
+)
+def test_mixers_and_modes_that_are_not_there_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
         size_of(override)
 
 

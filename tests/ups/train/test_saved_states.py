@@ -35,7 +35,6 @@ SHORT = (
     "stages.operator.steps_per_epoch=2",
     "operator.pdet.hidden_dim=16",
     "operator.pdet.depths=[1]",
-    "operator.pdet.num_heads=2",
     "operator.val_trajectories=1",
 )
 

@@ -153,6 +153,36 @@ def test_resume_in_the_middle_of_an_epoch_and_with_accumulation(tmp_path: Path) 
     expect_equal(through, second)
 
 
+def test_number_of_steps_is_cut_into_epochs_and_resumed_from(tmp_path: Path) -> None:
+    overrides = ["stages.autoencoder.steps=7", "stages.autoencoder.epochs=3"]
+    through = train(Regression(), make_config(tmp_path / "through", *overrides))
+    assert (through.step, through.learning_rate.at(7)) == (7, 0.0)  # the cosine ends with the last step
+    assert [record["step"] for record in records(tmp_path / "through", "epoch")] == [3, 6, 7]
+    config = make_config(tmp_path / "parts", *overrides)
+    first = Trainer(Regression(), config, device=CPU)
+    for _ in range(4):
+        first.train_step()
+    first.save()
+    expect_equal(through, train(Regression(), config))
+
+
+def test_work_is_counted_once_however_a_run_is_interrupted(tmp_path: Path) -> None:
+    """Two passes through layers of 1 x 8 and 8 x 1: forward, and backward for weights and inner values."""
+    through = train(Regression(), make_config(tmp_path / "through"))
+    products = 2 * 4 * (8 + 8)  # of 4 rows
+    step = 2 * (3 * products - 2 * 4 * 8)  # the input needs no gradient
+    assert through.work.read()["training/flops"] == 10 * step
+    config = make_config(tmp_path / "parts")
+    first = Trainer(Regression(), config, device=CPU)
+    for _ in range(4):
+        first.train_step()
+    first.save()
+    second = train(Regression(), config)
+    assert second.work.read()["training/flops"] == 10 * step
+    assert second.work.read()["training/processor_s"] > first.work.read()["training/processor_s"] > 0
+    assert records(tmp_path / "parts", "epoch")[-1]["training/flops"] == 10 * step
+
+
 def test_finished_run_is_not_repeated_and_restart_repeats_it(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     done = train(Regression(), config)

@@ -51,7 +51,13 @@ def train(folder: Path) -> None:
         patch.setattr("ups.train.all_stages._run", build_here)
         run_all(configure(folder), config_path=folder / "run.yaml", overrides=[], note=lambda text: None)
     request = PredictionRequest(
-        source=SOURCE, checkpoint=OPERATOR, out=Path("predicted.zarr.zip"), steps=3, limit=2, device="cpu"
+        source=SOURCE,
+        checkpoint=OPERATOR,
+        out=Path("predicted.zarr.zip"),
+        steps=3,
+        split="train",
+        limit=2,
+        device="cpu",
     )
     predict_store(request, note=lambda text: None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from tiny_autoencoders import LINE, PLANE, make_autoencoder
 
 import ups
 from ups.errors import CheckpointError, ConfigError, ShapeError
+from ups.models.operator_size import Mixer, OperatorSize
 from ups.nn.layers import patchify, unpatchify
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import SimulatedTask, SimulatorSpec
 
-OPERATOR = {"width": 8, "depths": [1, 1], "num_heads": 2}
+OPERATOR = OperatorSize(width=8, depths=(1, 1)).to_json()
 
 
 def make_tasks(dim: dict[str, int], tokens: dict[str, tuple[int, ...]]) -> dict[str, SimulatedTask]:
@@ -35,7 +37,9 @@ def make_tasks(dim: dict[str, int], tokens: dict[str, tuple[int, ...]]) -> dict[
     }
 
 
-def make_simulator(states: str = "latent", *, trained: bool = True) -> Simulator:
+def make_simulator(
+    states: str = "latent", *, trained: bool = True, operator: Mapping[str, Any] = OPERATOR
+) -> Simulator:
     """A simulator; its weights are random instead of the zeros of an untrained operator's last layers."""
     is_latent = states == "latent"
     tokens = {"burgers1d": (4,), "darcy2d": (2, 2)} if is_latent else {"burgers1d": (8,), "darcy2d": (4, 4)}
@@ -47,7 +51,7 @@ def make_simulator(states: str = "latent", *, trained: bool = True) -> Simulator
         state_dim=3 if is_latent else 4,
         patch_size=None if is_latent else 2,
         time_stride=1,
-        operator=OPERATOR,
+        operator=operator,
         autoencoder_sha256="0" * 64 if is_latent else None,
     )
     torch.manual_seed(1)
@@ -226,8 +230,12 @@ def test_autoencoder_is_frozen_and_stays_in_evaluation_mode() -> None:
 
 
 @pytest.mark.parametrize("states", ["latent", "fields"])
-def test_file_alone_gives_the_same_rollout(tmp_path: Path, states: str) -> None:
-    simulator = make_simulator(states)
+@pytest.mark.parametrize(
+    "mixers", [("spectral",), ("convolution",), ("attention",), ("hybrid",), ("spectral", "attention")]
+)
+def test_file_alone_gives_the_same_rollout(tmp_path: Path, states: str, mixers: tuple[Mixer, ...]) -> None:
+    size = OperatorSize(width=8, depths=(1, 1), num_heads=2, mixers=mixers)
+    simulator = make_simulator(states, operator=size.to_json())
     save_simulator(tmp_path / "operator.safetensors", simulator, config={}, report={})
     loaded = ups.load(tmp_path / "operator.safetensors")
     assert loaded.spec == simulator.spec
@@ -236,6 +244,9 @@ def test_file_alone_gives_the_same_rollout(tmp_path: Path, states: str) -> None:
     torch.testing.assert_close(
         loaded.rollout(fields_of(), 2, **given), simulator.rollout(fields_of(), 2, **given), rtol=0, atol=0
     )
+    coefficient = np.random.default_rng(0).uniform(0.1, 1, (2, 8, 8, 1)).astype(np.float32)
+    steady = [model.rollout(coefficient, 1, task="darcy2d") for model in (loaded, simulator)]
+    torch.testing.assert_close(*steady, rtol=0, atol=0)
 
 
 def test_incomplete_specification_and_other_weights_are_refused(checkpoint: Path, tmp_path: Path) -> None:
@@ -275,6 +286,15 @@ def test_checkpoint_without_boundary_types_is_refused(checkpoint: Path, tmp_path
     with pytest.raises(CheckpointError, match="train the operator again") as caught:
         load_simulator(tmp_path / "earlier")
     assert caught.value.kind == "no_spec"
+
+
+def test_operator_of_an_earlier_version_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    tensors, document = load_checkpoint(checkpoint, kind="operator")
+    document["spec"]["operator"] = {"width": 8, "depths": [1, 1], "num_heads": 2}
+    save_checkpoint(tmp_path / "earlier", tensors, kind="operator", document=document)
+    with pytest.raises(CheckpointError, match="train the operator again") as caught:
+        load_simulator(tmp_path / "earlier")
+    assert caught.value.kind == "old_operator"
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from ups.conditions import NUM_STEPS
 from ups.config.build_keys import to_build
-from ups.data.fields import NUM_STEPS, open_split
+from ups.data.fields import open_split
 from ups.data.on_demand.order import arrival_stretches
 from ups.data.stores import Store
 from ups.data.windows import Items

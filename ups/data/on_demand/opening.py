@@ -75,6 +75,7 @@ def open_training_windows(
         parameters=parse_spec(read_document(autoencoder_path, kind=AUTOENCODER), autoencoder_path).parameters,
         preload=training.preload,
         device=device,
+        augment=training.augment,
     )
     if mode == "store" or (mode == "auto" and not _may_be_made(config, split)):
         return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)

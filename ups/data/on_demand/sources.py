@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ups.data.batches import TrainingData, random_order, seed_of
+from ups.data.on_demand.augmented import augmented_filling
 from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.latent_builds import arrivals_of
 from ups.data.on_demand.order import ArrivalOrder, Arrivals, PassDraws, count_batches, most_ahead
@@ -24,6 +26,7 @@ from ups_store.build import Build, BuildRank, ReadingConfig
 from ups_store.torch import Allocate
 
 _ARRIVAL = 3  # purpose of random numbers, beside those of `order` and `batches`
+_AUGMENTATION = 4  # another one
 _UNKEPT_NBYTES = 64 << 20  # of latents that may come before they are needed where nothing keeps them
 _STRETCHES_AHEAD = 2  # that are encoded before they are needed, there
 
@@ -40,6 +43,7 @@ class WindowSettings:
         parameters: Names of the parameters, in the order that batches give them.
         preload: How a finished store is brought into memory.
         device: Where it will be used.
+        augment: Whether fields that are encoded in every pass are shifted and reflected before.
     """
 
     global_batch_size: int
@@ -49,6 +53,7 @@ class WindowSettings:
     parameters: tuple[str, ...]
     preload: Preload
     device: str
+    augment: bool = False
 
     def windows(self, store: Any, *, is_complete: bool) -> TaskWindows:
         """Windows of a store, complete or not, or of what stands for one."""
@@ -105,6 +110,10 @@ class LiveSource(WindowSource):
     def stores(self) -> tuple[()]:
         """None that could be reported on yet."""
         return ()
+
+    def num_frames(self) -> dict[str, int]:
+        """See `WindowSource.num_frames`; also of trajectories that are still to come."""
+        return {task: int(some.num_steps.sum()) for task, some in self._windows.items()}
 
     def begin(self, which: int, position: int) -> PassDraws:
         """The batches of a pass, from a position on."""
@@ -224,7 +233,7 @@ class FilledStores(LiveSource):
 
 
 class UnkeptWindows(LiveSource):
-    """Passes for each of which fields are read and encoded again; nothing is kept.
+    """Passes for each of which fields are read, augmented and encoded again; nothing is kept.
 
     Args:
         wanted: What is encoded, by task.
@@ -272,7 +281,10 @@ class UnkeptWindows(LiveSource):
 
     def _begin(self, which: int, position: int) -> PassDraws:
         self.close()
-        unkept = self._unkept = {task: UnkeptJob(some) for task, some in self._wanted.items()}
+        unkept = self._unkept = {
+            task: self._job(task, some, seed_of(self._settings.seed, _AUGMENTATION, number, which))
+            for number, (task, some) in enumerate(self._wanted.items())
+        }
         self._jobs = dict(unkept)
         self._windows = {
             task: self._settings.windows(job.store, is_complete=False) for task, job in unkept.items()
@@ -293,6 +305,12 @@ class UnkeptWindows(LiveSource):
             unkept, left, reading=self._reading, note=self._note, ahead=_STRETCHES_AHEAD
         )
         return draws
+
+    def _job(self, task: str, wanted: Build, seed: int) -> UnkeptJob:
+        """What encodes a task in one pass."""
+        if not self._settings.augment:
+            return UnkeptJob(wanted)
+        return UnkeptJob(wanted, prepare=partial(augmented_filling, build=wanted, task=task, seed=seed))
 
     def _wait(self, task: str, trajectories: Items, *, stretch: int = 0) -> None:
         """Have the build go on to the last stretch that is needed."""

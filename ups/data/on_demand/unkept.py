@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ups.data.on_demand.background import Progress
 from ups.data.windows import Items, TaskWindows
-from ups_store.build import Build, Readers
+from ups_store.build import Build, Filling, Readers
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -91,6 +91,7 @@ class UnkeptJob:
 
     Args:
         build: What would build a store of it.
+        prepare: Given what reads and encodes its samples, returns what does so instead.
 
     Attributes:
         title: Task and split.
@@ -98,7 +99,10 @@ class UnkeptJob:
         store: What is there at the moment.
     """
 
-    def __init__(self, build: Build) -> None:
+    def __init__(
+        self, build: Build, *, prepare: Callable[[Filling], Filling] = lambda filling: filling
+    ) -> None:
+        self._prepare = prepare
         self.title, self.num_samples = build.title, build.num_samples
         self.store = UnkeptLatents(build)
         self._build, self._num_made = build, 0
@@ -114,7 +118,7 @@ class UnkeptJob:
     def use(self, readers: Readers, watcher: Progress) -> None:
         """See `Job.use`."""
         self._build.use(readers, watcher)
-        self._filling = self._build.filling_into(self.store)
+        self._filling = self._prepare(self._build.filling_into(self.store))
 
     def fill(self, samples: Items) -> None:
         """See `Job.fill`."""

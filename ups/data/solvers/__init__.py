@@ -3,7 +3,7 @@
 from ups.errors import needs
 
 with needs("train"):
-    from ups.data.solvers.dataset import SOLVERS, make_dataset
+    from ups.data.solvers.dataset import SOLVERS, make_dataset, make_datasets
     from ups.data.solvers.problem import Problem, Trajectories
 
-__all__ = ["SOLVERS", "Problem", "Trajectories", "make_dataset"]
+__all__ = ["SOLVERS", "Problem", "Trajectories", "make_dataset", "make_datasets"]

@@ -21,12 +21,10 @@ from ups.data.solvers.problem import (
     Trajectories,
     cell_centres,
     check_at_least,
+    check_not_negative,
     check_positive,
     random_sines,
 )
-
-# PDEBench's initial states: two sines with wave numbers up to 8.
-_NUM_WAVES, _MAX_WAVE_NUMBER = 2, 8
 
 
 def solve(initial_NX: Array, *, beta: float, t: Array) -> Trajectories:
@@ -50,24 +48,34 @@ def solve(initial_NX: Array, *, beta: float, t: Array) -> Trajectories:
 
 @dataclass(frozen=True)
 class Advection1D:
-    """Advection data set: sums of two sines, wave numbers up to 8, carried around the unit interval.
+    """Advection data set: sums of sines, by default PDEBench's two, carried around the unit interval.
 
     Attributes:
         beta: Speed, lengths per time, > 0.
         points: Cells X.
         frames: Stored time steps T, the initial state included.
         end_time: Time of the last one.
+        amplitude: Sum of the sines' amplitudes, > 0.
+        mean: Means are uniform within this of zero.
+        max_wave_number: Wave numbers are uniform in 1..this, periods per unit length.
+        waves: Sines of a sample.
     """
 
     beta: float = 0.4
     points: int = 1024
     frames: int = 41
     end_time: float = 2.0
+    amplitude: float = 1.0
+    mean: float = 0.0
+    max_wave_number: int = 8
+    waves: int = 2
     batch_size: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        check_positive(beta=self.beta, end_time=self.end_time)
-        check_at_least(2 * _MAX_WAVE_NUMBER + 1, points=self.points)
+        check_positive(beta=self.beta, end_time=self.end_time, amplitude=self.amplitude)
+        check_not_negative(mean=self.mean)
+        check_at_least(1, max_wave_number=self.max_wave_number, waves=self.waves)
+        check_at_least(2 * self.max_wave_number + 1, points=self.points)
         check_at_least(2, frames=self.frames)
 
     @property
@@ -81,9 +89,10 @@ class Advection1D:
             indices,
             seed=seed,
             num_points=self.points,
-            num_waves=_NUM_WAVES,
-            max_wave_number=_MAX_WAVE_NUMBER,
-            max_amplitude=1.0,
+            num_waves=self.waves,
+            max_wave_number=self.max_wave_number,
+            max_amplitude=self.amplitude,
+            max_mean=self.mean,
         )
         return solve(initial_NX, beta=self.beta, t=np.linspace(0.0, self.end_time, self.frames))
 

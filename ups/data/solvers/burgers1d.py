@@ -1,10 +1,17 @@
-"""1D viscous Burgers equation on the periodic unit interval: dealiased Fourier pseudo-spectral method.
+"""1D viscous Burgers equation on the periodic unit interval: the exact solution of Cole and Hopf.
 
     du/dt + d(u^2/2)/dx = (nu/pi) d^2u/dx^2,  x in (0, 1) periodic.
 
-This is PDEBench's definition: its `nu` is pi times the viscosity. The mean is conserved exactly and only
-carries the rest of the solution along (Galilean invariance), so only the deviation from it is solved for.
-Letters: N samples, T time steps, X cells, K Fourier modes 0..K-1.
+This is PDEBench's definition: its `nu` is pi times the viscosity. With m the mean of u(y, 0), P the integral
+of u(y, 0) - m, and K the periodic heat kernel,
+
+    u(x, t) = m + <u(y, 0) - m>  averaged with the weight  exp(-P(y) / (2 viscosity)) K(x - m t - y, t).
+
+All weights are positive, so nothing cancels, and no time step is taken: the error is that of the sum over y,
+which is rounding error for smooth states.
+Letters: N samples, T time steps, X cells, M nodes of the sum.
+
+Source: Cole 1951, eq. 20; Hopf 1950, eq. 8.
 """
 
 from __future__ import annotations
@@ -12,43 +19,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import fft
 
-from ups.data.solvers.exponential import make_stepper
 from ups.data.solvers.files import write_single_file
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
     cell_centres,
     check_at_least,
+    check_not_negative,
     check_positive,
     random_sines,
 )
 from ups_store.errors import ConfigError
 
-# Step times speed times highest wave number; measured error against a quarter of it: 1e-6.
-_COURANT = 2.0
-# Fourier coefficients are kept until those of the steepest possible front fell to this part of the first.
-_TAIL = 1e-4
-_MIN_MODES = 32
-_MAX_MODES = 4096
-
-# Chosen so that persistence has an nRMSE between 0.8 and 1.5 until t = 2, from t = 0 (1.36) as well as from
-# t = 0.45 (0.84): the mean keeps the solution from vanishing, low wave numbers keep it from decaying early.
-_NUM_WAVES, _MAX_WAVE_NUMBER, _MAX_AMPLITUDE, _MAX_MEAN = 3, 3, 0.6, 0.3
-
-
-def num_modes_needed(*, nu: float, max_amplitude: float) -> int:
-    """Count the Fourier modes that resolve any solution with |u - mean| <= `max_amplitude`.
-
-    The steepest front is a tanh(a x / (2 nu/pi)) with a = `max_amplitude`; mode k of it falls as
-    exp(-2 pi k nu / a).
-    """
-    return int(np.ceil(-np.log(_TAIL) * max_amplitude / (2 * np.pi * nu)))
+# Nodes within the narrowest weight's standard deviation; with twice as many the solution moves by 2e-14.
+_NODES_PER_DEVIATION = 2.5
+# A weight that is exp(-40) of the largest adds nothing.
+_NEGLIGIBLE = 40.0
+# exp(-P / (2 viscosity)) and K may each span this exponent before the smallest weight that counts underflows.
+_MAX_EXPONENT = 640.0
 
 
 def solve(
@@ -57,113 +50,148 @@ def solve(
     nu: float,
     t: Array,
     max_amplitude: float | None = None,
-    num_modes: int | None = None,
-    courant: float = _COURANT,
+    max_wave_number: int | None = None,
 ) -> Trajectories:
-    """Solve Burgers' equation for a batch of states.
+    """Evaluate the solution of Burgers' equation for a batch of states.
 
     Args:
-        initial_NX: States at the cell centres at t[0], shape (N, X), with fewer than `num_modes` periods.
+        initial_NX: States at the cell centres at t = 0, shape (N, X), with fewer than X/2 periods.
         nu: pi times the viscosity, > 0.
         t: Times, increasing from 0, shape (T,).
-        max_amplitude: Bound of |u - mean| at t = 0, which sets the step. Give one and the same bound to every
-            batch if a sample mustn't depend on its neighbours; by default it is taken from `initial_NX`.
-        num_modes: Fourier modes K; by default what the cells hold and the steepest front needs.
-        courant: Step size in units of 1 / (highest wave number x speed); fourth order.
+        max_amplitude: Bound of |u - mean| at t = 0. Give one and the same bound to every batch if a sample
+            mustn't depend on its neighbours; by default it is taken from `initial_NX`.
+        max_wave_number: Highest wave number in `initial_NX`; by default what the cells hold.
 
     Returns:
         Trajectories with `fields` (N, T, X), point values at the cell centres.
+
+    Raises:
+        ConfigError: Kind "unresolved", if weights are outside the range of float64.
     """
     num_points = initial_NX.shape[1]
+    x = cell_centres(num_points)
     mean_N1 = initial_NX.mean(axis=1, keepdims=True)
     amplitude = float(np.abs(initial_NX - mean_N1).max()) if max_amplitude is None else max_amplitude
-    if num_modes is None:
-        num_modes = max((num_points + 1) // 2, num_modes_needed(nu=nu, max_amplitude=amplitude))
-    wave_numbers_K = 2 * np.pi * np.arange(num_modes)
-    deviation_NK = _to_modes(initial_NX - mean_N1, num_modes=num_modes)
+    wave_number = (num_points - 1) // 2 if max_wave_number is None else max_wave_number
+    viscosity = nu / np.pi
+    modes_NK = fft.rfft(initial_NX - mean_N1, axis=1, norm="forward")[:, : wave_number + 1]
     fields_NTX = np.empty((len(initial_NX), len(t), num_points))
     fields_NTX[:, 0] = initial_NX
-    for frame in range(1, len(t)):
-        interval = t[frame] - t[frame - 1]
-        speed = _speed_bound(amplitude, t[frame - 1])
-        num_steps = max(1, int(np.ceil(interval * wave_numbers_K[-1] * speed / courant)))
-        stepper = make_stepper(-nu / np.pi * wave_numbers_K**2, dt=interval / num_steps)
-        for _ in range(num_steps):
-            deviation_NK = stepper.step(deviation_NK, _minus_flux_divergence)
-        carried_NK = deviation_NK * np.exp(-1j * mean_N1 * t[frame] * wave_numbers_K)
-        fields_NTX[:, frame] = mean_N1 + _to_points(carried_NK, num_points=num_points)
-    return Trajectories(fields_NTX, t=t, x=cell_centres(num_points), parameters={"nu": nu})
+    for frame, time in enumerate(t[1:], start=1):
+        # The exponent's second derivative is at most 1/t + du/dx, in units of 1 / (2 viscosity).
+        steepest = 1 / time + 2 * np.pi * wave_number * amplitude
+        nodes = _NODES_PER_DEVIATION * np.sqrt(steepest / (2 * viscosity))
+        num_nodes = _num_nodes(max(int(np.ceil(nodes)), 2 * wave_number + 1), num_points=num_points)
+        kernel_XM = _heat_kernel(num_points, num_nodes, variance=viscosity * time)
+        for sample, modes_K in enumerate(modes_NK):
+            mean = mean_N1[sample, 0]
+            # Carrying the initial state by m t instead of the points keeps one kernel for all samples.
+            state_M, potential_M = _states_at_nodes(modes_K, shift=mean * time + x[0], num_nodes=num_nodes)
+            weight_M = np.exp(-_centred(potential_M, nu=nu) / (2 * viscosity))
+            total_X, weighted_X = (kernel_XM @ np.stack([weight_M, state_M * weight_M], axis=1)).T
+            fields_NTX[sample, frame] = mean + weighted_X / total_X
+    return Trajectories(fields_NTX, t=t, x=x, parameters={"nu": nu})
 
 
-def _speed_bound(amplitude: float, time: float) -> float:
-    """Bound |u - mean| at a time: it never grows, and on a unit period du/dx <= 1/t keeps it below 1/(2t)."""
-    return min(amplitude, 0.5 / time) if time > 0 else amplitude
+def least_nu(*, max_amplitude: float) -> float:
+    """Return the least nu at which every state of random sines with this bound can be solved for.
+
+    The potential of a sine of wave number 1 spans amplitude / pi, that of others less.
+    """
+    return max_amplitude / (2 * _MAX_EXPONENT)
 
 
-def _minus_flux_divergence(u_NK: NDArray[Any]) -> NDArray[Any]:
-    """Return the modes of -d(u^2/2)/dx, free of aliasing: the square is taken on 3/2 as many points."""
-    num_modes = u_NK.shape[1]
-    num_points = fft.next_fast_len(3 * num_modes, real=True)
-    u_NX = fft.irfft(u_NK, n=num_points, axis=1, norm="forward")
-    square_NK = fft.rfft(u_NX * u_NX, axis=1, norm="forward")[:, :num_modes]
-    minus_half_derivative_K = -1j * np.pi * np.arange(num_modes)
-    return np.asarray(minus_half_derivative_K * square_NK)
+def _states_at_nodes(modes_K: Array, *, shift: float, num_nodes: int) -> tuple[Array, Array]:
+    """Evaluate a series without mean, carried along by `shift`, and its integral, at j / M: each (M,)."""
+    wave_numbers_K = 2j * np.pi * np.arange(len(modes_K))
+    carried_K = modes_K * np.exp(-wave_numbers_K * shift)
+    integral_K = np.zeros_like(carried_K)
+    integral_K[1:] = carried_K[1:] / wave_numbers_K[1:]
+    state_M, potential_M = fft.irfft(np.stack([carried_K, integral_K]), n=num_nodes, norm="forward")
+    return state_M, potential_M
 
 
-def _to_modes(u_NX: Array, *, num_modes: int) -> NDArray[np.complex128]:
-    """Return the first modes of point values; zero for those that the points don't determine."""
-    num_points = u_NX.shape[1]
-    kept = min(num_modes, (num_points + 1) // 2)
-    modes_NK = np.zeros((len(u_NX), num_modes), dtype=np.complex128)
-    modes_NK[:, :kept] = fft.rfft(u_NX, axis=1, norm="forward")[:, :kept]
-    return modes_NK
+def _centred(potential_M: Array, *, nu: float) -> Array:
+    """Subtract the middle of a potential, so that neither its largest nor its smallest weight overflows."""
+    low, high = potential_M.min(), potential_M.max()
+    enough = float(high - low) * np.pi / (2 * _MAX_EXPONENT)
+    if nu < enough:
+        raise _too_small(nu, enough)
+    return potential_M - (low + high) / 2
 
 
-def _to_points(modes_NK: NDArray[np.complex128], *, num_points: int) -> Array:
-    """Evaluate a Fourier series at the cells; on a finer grid of which they are part if it has more modes."""
-    refinement = -(-2 * modes_NK.shape[1] // num_points)
-    fine_NX = fft.irfft(modes_NK, n=refinement * num_points, axis=1, norm="forward")
-    return np.asarray(fine_NX[:, ::refinement])
+def _num_nodes(least: int, *, num_points: int) -> int:
+    """Round up to a divisor of the number of points, or a multiple: then few distances differ."""
+    divisors = [n for n in range(1, num_points + 1) if num_points % n == 0 and n >= least]
+    return divisors[0] if divisors else -(-least // num_points) * num_points
+
+
+def _heat_kernel(num_points: int, num_nodes: int, *, variance: float) -> Array:
+    """Return the periodic heat kernel between cell centres and nodes j / M up to a factor, shape (X, M).
+
+    `variance` is viscosity times time, half the variance.
+    """
+    reach = np.sqrt(4 * variance * (_MAX_EXPONENT + _NEGLIGIBLE))
+    num_distances = max(num_points, num_nodes)
+    distances = np.arange(num_distances) / num_distances + 0.5 / num_points
+    distances -= np.round(distances)
+    images = np.arange(-int(reach + 0.5), int(reach + 0.5) + 1)
+    kernel = np.exp(-((distances[:, None] + images) ** 2) / (4 * variance)).sum(axis=1)
+    points = num_distances // num_points * np.arange(num_points)
+    nodes = num_distances // num_nodes * np.arange(num_nodes)
+    return np.asarray(kernel[(points[:, None] - nodes) % num_distances])
+
+
+def _too_small(nu: float, enough: float) -> ConfigError:
+    return ConfigError(
+        f"nu = {nu} gives the exact solution weights outside the range of float64",
+        kind="unresolved",
+        expected=f">= {enough:.3g}",
+        hint=f"use nu >= {1.01 * enough:.2g}",
+    )
 
 
 @dataclass(frozen=True)
 class Burgers1D:
-    """Burgers data set: a mean flow plus three sines of wave number up to 3, which steepen into fronts.
+    """Burgers data set: a mean flow plus a few sines of low wave number, which steepen into fronts.
+
+    By default persistence has an nRMSE between 0.8 and 1.5 until t = 2, from t = 0 (1.36) as well as from
+    t = 0.45 (0.84): the mean keeps the solution from vanishing, low wave numbers keep it from decaying early.
 
     Attributes:
-        nu: pi times the viscosity, > 0; the cost grows as 1/nu^2.
+        nu: pi times the viscosity, > 0.
         points: Cells X.
         frames: Stored time steps T, the initial state included.
         end_time: Time of the last one.
+        amplitude: Sum of the sines' amplitudes, > 0.
+        mean: Means are uniform within this of zero.
+        max_wave_number: Wave numbers are uniform in 1..this, periods per unit length.
+        waves: Sines of a sample.
     """
 
     nu: float = 0.01
     points: int = 1024
     frames: int = 41
     end_time: float = 2.0
+    amplitude: float = 0.6
+    mean: float = 0.3
+    max_wave_number: int = 3
+    waves: int = 3
     batch_size: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        check_positive(nu=self.nu, end_time=self.end_time)
-        check_at_least(2 * _MAX_WAVE_NUMBER + 1, points=self.points)
+        check_positive(nu=self.nu, end_time=self.end_time, amplitude=self.amplitude)
+        check_not_negative(mean=self.mean)
+        check_at_least(1, max_wave_number=self.max_wave_number, waves=self.waves)
+        check_at_least(2 * self.max_wave_number + 1, points=self.points)
         check_at_least(2, frames=self.frames)
-        if self._num_modes > _MAX_MODES:
-            enough = 1.1 * self.nu * self._num_modes / _MAX_MODES  # a tenth more, as it is rounded
-            raise ConfigError(
-                f"nu = {self.nu} makes fronts that take {self._num_modes} Fourier modes",
-                kind="unresolved",
-                expected=f"at most {_MAX_MODES}",
-                hint=f"use nu >= {enough:.2g}",
-            )
+        if self.nu < (enough := least_nu(max_amplitude=self.amplitude)):
+            raise _too_small(self.nu, enough)
 
     @property
     def file_name(self) -> str:
         """Name as in PDEBench, such as `1D_Burgers_Sols_Nu0.01.hdf5`."""
         return f"1D_Burgers_Sols_Nu{float(self.nu)}.hdf5"
-
-    @property
-    def _num_modes(self) -> int:
-        return max(_MIN_MODES, num_modes_needed(nu=self.nu, max_amplitude=_MAX_AMPLITUDE))
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and solve the samples of these numbers."""
@@ -171,13 +199,18 @@ class Burgers1D:
             indices,
             seed=seed,
             num_points=self.points,
-            num_waves=_NUM_WAVES,
-            max_wave_number=_MAX_WAVE_NUMBER,
-            max_amplitude=_MAX_AMPLITUDE,
-            max_mean=_MAX_MEAN,
+            num_waves=self.waves,
+            max_wave_number=self.max_wave_number,
+            max_amplitude=self.amplitude,
+            max_mean=self.mean,
         )
-        t = np.linspace(0.0, self.end_time, self.frames)
-        return solve(initial_NX, nu=self.nu, t=t, max_amplitude=_MAX_AMPLITUDE, num_modes=self._num_modes)
+        return solve(
+            initial_NX,
+            nu=self.nu,
+            t=np.linspace(0.0, self.end_time, self.frames),
+            max_amplitude=self.amplitude,
+            max_wave_number=self.max_wave_number,
+        )
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
         """Write a single-file layout with the root attribute `Nu`."""

@@ -97,15 +97,18 @@ class Darcy2D:
     Attributes:
         beta: Uniform right-hand side, > 0; the solution is proportional to it.
         points: Cells per side.
+        modes: Cosine modes per side that the regions are drawn from; as many as `points` by default. Data
+            sets on other grids have the same regions if it is the same and at most `points`.
     """
 
     beta: float = 1.0
     points: int = 128
+    modes: int | None = None
     batch_size: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         check_positive(beta=self.beta)
-        check_at_least(2, points=self.points)
+        check_at_least(2, points=self.points, modes=self.points if self.modes is None else self.modes)
 
     @property
     def file_name(self) -> str:
@@ -114,7 +117,9 @@ class Darcy2D:
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and solve the samples of these numbers."""
-        coefficient_NXY = random_two_phase(indices, seed=seed, num_points=self.points, low=_LOW, high=_HIGH)
+        coefficient_NXY = random_two_phase(
+            indices, seed=seed, num_points=self.points, low=_LOW, high=_HIGH, num_modes=self.modes
+        )
         return solve(coefficient_NXY, source=self.beta)
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:

@@ -63,18 +63,51 @@ def write_single_file(
             file.attrs[name] = np.float64(value)
 
 
-def write_diffreact2d(
-    path: Path, batches: Iterable[Trajectories], *, num_samples: int, settings: Mapping[str, float]
+def write_converted(
+    path: Path, batches: Iterable[Trajectories], *, num_samples: int, attrs: Mapping[str, float]
 ) -> None:
-    """Write the group-per-sample layout: `0000/data` (T, Y, X, C) and `0000/grid/{x,y,t}`, lzf-compressed.
-
-    Chunk shapes are h5py's choice, as in PDEBench.
+    """Write `data` (N, T, Y, X) with coordinates `t`, `y` and `x`, which a build reads as any converted file.
 
     Args:
         path: New file.
-        batches: Each with `fields` (n, T, Y, X, C).
+        batches: At least one, each on the same grid.
+        num_samples: N, the samples of all batches together.
+        attrs: Root attributes, stored as float64 scalars.
+    """
+    first = 0
+    with h5py.File(path, "w") as file:
+        for batch in batches:
+            if first == 0:
+                file.create_dataset("data", shape=(num_samples, *batch.fields.shape[1:]), dtype=_FLOAT32)
+                for name, values in {"t": batch.t, "y": batch.y, "x": batch.x}.items():
+                    file.create_dataset(name, data=values, dtype=_FLOAT32)
+            file["data"][first : first + len(batch.fields)] = batch.fields
+            first += len(batch.fields)
+        assert first == num_samples, f"{first} samples came, {num_samples} were announced"
+        for name, value in attrs.items():
+            file.attrs[name] = np.float64(value)
+
+
+def write_groups(
+    path: Path,
+    batches: Iterable[Trajectories],
+    *,
+    num_samples: int,
+    settings: Mapping[str, object],
+    name: str = "2d_diff-react",
+    compression: str | None = "lzf",
+) -> None:
+    """Write the group-per-sample layout: `0000/data` (T, Y, X, C) and `0000/grid/{x,y,t}`.
+
+    Chunk shapes of compressed data are h5py's choice, as in PDEBench.
+
+    Args:
+        path: New file.
+        batches: Each with `fields` (n, T, Y, X, C), or (n, T, X, Y, C).
         num_samples: N, the samples of all batches together.
         settings: Stored with the sample number as YAML text in the attribute `config` of every group.
+        name: Of the generator, stored there too.
+        compression: h5py's filter; None for contiguous data.
 
     Raises:
         ConfigError: For more samples than four digits can name.
@@ -85,14 +118,14 @@ def write_diffreact2d(
     index = 0
     with h5py.File(path, "w") as file:
         for batch in batches:
-            for data_TYXC in batch.fields:
-                _check_room(path, data_TYXC.size * _FLOAT32.itemsize)
+            for data in batch.fields:
+                _check_room(path, data.size * _FLOAT32.itemsize)
                 group = file.create_group(f"{index:04d}")
-                arrays = {"data": data_TYXC, "grid/x": batch.x, "grid/y": batch.y, "grid/t": batch.t}
-                for name, values in arrays.items():
-                    group.create_dataset(name, data=values, dtype=_FLOAT32, compression="lzf")
+                arrays = {"data": data, "grid/x": batch.x, "grid/y": batch.y, "grid/t": batch.t}
+                for key, values in arrays.items():
+                    group.create_dataset(key, data=values, dtype=_FLOAT32, compression=compression)
                 sim = {**settings, "n": 1, "seed": index}
-                group.attrs["config"] = OmegaConf.to_yaml({"name": "2d_diff-react", "sim": sim})
+                group.attrs["config"] = OmegaConf.to_yaml({"name": name, "sim": sim})
                 index += 1
 
 

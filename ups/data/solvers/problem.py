@@ -30,7 +30,8 @@ class Trajectories:
     """Solutions of one equation for several initial states or coefficients; everything float64.
 
     Attributes:
-        fields: Solution; (N, T, X) in 1D, (N, T, Y, X, C) for reaction-diffusion, (N, 1, X, Y) for Darcy.
+        fields: Solution; (N, T, X) in 1D, (N, T, Y, X, C) for reaction-diffusion, (N, T, Y, X) for vorticity,
+            (N, T, X, Y, 1) for shallow water, (N, 1, X, Y) for Darcy.
         t: Times of the stored steps, shape (T,).
         x: Cell centres, shape (X,).
         y: Cell centres, shape (Y,); None in 1D.
@@ -81,6 +82,15 @@ def check_positive(**settings: float) -> None:
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(
                 f"{name} = {value}", kind="setting_out_of_range", expected="a finite number > 0"
+            )
+
+
+def check_not_negative(**settings: float) -> None:
+    """Raise `ConfigError` for the first setting that isn't a finite number >= 0."""
+    for name, value in settings.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(
+                f"{name} = {value}", kind="setting_out_of_range", expected="a finite number >= 0"
             )
 
 
@@ -141,7 +151,15 @@ def random_noise(indices: Sequence[int], *, seed: int, shape: tuple[int, ...]) -
     return np.stack([sample_generator(index, seed=seed).standard_normal(shape) for index in indices])
 
 
-def random_two_phase(indices: Sequence[int], *, seed: int, num_points: int, low: float, high: float) -> Array:
+def random_two_phase(
+    indices: Sequence[int],
+    *,
+    seed: int,
+    num_points: int,
+    low: float,
+    high: float,
+    num_modes: int | None = None,
+) -> Array:
     """Draw two-valued media on the unit square: the sign of a smooth Gaussian random field picks the value.
 
     The field has the covariance (-Laplacian + tau^2)^-s, with zero-flux boundary and no mean.
@@ -152,14 +170,17 @@ def random_two_phase(indices: Sequence[int], *, seed: int, num_points: int, low:
         num_points: Cells per side.
         low: Value where the field is negative.
         high: Value elsewhere.
+        num_modes: Cosine modes per side that are drawn, by default as many as cells. Media on other grids are
+            the same, cut into other cells, if it is the same and at most `num_points`.
 
     Returns:
         Coefficients, shape (N, X, Y), each entry `low` or `high`.
     """
-    wave_numbers = np.pi * np.arange(num_points)
+    num_modes = num_points if num_modes is None else num_modes
+    wave_numbers = np.pi * np.arange(num_modes)
     squared = wave_numbers[:, None] ** 2 + wave_numbers[None, :] ** 2
     deviation = (squared + _INVERSE_LENGTH**2) ** (-_SMOOTHNESS / 2)
     deviation[0, 0] = 0.0
-    noise = random_noise(indices, seed=seed, shape=(num_points, num_points))
-    smooth = fft.idctn(noise * deviation, axes=(1, 2), norm="ortho")
+    noise = random_noise(indices, seed=seed, shape=(num_modes, num_modes))
+    smooth = fft.idctn(noise * deviation, s=(num_points, num_points), axes=(1, 2), norm="ortho")
     return np.where(smooth < 0.0, low, high)

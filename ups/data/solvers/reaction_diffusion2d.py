@@ -20,12 +20,13 @@ import numpy as np
 from scipy import fft
 
 from ups.data.solvers.exponential import make_stepper
-from ups.data.solvers.files import write_diffreact2d
+from ups.data.solvers.files import write_groups
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
     cell_centres,
     check_at_least,
+    check_not_negative,
     check_positive,
     random_noise,
 )
@@ -54,6 +55,7 @@ def solve(
     reaction: Reaction,
     t: Array,
     max_step: float = _MAX_STEP,
+    rough_until: float = _ROUGH_TIME,
 ) -> Trajectories:
     """Solve a two-species reaction-diffusion system on (-1, 1)^2 without flux through the boundary.
 
@@ -62,7 +64,8 @@ def solve(
         diffusivities: Du and Dv, lengths^2 per time.
         reaction: Rates of u and v.
         t: Times, increasing from 0, shape (T,).
-        max_step: Largest time step; a fifth of it before t = 0.25. Fourth order.
+        max_step: Largest time step. Fourth order.
+        rough_until: Until this time the step is a fifth of it.
 
     Returns:
         Trajectories with `fields` (N, T, Y, X, 2).
@@ -78,7 +81,7 @@ def solve(
     modes_NCYX = _to_modes(np.moveaxis(initial_NYXC, -1, 1))
     frames = [initial_NYXC]
     for begin, end in pairwise(t):
-        step = max_step * (_ROUGH_FACTOR if begin < _ROUGH_TIME else 1.0)
+        step = max_step * (_ROUGH_FACTOR if begin < rough_until else 1.0)
         num_steps = int(np.ceil((end - begin) / step - 1e-9))  # rounding must not add a step
         stepper = make_stepper(linear_CYX, dt=(end - begin) / num_steps)
         for _ in range(num_steps):
@@ -104,13 +107,28 @@ def _to_modes(fields_NCYX: Array) -> Array:
     return np.asarray(fft.dctn(fields_NCYX, axes=(2, 3), norm="ortho"))
 
 
+def _on_cells(fields_NYXC: Array, num_points: int) -> Array:
+    """Evaluate cosine series on another number of cells; modes that these don't resolve are left out."""
+    num_given = fields_NYXC.shape[1]
+    if num_given == num_points:
+        return fields_NYXC
+    kept = min(num_given, num_points)
+    modes_NCYX = np.zeros((len(fields_NYXC), 2, num_points, num_points))
+    given_NCYX = _to_modes(np.moveaxis(fields_NYXC, -1, 1))
+    modes_NCYX[:, :, :kept, :kept] = given_NCYX[:, :, :kept, :kept] * (num_points / num_given)
+    return np.moveaxis(_to_points(modes_NCYX), 1, -1)
+
+
 def _to_points(modes_NCYX: Array) -> Array:
     return np.asarray(fft.idctn(modes_NCYX, axes=(2, 3), norm="ortho"))
 
 
 @dataclass(frozen=True)
 class ReactionDiffusion2D:
-    """Reaction-diffusion data set: patterns that grow out of standard normal noise.
+    """Reaction-diffusion data set: patterns that grow out of white noise.
+
+    The noise is gone within a few hundredths of time, so that the first stored step is like no other. With a
+    `burn_in` the stored times begin after it.
 
     Attributes:
         du: Diffusivity of the activator, lengths^2 per time, > 0.
@@ -118,7 +136,11 @@ class ReactionDiffusion2D:
         k: Constant sink of the activator, > 0.
         points: Cells per side.
         frames: Stored time steps T, the initial state included.
-        end_time: Time of the last one.
+        end_time: Time of the last one, counted from the first.
+        burn_in: Time from the noise to the first stored step, >= 0.
+        amplitude: Standard deviation of the noise, > 0.
+        modes: Cells per side that the noise is drawn for; as many as `points` by default. Data sets on
+            other grids start from the same noise if it is the same, as far as they resolve it.
     """
 
     du: float = 1e-3
@@ -127,11 +149,19 @@ class ReactionDiffusion2D:
     points: int = 128
     frames: int = 21
     end_time: float = 5.0
+    burn_in: float = 0.0
+    amplitude: float = 1.0
+    modes: int | None = None
     batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_positive(du=self.du, dv=self.dv, k=self.k, end_time=self.end_time)
-        check_at_least(2, points=self.points, frames=self.frames)
+        check_positive(du=self.du, dv=self.dv, k=self.k, end_time=self.end_time, amplitude=self.amplitude)
+        check_not_negative(burn_in=self.burn_in)
+        check_at_least(2, points=self.points, frames=self.frames, modes=self._modes)
+
+    @property
+    def _modes(self) -> int:
+        return self.points if self.modes is None else self.modes
 
     @property
     def file_name(self) -> str:
@@ -140,11 +170,21 @@ class ReactionDiffusion2D:
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and solve the samples of these numbers."""
+        noise_NYXC = self.amplitude * random_noise(indices, seed=seed, shape=(self._modes, self._modes, 2))
+        initial_NYXC = _on_cells(noise_NYXC, self.points)
+        if self.burn_in > 0:
+            rough = min(self.burn_in, _ROUGH_TIME)
+            initial_NYXC = self._solve(initial_NYXC, np.unique([0.0, rough, self.burn_in])).fields[:, -1]
+        t = np.linspace(0.0, self.end_time, self.frames)
+        return self._solve(initial_NYXC, t, rough_until=_ROUGH_TIME - self.burn_in)
+
+    def _solve(self, initial_NYXC: Array, t: Array, *, rough_until: float = _ROUGH_TIME) -> Trajectories:
         return solve(
-            random_noise(indices, seed=seed, shape=(self.points, self.points, 2)),
+            initial_NYXC,
             diffusivities=(self.du, self.dv),
             reaction=fitzhugh_nagumo(self.k),
-            t=np.linspace(0.0, self.end_time, self.frames),
+            t=t,
+            rough_until=rough_until,
         )
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
@@ -154,6 +194,7 @@ class ReactionDiffusion2D:
             "Dv": self.dv,
             "k": self.k,
             "t": self.end_time,
+            "burn_in": self.burn_in,
             "tdim": self.frames,
             "x_left": _START,
             "x_right": _END,
@@ -162,4 +203,4 @@ class ReactionDiffusion2D:
             "y_top": _END,
             "ydim": self.points,
         }
-        write_diffreact2d(path, batches, num_samples=num_samples, settings=settings)
+        write_groups(path, batches, num_samples=num_samples, settings=settings)

@@ -1,0 +1,1 @@
+"""How well an operator, an FNO and a U-Net of one budget predict: tasks, shifted data, several seeds."""

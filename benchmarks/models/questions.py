@@ -1,0 +1,254 @@
+"""What models are asked: tasks with their data, what is shifted in other test sets, and how they are trained.
+
+Sizes of `SMALL` are for two processor cores, those of `FULL` for a GPU: the same questions with more samples,
+points and steps, and two more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+TRAIN, VAL, TEST = "train", "val", "test"
+# Test sets of what training never saw are called so; others are of the training's distribution.
+LONGER, TWICE, HALF = "twice as long", "twice the points", "half the points"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One task, its training data and its test sets.
+
+    Attributes:
+        name: Short, for folders and tables.
+        title: For people.
+        task: Of `ups make-data`.
+        settings: Of all its data sets.
+        shifts: Settings that other test sets change, by name; those with other `points` only are of another
+            resolution, those with other `frames` are longer.
+        num_samples: Of each training file.
+        num_held_out: Of each file of validation, and of test.
+        patch: Points of a patch of the operator, along each axis.
+        flops: Budget of each training, counted operations.
+        overrides: Further `key=value` of the run.
+    """
+
+    name: str
+    title: str
+    task: str
+    settings: Settings
+    shifts: Mapping[str, Settings]
+    num_samples: int
+    num_held_out: int
+    patch: int
+    flops: float
+    overrides: Sequence[str] = ()
+
+    @property
+    def sets(self) -> dict[str, Settings]:
+        """Settings of every data set: train, val, test, and the shifted ones."""
+        return dict.fromkeys((TRAIN, VAL, TEST), self.settings) | {
+            name: {**self.settings, **changed} for name, changed in self.shifts.items()
+        }
+
+    def samples_of(self, name: str) -> int:
+        """Samples of each file of a set; a shifted set has as many as test in all its files together."""
+        if name == TRAIN:
+            return self.num_samples
+        return self.num_held_out * (1 if name in (VAL, TEST) else _num_files(self.settings))
+
+    def seed_of(self, name: str) -> int:
+        """Of a set's initial states; all resolutions and lengths of test start from its states."""
+        return {TRAIN: 0, VAL: 1}.get(name, 2)
+
+    def key(self, name: str) -> str:
+        """Hash of what makes a set, so that data are made again when that changes."""
+        return _hash([self.task, self.sets[name], self.samples_of(name), self.seed_of(name)])
+
+    @property
+    def identity(self) -> str:
+        """Hash of what decides a training's result, as far as it is said here."""
+        return _hash([[self.key(name) for name in self.sets], self.patch, self.flops, list(self.overrides)])
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _num_files(settings: Settings) -> int:
+    return max((len(value) for value in settings.values() if isinstance(value, tuple)), default=1)
+
+
+def _sizes(points: int, frames: int, end_time: float, **held: int) -> dict[str, Settings]:
+    """Test sets of other resolutions and of longer rollouts."""
+    longer = {"frames": 2 * frames - 1, "end_time": 2 * end_time}
+    return {
+        LONGER: {**held, **longer},
+        TWICE: {**held, "points": 2 * points},
+        HALF: {**held, "points": points // 2},
+    }
+
+
+_STATES_1D = {
+    "amplitude 1.5x": {"amplitude": 0.9},
+    "means to 0.6": {"mean": 0.6},
+    "wave numbers to 6": {"max_wave_number": 6, "waves": 6},
+}
+
+BURGERS = Question(
+    name="burgers",
+    title="Burgers, three viscosities",
+    task="burgers1d",
+    settings={"nu": (0.01, 0.03, 0.1), "points": 128, "frames": 21, "end_time": 2.0},
+    shifts={
+        "nu = 0.017, between": {"nu": 0.017},
+        "nu = 0.004, beyond": {"nu": 0.004},
+        **{name: {"nu": 0.03, **changed} for name, changed in _STATES_1D.items()},
+        **{name: {"nu": 0.03, **changed} for name, changed in _sizes(128, 21, 2.0).items()},
+    },
+    num_samples=100,
+    num_held_out=12,
+    patch=8,
+    flops=5e11,
+)
+
+SHOCKS = Question(
+    name="shocks",
+    title="Burgers, shocks thinner than a cell",
+    task="burgers1d",
+    settings={"nu": 0.001, "points": 128, "frames": 21, "end_time": 2.0},
+    shifts={**_STATES_1D, **_sizes(128, 21, 2.0)},
+    num_samples=300,
+    num_held_out=36,
+    patch=8,
+    flops=5e11,
+)
+
+ADVECTION = Question(
+    name="advection",
+    title="advection, three speeds",
+    task="advection1d",
+    settings={"beta": (0.2, 0.4, 0.8), "points": 128, "frames": 21, "end_time": 2.0},
+    shifts={
+        "beta = 0.6, between": {"beta": 0.6},
+        "beta = 1, beyond": {"beta": 1.0},
+        "amplitude 1.5x": {"beta": 0.4, "amplitude": 1.5},
+        "means to 0.6": {"beta": 0.4, "mean": 0.6},
+        "wave numbers to 12": {"beta": 0.4, "max_wave_number": 12, "waves": 4},
+        **{name: {"beta": 0.4, **changed} for name, changed in _sizes(128, 21, 2.0).items()},
+    },
+    num_samples=100,
+    num_held_out=12,
+    patch=8,
+    flops=5e11,
+)
+
+VORTICITY = Question(
+    name="vorticity",
+    title="2D vorticity, two viscosities",
+    task="incompressible2d",
+    settings={"nu": (1e-3, 4e-3), "points": 48, "frames": 21, "end_time": 2.0},
+    shifts={
+        "nu = 0.002, between": {"nu": 2e-3},
+        "nu = 0.0005, beyond": {"nu": 5e-4},
+        "amplitude 1.5x": {"nu": 2e-3, "amplitude": 7.5},
+        "wave numbers to 6": {"nu": 2e-3, "max_wave_number": 6},
+        **{name: {"nu": 2e-3, **changed} for name, changed in _sizes(48, 21, 2.0).items()},
+    },
+    num_samples=60,
+    num_held_out=12,
+    patch=4,
+    flops=1.5e12,
+)
+
+REACTION = Question(
+    name="reaction",
+    title="2D reaction-diffusion after its noise",
+    task="diffreact2d",
+    settings={
+        "points": 48,
+        "modes": 24,
+        "du": 2e-3,
+        "dv": 1e-2,
+        "burn_in": 1.0,
+        "frames": 21,
+        "end_time": 4.0,
+    },
+    shifts={"amplitude 1.5x": {"amplitude": 1.5}, **_sizes(48, 21, 4.0)},
+    num_samples=100,
+    num_held_out=24,
+    patch=4,
+    flops=1.5e12,
+)
+
+DARCY = Question(
+    name="darcy",
+    title="2D Darcy flow",
+    task="darcy2d",
+    settings={"beta": 1.0, "points": 64, "modes": 32},
+    shifts={TWICE: {"points": 128}, HALF: {"points": 32}},
+    num_samples=400,
+    num_held_out=40,
+    patch=4,
+    flops=1.5e12,
+)
+
+SMALL = (BURGERS, SHOCKS, ADVECTION, VORTICITY, REACTION, DARCY)
+
+
+def _larger(question: Question, *, points: int, samples: int, patch: int, **settings: Any) -> Question:
+    """A question at full size: its shifted resolutions follow its points."""
+    resolutions = {TWICE: 2 * points, HALF: points // 2}
+    shifts = {
+        name: {**changed, "points": resolutions[name]} if name in resolutions else changed
+        for name, changed in question.shifts.items()
+    }
+    return replace(
+        question,
+        settings={**question.settings, "points": points, **settings},
+        shifts=shifts,
+        num_samples=samples,
+        num_held_out=max(question.num_held_out, samples // 10),
+        patch=patch,
+        flops=100 * question.flops,
+    )
+
+
+FORCED = Question(
+    name="forced",
+    title="2D vorticity, forced",
+    task="incompressible2d",
+    settings={"nu": (3e-4, 1e-3), "forcing": 0.1, "points": 64, "frames": 41, "end_time": 20.0},
+    shifts={"nu = 0.0006, between": {"nu": 6e-4}, "forcing 1.5x": {"nu": 1e-3, "forcing": 0.15}},
+    num_samples=500,
+    num_held_out=50,
+    patch=4,
+    flops=1e15,
+)
+
+DAM_BREAK = Question(
+    name="dam_break",
+    title="2D shallow water: dams anywhere, from rest",
+    task="shallow_water2d",
+    settings={"points": 64, "frames": 21, "end_time": 1.0, "shift": 1.0},
+    shifts={"height 1.25x": {"height": 2.5}, "radii to 1": {"min_radius": 0.7, "max_radius": 1.0}},
+    num_samples=1000,
+    num_held_out=100,
+    patch=4,
+    flops=1e15,
+)
+
+FULL = (
+    _larger(BURGERS, points=256, samples=1000, patch=8),
+    _larger(SHOCKS, points=256, samples=3000, patch=8),
+    _larger(ADVECTION, points=256, samples=1000, patch=8),
+    _larger(VORTICITY, points=128, samples=500, patch=4),
+    _larger(REACTION, points=128, samples=1000, patch=4, modes=64),
+    _larger(DARCY, points=128, samples=5000, patch=4, modes=64),
+    FORCED,
+    DAM_BREAK,
+)

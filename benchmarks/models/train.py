@@ -1,0 +1,106 @@
+"""One training: a model, a question, a seed; by the package's own trainer, scored on every test set."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models.data import remove_training, shifted
+from benchmarks.models.questions import TEST, Question
+from ups.config import RunConfig, load_config
+from ups.data.trajectories import open_trajectories
+from ups.errors import ShapeError
+from ups.eval.baseline_model import load_baseline
+from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, shown_size
+from ups.eval.rollout import roll_out
+from ups.output import Note, write_atomically
+from ups.train.run import run_stage
+from ups.trained.simulator import load_simulator
+
+MODELS = ("operator", "fno", "unet")
+PERSISTENCE = "persistence"
+
+
+def score_path(question: Question, model: str, seed: int, folder: Path) -> Path:
+    """Where the scores of a training are."""
+    return folder / "scores" / f"{question.name}-{model}-{seed}.json"
+
+
+def known_scores(question: Question, model: str, seed: int, folder: Path) -> dict[str, Any] | None:
+    """The scores of a training that was done as the question now says; None if there is none."""
+    path = score_path(question, model, seed, folder)
+    if not path.exists():
+        return None
+    scores: dict[str, Any] = json.loads(path.read_text())
+    return scores if scores["identity"] == question.identity else None
+
+
+def train_and_score(
+    question: Question, model: str, seed: int, *, config_path: Path, folder: Path, note: Note
+) -> dict[str, Any]:
+    """Train from where it was left, or from the start, and write its scores in one step.
+
+    Args:
+        question: What is asked.
+        model: "operator", "fno" or "unet"; "persistence" has nothing to train.
+        seed: Of weights, order of data and augmentation.
+        config_path: Of the question's runs.
+        folder: Of the benchmark.
+        note: Told what is being done.
+    """
+    home = folder / question.name
+    checkpoints = home / f"{model}-{seed}-{question.identity}"
+    overrides = [*question.overrides, f"seed={seed}", f"checkpoint.dir={json.dumps(str(checkpoints))}"]
+    config = load_config(config_path, overrides=overrides, note=note)
+    began = time.perf_counter()
+    trained = {} if model == PERSISTENCE else run_stage(model, config, note=note)
+    forecaster, size = _load(model, checkpoints)
+    scores = {
+        "identity": question.identity,
+        "question": question.name,
+        "model": model,
+        "seed": seed,
+        "size": size,
+        "steps": trained.get("steps"),
+        "seconds": round(time.perf_counter() - began, 1),
+        "cpu_seconds": round(trained.get("cpu_seconds", 0.0), 1),
+        "sets": dict(_scores_of_sets(forecaster, question, config, home)),
+    }
+    path = score_path(question, model, seed, folder)
+    write_atomically(path, json.dumps(scores, indent=1, allow_nan=False).encode())
+    remove_training(checkpoints)
+    return scores
+
+
+def _load(model: str, checkpoints: Path) -> tuple[Forecaster, str]:
+    """What predicts, and its size for people."""
+    if model == PERSISTENCE:
+        return Persistence(), ""
+    if model == "operator":
+        simulator = load_simulator(checkpoints / "operator.safetensors")
+        return OperatorForecaster(simulator), shown_size(simulator.operator)
+    baseline = load_baseline(checkpoints / f"{model}.safetensors")
+    return baseline, shown_size(baseline.network)
+
+
+def _scores_of_sets(
+    forecaster: Forecaster, question: Question, config: RunConfig, home: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """nRMSE of every trajectory by set, or why a model refuses the set."""
+    for name in (TEST, *question.shifts):
+        data = config if name == TEST else shifted(config, question, name, home)
+        source = "store" if name == TEST else "hdf5"
+        trajectories = open_trajectories(data.build, question.task, TEST, source=source)
+        if trajectories.info.steady and isinstance(forecaster, Persistence):
+            continue
+        try:
+            errors = roll_out(forecaster, trajectories).errors
+        except ShapeError as error:  # another grid than the model can take
+            yield name, {"refused": str(error)}
+            continue
+        by_trajectory = errors.nrmse.flatten(1).mean(1).tolist()
+        yield name, {"nrmse": [value if math.isfinite(value) else None for value in by_trajectory]}

@@ -1,0 +1,171 @@
+"""How figures look, and the files that they become: SVG and PDF for a paper, CSV of what is drawn.
+
+Colours belong to models and are the same in all figures, as the table below has them; they are told apart
+by people who don't see all colours (Okabe and Ito 2008), and lines differ by dash and marker as well. The
+same values give the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.errors import needs
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches, of most journals
+_DPI = 300  # of a PNG, and of the images within an SVG or a PDF
+_STYLE: dict[Any, Any] = {
+    **{"font.family": "DejaVu Sans", "font.size": 8, "text.usetex": False},  # comes with matplotlib
+    "text.parse_math": False,  # names from a file are text, never markup
+    **{"axes.titlesize": 8, "axes.labelsize": 8, "axes.linewidth": 0.6, "axes.axisbelow": True},
+    **{"xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7, "legend.frameon": False},
+    **{"xtick.major.width": 0.6, "ytick.major.width": 0.6, "lines.linewidth": 1.2, "lines.markersize": 3.5},
+    **{"grid.alpha": 0.3, "grid.linewidth": 0.5},
+    **{"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "ups"},  # journals refuse fonts of type 3
+}
+_NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+IMAGES = tuple(_NO_DATE)  # suffixes of pictures
+
+# Colour, dash and marker by model; its other budgets and copies have the same colour and another dash.
+_MODELS = {
+    "truth": ("#000000", "-", ""),
+    "operator": ("#0072B2", "-", "o"),
+    "operator_fields": ("#56B4E9", "-", "s"),
+    "operator_latent": ("#332288", "-", "s"),
+    "joint": ("#332288", "-", "o"),
+    "fno": ("#D55E00", "-", "^"),
+    "fno_neuraloperator": ("#E69F00", "-", "v"),
+    "unet": ("#009E73", "-", "D"),
+    "autoencoder": ("#CC79A7", "-", "P"),
+    "autoencoder_floor": ("#CC79A7", "-.", ""),
+    "persistence": ("#737373", "--", ""),
+    "mean": ("#A6A6A6", ":", ""),
+}
+_OTHERS = ("#882255", "#999933", "#44AA99", "#661100")  # of models that the table doesn't have
+_DASHES = ("--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+_VARIANTS = {"samples": 0, "flops": 1, "seconds": 2}
+
+
+def line_of(model: str) -> dict[str, Any]:
+    """How the line of a model looks, as arguments of `Axes.plot`.
+
+    Args:
+        model: Name of its row in a report, such as "operator", "fno_samples" or "unet_2".
+    """
+    known = max((name for name in _MODELS if f"{model}_".startswith(f"{name}_")), key=len, default="")
+    variant = model.removeprefix(known).strip("_")
+    if not known:
+        colour, dash, marker = _OTHERS[zlib.crc32(model.encode()) % len(_OTHERS)], "-", "X"
+    else:
+        colour, dash, marker = _MODELS[known]
+    line = {"color": colour, "linestyle": dash, "marker": marker, "markeredgewidth": 0.8}
+    if known and variant:
+        number = _VARIANTS.get(variant, zlib.crc32(variant.encode()))
+        line |= {"linestyle": _DASHES[number % len(_DASHES)], "markerfacecolor": "white"}
+    return line
+
+
+def with_unit(name: str, units: Mapping[str, str]) -> str:
+    """A quantity as axes and tables name it: "u [m/s]", or "u" where nothing says its unit."""
+    return f"{name} [{units[name]}]" if name in units else name
+
+
+def power_of_ten(value: float, position: int | None = None) -> str:
+    """A tick of a logarithmic axis without markup: 10⁻³; nothing between powers."""
+    exponent = math.log10(value)
+    is_whole = abs(exponent - round(exponent)) < 1e-6
+    return "10" + str(round(exponent)).translate(_RAISED) if is_whole else ""
+
+
+def log_ticks(axis: Axis) -> None:
+    """Let a logarithmic axis be labelled without markup: its powers, or, within a decade, some numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    if high < 10 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:.2g}"))
+    else:
+        axis.set_major_formatter(FuncFormatter(power_of_ten))
+    axis.set_minor_formatter(NullFormatter())
+
+
+Column = Sequence[Any] | npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, drawn when one of its files is wanted.
+
+    Attributes:
+        name: Stem of its files: letters, digits, "_" and "-".
+        caption: What it shows.
+        size: Width and height in inches.
+        draw: Draws into an empty figure of that size, laid out by "constrained".
+        table: What is drawn: columns of equal length by what they are, with the unit.
+    """
+
+    name: str
+    caption: str
+    size: tuple[float, float]
+    draw: Callable[[Figure], None] = field(repr=False, compare=False)
+    table: Mapping[str, Column] = field(repr=False, compare=False)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it takes two columns of a paper."""
+        return self.size[0] > ONE_COLUMN
+
+    def images(self, *suffixes: str) -> dict[str, bytes]:
+        """The picture by suffix, of `IMAGES`; text in an SVG is paths, so that it looks alike everywhere.
+
+        Raises:
+            MissingExtraError: If matplotlib isn't installed.
+        """
+        with needs("plot"):
+            import matplotlib
+            from matplotlib.figure import Figure
+
+        images = {suffix: io.BytesIO() for suffix in suffixes}
+        with matplotlib.rc_context(_STYLE):
+            figure = Figure(figsize=self.size, layout="constrained")
+            self.draw(figure)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # it is laid out, which takes longest
+            for suffix, image in images.items():
+                figure.savefig(image, format=suffix, dpi=_DPI, metadata=_NO_DATE[suffix])
+        return {suffix: image.getvalue() for suffix, image in images.items()}
+
+    def csv(self) -> bytes:
+        """What is drawn, with the digits that a number needs to be itself; what isn't finite is empty."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.table)
+        writer.writerows(zip(*map(_shown, self.table.values()), strict=True))
+        return text.getvalue().encode()
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """What stands beside a report, by suffix: SVG, PDF and CSV."""
+        return {**self.images("svg", "pdf"), "csv": self.csv()}
+
+
+def _shown(column: Column) -> list[Any]:
+    values = np.asarray(column)
+    if values.dtype.kind != "f":
+        return values.tolist()
+    return [str(value) if np.isfinite(value) else "" for value in values]

@@ -1,0 +1,227 @@
+"""Test-time conditioning: rollouts whose steps are chosen and corrected by what the laws of their task say.
+
+A step may be tried from several states, with noise on all but the first; the one that disagrees least with
+the laws is kept (best of N). Then the equation's residual r is subtracted from it as long as that makes r
+less: the fixed point of u - r(u) solves an implicit exponential integrator of fourth order, so the operator's
+prediction is the first guess of a solver. Conserved means are put back last. None of it needs the truth, or
+training.
+
+Letters: B samples, N candidates, K steps, X the axes of the grid, C channels, L tokens, D channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ups.config import RunConfig
+from ups.config.run import TtcConfig
+from ups.errors import ConfigError
+from ups.eval.forecasters import Start
+from ups.eval.physics import physics_of
+from ups.grid import FIELDS
+from ups.physics.residual import LINE_EQUATIONS
+from ups.physics.task_physics import Prior, Step, TaskPhysics
+from ups.trained.simulator import (
+    Numbers,
+    Simulator,
+    check_room,
+    frames_of,
+    parse_parameters,
+    step_times,
+)
+from ups.trained.specs import check_known_encoder
+
+# What a candidate's score sums, all relative.
+_SCORED: tuple[Prior, ...] = ("conservation", "divergence", "residual")
+
+
+class ConditionedForecaster:
+    """The operator with test-time conditioning, as `ups.eval.forecasters.Forecaster`.
+
+    Args:
+        simulator: In evaluation mode.
+        config: `ttc`, `laws` and `seed` of the run.
+        lengths: Of the domain by axis name, by task.
+
+    Raises:
+        ConfigError: Kind "no_law", if nothing is known of a task that the settings could use.
+    """
+
+    name, label = "operator_ttc", "operator, conditioned"
+
+    def __init__(
+        self, simulator: Simulator, config: RunConfig, *, lengths: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        self._simulator, self._settings, self._seed = simulator, config.ttc, config.seed
+        self._physics = {
+            task: physics_of(config, simulator.spec, task, lengths=domain, cell=0)
+            for task, domain in lengths.items()
+        }
+        for task, physics in self._physics.items():
+            _check_useful(task, physics, self._settings)
+        self.note = described(self._settings)
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """See `Forecaster.forecast`."""
+        known = self._simulator.spec.tasks[start.task].parameters
+        parameters = {name: values for name, values in start.parameters.items() if name in known}
+        return self.rollout(start.given, steps, task=start.task, parameters=parameters, dt=start.dt)
+
+    @torch.no_grad()
+    def rollout(
+        self,
+        fields: Tensor | npt.NDArray[Any],
+        steps: int,
+        *,
+        task: str,
+        parameters: Mapping[str, Numbers],
+        dt: Numbers | None = None,
+    ) -> Tensor:
+        """Predict what follows; arguments, result and errors as those of `Simulator.rollout`."""
+        simulator, physics = self._simulator, self._physics[task]
+        check_known_encoder(simulator.spec)
+        known, device = simulator.spec.tasks[task], simulator.device
+        given_BXC = frames_of(fields, known, device=device)
+        num = len(given_BXC)
+        check_room(known, num=num, steps=steps, device=device)
+        order = simulator.spec.parameters
+        parameters_BP = parse_parameters(parameters, known, order=order, num=num, device=device)
+        dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=device)
+        values = {name: parameters_BP[:, order.index(name)] for name in known.parameters}
+        generator = torch.Generator().manual_seed(self._seed)
+        state_BLD = simulator.encode(given_BXC, parameters_BP, task=task, array=known.input_array)
+        before_BXC, frames = given_BXC, []
+        for dt_B in dt_BK.unbind(1):
+            tried_NBLD = self._tried(state_BLD, generator)
+            candidates = [
+                _Candidate.of(simulator, each_BLD, parameters_BP, task=task, dt_B=dt_B)
+                for each_BLD in tried_NBLD
+            ]
+            step = Step(before_BXC, before_BXC, given_BXC, values, dt_B)
+            state_BLD, after_BXC = _best(physics, candidates, step)
+            corrected_BXC = self._corrected(physics, dataclasses.replace(step, after=after_BXC))
+            if simulator.spec.states == "fields":  # exact; encoding latents again would cost the floor
+                state_BLD = simulator.normalise(corrected_BXC, task=task, array=FIELDS)
+            before_BXC = corrected_BXC
+            frames.append(corrected_BXC)
+        return torch.stack(frames, dim=1)
+
+    def _tried(self, state_BLD: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """The state, and others with noise; the same for every sample, so batches don't matter."""
+        shape = (self._settings.candidates - 1, 1, *state_BLD.shape[1:])
+        noise = self._settings.noise_std * torch.randn(shape, generator=generator)
+        return [state_BLD, *(state_BLD + noise.to(state_BLD))]
+
+    def _corrected(self, physics: TaskPhysics, step: Step) -> Tensor:
+        """The step after corrections, shape (B, X..., C)."""
+        after_BXC = step.after
+        if _is_correctable(physics):
+            after_BXC = corrected(physics, step, self._settings.corrections)
+        return physics.project(after_BXC, step.start) if self._settings.project else after_BXC
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    state_BLD: Tensor
+    fields_BXC: Tensor
+
+    @classmethod
+    def of(
+        cls, simulator: Simulator, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor
+    ) -> _Candidate:
+        """What a step from a state leads to."""
+        after_BLD = simulator.step(state_BLD, parameters_BP, task=task, dt_B=dt_B)
+        return cls(after_BLD, simulator.decode(after_BLD, parameters_BP, task=task).float())
+
+
+def corrected(physics: TaskPhysics, step: Step, times: int) -> Tensor:
+    """`step.after` less its residual, `times` times, each kept by the samples whose residual it makes less.
+
+    Returns:
+        Shape (B, X, 1).
+    """
+    after_BXC = step.after
+    residual_BX = physics.residual(step)
+    for _ in range(times):
+        tried_BXC = after_BXC - residual_BX.unsqueeze(-1)
+        left_BX = physics.residual(dataclasses.replace(step, after=tried_BXC))
+        is_less_B = left_BX.square().mean(1) < residual_BX.square().mean(1)
+        after_BXC = torch.where(is_less_B[:, None, None], tried_BXC, after_BXC)
+        residual_BX = torch.where(is_less_B[:, None], left_BX, residual_BX)
+    return after_BXC
+
+
+def score(physics: TaskPhysics, step: Step) -> Tensor:
+    """How far a step is from the laws, a sum of relative mean squares, shape (B,)."""
+    total_B = torch.zeros_like(step.dt)
+    for prior in _SCORED:
+        if physics.why_not(prior) is None:
+            total_B = total_B + physics.error(prior, step) / physics.scale(prior, step)
+    return total_B
+
+
+def _best(physics: TaskPhysics, candidates: list[_Candidate], step: Step) -> tuple[Tensor, Tensor]:
+    """State and fields of each sample's candidate of the least score; the first of equal ones."""
+    if len(candidates) == 1:
+        return candidates[0].state_BLD, candidates[0].fields_BXC
+    scores_NB = torch.stack(
+        [score(physics, dataclasses.replace(step, after=each.fields_BXC)) for each in candidates]
+    )
+    best_B, rows = scores_NB.argmin(0), torch.arange(scores_NB.shape[1], device=scores_NB.device)
+    states, fields = (
+        torch.stack(each)[best_B, rows]
+        for each in ([c.state_BLD for c in candidates], [c.fields_BXC for c in candidates])
+    )
+    return states, fields
+
+
+def conditioned(
+    simulator: Simulator, config: RunConfig, task: str, *, lengths: Mapping[str, float]
+) -> list[ConditionedForecaster]:
+    """The row of test-time conditioning, if it is asked for; none of one task among several without a law.
+
+    Raises:
+        ConfigError: Kind "no_law", if the run has this task alone.
+    """
+    if not config.ttc.enabled:
+        return []
+    try:
+        return [ConditionedForecaster(simulator, config, lengths={task: lengths})]
+    except ConfigError as error:
+        if error.kind != "no_law" or len(config.data.tasks) == 1:
+            raise
+        return []
+
+
+def described(settings: TtcConfig) -> str:
+    """What is done, for the report."""
+    parts = [f"best of {settings.candidates} by the laws of the task"] if settings.candidates > 1 else []
+    parts += [f"{settings.corrections} corrections by its equation"] if settings.corrections else []
+    parts += ["conserved means put back"] if settings.project else []
+    return ", ".join(parts) or "nothing"
+
+
+def _is_correctable(physics: TaskPhysics) -> bool:
+    return physics.why_not("residual") is None and physics.laws.equation in LINE_EQUATIONS
+
+
+def _check_useful(task: str, physics: TaskPhysics, settings: TtcConfig) -> None:
+    uses = [
+        settings.candidates > 1 and any(physics.why_not(prior) is None for prior in _SCORED),
+        settings.corrections > 0 and _is_correctable(physics),
+        settings.project and bool(physics.conserved),
+    ]
+    if not any(uses):
+        raise ConfigError(
+            f"ttc.enabled: nothing is known of {task} that its settings use",
+            kind="no_law",
+            expected=f"candidates, corrections or projection that {task} has a law for",
+            found=f"{physics.why_not('conservation')}; {physics.why_not('residual')}",
+            hint=f"say under laws.{task} what holds, or ttc.enabled=false",
+        )

@@ -1,0 +1,227 @@
+"""Blocks of the latent operator, by what mixes their tokens: Fourier modes, convolution, attention.
+
+A block is given the tokens, the condition and which axes are periodic, and keeps the shape. Letters: B batch,
+W width, E condition, A axes of the token grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ups.models.operator_size import Mixer, OperatorSize, TokenAxis
+from ups.nn.layers import pad_axis
+from ups.nn.shifted_window import ShiftedWindowAttention
+from ups.nn.spectral import SpectralConv, num_modes, padding_behind
+
+_KERNEL = 5  # tokens along an axis
+# Parameters of a spectral layer grow with the modes of all axes and the square of the width. So at most so
+# many modes are taken along each axis, and so many channels mixed by one matrix, for 1, 2 and 3 axes.
+_MOST_MODES = (64, 16, 8)
+_MOST_MIXED = (64, 64, 16)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the U a block is.
+
+    Attributes:
+        width: W.
+        num_heads: Attention heads.
+        axes: The token grid, at its largest.
+        condition_width: E.
+        is_shifted: Whether its windows are shifted.
+    """
+
+    width: int
+    num_heads: int
+    axes: tuple[TokenAxis, ...]
+    condition_width: int
+    is_shifted: bool
+
+
+class SpectralMixer(nn.Module):
+    """Spectral convolution over the token grid; axes with ends are continued by zeros.
+
+    Args:
+        place: Where it is.
+        modes: Modes along each axis; None for all, up to `_MOST_MODES`.
+        padding: Zeros behind an axis with ends, over its length.
+    """
+
+    def __init__(self, place: Place, *, modes: int | None, padding: float) -> None:
+        super().__init__()
+        self.padding = padding
+        ndim = len(place.axes)
+        lengths = tuple(axis.length for axis in place.axes)
+        behind = padding_behind(lengths, tuple(not axis.has_ends for axis in place.axes), share=padding)
+        whole = tuple(num + room for num, room in zip(lengths, reversed(behind[1::2]), strict=True))
+        most = modes or _MOST_MODES[ndim - 1]
+        self.conv = SpectralConv(
+            place.width,
+            modes=tuple(min(num, most) for num in num_modes(whole)),
+            groups=_num_groups(place.width, _MOST_MIXED[ndim - 1]),
+        )
+
+    def forward(self, tokens: Tensor, *, periodic: Sequence[bool]) -> Tensor:
+        """(B, *grid, W) to the same shape."""
+        x_BWG = tokens.movedim(-1, 1)
+        grid = x_BWG.shape[2:]
+        x_BWG = self.conv(F.pad(x_BWG, padding_behind(grid, tuple(periodic), share=self.padding)))
+        return x_BWG[(slice(None), slice(None), *map(slice, grid))].movedim(1, -1)
+
+
+class ConvolutionMixer(nn.Module):
+    """Sum of convolutions with five tokens along each axis, circular where it is periodic, else with zeros.
+
+    Args:
+        place: Where it is.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.along = nn.ModuleList(
+            nn.Linear(_KERNEL * place.width, place.width, bias=False) for _ in place.axes
+        )
+
+    def forward(self, tokens: Tensor, *, periodic: Sequence[bool]) -> Tensor:
+        """(B, *grid, W) to the same shape; an axis of one token has nothing to mix."""
+        mixed = torch.zeros_like(tokens)
+        for axis, (layer, wraps) in enumerate(zip(self.along, periodic, strict=True), start=1):
+            if tokens.shape[axis] > 1:
+                padded = pad_axis(tokens, axis=axis, wraps=wraps, width=_KERNEL // 2)
+                mixed = mixed + layer(padded.unfold(axis, _KERNEL, 1).flatten(-2))
+        return mixed
+
+
+class _Block(nn.Module):
+    """What blocks share: scales and shifts from the condition, zero at first, and stochastic depth.
+
+    Args:
+        place: Where it is.
+        num_parts: Vectors of W numbers that the condition gives.
+        drop_path: Share of residual branches that training drops.
+    """
+
+    def __init__(self, place: Place, *, num_parts: int, drop_path: float) -> None:
+        super().__init__()
+        self.num_parts, self.drop_path = num_parts, drop_path
+        self.modulation = nn.Linear(place.condition_width, num_parts * place.width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def parts(self, condition_BE: Tensor, ndim: int) -> tuple[Tensor, ...]:
+        """The vectors, each of shape (B, 1.., W)."""
+        places = (1,) * ndim
+        return self.modulation(condition_BE).unflatten(1, (self.num_parts, *places, -1)).unbind(1)
+
+    def dropped(self, branch: Tensor) -> Tensor:
+        """The branch without some of the batch's samples while training (stochastic depth)."""
+        if not self.training or not self.drop_path:
+            return branch
+        keep = 1 - self.drop_path
+        mask = branch.new_empty(len(branch), *(1,) * (branch.ndim - 1)).bernoulli_(keep)
+        return branch * mask / keep
+
+
+class MixingBlock(_Block):
+    """x + GELU(mix(h) + linear(h)), h = x (1 + s) + b with s and b from the condition.
+
+    Args:
+        place: Where it is.
+        mixer: Mixes tokens.
+        size: The rest of the architecture.
+    """
+
+    def __init__(self, place: Place, mixer: nn.Module, size: OperatorSize) -> None:
+        super().__init__(place, num_parts=2, drop_path=size.drop_path)
+        self.mixer = mixer
+        self.linear = nn.Linear(place.width, place.width)
+        self.has_norm = size.has_norm
+
+    def forward(self, tokens: Tensor, condition_BE: Tensor, *, periodic: Sequence[bool]) -> Tensor:
+        """(B, *grid, W) to the same shape."""
+        scale, shift = self.parts(condition_BE, tokens.ndim - 2)
+        given = (normed(tokens) if self.has_norm else tokens) * (1 + scale) + shift
+        mixed = self.mixer(given, periodic=periodic) + self.linear(given)
+        return tokens + self.dropped(F.gelu(mixed))
+
+
+class AttentionBlock(_Block):
+    """Mixing and MLP, each normalised, modulated by the condition, and gated from zero (adaLN-Zero).
+
+    Args:
+        place: Where it is.
+        mixers: Mix the same tokens beside each other: attention, and whatever else.
+        size: The rest of the architecture.
+    """
+
+    def __init__(self, place: Place, mixers: Sequence[nn.Module], size: OperatorSize) -> None:
+        super().__init__(place, num_parts=6, drop_path=size.drop_path)
+        self.mixers = nn.ModuleList(mixers)
+        hidden = int(place.width * size.mlp_ratio)
+        self.mlp = nn.Sequential(
+            nn.Linear(place.width, hidden),
+            nn.GELU(),
+            nn.Dropout(size.dropout),
+            nn.Linear(hidden, place.width),
+        )
+
+    def forward(self, tokens: Tensor, condition_BE: Tensor, *, periodic: Sequence[bool]) -> Tensor:
+        """(B, *grid, W) to the same shape."""
+        parts = self.parts(condition_BE, tokens.ndim - 2)
+        scale_1, shift_1, gate_1, scale_2, shift_2, gate_2 = parts
+        given = normed(tokens) * (1 + scale_1) + shift_1
+        mixed = torch.stack([mixer(given, periodic=periodic) for mixer in self.mixers]).sum(0)
+        tokens = tokens + gate_1 * self.dropped(mixed)
+        return tokens + gate_2 * self.dropped(self.mlp(normed(tokens) * (1 + scale_2) + shift_2))
+
+
+def _attention(place: Place, size: OperatorSize) -> nn.Module:
+    return ShiftedWindowAttention(
+        place.width,
+        num_heads=place.num_heads,
+        num_axes=len(place.axes),
+        is_shifted=place.is_shifted,
+        largest=size.window,
+    )
+
+
+def _spectral(place: Place, size: OperatorSize) -> nn.Module:
+    return SpectralMixer(place, modes=size.modes, padding=size.padding)
+
+
+BLOCKS: Mapping[Mixer, Callable[[Place, OperatorSize], nn.Module]] = {
+    "spectral": lambda place, size: MixingBlock(place, _spectral(place, size), size),
+    "convolution": lambda place, size: MixingBlock(place, ConvolutionMixer(place), size),
+    "attention": lambda place, size: AttentionBlock(place, [_attention(place, size)], size),
+    "hybrid": lambda place, size: AttentionBlock(
+        place, [_attention(place, size), _spectral(place, size)], size
+    ),
+}
+
+
+def make_level(size: OperatorSize, level: int, axes: tuple[TokenAxis, ...]) -> nn.ModuleList:
+    """The blocks of one level: windows as they are and shifted, in turns."""
+    for _ in range(level):
+        axes = tuple(axis.halved() for axis in axes)
+    make = BLOCKS[size.mixer(level)]
+    places = (
+        Place(size.width * 2**level, size.num_heads * 2**level, axes, size.width, is_shifted=bool(number % 2))
+        for number in range(size.depths[level])
+    )
+    return nn.ModuleList(make(place, size) for place in places)
+
+
+def normed(tokens: Tensor) -> Tensor:
+    """Layer norm without parameters of its own: the condition scales and shifts."""
+    return F.layer_norm(tokens, tokens.shape[-1:])
+
+
+def _num_groups(width: int, most: int) -> int:
+    """The fewest groups of channels, each of at most so many."""
+    return next(num for num in range(1, width + 1) if width % num == 0 and width // num <= most)

@@ -1,0 +1,103 @@
+"""How large an operator is and what its blocks are; no weights.
+
+A size has a name, and a configuration changes parts of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ups.nn.layers import halved_axes
+from ups.nn.shifted_window import MAX_WINDOW
+
+Mixer = Literal["spectral", "convolution", "attention", "hybrid"]
+NORMALISED = ("attention", "hybrid")  # their blocks always normalise what they are given
+
+
+@dataclass(frozen=True)
+class OperatorSize:
+    """Architecture.
+
+    Attributes:
+        width: W of the finest level, doubled at each coarser one.
+        depths: Blocks of each level, finest first; the last is the bottom of the U.
+        mixers: What mixes the tokens of each level, or of all where it is one.
+        num_heads: Attention heads of the finest level, doubled at each coarser one.
+        window: Tokens of a window along an axis, at most.
+        mlp_ratio: Hidden over outer channels of the MLPs.
+        drop_path: Share of residual branches that training drops.
+        dropout: Share of hidden channels of the MLPs that training drops.
+        modes: Fourier modes along each axis; None for all.
+        padding: Zeros behind an axis with ends before a Fourier transform, over its length.
+        has_norm: Whether spectral and convolution blocks normalise what they are given.
+    """
+
+    width: int = 96
+    depths: tuple[int, ...] = (2, 2, 2)
+    mixers: tuple[Mixer, ...] = ("spectral",)
+    num_heads: int = 4
+    window: int = MAX_WINDOW
+    mlp_ratio: float = 4.0
+    drop_path: float = 0.0
+    dropout: float = 0.0
+    modes: int | None = None
+    padding: float = 0.125
+    has_norm: bool = False
+
+    def mixer(self, level: int) -> Mixer:
+        """What mixes the tokens of a level."""
+        return self.mixers[level if len(self.mixers) > 1 else 0]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        return {**asdict(self), "depths": list(self.depths), "mixers": list(self.mixers)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> OperatorSize:
+        """The size that `to_json` described."""
+        return cls(**{**values, "depths": tuple(values["depths"]), "mixers": tuple(values["mixers"])})
+
+
+# With attention, parameter counts of S, B and L are of the order of the paper's 33, 130 and 518 million.
+SIZES = {
+    "tiny": OperatorSize(width=64, depths=(2, 2), num_heads=4),
+    "small": OperatorSize(width=96, depths=(2, 2, 2), num_heads=4),
+    "S": OperatorSize(width=128, depths=(2, 4, 6), num_heads=4),
+    "B": OperatorSize(width=256, depths=(2, 4, 6), num_heads=8),
+    "L": OperatorSize(width=512, depths=(2, 4, 6), num_heads=16),
+}
+
+
+@dataclass(frozen=True)
+class TokenAxis:
+    """An axis of the token grids that an operator is built for.
+
+    Attributes:
+        length: Tokens along it, the most of any task.
+        has_ends: Whether it isn't periodic in some task.
+    """
+
+    length: int
+    has_ends: bool
+
+    def halved(self) -> TokenAxis:
+        """The same axis a level further down, where it is long and even enough."""
+        is_halved = bool(halved_axes((self.length,)))
+        return TokenAxis(self.length // 2 if is_halved else self.length, self.has_ends)
+
+
+def token_axes(grids: Iterable[tuple[tuple[int, ...], tuple[bool, ...]]]) -> tuple[TokenAxis, ...]:
+    """The axes that serve all grids of a model.
+
+    Args:
+        grids: Tokens along each axis, and whether each is periodic, of every task. Grids of fewer axes than
+            others are taken as ones whose last axes have length 1.
+    """
+    grids = list(grids)
+    axes = []
+    for axis in range(max(len(tokens) for tokens, _ in grids)):
+        found = [(tokens[axis], periodic[axis]) for tokens, periodic in grids if axis < len(tokens)]
+        axes.append(TokenAxis(max(num for num, _ in found), not all(wraps for _, wraps in found)))
+    return tuple(axes)

@@ -1,0 +1,125 @@
+"""Spectral convolution: a linear layer on the Fourier modes of a grid (Li et al. 2021, arXiv:2010.08895).
+
+The transform is normalised "forward", so a mode's coefficient doesn't depend on the number of points, and a
+layer is the same operator at every resolution. Letters: B batch, W channels, G the axes of the grid, K kept
+modes, I and O channels of a group going in and coming out.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+
+class SpectralConv(nn.Module):
+    """Every kept mode's W coefficients are multiplied by a complex matrix of its own; others become zero.
+
+    The matrix of a mode is block-diagonal where there are several groups. Weights are real and imaginary
+    parts side by side: one real matrix product for both, which optimisers and FLOP counters know.
+
+    Args:
+        width: W.
+        modes: Modes kept along each axis: so many of either sign, 0 and the positive ones together; along the
+            last axis so many from 0 on, since a real field's negative ones follow. A grid that has fewer
+            uses those it has.
+        groups: Number of groups of channels that aren't mixed with each other; divides W.
+    """
+
+    def __init__(self, width: int, *, modes: tuple[int, ...], groups: int = 1) -> None:
+        super().__init__()
+        self.modes, self.groups = modes, groups
+        each = width // groups
+        kept = (*(2 * num for num in modes[:-1]), modes[-1])
+        scale = math.sqrt(width * each)  # a mode's power is multiplied by about 2 / W
+        self.weight = nn.Parameter(torch.randn(*kept, groups, each, 2, each) / scale)
+
+    def forward(self, x_BWG: Tensor) -> Tensor:
+        """Same shape and dtype; computed in float32, or float64 where it is given that, under AMP too."""
+        grid = x_BWG.shape[2:]
+        axes = tuple(range(2, x_BWG.ndim))
+        with _without_autocast(x_BWG.device):
+            values_BWG = x_BWG if x_BWG.dtype == torch.float64 else x_BWG.float()
+            spectrum = torch.fft.rfftn(values_BWG.contiguous(), dim=axes, norm="forward")
+            low_BWK, weight = self._kept(spectrum)
+            mixed_BWK = self._mixed(low_BWK, weight)
+            return _inverse(mixed_BWK, grid).to(x_BWG.dtype)
+
+    def _kept(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
+        """The lowest modes, as many as the spectrum has, and their weights."""
+        weight: Tensor = self.weight
+        for axis, num in enumerate(self.modes[:-1]):
+            length = spectrum.shape[2 + axis]
+            ends = min(num, (length + 1) // 2), min(num, length // 2)
+            spectrum, weight = _ends(spectrum, 2 + axis, ends), _ends(weight, axis, ends)
+        num = min(self.modes[-1], spectrum.shape[-1])
+        return spectrum.narrow(-1, 0, num), weight.narrow(len(self.modes) - 1, 0, num)
+
+    def _mixed(self, low_BWK: Tensor, weight: Tensor) -> Tensor:
+        """(a + ib)(u + iv) = (au - bv) + i(av + bu), for all modes by one batched product."""
+        batch, width = low_BWK.shape[:2]
+        num, each = low_BWK.shape[2:].numel(), width // self.groups
+        parts = torch.view_as_real(low_BWK).reshape(batch, self.groups, each, num, 2)
+        rows = parts.permute(3, 1, 4, 0, 2).reshape(num * self.groups, 2 * batch, each)
+        products = torch.bmm(rows, weight.reshape(num * self.groups, each, 2 * each).to(rows.dtype))
+        by_re, by_im = products.reshape(num, self.groups, 2, batch, 2, each).unbind(4)
+        mixed = torch.complex(by_re[:, :, 0] - by_im[:, :, 1], by_im[:, :, 0] + by_re[:, :, 1])
+        return mixed.permute(2, 1, 3, 0).reshape(batch, width, *low_BWK.shape[2:])
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    if device.type == "meta":  # has no autocast to switch off
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def _inverse(low_BWK: Tensor, grid: torch.Size) -> Tensor:
+    """The real field whose lowest modes are given, shape (B, W, *grid)."""
+    for axis, length in enumerate(grid[:-1], start=2):
+        kept = low_BWK.shape[axis]
+        if kept < length:
+            positive, negative = low_BWK.tensor_split([(kept + 1) // 2], dim=axis)
+            missing = low_BWK.narrow(axis, 0, 1).expand(*_with_length(low_BWK, axis, length - kept))
+            low_BWK = torch.cat([positive, torch.zeros_like(missing), negative], dim=axis)
+    if len(grid) > 1:
+        low_BWK = torch.fft.ifftn(low_BWK, dim=tuple(range(2, low_BWK.ndim - 1)), norm="forward")
+    low_BWK = _with_real_ends(low_BWK, grid[-1])
+    return torch.fft.irfft(low_BWK.contiguous(), n=grid[-1], norm="forward")
+
+
+def _with_real_ends(low_BWK: Tensor, length: int) -> Tensor:
+    """Modes 0 and length / 2 of the last axis without imaginary parts, which a real field hasn't.
+
+    The inverse transform ignores them on a CPU; on a GPU nothing is promised about such input.
+    """
+    mode = torch.arange(low_BWK.shape[-1], device=low_BWK.device)
+    is_complex = (mode > 0) & (2 * mode != length)
+    kept = torch.stack([torch.ones_like(is_complex), is_complex], dim=-1)  # of real and imaginary parts
+    return torch.view_as_complex(torch.view_as_real(low_BWK) * kept)
+
+
+def _with_length(values: Tensor, axis: int, length: int) -> list[int]:
+    return [*values.shape[:axis], length, *values.shape[axis + 1 :]]
+
+
+def _ends(values: Tensor, axis: int, ends: tuple[int, int]) -> Tensor:
+    """So many places from the front and from the back of an axis."""
+    front, back = ends
+    length = values.shape[axis]
+    if front + back == length:
+        return values
+    parts = [values.narrow(axis, 0, front), values.narrow(axis, length - back, back)]
+    return torch.cat(parts, dim=axis)
+
+
+def num_modes(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """All modes of a grid, as `SpectralConv` counts them."""
+    return (*((length + 1) // 2 for length in lengths[:-1]), lengths[-1] // 2 + 1)
+
+
+def padding_behind(grid: tuple[int, ...], periodic: tuple[bool, ...], *, share: float) -> list[int]:
+    """Places to add behind every axis that isn't periodic, a share of its length, in the order of `F.pad`."""
+    behind = [0 if wraps else math.ceil(share * num) for num, wraps in zip(grid, periodic, strict=True)]
+    return [number for room in reversed(behind) for number in (0, room)]

@@ -1,0 +1,226 @@
+"""Stages `fno`, `unet` and `fno_neuraloperator`: baselines on the fields of one task.
+
+They are trained as the operator on fields is: the same windows, losses, augmentation and validation. With
+several tasks each has its own baseline and training (`ups.train.train_baselines`). Letters: B batch, K steps,
+X the axes of the grid, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.conditions import has_boundary_values
+from ups.config import RunConfig
+from ups.data.batches import batch_size_of
+from ups.data.field_batches import FieldWindowSource, field_window_data
+from ups.data.trajectories import Trajectories, open_trajectories
+from ups.data.windows import WindowBatch, augment_windows
+from ups.errors import ConfigError
+from ups.eval.baseline_model import (
+    BASELINE,
+    Baseline,
+    BaselineSpec,
+    Effort,
+    Kind,
+    check_kinds,
+    load_baseline,
+    make_spec,
+    save_baseline,
+)
+from ups.eval.forecasters import Persistence
+from ups.eval.training_logs import log_path, read_stage_log
+from ups.grid import FIELDS
+from ups.losses import rollout_losses
+from ups.train.meter import startup_phase
+from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
+from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
+from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation
+from ups.trained.checkpoint import read_document
+
+
+def make_baseline_stage(
+    kind: Kind, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
+) -> BaselineStage:
+    """Open training and validation trajectories, measure the statistics, and build the model.
+
+    Raises:
+        MissingExtraError: If it needs a package that isn't installed.
+        ConfigError: Kind "several_tasks"; those of trajectories and windows, or of a size that doesn't fit.
+        ups_store.StoreError: If the data can't be read.
+    """
+    check_kinds([kind])
+    trajectories, spec = open_baseline(kind, config)
+    with startup_phase("data_opening"):
+        validation = open_validation(config)
+    start.check_data(spec.to_json())
+    with startup_phase("model_built"):
+        torch.manual_seed(config.seed)
+        model = Baseline(spec).to(device)
+    return BaselineStage(config, model, trajectories=trajectories, validation=validation, device=device)
+
+
+def open_baseline(kind: Kind, config: RunConfig) -> tuple[Trajectories, BaselineSpec]:
+    """The training split of a run's one task, and what its baseline will be.
+
+    Raises:
+        ConfigError: Kind "several_tasks"; those of trajectories, or of a size that doesn't fit.
+        ups_store.StoreError: If the data can't be read.
+    """
+    if len(config.data.tasks) != 1:
+        raise ConfigError(
+            f"a baseline is for one task, and stage {kind} was given several",
+            kind="several_tasks",
+            found=", ".join(config.data.tasks),
+            hint="`ups train --stage` trains one for each",
+        )
+    (task,), training = config.data.tasks, config.training
+    with startup_phase("data_opening"):
+        trajectories = open_trajectories(
+            config.build, task, "train", source=training.field_source, stride=training.stride
+        )
+    with startup_phase("statistics"):
+        spec = make_spec(kind, trajectories, stride=training.stride, sizes=config.baselines)
+    return trajectories, spec
+
+
+make_fno_stage = partial(make_baseline_stage, "fno")
+make_unet_stage = partial(make_baseline_stage, "unet")
+make_neuraloperator_stage = partial(make_baseline_stage, "fno_neuraloperator")
+
+
+class BaselineStage(Stage):
+    """See `ups.train.stage.Stage`.
+
+    Args:
+        config: Configuration of the run.
+        model: On its device.
+        trajectories: Of the training split.
+        validation: Trajectories that are rolled out.
+        device: Where the model is.
+    """
+
+    model: Baseline
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Baseline,
+        *,
+        trajectories: Trajectories,
+        validation: RolloutValidation,
+        device: torch.device,
+    ) -> None:
+        self.name: Kind = model.spec.kind
+        self.model, self._config, self._validation, self._device = model, config, validation, device
+        settings, own = config.stage(self.name), config.baselines
+        horizon = 1 if trajectories.info.steady else own.horizon or config.training.horizon
+        source = FieldWindowSource(
+            trajectories,
+            horizon=horizon,
+            stride=config.training.stride,
+            parameters=model.spec.parameters,
+        )
+        data = field_window_data(source, global_batch_size=batch_size_of(settings), seed=config.seed)
+        self.loader = data.loader(config, device, prepare=self._prepare)
+        accum_steps = config.training.accum_steps
+        schedule = Schedule.of(settings, num_batches=len(self.loader), accum_steps=accum_steps)
+        share = config.operator.curriculum if own.curriculum is None else own.curriculum
+        self.curriculum = Curriculum(horizon, share, schedule.total_steps * accum_steps)
+        self.path = config.checkpoint.dir / f"{self.name}.safetensors"
+
+    def _prepare(self, batch: WindowBatch, number: int) -> WindowBatch:
+        """As long as the curriculum says, with noise, augmented."""
+        spec = self.model.spec
+        level = 0.0 if spec.given_array != FIELDS else self._config.baselines.noise
+        batch = with_noise(
+            self.curriculum.cut(batch, number), level=level, std=spec.statistics[FIELDS]["std"]
+        )
+        if self._config.training.augment:
+            batch = augment_windows(
+                batch,
+                tokens=(),
+                periodic=spec.grid.periodic,
+                is_latent=False,
+                reflects=not has_boundary_values(spec.parameters),
+            )
+        return pushed(batch) if self._config.training.pushforward else batch
+
+    def losses(self, forward: Callable[..., Tensor], batch: WindowBatch) -> Losses:
+        """One-step and rollout errors of normalised fields, and whatever else has a weight."""
+        states = batch.states.to(self._device, non_blocking=True)
+        model, training = self.model, self._config.training
+        given_BXC = model.normalise(states[:, 0], array=model.spec.given_array)
+        truth_BKXC = model.normalise(states[:, 1:], array=FIELDS)
+        step = partial(forward, parameters_BP=batch.parameters.to(self._device, non_blocking=True))
+        if training.pushforward:
+            given_BXC, truth_BKXC = push_forward(step, given_BXC, truth_BKXC, num=batch.pushed)
+        return rollout_losses(
+            step(given_BXC, steps=truth_BKXC.shape[1]).flatten(2, -2),
+            truth_BKXC.flatten(2, -2),
+            tokens=model.spec.grid.points,
+            kind=training.rollout_loss,
+            lambda_relative=training.lambda_relative,
+            lambda_spectral=training.lambda_spectral,
+        )
+
+    def validate(self) -> dict[str, float]:
+        """nRMSE of rollouts."""
+        nrmse = self._validation.nrmse(self.model)
+        return {
+            "score": mean_over_tasks(nrmse),
+            **{f"val/nrmse/{name}": value for name, value in nrmse.items()},
+        }
+
+    def export(self, metrics: dict[str, float]) -> Path:
+        """Write the model; what its training took is added at the end."""
+        save_baseline(self.path, self.model, config=self._config.model_dump(mode="json"), report=metrics)
+        return self.path
+
+    def exports(self) -> Mapping[Path, str]:
+        """The model's file."""
+        return {self.path: BASELINE}
+
+    def data_identity(self) -> Mapping[str, Any]:
+        """The specification: grid, and statistics of the training split."""
+        return self.model.spec.to_json()
+
+    def finish(self) -> dict[str, Any]:
+        """Errors of what was exported beside persistence; the file gets what the training took."""
+        model = load_baseline(self.path, device=str(self._device))
+        model.effort = effort = self._effort()
+        document = read_document(self.path, kind=BASELINE)
+        save_baseline(self.path, model, config=document["config"], report=document["report"])
+        nrmse = self._validation.nrmse(model)
+        left_out = self._validation.left_out
+        is_steady = model.spec.given_array != FIELDS
+        return {
+            "checkpoint": str(self.path),
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "effort": vars(effort),
+            "rollout_steps": self._validation.num_steps,
+            "score": mean_over_tasks(nrmse),
+            "nrmse": nrmse,
+            "nrmse_left_out": left_out,
+            "persistence_nrmse": {} if is_steady else self._validation.nrmse(Persistence()),
+        }
+
+    def _effort(self) -> Effort:
+        """What the training's log says."""
+        log = read_stage_log(log_path(self._config, self.name), self.name)
+        assert log is not None, "a stage is finished after its steps"
+        budget = self._config.stage(self.name).budget
+        return Effort(
+            limit="steps" if budget is None else budget.limit,
+            allowed=log.steps if budget is None else budget.allowed,
+            steps=log.steps,
+            samples=log.samples,
+            flops=log.flops,
+            seconds=log.processor_s,
+            step_ratio=None if budget is None else budget.step_ratio,
+        )

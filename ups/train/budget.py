@@ -1,0 +1,233 @@
+"""Budgets of training become numbers of optimiser steps, before the first of them.
+
+Of counted operations and of samples that is a division, and the same on every machine. Processor time is
+measured: a few steps of each stage in turns, in one process, so that whatever else the machine does meets
+all of them alike; compared is the median of their ratios. Validation isn't part of any budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+
+from ups.config import RunConfig, StageConfig
+from ups.config.run import BudgetConfig
+from ups.data.batches import DataOrder, endless
+from ups.data.windows import WindowBatch
+from ups.errors import CheckpointError, ConfigError
+from ups.output import Note, discard
+from ups.train.distributed import ALONE, Ranks
+from ups.train.flops import count_step
+from ups.train.rollout_batches import Curriculum
+from ups.train.stage import Stage, StageStart, make_stage
+from ups.train.state import SavedState, state_path
+from ups.train.trainer import Trainer, autocast_of
+
+ROUNDS = 15  # steps of each stage that are timed
+_WARM_UP = 3  # before them
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the batches of a stage cost, in the mean over a pass.
+
+    Attributes:
+        flops: Counted operations of a batch's losses and gradients, for rollouts of 1, 2, ... steps.
+        rows: Frames or windows of a batch.
+        curriculum: How long rollouts are.
+        accum_steps: Batches of an optimiser step.
+    """
+
+    flops: Sequence[float]
+    rows: float
+    curriculum: Curriculum
+    accum_steps: int
+
+    def total(self, num_steps: int) -> float:
+        """Counted operations of a training of so many optimiser steps."""
+        num_batches = num_steps * self.accum_steps
+        curriculum = dataclasses.replace(self.curriculum, num_batches=num_batches)
+        total, begin = 0.0, 0
+        for steps in range(1, curriculum.horizon + 1):
+            end = bisect_right(range(num_batches), steps, key=curriculum.steps_at)
+            total += (end - begin) * self.flops[steps - 1]
+            begin = end
+        return total
+
+    def steps_within(self, budget: BudgetConfig) -> int:
+        """The most optimiser steps that cost no more than a budget of operations or samples; at least 1."""
+        if budget.samples is not None:
+            return max(1, int(budget.samples / (self.rows * self.accum_steps)))
+        assert budget.flops is not None
+        most = math.ceil(budget.flops / (min(self.flops) * self.accum_steps))
+        return max(1, bisect_right(range(most + 1), budget.flops, key=self.total) - 1)
+
+
+def measure_costs(stage: Stage, config: RunConfig, *, device: torch.device, ranks: Ranks = ALONE) -> Costs:
+    """Count what the batches of a stage cost; a collective. Its data are to be asked for from scratch then.
+
+    Raises:
+        ConfigError: Kind "budget", for stage joint, whose steps take turns.
+    """
+    if stage.name == "joint":
+        problem = "stage joint has steps of two kinds, so no budget of operations becomes a number of them"
+        raise ConfigError(problem, kind="budget", expected="stages.joint.steps")
+    whole, count = stage.curriculum, partial(count_step, stage, autocast=autocast_of(config, device))
+    lengths = range(1, whole.horizon + 1)
+    flops, rows, num = [0.0 for _ in lengths], 0, 0
+    stage.model.train()
+    try:
+        stage.curriculum = dataclasses.replace(whole, share=0.0)
+        for number, times in _kinds_of_batches(stage).items():
+            batch = next(endless(stage.loader, number))
+            for steps in lengths:
+                some = _of_length(batch, steps, has_pushforward=config.training.pushforward)
+                flops[steps - 1] += times * sum(map(count, some)) / len(some)
+            rows, num = rows + times * batch.num_rows, num + times
+    finally:
+        stage.curriculum = whole
+    sums = ranks.sum(torch.tensor(flops, dtype=torch.float64)).tolist()
+    return Costs([total / num for total in sums], rows / num, whole, config.training.accum_steps)
+
+
+def _kinds_of_batches(stage: Stage) -> dict[int, int]:
+    """How often batches of one source and length come in a pass, by the number of the first such batch."""
+    order = stage.loader.order
+    if not isinstance(order, DataOrder):
+        return {0: 1}  # batches come as their data do; the first one stands for all
+    kinds = [(step.source, step.num_rows) for step in order.steps(0)]
+    return {kinds.index(kind): times for kind, times in Counter(kinds).items()}
+
+
+def _of_length(batch: object, steps: int, *, has_pushforward: bool) -> list[object]:
+    """The batch with rollouts of so many steps, once for each number that may go before the trained one."""
+    if not isinstance(batch, WindowBatch):
+        return [batch]
+    cut = dataclasses.replace(batch, states=batch.states[:, : steps + 1], pushed=0)
+    num_steps = cut.states.shape[1] - 1
+    return [dataclasses.replace(cut, pushed=num) for num in range(num_steps if has_pushforward else 1)]
+
+
+def within_budget(
+    name: str,
+    config: RunConfig,
+    *,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    is_continued: bool = True,
+    note: Note = discard,
+) -> RunConfig:
+    """The configuration with a stage's budget as its number of steps; unchanged where there is no budget.
+
+    A budget of seconds stays what it became when the training that is continued began.
+
+    Args:
+        name: Of the stage.
+        config: Configuration of the run.
+        device: Where it is trained.
+        ranks: Who trains together.
+        is_continued: Whether a training state that is there is continued from.
+        note: Told the number of steps.
+
+    Raises:
+        ConfigError: As `make_stage` and `measure_costs`.
+    """
+    settings = config.stage(name)
+    if settings.budget is None or settings.steps is not None:
+        return config
+    if settings.budget.seconds is not None and is_continued:
+        saved = _steps_before(name, config, settings.budget)
+        if saved is not None:
+            return with_steps(config, name, saved)
+    own = config
+    if settings.budget.seconds is not None:  # a thread that prepares batches would be measured, too
+        own = without_preparing(config)
+    stage = make_stage(name, own, device=device, start=StageStart(note))
+    try:
+        if settings.budget.seconds is None:
+            costs = measure_costs(stage, config, device=device, ranks=ranks)
+            steps = costs.steps_within(settings.budget)
+        else:
+            (seconds,) = step_seconds([(stage, own)], device=device)
+            steps = ranks.tell(max(1, int(settings.budget.seconds / median(seconds) / ranks.world_size)))
+    finally:
+        stage.close()
+    note(f"{name}: {settings.budget}: {steps:,} steps")
+    return with_steps(config, name, steps)
+
+
+def with_steps(config: RunConfig, name: str, steps: int, *, budget: BudgetConfig | None = None) -> RunConfig:
+    """The configuration with another number of steps of a stage, and the budget that says so."""
+    stage = config.stages.get(name, StageConfig())
+    # As if it had been said in the file: `model_copy` adds to what is said.
+    changed = stage.model_copy(update={"steps": steps, "budget": budget or stage.budget})
+    return config.model_copy(update={"stages": {**config.stages, name: changed}})
+
+
+def without_preparing(config: RunConfig) -> RunConfig:
+    """With batches that are made when they are needed, not ahead by a thread."""
+    training = config.training.model_copy(update={"prefetch_factor": 0})
+    return config.model_copy(update={"training": training})
+
+
+def _steps_before(name: str, config: RunConfig, budget: BudgetConfig) -> int | None:
+    """What a budget became in the training that would be continued; None without one."""
+    try:
+        saved = SavedState.read(state_path(config, name)).document["config"]["stages"][name]
+    except (CheckpointError, KeyError, TypeError):
+        return None
+    known = saved.get("budget") == budget.model_dump(mode="json")
+    return int(saved["steps"]) if known and saved.get("steps") else None
+
+
+def step_seconds(
+    stages: Sequence[tuple[Stage, RunConfig]], *, device: torch.device, rounds: int = ROUNDS
+) -> list[list[float]]:
+    """Time of an optimiser step of each stage, measured in turns.
+
+    It is processor time, or wall time where a GPU works. Steps are spread over the training, as rollouts may
+    grow. The weights are changed by them.
+
+    Args:
+        stages: Stages with their configurations, which should prepare no batches ahead
+            (`training.prefetch_factor=0`), or a thread's work counts for another stage.
+        device: Where their models are.
+        rounds: How many steps of each.
+
+    Returns:
+        Seconds by stage and round; those of one round belong together.
+    """
+    trainers = [Trainer(stage, config, device=device, restart=True) for stage, config in stages]
+    seconds: list[list[float]] = [[] for _ in trainers]
+    for number in range(-_WARM_UP, rounds):
+        for trainer, found in zip(trainers, seconds, strict=True):
+            spent = _seconds_of_step(trainer, share=(max(0, number) + 0.5) / rounds)
+            if number >= 0:
+                found.append(spent)
+    return seconds
+
+
+def _seconds_of_step(trainer: Trainer, *, share: float) -> float:
+    """Of the step after some share of the training."""
+    trainer.seek(int(share * trainer.total_steps))
+    is_gpu = trainer.device.type == "cuda"
+    clock = time.perf_counter if is_gpu else time.process_time
+    began = clock()
+    trainer.train_step()
+    if is_gpu:
+        torch.cuda.synchronize(trainer.device)
+    return clock() - began
+
+
+def ratio_of(seconds: Sequence[float], others: Sequence[float]) -> float:
+    """How much longer one stage's steps take than another's: the median over the rounds."""
+    return median(one / other for one, other in zip(seconds, others, strict=True))

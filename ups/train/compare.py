@@ -1,0 +1,200 @@
+"""`ups compare`: baselines trained with what a run's operator took, and all of them evaluated beside it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig
+from ups.config.run import BUDGETS, BudgetConfig, Limit
+from ups.device import choose_device
+from ups.errors import CheckpointError, ConfigError
+from ups.eval.baseline_files import baseline_path
+from ups.eval.baseline_model import BASELINE, Kind, check_kinds, load_baseline
+from ups.eval.comparison import TrainedRun
+from ups.eval.equal_budgets import encoding_seconds, equal_budgets, used_stages
+from ups.eval.evaluate import daily_split, evaluate
+from ups.eval.report import Report
+from ups.eval.runs import join_alike, open_others, open_runs
+from ups.eval.split_uses import count_test_uses
+from ups.eval.training_logs import StageLog, read_stage_logs
+from ups.output import Note, discard
+from ups.train.budget import ROUNDS, ratio_of, step_seconds, without_preparing
+from ups.train.stage import Stage, StageStart, make_stage
+from ups.train.train_baselines import config_of_baseline, obtain_baseline
+from ups.trained.checkpoint import read_document
+from ups_store.launch import ONLY_ONCE, check_shared
+
+
+def compare_run(
+    checkpoint: Path | None,
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    seeds: Sequence[int] = (),
+    split: str | None = None,
+    kinds: Sequence[str] | None = None,
+    by: Sequence[str] | None = None,
+    amounts: Mapping[Limit, float | None],
+    also: Sequence[Path] = (),
+    restart: bool = False,
+    note: Note,
+) -> Report:
+    """Train baselines with as much as a run's operator took, and evaluate all beside it.
+
+    Args:
+        checkpoint: As `open_runs`.
+        config_path: As `open_runs`.
+        overrides: As `open_runs`.
+        seeds: As `open_runs`; each has its own budgets.
+        split: By default `evaluation.split`; never "test".
+        kinds: Of baselines, see `check_kinds`.
+        by: What budgets count: "flops", "samples", "seconds"; by default each gives a row.
+        amounts: Budgets instead of what the logs say.
+        also: Checkpoints of other operators of the same tasks.
+        restart: Whether baselines that are there are trained again.
+        note: Takes warnings, and what is being done.
+
+    Raises:
+        UpsError: As `evaluate_run`; kind "no_log" where logs say nothing and a budget isn't given.
+        ups_store.StoreError: If the data can't be read.
+    """
+    check_shared(hint=ONLY_ONCE)
+    wanted, limits = check_kinds(kinds), check_limits(by)
+    runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds, note=note)
+    first = runs[0]
+    others = open_others(also, first.config, first.simulator, note=note)
+    which = daily_split(split, first.config.evaluation.split, note=note)
+    tasks, all_logs = first.config.data.tasks, [read_stage_logs(run.config, note=note) for run in runs]
+    given = {limit: amount for limit, amount in amounts.items() if amount is not None}
+    budgets = [equal_budgets(logs, num_tasks=len(tasks), by=limits, given=given) for logs in all_logs]
+    trained = []
+    for run, own_budgets, logs in zip(runs, budgets, all_logs, strict=True):
+        measured = [budget for budget in own_budgets if budget.limit == "seconds" and "seconds" not in given]
+        paths = []
+        for task, budget in itertools.product(tasks, own_budgets):
+            fair = (
+                _equal_times(run.config, wanted, task, budget, logs, restart, note)
+                if budget in measured
+                else {}
+            )
+            for kind in wanted:
+                own, steps = fair.get(kind, (budget, None))
+                options: dict[str, Any] = {"budget": own, "steps": steps, "restart": restart, "note": note}
+                paths.append(obtain_baseline(run.config, kind, task, **options))
+        baselines = [load_baseline(path, device=str(run.simulator.device)) for path in paths]
+        trained.append(TrainedRun(run.simulator, run.config.seed, baselines, logs))
+    trained, others = join_alike(trained, others, first, note=note)
+    report = evaluate(
+        first.config,
+        first.simulator,
+        split=which,
+        baselines=trained[0].baselines,
+        also=others,
+        logs=trained[0].logs,
+        other_seeds=trained[1:],
+        note=note,
+    )
+    each = f"a {' and at a '.join(map(str, budgets[0]))}"
+    if len(runs) > 1:
+        each = "the budgets of the operator of the same seed"
+    title = f"{', '.join(tasks)}: at {each} for each baseline"
+    return replace(report, title=title, test_uses=count_test_uses(first.folder))
+
+
+def check_limits(by: Sequence[str] | None) -> list[Limit]:
+    """What budgets count; all that there are by default.
+
+    Raises:
+        ConfigError: For another name.
+    """
+    if unknown := [name for name in by or () if name not in BUDGETS]:
+        raise ConfigError("--by", expected=" or ".join(BUDGETS), found=repr(unknown[0]))
+    return [limit for limit in BUDGETS if not by or limit in by]
+
+
+def _equal_times(
+    config: RunConfig,
+    kinds: Sequence[Kind],
+    task: str,
+    budget: BudgetConfig,
+    logs: Sequence[StageLog],
+    restart: bool,
+    note: Note,
+) -> dict[Kind, tuple[BudgetConfig, int]]:
+    """The budget of seconds of each baseline with what it was measured to be, and its steps.
+
+    What was measured before for the same budget stays, so that nothing is trained again.
+    """
+    known = {} if restart else {kind: _measured_before(config, kind, task, budget) for kind in kinds}
+    missing = [kind for kind in kinds if known.get(kind) is None]
+    found = {kind: before for kind, before in known.items() if before is not None}
+    if missing:
+        note(f"{task}: steps of the operator's stages and of the baselines are timed in turns")
+        found |= measure_equal_times(config, missing, task, budget, logs)
+    for kind, (own, steps) in found.items():
+        note(
+            f"{task}: {kind} takes {own.step_ratio:.3g} times as long a step as the operator: {steps:,} steps"
+        )
+    return found
+
+
+def measure_equal_times(
+    config: RunConfig, kinds: Sequence[Kind], task: str, budget: BudgetConfig, logs: Sequence[StageLog]
+) -> dict[Kind, tuple[BudgetConfig, int]]:
+    """How many steps of each baseline take as long as the training of the operator did.
+
+    Steps of all stages are timed in turns, so no clock of the past is compared with one of now.
+
+    Args:
+        config: Configuration of the run.
+        kinds: Of baselines.
+        task: Name of the task.
+        budget: Of seconds.
+        logs: Of the operator's run.
+
+    Returns:
+        By kind the budget, with the ratio of a baseline's step to one of the operator's, and the steps.
+    """
+    used = [log for log in used_stages(logs) if log.steps]
+    device = choose_device(config.training.device, note=discard)
+    with ExitStack() as stack:
+        stages = [(log.stage, without_preparing(config)) for log in used]
+        stages += [(kind, without_preparing(config_of_baseline(config, kind, task))) for kind in kinds]
+        made: list[tuple[Stage, RunConfig]] = []
+        for name, own in stages:
+            stage = make_stage(name, own, device=device, start=StageStart())
+            stack.callback(stage.close)
+            made.append((stage, own))
+        seconds = step_seconds(made, device=device, rounds=ROUNDS)
+    # The operator's last stage is the unit; an autoencoder's steps, and encoding, count as so many of it.
+    steps_of = dict(zip((log.stage for log in used), seconds, strict=False))
+    of_operator = steps_of[used[-1].stage]
+    units = sum(log.steps * ratio_of(steps_of[log.stage], of_operator) for log in used)
+    units *= 1 + encoding_seconds(used) / sum(log.processor_s for log in used)
+    share = units / len(config.data.tasks)
+    found: dict[Kind, tuple[BudgetConfig, int]] = {}
+    for kind, own_seconds in zip(kinds, seconds[len(used) :], strict=True):
+        ratio = ratio_of(own_seconds, of_operator)
+        found[kind] = budget.model_copy(update={"step_ratio": ratio}), max(1, int(share / ratio))
+    return found
+
+
+def _measured_before(
+    config: RunConfig, kind: Kind, task: str, budget: BudgetConfig
+) -> tuple[BudgetConfig, int] | None:
+    """What a budget of seconds became in a baseline that is there."""
+    try:
+        document: dict[str, Any] = read_document(
+            baseline_path(config, kind, task, budget.limit), kind=BASELINE
+        )
+        stage = document["config"]["stages"][kind]
+        saved = BudgetConfig.model_validate(stage["budget"])
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return None
+    is_same = saved.seconds == budget.seconds and saved.step_ratio is not None and stage["steps"]
+    return (saved, int(stage["steps"])) if is_same else None

@@ -1,0 +1,165 @@
+"""Physics priors in stages: when they are due, with what weight, and of which decoded states.
+
+Letters: B batch, K steps, X the axes of the grid, C channels, L tokens, D channels of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ups.config import RunConfig
+from ups.data.windows import TaskWindows, WindowBatch
+from ups.errors import ConfigError
+from ups.eval.physics import physics_of
+from ups.grid import FIELDS
+from ups.output import Note
+from ups.physics.priors import prior_losses
+from ups.physics.task_physics import PRIORS, TaskPhysics
+from ups.train.stage import Losses
+from ups.trained.simulator import Simulator
+from ups.trained.specs import SimulatorSpec
+
+
+@dataclass(frozen=True)
+class PhysicsBatch(WindowBatch):
+    """Windows, and what their physics priors take.
+
+    Attributes:
+        prior_weights: By prior; empty where none is due.
+        clean: The first state without the noise that was added to it, as stored, shape (B, ...); None where
+            none was.
+    """
+
+    prior_weights: Mapping[str, float] = field(default_factory=dict)
+    clean: Tensor | None = None
+
+
+class PhysicsPriors:
+    """The priors of a run.
+
+    Args:
+        config: Configuration of the run; at least one prior has a weight.
+        tasks: What is known of each task.
+    """
+
+    def __init__(self, config: RunConfig, tasks: Mapping[str, TaskPhysics]) -> None:
+        self._settings, self._accum_steps = config.training.physics_priors, config.training.accum_steps
+        self._tasks = tasks
+
+    def weights_at(self, number: int) -> dict[str, float]:
+        """Weights of the priors of the batch of a number; none where they aren't due."""
+        settings, step = self._settings, number // self._accum_steps
+        if step % settings.every:
+            return {}
+        grown = 1.0 if not settings.warmup_steps else min(1.0, step / settings.warmup_steps)
+        return {name: grown * weight for name, weight in settings.weights.items() if grown}
+
+    def losses(
+        self,
+        simulator: Simulator,
+        batch: WindowBatch,
+        states_BKLD: Tensor,
+        weights: Mapping[str, float],
+        *,
+        are_fields: bool,
+        clean: Tensor | None = None,
+    ) -> Losses:
+        """Of the decoded predictions of a batch.
+
+        Args:
+            simulator: Decodes them; gradients reach what of it is trained.
+            batch: Windows as they are stored.
+            states_BKLD: Predicted normalised states.
+            weights: By prior.
+            are_fields: Whether the windows are of fields, not of latents.
+            clean: The first state without noise; by default the batch's.
+        """
+        physics = self._tasks[batch.task]
+        if not any(physics.why_not(name) is None for name in PRIORS if weights.get(name)):
+            return {}
+        device, num_steps = states_BKLD.device, states_BKLD.shape[1]
+        known = simulator.spec.tasks[batch.task]
+        parameters_BP = batch.parameters.to(device, non_blocking=True)
+        later_BP = parameters_BP.repeat_interleave(num_steps, dim=0)
+        given = (batch.states[:, 0] if clean is None else clean).to(device, non_blocking=True)
+        truth = batch.states[:, 1 : 1 + num_steps].to(device, non_blocking=True).flatten(0, 1)
+        with torch.autocast(device.type, enabled=False):  # a mean of bfloat16 says nothing about a drift
+            predicted = simulator.decode(states_BKLD.float().flatten(0, 1), later_BP, task=batch.task)
+            with torch.no_grad():
+                if not are_fields:
+                    truth = _decoded(simulator, truth, later_BP, task=batch.task, array=FIELDS)
+                    given = _decoded(
+                        simulator, given, parameters_BP, task=batch.task, array=known.input_array
+                    )
+            return prior_losses(
+                physics,
+                weights,
+                predicted_BKXC=predicted.unflatten(0, (-1, num_steps)),
+                truth_BKXC=truth.unflatten(0, (-1, num_steps)),
+                given_BXC=given,
+                values={
+                    name: parameters_BP[:, column]
+                    for column, name in enumerate(simulator.spec.parameters)
+                    if name in known.parameters
+                },
+                dt_B=batch.dt.to(device, non_blocking=True),
+            )
+
+
+def make_priors(
+    config: RunConfig, spec: SimulatorSpec, windows: Mapping[str, TaskWindows], *, note: Note
+) -> PhysicsPriors | None:
+    """The priors that the configuration asks for; None if it asks for none.
+
+    Args:
+        config: Configuration of the run.
+        spec: Of the simulator that is trained.
+        windows: Training windows by task, whose stores know the domains.
+        note: Told which priors say nothing about a task.
+
+    Raises:
+        ConfigError: Kind "no_law" if a prior says nothing about any task; "unknown_encoder" where states
+            can't be decoded.
+    """
+    settings = config.training.physics_priors
+    if not settings.weights:
+        return None
+    if not spec.is_encoder_known:
+        problem = "training.physics_priors need decoded states, and nothing says what encoded these latents"
+        raise ConfigError(problem, kind="unknown_encoder", hint="say training.physics_priors.enabled=false")
+    tasks = {
+        name: physics_of(
+            config, spec, name, lengths=windows[name].store.attrs.get("domain_lengths"), cell=settings.cell
+        )
+        for name in spec.tasks
+    }
+    for prior in PRIORS:
+        if prior not in settings.weights:
+            continue
+        reasons = {name: why for name, task in tasks.items() if (why := task.why_not(prior))}
+        said = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+        if len(reasons) == len(tasks):
+            raise ConfigError(
+                f"training.physics_priors.{prior} says nothing about any task ({said})",
+                kind="no_law",
+                hint=f"leave it out, or say under `laws` what holds for {' or '.join(tasks)}",
+            )
+        if reasons:
+            note(f"training.physics_priors.{prior} is left out of some tasks: {said}")
+    return PhysicsPriors(config, tasks)
+
+
+def _decoded(
+    simulator: Simulator, latent_BLD: Tensor, parameters_BP: Tensor, *, task: str, array: str
+) -> Tensor:
+    """Fields of latents as stored, of any array, by the decoder that predictions have, shape (B, X..., C)."""
+    assert simulator.autoencoder is not None
+    query_PN = simulator.queries.get_buffer(task)
+    values_BPC = simulator.autoencoder.decode(
+        latent_BLD.float(), query_PN, parameters_BP, task=task, array=array
+    )
+    return values_BPC.unflatten(1, simulator.spec.tasks[task].grid.points)

@@ -1,0 +1,213 @@
+"""Training the baselines of a run, one for each task: as long as their stage says, or within a budget.
+
+Each has a folder, a state and a log of its own, so that it is continued, or kept, as any stage is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig, load_config
+from ups.config.run import BudgetConfig
+from ups.config.seeds import with_seeds
+from ups.errors import CheckpointError, ConfigError, DivergedError
+from ups.eval.baseline_files import baseline_folder, baseline_path
+from ups.eval.baseline_model import (
+    BASELINE,
+    DEFAULT_KINDS,
+    LABELS,
+    Kind,
+    check_kinds,
+    load_baseline,
+)
+from ups.eval.equal_budgets import equal_budgets, parse_budgets
+from ups.eval.training_logs import read_stage_logs
+from ups.output import Note, check_writable
+from ups.train.baseline import open_baseline
+from ups.train.budget import with_steps
+from ups.train.distributed import joined_ranks
+from ups.train.run import run_stage, train_unless_valid
+from ups.train.state import differing_keys
+from ups.trained.checkpoint import read_document
+from ups_store.launch import ONLY_ONCE, check_shared
+
+
+def config_of_baseline(
+    config: RunConfig, kind: str, task: str, *, budget: BudgetConfig | None = None, steps: int | None = None
+) -> RunConfig:
+    """The configuration of one baseline: one task, a folder of its own, and its budget.
+
+    Args:
+        config: Configuration of the run.
+        kind: Name of the baseline.
+        task: Name of the task.
+        budget: How much it may be trained; by default as its stage says.
+        steps: What the budget is in optimiser steps, where that is known.
+    """
+    budget = budget or config.stage(kind).budget
+    folder = baseline_folder(config, kind, task, "steps" if budget is None else budget.limit)
+    own: dict[str, Any] = {
+        "data": config.data.model_copy(update={"tasks": (task,)}),
+        "checkpoint": config.checkpoint.model_copy(update={"dir": folder}),
+        "training": config.training.model_copy(update={"log_path": None}),
+    }
+    stage = config.stage(kind)  # also what it takes from the operator's, which a continuation compares
+    if budget is not None:
+        changed = {"budget": budget, "steps": steps, "steps_per_epoch": None, "patience": None}
+        stage = stage.model_copy(update=changed)
+    return config.model_copy(update=own | {"stages": {**config.stages, kind: stage}})
+
+
+def train_stage_of_baselines(
+    kind: str, config: RunConfig, *, note: Note, restart: bool = False, began: float | None = None
+) -> dict[str, Any]:
+    """Train one kind of baseline on every task of a run, as its stage says; under `torchrun` on all ranks.
+
+    Args:
+        kind: Name of the stage.
+        config: Configuration of the run.
+        note: Told what people should know.
+        restart: Begin from scratch although there are states to continue from.
+        began: When the process was started, seconds since 1970.
+
+    Returns:
+        {"stage": kind, "stages": reports of `run_stage` by task}.
+
+    Raises:
+        UpsError: As `run_stage`.
+    """
+    check_kinds([kind])
+    reports: dict[str, Any] = {}
+    with joined_ranks(config.training.device, timeout_s=config.training.rank_timeout_s, note=note):
+        for task in config.data.tasks:
+            own = config_of_baseline(config, kind, task)
+            reports[task] = run_stage(kind, own, note=note, restart=restart, began=began)
+            began = None  # the start of the process is the first one's
+    return {"stage": kind, "stages": reports}
+
+
+def obtain_baseline(
+    config: RunConfig,
+    kind: Kind,
+    task: str,
+    *,
+    budget: BudgetConfig,
+    steps: int | None = None,
+    restart: bool = False,
+    note: Note,
+) -> Path:
+    """Train a baseline within a budget, unless there is one that was trained alike; a collective.
+
+    Args:
+        config: Configuration of the run.
+        kind: "fno", "unet" or "fno_neuraloperator".
+        task: Name of the task.
+        budget: How much it may be trained.
+        steps: What that is in optimiser steps, where it is known.
+        restart: Train again although there is a file.
+        note: Told what is being done.
+
+    Returns:
+        Its file.
+
+    Raises:
+        ConfigError: If there is no such baseline for the task.
+        DivergedError: If a loss isn't finite.
+        OutputError: If its file can't be written, before it is trained.
+        ups_store.StoreError: If the data can't be read.
+    """
+    own = config_of_baseline(config, kind, task, budget=budget, steps=steps)
+    path, training = baseline_path(config, kind, task, budget.limit), config.training
+    with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, _):
+        if not restart and ranks.first_does(lambda: is_trained_alike(path, own, kind)):
+            note(f"{path} is there already, trained alike")
+            return path
+        check_writable(path.parent)
+        note(f"{task}: {LABELS[kind]}, {budget}")
+        train_unless_valid(kind, own, note=note, restart=restart)
+    return path
+
+
+def is_trained_alike(path: Path, config: RunConfig, kind: Kind) -> bool:
+    """Whether a file holds what this configuration's training would end with; reads all training data."""
+    try:
+        document = read_document(path, kind=BASELINE)
+    except CheckpointError:
+        return False
+    stage = document["config"]["stages"].get(kind, {})
+    if config.stage(kind).steps is None and stage.get("steps"):
+        config = with_steps(config, kind, stage["steps"])  # what its budget became
+    if document["effort"] is None or differing_keys(document["config"], config, stage=kind):
+        return False
+    _, spec = open_baseline(kind, config)
+    return bool(document["spec"] == spec.as_stored())
+
+
+def train_configured_baselines(config: RunConfig, *, restart: bool, note: Note) -> None:
+    """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
+
+    One that there can't be, such as for three axes, or that diverges, is named and left out: the operator has
+    been trained by now, and is reported on without it.
+    """
+    evaluation = config.evaluation
+    budgets = parse_budgets(
+        flops=evaluation.baseline_flops,
+        samples=evaluation.baseline_samples,
+        seconds=evaluation.baseline_seconds,
+    )
+    for task, budget, kind in itertools.product(config.data.tasks, budgets, DEFAULT_KINDS):
+        try:
+            obtain_baseline(config, kind, task, budget=budget, restart=restart, note=note)
+        except (ConfigError, DivergedError) as error:
+            note(f"{task}: {LABELS[kind]} is left out: {error}")
+
+
+def train_baselines_of_run(
+    config_path: Path | None,
+    *,
+    overrides: Sequence[str],
+    seeds: Sequence[int] = (),
+    kinds: Sequence[str] | None = None,
+    amounts: Mapping[str, float | None],
+    restart: bool = False,
+    note: Note,
+) -> dict[str, dict[str, Any]]:
+    """Train each kind of baseline on each task of a run.
+
+    Args:
+        config_path: YAML file of the operator's run.
+        overrides: `key=value`.
+        seeds: Training seeds, each in its folder; by default the configured one.
+        kinds: Of baselines, see `check_kinds`.
+        amounts: Of each, "flops", "samples" or "seconds"; without any, as many operations as the training of
+            the run's operator took, by its logs.
+        restart: Whether baselines that are there are trained again.
+        note: Takes warnings, and what is being done.
+
+    Returns:
+        What its training took, by the path of each baseline.
+
+    Raises:
+        ConfigError: If the configuration, a kind or the budget is wrong, or each of several processes that a
+            scheduler started would train the same.
+        UpsError: If a file can't be written, or training diverges.
+        ups_store.StoreError: If the data can't be read.
+    """
+    check_shared(hint=ONLY_ONCE)
+    wanted, budgets = check_kinds(kinds), parse_budgets(**amounts)
+    config = load_config(config_path, overrides=overrides, note=note)
+    trained: dict[str, dict[str, Any]] = {}
+    for own in with_seeds(config, seeds, config_path=config_path, overrides=overrides):
+        logs, num_tasks = read_stage_logs(own, note=note), len(own.data.tasks)
+        some = budgets or equal_budgets(logs, num_tasks=num_tasks, by=("flops",))
+        for task, budget, kind in itertools.product(own.data.tasks, some, wanted):
+            path = obtain_baseline(own, kind, task, budget=budget, restart=restart, note=note)
+            model = load_baseline(path)
+            note(f"{task} {model.label}: {model.note}")
+            assert model.effort is not None
+            trained[str(path)] = asdict(model.effort)
+    return trained

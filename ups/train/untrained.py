@@ -1,0 +1,45 @@
+"""A stage that has nothing to train: what was measured on the data is validated, exported, reported on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ups.config import RunConfig
+from ups.output import Note
+from ups.train.best import set_aside
+from ups.train.distributed import Ranks
+from ups.train.stage import Stage
+from ups.train.state import state_path
+
+
+def is_untrained(stage: Stage) -> bool:
+    """Whether no weight of the stage's model is trained."""
+    return not any(parameter.requires_grad for parameter in stage.model.parameters())
+
+
+def run_untrained(stage: Stage, config: RunConfig, *, ranks: Ranks, note: Note) -> dict[str, Any]:
+    """Export the model as it is, and report on it as `run_stage` does after training; a collective.
+
+    There is no state to continue from: it costs a pass through the data to do it again. One of an earlier
+    training is removed, since it isn't of what is exported now.
+    """
+    note(f"stage {stage.name} has nothing to train: it is measured on the data, and exported")
+
+    def export() -> dict[str, Any]:
+        stage.model.eval()
+        metrics = stage.validate()
+        for path, kind in stage.exports().items():
+            set_aside(path, kind=kind, metrics=metrics, config=config, note=note)
+        stage.export(metrics)
+        state_path(config, stage.name).unlink(missing_ok=True)
+        return {**stage.finish(), "start_score": metrics["score"]}
+
+    report: dict[str, Any] = ranks.first_does(export)
+    no_steps: dict[str, Any] = {
+        "steps": 0,
+        "resumed_at": 0,
+        "best_step": None,
+        "data_wait_share": 0.0,
+        "startup": {},
+    }
+    return {**report, **no_steps}
