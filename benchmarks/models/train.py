@@ -82,7 +82,7 @@ def _load(model: str, checkpoints: Path) -> tuple[Forecaster, str]:
         return Persistence(), ""
     if model == "operator":
         simulator = load_simulator(checkpoints / "operator.safetensors")
-        return OperatorForecaster(simulator), shown_size(simulator.operator)
+        return OperatorForecaster(simulator, resample=True), shown_size(simulator.operator)
     baseline = load_baseline(checkpoints / f"{model}.safetensors")
     return baseline, shown_size(baseline.network)
 

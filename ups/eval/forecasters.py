@@ -106,19 +106,28 @@ class OperatorForecaster:
         note: What the reader has to know.
         name: Of its row.
         label: For people; by default what its states are.
+        resample: Whether fields of other resolutions are interpolated onto the training grid, and back.
     """
 
     def __init__(
-        self, simulator: Simulator, *, note: str = "", name: str = "operator", label: str | None = None
+        self,
+        simulator: Simulator,
+        *,
+        note: str = "",
+        name: str = "operator",
+        label: str | None = None,
+        resample: bool = False,
     ) -> None:
-        self.simulator, self.note, self.name = simulator, note, name
+        self.simulator, self.note, self.name, self._resample = simulator, note, name, resample
         self.label = label or f"{'latent ' if simulator.spec.states == 'latent' else ''}operator"
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """See `Forecaster.forecast`."""
         known = self.simulator.spec.tasks[start.task].parameters
         parameters = {name: values for name, values in start.parameters.items() if name in known}
-        return self.simulator.rollout(start.given, steps, task=start.task, parameters=parameters, dt=start.dt)
+        return self.simulator.rollout(
+            start.given, steps, task=start.task, parameters=parameters, dt=start.dt, resample=self._resample
+        )
 
 
 class LatentForecaster:

@@ -56,6 +56,27 @@ def interpolate(values_BXC: Tensor, query_QPN: Tensor, *, periodic: tuple[bool, 
     return total
 
 
+def resampled(values_BXC: Tensor, points: tuple[int, ...], *, periodic: tuple[bool, ...]) -> Tensor:
+    """The same fields at the centres of another number of cells, by the same cubics, an axis at a time.
+
+    Args:
+        values_BXC: Shape (B, X..., C).
+        points: Wanted along each axis.
+        periodic: Whether each axis is.
+
+    Returns:
+        Shape (B, *points, C); `values_BXC` itself where it has these points.
+    """
+    for axis, (num, wraps) in enumerate(zip(points, periodic, strict=True), start=1):
+        if values_BXC.shape[axis] == num:
+            continue
+        query = (torch.arange(num, dtype=torch.float64, device=values_BXC.device) + 0.5) / num
+        stencil = axis_stencil(query[None], num=values_BXC.shape[axis], wraps=wraps)
+        around = values_BXC.movedim(axis, -1)[..., stencil.index[0]]
+        values_BXC = (around * stencil.weight[0].to(around.dtype)).sum(-1).movedim(-1, axis)
+    return values_BXC
+
+
 def axis_stencil(query_QP: Tensor, *, num: int, wraps: bool) -> Stencil:
     """The four points of an axis around each query, or all of an axis that has fewer and ends."""
     position = query_QP * num - 0.5

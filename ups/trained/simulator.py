@@ -22,6 +22,7 @@ from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import OperatorSize, token_axes
+from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition, patchify, unpatchify
 from ups.trained.autoencoder import Autoencoder, Normalizer
 from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
@@ -172,6 +173,7 @@ class Simulator(nn.Module):
         task: str | None = None,
         parameters: Mapping[str, Numbers] | None = None,
         dt: Numbers | None = None,
+        resample: bool = False,
     ) -> Tensor:
         """Predict what follows, decoding every state on the way.
 
@@ -183,31 +185,36 @@ class Simulator(nn.Module):
             parameters: Numbers or arrays (B,) by name; may be left out where training knew one value only.
             dt: Physical time of a step, a number, (B,), or (B, K) for steps of different lengths; by default
                 that of the training data.
+            resample: Take fields on another number of points of the same domain: they are interpolated onto
+                the grid of the training, and what is predicted back onto theirs, by cubics.
         Returns:
             Physical units, float32, shape (B, K, X..., C), on the model's device; without the initial state.
         Raises:
             ConfigError: Another task, a missing or unknown parameter, steps of a steady task; kind
                 "unknown_encoder" of an operator whose states nothing can decode; kind "no_memory".
-            ShapeError: If the fields aren't on the task's grid.
+            ShapeError: If the fields aren't on the task's grid, or with `resample` on one of its kind.
         """
         check_known_encoder(self.spec)
         name = check_simulated_task(self.spec, task)
         known = self.spec.tasks[name]
-        values_BXC = frames_of(fields, known, device=self.device)
+        values_BXC = frames_of(fields, known, device=self.device, any_points=resample)
+        points, periodic = tuple(values_BXC.shape[1:-1]), known.grid.periodic
         is_count = isinstance(steps, (int, np.integer)) and not isinstance(steps, bool) and steps >= 1
         if not is_count or (known.steady and steps != 1):
             expected = "1 of a steady task" if known.steady else "a whole number, at least 1"
             raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=steps)
         num, steps = len(values_BXC), int(steps)  # NumPy's overflow
-        check_room(known, num=num, steps=steps, device=self.device)
+        check_room(known, num=num, steps=steps, device=self.device, points=points)
         order = self.spec.parameters
         parameters_BP = parse_parameters(parameters or {}, known, order=order, num=num, device=self.device)
         dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=self.device)
+        values_BXC = resampled(values_BXC, known.grid.points, periodic=periodic)
         state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
         frames = []
         for dt_B in dt_BK.unbind(1):
             state_BLD = self.step(state_BLD, parameters_BP, task=name, dt_B=dt_B)
-            frames.append(self.decode(state_BLD, parameters_BP, task=name))
+            decoded_BXC = self.decode(state_BLD, parameters_BP, task=name)
+            frames.append(resampled(decoded_BXC, points, periodic=periodic))
         return torch.stack(frames, dim=1)
 
     def normalizer_of(self, task: str, array: str) -> Normalizer:
@@ -269,15 +276,31 @@ def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simu
     return simulator.eval()
 
 
-def frames_of(fields: Tensor | npt.NDArray[Any], task: SimulatedTask, *, device: torch.device) -> Tensor:
+def frames_of(
+    fields: Tensor | npt.NDArray[Any],
+    task: SimulatedTask,
+    *,
+    device: torch.device,
+    any_points: bool = False,
+) -> Tensor:
     """Initial fields as float32, shape (B, X..., C); the axis C may be missing where there is one channel.
+
+    Args:
+        fields: Physical units.
+        task: Whose they are.
+        device: Where they go.
+        any_points: Whether another number of points will do, at least two along each axis.
 
     Raises:
         ShapeError: If they aren't numbers on the task's grid.
         ConfigError: Kind "not_finite".
     """
     values = _numbers(fields, task.input_array, device=device)
-    expected = (*task.grid.points, dict(task.grid.channels)[task.input_array])
+    points = task.grid.points
+    given = tuple(values.shape[1 : 1 + len(points)])
+    if any_points and len(given) == len(points) and min(given) > 1:
+        points = given
+    expected = (*points, dict(task.grid.channels)[task.input_array])
     if expected[-1] == 1 and tuple(values.shape[1:]) == expected[:-1]:
         values = values.unsqueeze(-1)
     if tuple(values.shape[1:]) != expected or not len(values):
@@ -322,13 +345,27 @@ def parse_parameters(
     return table_BP
 
 
-def check_room(task: SimulatedTask, *, num: int, steps: int, device: torch.device) -> None:
+def check_room(
+    task: SimulatedTask,
+    *,
+    num: int,
+    steps: int,
+    device: torch.device,
+    points: tuple[int, ...] | None = None,
+) -> None:
     """Fail before a rollout that doesn't fit into the device's free memory; it is held twice at the end.
+
+    Args:
+        task: Whose it is.
+        num: Samples.
+        steps: Predicted frames of each.
+        device: Where they are held.
+        points: Of the predicted frames; by default the task's.
 
     Raises:
         ConfigError: Kind "no_memory".
     """
-    values = math.prod(task.grid.points) * dict(task.grid.channels)[FIELDS]
+    values = math.prod(points or task.grid.points) * dict(task.grid.channels)[FIELDS]
     needed = 2 * _FLOAT32_BYTES * num * steps * values
     free = free_bytes(device)
     if needed > free:

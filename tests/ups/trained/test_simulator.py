@@ -177,6 +177,25 @@ def test_steady_task_goes_from_its_input_to_the_solution_in_one_step() -> None:
         simulator.rollout(coefficient, 3, task="darcy2d")
 
 
+@pytest.mark.parametrize("states", ["latent", "fields"])
+def test_fields_of_another_resolution_are_resampled_when_asked(states: str) -> None:
+    simulator, given = make_simulator(states), {"task": "burgers1d", "parameters": {"nu": 0.02}}
+    fine = np.sin(2 * np.pi * (np.arange(48) + 0.5) / 48).astype(np.float32)[None, :, None]
+    with pytest.raises(ShapeError, match=r"expected \(B, 16, 1\), found \(1, 48, 1\)"):
+        simulator.rollout(fine, 2, **given)  # type: ignore[arg-type]
+    predicted = simulator.rollout(fine, 2, resample=True, **given)  # type: ignore[arg-type]
+    assert predicted.shape == (1, 2, 48, 1)
+    # Every third of these cells has its centre where one of the 16 has it.
+    coarse = simulator.rollout(fine[:, 1::3].copy(), 2, **given)  # type: ignore[arg-type]
+    torch.testing.assert_close(predicted[:, :, 1::3], coarse, rtol=1e-4, atol=1e-5)
+
+
+def test_resampling_takes_fields_of_the_same_axes_and_channels_only() -> None:
+    for wrong in (np.zeros((2, 8, 2)), np.zeros((2, 1, 1)), np.zeros((2, 8, 8, 1))):
+        with pytest.raises(ShapeError, match="fields"):
+            make_simulator().rollout(wrong, 1, task="burgers1d", parameters={"nu": 0.02}, resample=True)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "says"),
     [
