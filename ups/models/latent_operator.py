@@ -41,15 +41,17 @@ class StepEmbedding(nn.Module):
 
     Args:
         num_tasks: Tasks of the model.
-        num_parameters: P.
+        ranges: Least and largest value of each of the P parameters in the training data.
         num_axes: A.
         width: E.
     """
 
-    def __init__(self, *, num_tasks: int, num_parameters: int, num_axes: int, width: int) -> None:
+    def __init__(
+        self, *, num_tasks: int, ranges: Sequence[tuple[float, float]], num_axes: int, width: int
+    ) -> None:
         super().__init__()
         self.condition = ConditionEmbedding(
-            num_tasks=num_tasks, arrays=(_STATE,), num_parameters=num_parameters, width=width
+            num_tasks=num_tasks, arrays=(_STATE,), num_parameters=len(ranges), width=width, ranges=ranges
         )
         self.step = nn.Linear(_DT_FEATURES + num_axes * len(BOUNDARY_TYPES) + 1, width)
         self.mlp = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU())
@@ -102,7 +104,7 @@ class LatentOperator(nn.Module):
     Args:
         latent_dim: D.
         num_tasks: Tasks of the model.
-        num_parameters: P.
+        ranges: Least and largest value of each of the P parameters in the training data.
         size: Architecture.
         axes: The token grids that it is for; others of as many axes are allowed.
     """
@@ -112,16 +114,14 @@ class LatentOperator(nn.Module):
         latent_dim: int,
         *,
         num_tasks: int,
-        num_parameters: int,
+        ranges: Sequence[tuple[float, float]],
         size: OperatorSize,
         axes: tuple[TokenAxis, ...],
     ) -> None:
         super().__init__()
         self.latent_dim, self.num_axes = latent_dim, len(axes)
         widths = [size.width * 2**level for level in range(len(size.depths))]
-        self.embed = StepEmbedding(
-            num_tasks=num_tasks, num_parameters=num_parameters, num_axes=len(axes), width=size.width
-        )
+        self.embed = StepEmbedding(num_tasks=num_tasks, ranges=ranges, num_axes=len(axes), width=size.width)
         self.into = nn.Linear(latent_dim, size.width)
         self.walls = WallEmbedding(axes, width=size.width)
         self.down = nn.ModuleList(make_level(size, level, axes) for level in range(len(widths)))

@@ -144,31 +144,59 @@ class ConditionEmbedding(nn.Module):
         arrays: Names of the arrays; each has an embedding (field type).
         num_parameters: P.
         width: E.
+        ranges: Least and largest value of each parameter in the training data, whose features become -1 and
+            1; without, features are those of any data, which three viscosities hardly change.
     """
 
-    def __init__(self, *, num_tasks: int, arrays: tuple[str, ...], num_parameters: int, width: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_tasks: int,
+        arrays: tuple[str, ...],
+        num_parameters: int,
+        width: int,
+        ranges: Sequence[tuple[float, float]] | None = None,
+    ) -> None:
         super().__init__()
         self.task = nn.Embedding(num_tasks, width)
         self.array = nn.ParameterDict({name: nn.Parameter(0.02 * torch.randn(width)) for name in arrays})
         self.parameters_in = nn.Linear(max(1, _FEATURES * num_parameters), width)
         self.mlp = nn.Sequential(nn.GELU(), nn.Linear(width, width), nn.GELU())
+        self.ends: Tensor | None  # of every parameter: (2, P)
+        self.register_buffer(
+            "ends", None if ranges is None else torch.tensor(ranges, dtype=torch.float32).reshape(-1, 2).T
+        )
 
     def forward(self, condition: Condition, *, array: str) -> Tensor:
         """Embed the condition of frames of one array; float32, shape (B, E)."""
-        features = _parameter_features(condition.parameters).to(self.parameters_in.weight.dtype)
+        features = _parameter_features(condition.parameters, self.ends).to(self.parameters_in.weight.dtype)
         if features.shape[1] == 0:
             features = features.new_zeros(len(features), 1)
         embedded = self.parameters_in(features) + self.task(condition.task) + self.array[array]
         return self.mlp(embedded)
 
 
-def _parameter_features(parameters_BP: Tensor) -> Tensor:
+def _parameter_features(parameters_BP: Tensor, ends_2P: Tensor | None) -> Tensor:
     """Whether it is there, its signed logarithm, and its value squashed; shape (B, 3 P)."""
     there = torch.isfinite(parameters_BP)
     value = torch.where(there, parameters_BP, 0.0)
-    logarithm = value.sign() * torch.log10(1 + value.abs() / _SMALLEST) / _LOG_RANGE
-    squashed = value / (1 + value.abs())
-    return torch.cat([there.to(value.dtype), logarithm, squashed], dim=1)
+    features = [there.to(value.dtype)]
+    for scaled in (_logarithm, _squashed):
+        feature = scaled(value)
+        if ends_2P is not None:
+            low, high = scaled(ends_2P)
+            half = torch.where(high > low, (high - low) / 2, 1.0)
+            feature = torch.where(there, (feature - (low + high) / 2) / half, 0.0)
+        features.append(feature)
+    return torch.cat(features, dim=1)
+
+
+def _logarithm(value: Tensor) -> Tensor:
+    return value.sign() * torch.log10(1 + value.abs() / _SMALLEST) / _LOG_RANGE
+
+
+def _squashed(value: Tensor) -> Tensor:
+    return value / (1 + value.abs())
 
 
 def cut_cells(values_BXC: Tensor, sizes: tuple[int, ...]) -> Tensor:

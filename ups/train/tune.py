@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _LEAST_LR, _LARGEST_LR = 5e-4, 2e-2
 _WIDTHS, _UNET_WIDTHS = (16, 24, 32, 48, 64), (8, 16, 24, 32, 48)
 _MODES, _LEVELS = (8, 12, 16, 24, 32), (2, 3, 4, 5)
-_OPERATOR_WIDTHS, _PATCHES = (32, 48, 64, 96, 128), (2, 4, 8, 16)
+_OPERATOR_WIDTHS, _PATCHES = (16, 24, 32, 48, 64, 96, 128), (2, 4, 8, 16)
 
 Values = Mapping[str, float | int]  # by key of the configuration
 

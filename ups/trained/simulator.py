@@ -61,7 +61,7 @@ class Simulator(nn.Module):
         self.operator = LatentOperator(
             spec.state_dim,
             num_tasks=len(spec.tasks),
-            num_parameters=len(spec.parameters),
+            ranges=spec.ranges,
             size=OperatorSize.from_json(spec.operator),
             axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )

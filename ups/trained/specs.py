@@ -208,6 +208,15 @@ class SimulatorSpec:
     autoencoder_sha256: str | None
     is_encoder_known: bool = True
 
+    @property
+    def ranges(self) -> tuple[tuple[float, float], ...]:
+        """Least and largest value of each parameter in the training data of all tasks."""
+        found = []
+        for name in self.parameters:
+            ends = [task.parameters[name] for task in self.tasks.values() if name in task.parameters]
+            found.append((min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0.0, 0.0))
+        return tuple(found)
+
     def task_number(self, task: str) -> int:
         """Place of a task among the operator's."""
         return sorted(self.tasks).index(task)

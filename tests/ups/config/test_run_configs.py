@@ -70,7 +70,7 @@ def test_operator_advances_the_tokens_of_every_task(path: Path) -> None:
         operator = LatentOperator(
             config.latent.dim,
             num_tasks=1,
-            num_parameters=1,
+            ranges=[(0.01, 0.1)],
             size=operator_size(config.operator),
             axes=token_axes(grids),
         )

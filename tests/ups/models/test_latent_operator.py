@@ -35,7 +35,7 @@ def condition(num: int = B, value: float = 0.01) -> Condition:
 
 
 def untrained(size: OperatorSize = SMALL, axes: tuple[TokenAxis, ...] = AXES) -> LatentOperator:
-    return LatentOperator(D, num_tasks=2, num_parameters=1, size=size, axes=axes)
+    return LatentOperator(D, num_tasks=2, ranges=[(0.01, 0.1)], size=size, axes=axes)
 
 
 def trained_like(
@@ -194,7 +194,7 @@ def test_sizes_are_those_of_the_paper(name: str, millions: float) -> None:
     """Holzschuh et al. 2025: within 10 %, since tokens here aren't patches."""
     with torch.device("meta"):
         size = dataclasses.replace(SIZES[name], mixers=("attention",))
-        operator = LatentOperator(8, num_tasks=2, num_parameters=2, size=size, axes=axes_of((16, 16)))
+        operator = LatentOperator(8, num_tasks=2, ranges=[(0, 1)] * 2, size=size, axes=axes_of((16, 16)))
     num = sum(weight.numel() for weight in operator.parameters())
     assert num == pytest.approx(millions * 1e6, rel=0.1)
 
@@ -320,3 +320,22 @@ def test_every_weight_has_a_gradient(mixer: Mixer) -> None:
     latent = torch.randn(B, 32 * 16, D, dtype=torch.float64)
     advance(operator, latent, (32, 16), ("wall", "wall")).square().mean().backward()
     assert [name for name, weight in operator.named_parameters() if weight.grad is None] == []
+
+
+def test_ends_of_a_parameters_range_lie_two_apart_however_close_they_are() -> None:
+    """So that the model tells viscosities apart from its first steps on; outside values go on beyond 1."""
+    torch.manual_seed(0)
+    embed = untrained().embed.condition
+    features: list[torch.Tensor] = []
+    embed.parameters_in.register_forward_hook(lambda layer, given, out: features.append(given[0]))
+    for value in (0.01, 0.1, 0.001, torch.nan):
+        embed(condition(1, value), array="latent")
+    low, high, beyond, absent = (each[0].tolist() for each in features)
+    assert low == pytest.approx([1, -1, -1])
+    assert high == pytest.approx([1, 1, 1])
+    assert beyond[1] < -2.9  # a decade below a range of one decade
+    assert absent == [0, 0, 0]
+    one_value = LatentOperator(D, num_tasks=2, ranges=[(0.3, 0.3)], size=SMALL, axes=AXES).embed.condition
+    one_value.parameters_in.register_forward_hook(lambda layer, given, out: features.append(given[0]))
+    one_value(condition(1, 0.3), array="latent")
+    assert features[-1][0].tolist() == [1, 0, 0]
