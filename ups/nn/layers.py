@@ -29,8 +29,8 @@ _EPS = 1e-6
 _SMALLEST = 1e-8
 _LOG_RANGE = 8.0
 _FEATURES = 3
-# Features of the ends of a parameter's range. Viscosities between and beyond those of the training were predicted
-# better than with 1 (docs/results/log.md), and those of the training as well.
+# The ends of a parameter's range have features of this size: with 1, viscosities between and beyond those of
+# the training were predicted worse (docs/results/log.md).
 _END = 0.3
 # Boundary types as stores name them: PDEBench's, then The Well's, whose two ends of an axis may differ. A
 # checkpoint's weights are in this order. Names that aren't here share the last place.

@@ -58,6 +58,7 @@ def test_search_records_its_trials_and_leaves_the_best_to_be_included(root: Path
     folder = tmp_path / "checkpoints" / "tune" / "fno"
     lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert [line["trial"] for line in lines] == [0, 1, 2]
+    assert lines[0]["values"]["stages.fno.optimizer.lr"] == load_config(path).stage("fno").optimizer.lr
     assert all(line["budget"] == {"samples": 32} and line["steps"] == {"burgers1d": 2} for line in lines)
     best = min(lines, key=lambda line: line["score"])
     assert (report["score"], report["best"]) == (best["score"], best["values"])
