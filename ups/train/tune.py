@@ -1,9 +1,9 @@
 """`ups tune`: a stage's learning rate and size, searched for on the validation split at one budget.
 
 Trials are trainings of the stage in folders of their own. The first has what the configuration says itself;
-Optuna (Akiba et al. 2019, arXiv:1907.10902) proposes the others by its tree-structured Parzen estimator. Every
-trial is recorded in `trials.jsonl`, the study in `study.log`, and the best so far in `best.yaml`, which a
-configuration takes by `include`. The test split is never read.
+Optuna (Akiba et al. 2019, arXiv:1907.10902) proposes the others by its tree-structured Parzen estimator. Each
+is recorded in `trials.jsonl`, the study in `study.log`, and the best so far in `best.yaml`, for `include` in a
+configuration. The test split is never read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,14 +63,15 @@ class Space:
         rate = FloatDistribution(_LEAST_LR, _LARGEST_LR, log=True)
         return {self.lr: rate} | {key: CategoricalDistribution(some) for key, some in self.sizes.items()}
 
-    def own(self, config: RunConfig) -> dict[str, float | int]:
-        """What a configuration says itself, as far as it lies in the space: the first trial."""
-        values = {key: _value_at(config.model_dump(), key) for key in (self.lr, *self.sizes)}
-        return {
-            key: value
-            for key, value in values.items()
-            if (value in self.sizes[key] if key in self.sizes else _LEAST_LR <= (value or 0) <= _LARGEST_LR)
-        }
+    def own(self, config: RunConfig, stage: str) -> dict[str, float | int]:
+        """What a configuration says itself, as far as it lies in the space."""
+        lr = config.stage(stage).optimizer.lr
+        values: Any = config.model_dump()
+        own: dict[str, float | int] = {self.lr: lr} if lr and _LEAST_LR <= lr <= _LARGEST_LR else {}
+        for key, sizes in self.sizes.items():
+            if (value := reduce(lambda inner, name: inner[name], key.split("."), values)) in sizes:
+                own[key] = value
+        return own
 
 
 def space_of(stage: str, config: RunConfig) -> Space:
@@ -247,7 +249,7 @@ class _Search:
             # A sampler of its own for each: its proposal depends on the trials before, on no interruption.
             study.sampler = optuna.samplers.TPESampler(seed=seed_of(self._config.seed, number) % 2**32)
             if number == 0:
-                study.enqueue_trial(self._space.own(self._config))
+                study.enqueue_trial(self._space.own(self._config, self._stage))
             study.ask(self._space.distributions())
         trial = study.trials[number]
         if trial.state.is_finished():
@@ -308,13 +310,6 @@ class _Search:
             "score": trial.value,
             "budget": self._budget.model_dump(mode="json", exclude_none=True),
         }
-
-
-def _value_at(values: Mapping[str, Any], key: str) -> Any:
-    """By a dotted key; None where a section of it is missing."""
-    section, _, rest = key.partition(".")
-    inner = values.get(section)
-    return _value_at(inner, rest) if rest and isinstance(inner, Mapping) else None if rest else inner
 
 
 def _best(study: optuna.Study) -> optuna.trial.FrozenTrial | None:
