@@ -1,9 +1,9 @@
 """`ups tune`: a stage's learning rate and size, searched for on the validation split at one budget.
 
 Trials are trainings of the stage in folders of their own. The first has what the configuration says itself;
-Optuna (Akiba et al. 2019, arXiv:1907.10902) proposes the others by its tree-structured Parzen estimator. Each
-is recorded in `trials.jsonl`, the study in `study.log`, and the best so far in `best.yaml`, for `include` in a
-configuration. The test split is never read.
+Optuna (Akiba et al. 2019, arXiv:1907.10902) proposes the others by its tree-structured Parzen estimator. All
+are recorded in `trials.jsonl`, the study in `study.log`, and the best so far in `best.yaml`, which a
+configuration takes by `include`. The test split is never read.
 """
 
 from __future__ import annotations
