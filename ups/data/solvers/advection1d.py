@@ -10,21 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from scipy import fft
 
 from ups.data.solvers.files import write_single_file
-from ups.data.solvers.problem import (
-    Array,
-    Trajectories,
-    cell_centres,
-    check_at_least,
-    check_not_negative,
-    check_positive,
-    random_sines,
-)
+from ups.data.solvers.problem import Array, RandomSines, Trajectories, cell_centres, check_positive
 
 
 def solve(initial_NX: Array, *, beta: float, t: Array) -> Trajectories:
@@ -47,36 +38,18 @@ def solve(initial_NX: Array, *, beta: float, t: Array) -> Trajectories:
 
 
 @dataclass(frozen=True)
-class Advection1D:
+class Advection1D(RandomSines):
     """Advection data set: sums of sines, by default PDEBench's two, carried around the unit interval.
 
     Attributes:
         beta: Speed, lengths per time, > 0.
-        points: Cells X.
-        frames: Stored time steps T, the initial state included.
-        end_time: Time of the last one.
-        amplitude: Sum of the sines' amplitudes, > 0.
-        mean: Means are uniform within this of zero.
-        max_wave_number: Wave numbers are uniform in 1..this, periods per unit length.
-        waves: Sines of a sample.
     """
 
     beta: float = 0.4
-    points: int = 1024
-    frames: int = 41
-    end_time: float = 2.0
-    amplitude: float = 1.0
-    mean: float = 0.0
-    max_wave_number: int = 8
-    waves: int = 2
-    batch_size: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        check_positive(beta=self.beta, end_time=self.end_time, amplitude=self.amplitude)
-        check_not_negative(mean=self.mean)
-        check_at_least(1, max_wave_number=self.max_wave_number, waves=self.waves)
-        check_at_least(2 * self.max_wave_number + 1, points=self.points)
-        check_at_least(2, frames=self.frames)
+        super().__post_init__()
+        check_positive(beta=self.beta)
 
     @property
     def file_name(self) -> str:
@@ -85,16 +58,7 @@ class Advection1D:
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and shift the samples of these numbers."""
-        initial_NX = random_sines(
-            indices,
-            seed=seed,
-            num_points=self.points,
-            num_waves=self.waves,
-            max_wave_number=self.max_wave_number,
-            max_amplitude=self.amplitude,
-            max_mean=self.mean,
-        )
-        return solve(initial_NX, beta=self.beta, t=np.linspace(0.0, self.end_time, self.frames))
+        return solve(self.initial_states(indices, seed=seed), beta=self.beta, t=self.t)
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
         """Write a single-file layout with the root attribute `beta`."""

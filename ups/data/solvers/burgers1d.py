@@ -19,21 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from scipy import fft
 
 from ups.data.solvers.files import write_single_file
-from ups.data.solvers.problem import (
-    Array,
-    Trajectories,
-    cell_centres,
-    check_at_least,
-    check_not_negative,
-    check_positive,
-    random_sines,
-)
+from ups.data.solvers.problem import Array, RandomSines, Trajectories, cell_centres, check_positive
 from ups_store.errors import ConfigError
 
 # Nodes within the narrowest weight's standard deviation; with twice as many the solution moves by 2e-14.
@@ -152,7 +143,7 @@ def _too_small(nu: float, enough: float) -> ConfigError:
 
 
 @dataclass(frozen=True)
-class Burgers1D:
+class Burgers1D(RandomSines):
     """Burgers data set: a mean flow plus a few sines of low wave number, which steepen into fronts.
 
     By default persistence has an nRMSE between 0.8 and 1.5 until t = 2, from t = 0 (1.36) as well as from
@@ -160,31 +151,17 @@ class Burgers1D:
 
     Attributes:
         nu: pi times the viscosity, > 0.
-        points: Cells X.
-        frames: Stored time steps T, the initial state included.
-        end_time: Time of the last one.
-        amplitude: Sum of the sines' amplitudes, > 0.
-        mean: Means are uniform within this of zero.
-        max_wave_number: Wave numbers are uniform in 1..this, periods per unit length.
-        waves: Sines of a sample.
     """
 
     nu: float = 0.01
-    points: int = 1024
-    frames: int = 41
-    end_time: float = 2.0
     amplitude: float = 0.6
     mean: float = 0.3
     max_wave_number: int = 3
     waves: int = 3
-    batch_size: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        check_positive(nu=self.nu, end_time=self.end_time, amplitude=self.amplitude)
-        check_not_negative(mean=self.mean)
-        check_at_least(1, max_wave_number=self.max_wave_number, waves=self.waves)
-        check_at_least(2 * self.max_wave_number + 1, points=self.points)
-        check_at_least(2, frames=self.frames)
+        super().__post_init__()
+        check_positive(nu=self.nu)
         if self.nu < (enough := least_nu(max_amplitude=self.amplitude)):
             raise _too_small(self.nu, enough)
 
@@ -195,19 +172,10 @@ class Burgers1D:
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and solve the samples of these numbers."""
-        initial_NX = random_sines(
-            indices,
-            seed=seed,
-            num_points=self.points,
-            num_waves=self.waves,
-            max_wave_number=self.max_wave_number,
-            max_amplitude=self.amplitude,
-            max_mean=self.mean,
-        )
         return solve(
-            initial_NX,
+            self.initial_states(indices, seed=seed),
             nu=self.nu,
-            t=np.linspace(0.0, self.end_time, self.frames),
+            t=self.t,
             max_amplitude=self.amplitude,
             max_wave_number=self.max_wave_number,
         )

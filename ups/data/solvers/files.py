@@ -6,10 +6,11 @@ Letters: N samples, T time steps, X and Y cells, C channels.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -42,25 +43,16 @@ def write_single_file(
         num_samples: N, the samples of all batches together.
         attrs: Root attributes, stored as float64 scalars.
     """
-    first = 0
-    with h5py.File(path, "w") as file:
-        for batch in batches:
-            for name, values in {"tensor": batch.fields, "nu": batch.coefficient}.items():
-                if values is None:
-                    continue
-                if first == 0:
-                    file.create_dataset(name, shape=(num_samples, *values.shape[1:]), dtype=_FLOAT32)
-                file[name][first : first + len(values)] = values
-            first += len(batch.fields)
-        assert first == num_samples, f"{first} samples came, {num_samples} were announced"
-        is_line = batch.y is None
-        times = np.append(batch.t, 2 * batch.t[-1] - batch.t[-2]) if is_line else _DARCY_TIMES
-        coordinates = {"t-coordinate": times, "x-coordinate": batch.x, "y-coordinate": batch.y}
+    with _root(path, attrs) as file:
+        last = _write_samples(
+            file, batches, {"tensor": "fields", "nu": "coefficient"}, num_samples=num_samples
+        )
+        is_line = last.y is None
+        times = np.append(last.t, 2 * last.t[-1] - last.t[-2]) if is_line else _DARCY_TIMES
+        coordinates = {"t-coordinate": times, "x-coordinate": last.x, "y-coordinate": last.y}
         for name, centres in coordinates.items():
             if centres is not None:
                 file.create_dataset(name, data=centres, dtype=_FLOAT32)
-        for name, value in attrs.items():
-            file.attrs[name] = np.float64(value)
 
 
 def write_converted(
@@ -74,18 +66,37 @@ def write_converted(
         num_samples: N, the samples of all batches together.
         attrs: Root attributes, stored as float64 scalars.
     """
-    first = 0
+    with _root(path, attrs) as file:
+        last = _write_samples(file, batches, {"data": "fields"}, num_samples=num_samples)
+        for name, values in {"t": last.t, "y": last.y, "x": last.x}.items():
+            file.create_dataset(name, data=values, dtype=_FLOAT32)
+
+
+@contextlib.contextmanager
+def _root(path: Path, attrs: Mapping[str, float]) -> Iterator[h5py.File]:
+    """Open a new file; attributes follow what is written to it."""
     with h5py.File(path, "w") as file:
-        for batch in batches:
-            if first == 0:
-                file.create_dataset("data", shape=(num_samples, *batch.fields.shape[1:]), dtype=_FLOAT32)
-                for name, values in {"t": batch.t, "y": batch.y, "x": batch.x}.items():
-                    file.create_dataset(name, data=values, dtype=_FLOAT32)
-            file["data"][first : first + len(batch.fields)] = batch.fields
-            first += len(batch.fields)
-        assert first == num_samples, f"{first} samples came, {num_samples} were announced"
+        yield file
         for name, value in attrs.items():
             file.attrs[name] = np.float64(value)
+
+
+def _write_samples(
+    file: h5py.File, batches: Iterable[Trajectories], arrays: Mapping[str, str], *, num_samples: int
+) -> Trajectories:
+    """Write attributes of batches to datasets, where they aren't None, and return the last batch."""
+    first = 0
+    for batch in batches:
+        for name, attribute in arrays.items():
+            values = getattr(batch, attribute)
+            if values is None:
+                continue
+            if first == 0:
+                file.create_dataset(name, shape=(num_samples, *values.shape[1:]), dtype=_FLOAT32)
+            file[name][first : first + len(values)] = values
+        first += len(batch.fields)
+    assert first == num_samples, f"{first} samples came, {num_samples} were announced"
+    return batch
 
 
 def write_groups(
@@ -127,6 +138,18 @@ def write_groups(
                 sim = {**settings, "n": 1, "seed": index}
                 group.attrs["config"] = OmegaConf.to_yaml({"name": name, "sim": sim})
                 index += 1
+
+
+def square(*, start: float, end: float, points: int) -> dict[str, float]:
+    """Settings of a square domain, as PDEBench's generators name them."""
+    return {
+        "x_left": start,
+        "x_right": end,
+        "xdim": points,
+        "y_bottom": start,
+        "y_top": end,
+        "ydim": points,
+    }
 
 
 def _check_room(path: Path, nbytes: int) -> None:

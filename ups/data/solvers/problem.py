@@ -101,6 +101,28 @@ def check_at_least(least: int, **settings: int) -> None:
             raise ConfigError(f"{name} = {value}", kind="setting_out_of_range", expected=f">= {least}")
 
 
+@dataclass(frozen=True)
+class Transient:
+    """Settings of every problem in time.
+
+    Attributes:
+        frames: Stored time steps T, the initial state included.
+        end_time: Time of the last one.
+    """
+
+    frames: int = 21
+    end_time: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_positive(end_time=self.end_time)
+        check_at_least(2, frames=self.frames)
+
+    @property
+    def t(self) -> Array:
+        """Times of the stored steps, shape (T,)."""
+        return np.linspace(0.0, self.end_time, self.frames)
+
+
 def sample_generator(index: int, *, seed: int) -> np.random.Generator:
     """Return the random generator of one sample of the data set with this seed; both are >= 0."""
     return np.random.default_rng([seed, index])
@@ -144,6 +166,46 @@ def random_sines(
         waves = np.sin(2 * np.pi * np.outer(wave_numbers, x) + phases[:, None])
         states[row] = mean + max_amplitude / weights.sum() * (weights[:, None] * waves).sum(axis=0)
     return states
+
+
+@dataclass(frozen=True)
+class RandomSines(Transient):
+    """Settings of a problem on the periodic unit interval that starts from a mean and a few sines.
+
+    Attributes:
+        points: Cells X.
+        amplitude: Sum of the sines' amplitudes, > 0.
+        mean: Means are uniform within this of zero.
+        max_wave_number: Wave numbers are uniform in 1..this, periods per unit length.
+        waves: Sines of a sample.
+    """
+
+    points: int = 1024
+    frames: int = 41
+    amplitude: float = 1.0
+    mean: float = 0.0
+    max_wave_number: int = 8
+    waves: int = 2
+    batch_size: ClassVar[int] = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(amplitude=self.amplitude)
+        check_not_negative(mean=self.mean)
+        check_at_least(1, max_wave_number=self.max_wave_number, waves=self.waves)
+        check_at_least(2 * self.max_wave_number + 1, points=self.points)
+
+    def initial_states(self, indices: Sequence[int], *, seed: int) -> Array:
+        """Draw the initial states of these samples, shape (N, X)."""
+        return random_sines(
+            indices,
+            seed=seed,
+            num_points=self.points,
+            num_waves=self.waves,
+            max_wave_number=self.max_wave_number,
+            max_amplitude=self.amplitude,
+            max_mean=self.mean,
+        )
 
 
 def random_noise(indices: Sequence[int], *, seed: int, shape: tuple[int, ...]) -> Array:

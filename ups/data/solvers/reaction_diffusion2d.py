@@ -20,10 +20,11 @@ import numpy as np
 from scipy import fft
 
 from ups.data.solvers.exponential import make_stepper
-from ups.data.solvers.files import write_groups
+from ups.data.solvers.files import square, write_groups
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
+    Transient,
     cell_centres,
     check_at_least,
     check_not_negative,
@@ -124,7 +125,7 @@ def _to_points(modes_NCYX: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class ReactionDiffusion2D:
+class ReactionDiffusion2D(Transient):
     """Reaction-diffusion data set: patterns that grow out of white noise.
 
     The noise is gone within a few hundredths of time, so that the first stored step is like no other. With a
@@ -135,8 +136,6 @@ class ReactionDiffusion2D:
         dv: Diffusivity of the inhibitor, > 0.
         k: Constant sink of the activator, > 0.
         points: Cells per side.
-        frames: Stored time steps T, the initial state included.
-        end_time: Time of the last one, counted from the first.
         burn_in: Time from the noise to the first stored step, >= 0.
         amplitude: Standard deviation of the noise, > 0.
         modes: Cells per side that the noise is drawn for; as many as `points` by default. Data sets on
@@ -147,7 +146,6 @@ class ReactionDiffusion2D:
     dv: float = 5e-3
     k: float = 5e-3
     points: int = 128
-    frames: int = 21
     end_time: float = 5.0
     burn_in: float = 0.0
     amplitude: float = 1.0
@@ -155,9 +153,10 @@ class ReactionDiffusion2D:
     batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_positive(du=self.du, dv=self.dv, k=self.k, end_time=self.end_time, amplitude=self.amplitude)
+        super().__post_init__()
+        check_positive(du=self.du, dv=self.dv, k=self.k, amplitude=self.amplitude)
         check_not_negative(burn_in=self.burn_in)
-        check_at_least(2, points=self.points, frames=self.frames, modes=self._modes)
+        check_at_least(2, points=self.points, modes=self._modes)
 
     @property
     def _modes(self) -> int:
@@ -175,8 +174,7 @@ class ReactionDiffusion2D:
         if self.burn_in > 0:
             rough = min(self.burn_in, _ROUGH_TIME)
             initial_NYXC = self._solve(initial_NYXC, np.unique([0.0, rough, self.burn_in])).fields[:, -1]
-        t = np.linspace(0.0, self.end_time, self.frames)
-        return self._solve(initial_NYXC, t, rough_until=_ROUGH_TIME - self.burn_in)
+        return self._solve(initial_NYXC, self.t, rough_until=_ROUGH_TIME - self.burn_in)
 
     def _solve(self, initial_NYXC: Array, t: Array, *, rough_until: float = _ROUGH_TIME) -> Trajectories:
         return solve(
@@ -196,11 +194,6 @@ class ReactionDiffusion2D:
             "t": self.end_time,
             "burn_in": self.burn_in,
             "tdim": self.frames,
-            "x_left": _START,
-            "x_right": _END,
-            "xdim": self.points,
-            "y_bottom": _START,
-            "y_top": _END,
-            "ydim": self.points,
+            **square(start=_START, end=_END, points=self.points),
         }
         write_groups(path, batches, num_samples=num_samples, settings=settings)

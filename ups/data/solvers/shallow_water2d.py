@@ -19,10 +19,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ups.data.solvers.files import write_groups
+from ups.data.solvers.files import square, write_groups
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
+    Transient,
     cell_centres,
     check_at_least,
     check_not_negative,
@@ -126,7 +127,7 @@ def _flux(state: Array, gravity: float) -> Array:
 
 
 @dataclass(frozen=True)
-class ShallowWater2D:
+class ShallowWater2D(Transient):
     """Radial dam break: a round column of water, twice as high as the water around it, collapses.
 
     The file holds the height alone, as PDEBench's: the first state is at rest and determines all others, but
@@ -138,8 +139,6 @@ class ShallowWater2D:
         max_radius: The domain is a square of side 5.
         shift: Dams are centred within this of the middle, along each axis; PDEBench's are in the middle.
         points: Cells per side.
-        frames: Stored time steps T, the initial state included.
-        end_time: Time of the last one.
     """
 
     height: float = 2.0
@@ -147,14 +146,14 @@ class ShallowWater2D:
     max_radius: float = 0.7
     shift: float = 0.0
     points: int = 128
-    frames: int = 21
     end_time: float = 1.0
     batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_positive(height=self.height, min_radius=self.min_radius, end_time=self.end_time)
+        super().__post_init__()
+        check_positive(height=self.height, min_radius=self.min_radius)
         check_not_negative(shift=self.shift)
-        check_at_least(2, points=self.points, frames=self.frames)
+        check_at_least(2, points=self.points)
         room = _END - self.shift
         if not self.min_radius <= self.max_radius <= room:
             raise ConfigError(
@@ -171,8 +170,7 @@ class ShallowWater2D:
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and solve the samples of these numbers."""
         initial_NXY = np.stack([self._dam(sample_generator(index, seed=seed)) for index in indices])
-        t = np.linspace(0.0, self.end_time, self.frames)
-        return solve(initial_NXY, cell_size=(_END - _START) / self.points, t=t)
+        return solve(initial_NXY, cell_size=(_END - _START) / self.points, t=self.t)
 
     def _dam(self, rng: np.random.Generator) -> Array:
         """Draw a column of water, shape (X, Y); a cell that its edge cuts has the mean height."""
@@ -189,21 +187,11 @@ class ShallowWater2D:
             "T_end": self.end_time,
             "n_time_steps": self.frames - 1,
             "gravity": 1.0,
-            "x_left": _START,
-            "x_right": _END,
-            "xdim": self.points,
-            "y_bottom": _START,
-            "y_top": _END,
-            "ydim": self.points,
+            **square(start=_START, end=_END, points=self.points),
             "inner_height": self.height,
             "dam_radius": [self.min_radius, self.max_radius],
             "shift": self.shift,
         }
         write_groups(
-            path,
-            batches,
-            num_samples=num_samples,
-            settings=settings,
-            name="2d_rdb",
-            compression=None,
+            path, batches, num_samples=num_samples, settings=settings, name="2d_rdb", compression=None
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from ups.data.solvers.files import write_converted
 from ups.data.solvers.problem import (
     Array,
     Trajectories,
+    Transient,
     cell_centres,
     check_at_least,
     check_not_negative,
@@ -203,14 +204,12 @@ def random_vorticity(
 
 
 @dataclass(frozen=True)
-class Vorticity2D:
+class Vorticity2D(Transient):
     """Flow data set: random vortices on a periodic square that decay, or are kept going by a steady source.
 
     Attributes:
         nu: Kinematic viscosity, > 0.
         points: Cells per side.
-        frames: Stored time steps T, the initial state included.
-        end_time: Time of the last one.
         amplitude: Root mean square of the initial vorticity, > 0; 1 / amplitude is the time of a turn.
         max_wave_number: Longest initial wave vector, periods per unit length.
         forcing: Amplitude of the source F (sin 2 pi (x + y) + cos 2 pi (x + y)), >= 0.
@@ -218,19 +217,17 @@ class Vorticity2D:
 
     nu: float = 1e-3
     points: int = 64
-    frames: int = 21
-    end_time: float = 2.0
     amplitude: float = 5.0
     max_wave_number: int = 4
     forcing: float = 0.0
     batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_positive(nu=self.nu, end_time=self.end_time, amplitude=self.amplitude)
+        super().__post_init__()
+        check_positive(nu=self.nu, amplitude=self.amplitude)
         check_not_negative(forcing=self.forcing)
         check_at_least(1, max_wave_number=self.max_wave_number)
         check_at_least(2 * self.max_wave_number + 1, points=self.points)
-        check_at_least(2, frames=self.frames)
         if self._kept > _MAX_WAVE_NUMBER:
             enough = 1.01 * self.nu * (self._kept / _MAX_WAVE_NUMBER) ** 2
             raise ConfigError(
@@ -259,10 +256,9 @@ class Vorticity2D:
             max_wave_number=self.max_wave_number,
             amplitude=self.amplitude,
         )
-        t = np.linspace(0.0, self.end_time, self.frames)
-        return solve(initial_NYX, nu=self.nu, t=t, forcing=self.forcing, max_wave_number=self._kept)
+        return solve(initial_NYX, nu=self.nu, t=self.t, forcing=self.forcing, max_wave_number=self._kept)
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:
         """Write a dataset `data` with the root attributes `nu` and `forcing`."""
-        attrs: dict[str, Any] = {"nu": self.nu, "forcing": self.forcing}
+        attrs = {"nu": self.nu, "forcing": self.forcing}
         write_converted(path, batches, num_samples=num_samples, attrs=attrs)
