@@ -9,6 +9,7 @@ spatial dimensions.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -129,31 +130,23 @@ def _all_axes(boundary: str, axes: str) -> dict[str, str]:
     return dict.fromkeys(axes, boundary)
 
 
+_periodic_line = functools.partial(
+    Task, ndim=1, channels=("u",), boundary=_all_axes("periodic", "x"), test_part="first"
+)
+
 _TASKS = (
-    Task(
+    _periodic_line(
         name="advection1d",
-        ndim=1,
-        channels=("u",),
-        boundary=_all_axes("periodic", "x"),
-        test_part="first",
         file_patterns=(rf"1D_Advection_Sols_beta{_NUMBER}",),
         parameters=("beta",),
     ),
-    Task(
+    _periodic_line(
         name="burgers1d",
-        ndim=1,
-        channels=("u",),
-        boundary=_all_axes("periodic", "x"),
-        test_part="first",
         file_patterns=(rf"1D_Burgers_Sols_Nu{_NUMBER}",),
         parameters=("nu",),
     ),
-    Task(
+    _periodic_line(
         name="reacdiff1d",
-        ndim=1,
-        channels=("u",),
-        boundary=_all_axes("periodic", "x"),
-        test_part="first",
         file_patterns=(rf"ReacDiff_Nu{_NUMBER}_Rho{_NUMBER}", *_REACTION_TESTS),
         benchmark_patterns=_REACTION_TESTS,
         parameters=("nu", "rho"),
