@@ -6,6 +6,7 @@ points and steps, and two more.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -83,109 +84,98 @@ def _num_files(settings: Settings) -> int:
     return max((len(value) for value in settings.values() if isinstance(value, tuple)), default=1)
 
 
-def _sizes(points: int, frames: int, end_time: float, **held: int) -> dict[str, Settings]:
-    """Test sets of other resolutions and of longer rollouts."""
-    longer = {"frames": 2 * frames - 1, "end_time": 2 * end_time}
-    return {
-        LONGER: {**held, **longer},
-        TWICE: {**held, "points": 2 * points},
-        HALF: {**held, "points": points // 2},
-    }
-
-
+_LINE = {"points": 128, "frames": 21, "end_time": 2.0}
+_SQUARE = {"points": 48, "frames": 21, "end_time": 2.0}
 _STATES_1D = {
     "amplitude 1.5x": {"amplitude": 0.9},
     "means to 0.6": {"mean": 0.6},
     "wave numbers to 6": {"max_wave_number": 6, "waves": 6},
 }
 
-BURGERS = Question(
+
+def _rollouts(grid: Settings, states: Mapping[str, Settings], **held: float) -> dict[str, Settings]:
+    """Test sets of other initial states, and of longer rollouts and other resolutions, all with `held`."""
+    sizes: dict[str, Settings] = {
+        LONGER: {"frames": 2 * grid["frames"] - 1, "end_time": 2 * grid["end_time"]},
+        TWICE: {"points": 2 * grid["points"]},
+        HALF: {"points": grid["points"] // 2},
+    }
+    return {name: {**held, **changed} for name, changed in {**states, **sizes}.items()}
+
+
+_line = functools.partial(Question, num_samples=100, num_held_out=12, patch=8, flops=5e11)
+_square = functools.partial(Question, num_samples=100, num_held_out=24, patch=4, flops=1.5e12)
+
+BURGERS = _line(
     name="burgers",
     title="Burgers, three viscosities",
     task="burgers1d",
-    settings={"nu": (0.01, 0.03, 0.1), "points": 128, "frames": 21, "end_time": 2.0},
+    settings={"nu": (0.01, 0.03, 0.1), **_LINE},
     shifts={
         "nu = 0.017, between": {"nu": 0.017},
         "nu = 0.004, beyond": {"nu": 0.004},
-        **{name: {"nu": 0.03, **changed} for name, changed in _STATES_1D.items()},
-        **{name: {"nu": 0.03, **changed} for name, changed in _sizes(128, 21, 2.0).items()},
+        **_rollouts(_LINE, _STATES_1D, nu=0.03),
     },
-    num_samples=100,
-    num_held_out=12,
-    patch=8,
-    flops=5e11,
 )
 
-SHOCKS = Question(
+SHOCKS = _line(
     name="shocks",
     title="Burgers, shocks thinner than a cell",
     task="burgers1d",
-    settings={"nu": 0.001, "points": 128, "frames": 21, "end_time": 2.0},
-    shifts={**_STATES_1D, **_sizes(128, 21, 2.0)},
+    settings={"nu": 0.001, **_LINE},
+    shifts=_rollouts(_LINE, _STATES_1D),
     num_samples=300,
     num_held_out=36,
-    patch=8,
-    flops=5e11,
 )
 
-ADVECTION = Question(
+ADVECTION = _line(
     name="advection",
     title="advection, three speeds",
     task="advection1d",
-    settings={"beta": (0.2, 0.4, 0.8), "points": 128, "frames": 21, "end_time": 2.0},
+    settings={"beta": (0.2, 0.4, 0.8), **_LINE},
     shifts={
         "beta = 0.6, between": {"beta": 0.6},
         "beta = 1, beyond": {"beta": 1.0},
-        "amplitude 1.5x": {"beta": 0.4, "amplitude": 1.5},
-        "means to 0.6": {"beta": 0.4, "mean": 0.6},
-        "wave numbers to 12": {"beta": 0.4, "max_wave_number": 12, "waves": 4},
-        **{name: {"beta": 0.4, **changed} for name, changed in _sizes(128, 21, 2.0).items()},
+        **_rollouts(
+            _LINE,
+            {
+                "amplitude 1.5x": {"amplitude": 1.5},
+                "means to 0.6": {"mean": 0.6},
+                "wave numbers to 12": {"max_wave_number": 12, "waves": 4},
+            },
+            beta=0.4,
+        ),
     },
-    num_samples=100,
-    num_held_out=12,
-    patch=8,
-    flops=5e11,
 )
 
-VORTICITY = Question(
+VORTICITY = _square(
     name="vorticity",
     title="2D vorticity, two viscosities",
     task="incompressible2d",
-    settings={"nu": (1e-3, 4e-3), "points": 48, "frames": 21, "end_time": 2.0},
+    settings={"nu": (1e-3, 4e-3), **_SQUARE},
     shifts={
         "nu = 0.002, between": {"nu": 2e-3},
         "nu = 0.0005, beyond": {"nu": 5e-4},
-        "amplitude 1.5x": {"nu": 2e-3, "amplitude": 7.5},
-        "wave numbers to 6": {"nu": 2e-3, "max_wave_number": 6},
-        **{name: {"nu": 2e-3, **changed} for name, changed in _sizes(48, 21, 2.0).items()},
+        **_rollouts(
+            _SQUARE,
+            {"amplitude 1.5x": {"amplitude": 7.5}, "wave numbers to 6": {"max_wave_number": 6}},
+            nu=2e-3,
+        ),
     },
     num_samples=60,
     num_held_out=12,
-    patch=4,
-    flops=1.5e12,
 )
 
-REACTION = Question(
+_PATTERNS = {**_SQUARE, "end_time": 4.0}
+REACTION = _square(
     name="reaction",
     title="2D reaction-diffusion after its noise",
     task="diffreact2d",
-    settings={
-        "points": 48,
-        "modes": 24,
-        "du": 2e-3,
-        "dv": 1e-2,
-        "burn_in": 1.0,
-        "frames": 21,
-        "end_time": 4.0,
-    },
-    shifts={"amplitude 1.5x": {"amplitude": 1.5}, **_sizes(48, 21, 4.0)},
-    num_samples=100,
-    num_held_out=24,
-    patch=4,
-    flops=1.5e12,
+    settings={"modes": 24, "du": 2e-3, "dv": 1e-2, "burn_in": 1.0, **_PATTERNS},
+    shifts=_rollouts(_PATTERNS, {"amplitude 1.5x": {"amplitude": 1.5}}),
 )
 
-DARCY = Question(
+DARCY = _square(
     name="darcy",
     title="2D Darcy flow",
     task="darcy2d",
@@ -193,8 +183,6 @@ DARCY = Question(
     shifts={TWICE: {"points": 128}, HALF: {"points": 32}},
     num_samples=400,
     num_held_out=40,
-    patch=4,
-    flops=1.5e12,
 )
 
 SMALL = (BURGERS, SHOCKS, ADVECTION, VORTICITY, REACTION, DARCY)
@@ -218,7 +206,7 @@ def _larger(question: Question, *, points: int, samples: int, patch: int, **sett
     )
 
 
-FORCED = Question(
+FORCED = _square(
     name="forced",
     title="2D vorticity, forced",
     task="incompressible2d",
@@ -226,11 +214,10 @@ FORCED = Question(
     shifts={"nu = 0.0006, between": {"nu": 6e-4}, "forcing 1.5x": {"nu": 1e-3, "forcing": 0.15}},
     num_samples=500,
     num_held_out=50,
-    patch=4,
     flops=1e15,
 )
 
-DAM_BREAK = Question(
+DAM_BREAK = _square(
     name="dam_break",
     title="2D shallow water: dams anywhere, from rest",
     task="shallow_water2d",
@@ -238,7 +225,6 @@ DAM_BREAK = Question(
     shifts={"height 1.25x": {"height": 2.5}, "radii to 1": {"min_radius": 0.7, "max_radius": 1.0}},
     num_samples=1000,
     num_held_out=100,
-    patch=4,
     flops=1e15,
 )
 

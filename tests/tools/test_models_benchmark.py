@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("ups.eval.intervals")
-pytest.importorskip("ups.train.budget")
-
 from benchmarks.models import run, table, train
 from benchmarks.models.data import make_data
 from benchmarks.models.questions import BURGERS, FULL, SMALL, TEST, TRAIN, Question
