@@ -76,7 +76,7 @@ class _Built:
     def build(self, i: int) -> None:
         subprocess.run([sys.executable, "-m", *self.arguments], check=True, capture_output=True)
 
-    def build_anew(self, i: int) -> float:
+    def build_from_scratch(self, i: int) -> float:
         shutil.rmtree(self.cache, ignore_errors=True)
         self.folder.remove()
         return timed(self.build)(i)
@@ -86,9 +86,11 @@ class Build(_Built):
     @cached_property
     def comparison(self) -> Comparison:
         nbytes = (self.root / SOURCE).stat().st_size
-        return compare(self.build_anew, self.copy_anew, pairs=SCALE.write_pairs, nbytes=nbytes)
+        return compare(
+            self.build_from_scratch, self.copy_from_scratch, pairs=SCALE.write_pairs, nbytes=nbytes
+        )
 
-    def copy_anew(self, i: int) -> float:
+    def copy_from_scratch(self, i: int) -> float:
         copy = self.folder.path / "copy.hdf5"
         self.folder.remove(copy.name)
         return timed(lambda i: self.copy(copy))(i)

@@ -198,7 +198,7 @@ class _Latents:
         encoded = self.sequential.encode({"fields": frames, "nu": np.full(1, 0.01)})
         return torch.from_numpy(encoded["latent"][0])
 
-    def anew(self, function: Callable[[int], None]) -> Callable[[int], float]:
+    def from_scratch(self, function: Callable[[int], None]) -> Callable[[int], float]:
         """The function, timed, with nothing left of what it wrote before."""
 
         def call(i: int) -> float:
@@ -215,11 +215,11 @@ class OverSlowestStage(_Latents):
     param_names = ("source",)
 
     def slowest(self, i: int) -> float:
-        return max(self.anew(stage)(i) for stage in (self.read, self.encode, self.commit))
+        return max(self.from_scratch(stage)(i) for stage in (self.read, self.encode, self.commit))
 
     @cached_property
     def comparison(self) -> Comparison:
-        return compare(self.anew(self.pipeline), self.slowest, pairs=SCALE.write_pairs)
+        return compare(self.from_scratch(self.pipeline), self.slowest, pairs=SCALE.write_pairs)
 
     # Decoding a compressed source wants the cores that the encoder has when it is alone.
     @tracked(
@@ -237,7 +237,7 @@ class OverEncoding(_Latents):
 
     @cached_property
     def comparison(self) -> Comparison:
-        return compare(self.anew(self.pipeline), timed(self.encode), pairs=SCALE.write_pairs)
+        return compare(self.from_scratch(self.pipeline), timed(self.encode), pairs=SCALE.write_pairs)
 
     @tracked("a build of latents, over encoding what is in memory", RATE, at_least=0.9)
     def track_pipeline_over_encoding(self, source: str) -> float:
@@ -250,7 +250,9 @@ class OverSequential(_Latents):
 
     @cached_property
     def comparison(self) -> Comparison:
-        return compare(self.anew(self.pipeline), self.anew(self.write_pt), pairs=SCALE.write_pairs)
+        return compare(
+            self.from_scratch(self.pipeline), self.from_scratch(self.write_pt), pairs=SCALE.write_pairs
+        )
 
     @tracked("a build of latents, over a sample at a time into .pt files", RATE, at_least={"compressed": 1.5})
     def track_pipeline_over_pt(self, source: str) -> float:

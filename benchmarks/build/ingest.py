@@ -204,12 +204,12 @@ class WholeBuild:
     def build(self, i: int) -> None:
         build_all(self.config, watcher=_Nobody())
 
-    def build_anew(self, i: int) -> float:
+    def build_from_scratch(self, i: int) -> float:
         shutil.rmtree(self.cache, ignore_errors=True)
         self.folder.remove()
         return timed(self.build)(i)
 
-    def copy_anew(self, i: int) -> float:
+    def copy_from_scratch(self, i: int) -> float:
         self.folder.remove("copy.hdf5")
         return timed(self.copy)(i)
 
@@ -221,7 +221,9 @@ class WholeBuild:
     @cached_property
     def comparison(self) -> Comparison:
         nbytes = self.source.stat().st_size
-        return compare(self.build_anew, self.copy_anew, pairs=SCALE.write_pairs, nbytes=nbytes)
+        return compare(
+            self.build_from_scratch, self.copy_from_scratch, pairs=SCALE.write_pairs, nbytes=nbytes
+        )
 
     @tracked("durable build of a contiguous file, over cp and sync", RATE, at_least={"sampled": 0.6})
     def track_build_over_cp(self, source_digest: str) -> float:

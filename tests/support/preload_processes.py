@@ -113,7 +113,7 @@ def limit_locked(nbytes: int) -> None:
 
 
 def join_group(members: Path, path: Path) -> None:
-    """Enter a control group by its list of members; pages of the store come into its account anew."""
+    """Enter a control group by its list of members; pages of the store come into its account again."""
     members.write_text(str(os.getpid()))
     evict(path)
 

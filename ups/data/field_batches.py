@@ -50,7 +50,7 @@ class FieldWindowSource:
         self._dt, self._parameters = trajectories.dt or 1.0, parameters
         self._is_steady, self._stride = trajectories.info.steady, stride
         self._offsets = [stride * step for step in range(1 if self._is_steady else horizon + 1)]
-        self._index = WindowIndex(Window(horizon=horizon, time_stride=stride), self._fields.num_steps)
+        self._index = WindowIndex(Window(horizon=horizon, stride=stride), self._fields.num_steps)
         self.sizes = [len(self._fields.num_steps) if self._is_steady else len(self._index)]
         if self.sizes == [0]:
             raise ConfigError(

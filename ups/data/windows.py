@@ -209,7 +209,7 @@ class TaskWindows:
         return stored.astype(np.int64).clip(0, self._num_times)
 
     def _make_index(self) -> WindowIndex:
-        index = WindowIndex(Window(horizon=self.horizon, time_stride=self._stride), self.num_steps)
+        index = WindowIndex(Window(horizon=self.horizon, stride=self._stride), self.num_steps)
         if not len(index) and not self.is_steady:
             raise ConfigError(
                 f"training.horizon = {self.horizon} with training.stride = {self._stride}",

@@ -60,7 +60,7 @@ class Batch(_Tensors):
     | key | shape | content |
     |---|---|---|
     | `z0` | (B, L, D) or (B, X, C)... | state at the window's start |
-    | `z1` | (B, H, L, D)... | the H states that follow, `time_stride` steps apart |
+    | `z1` | (B, H, L, D)... | the H states that follow, `stride` steps apart |
     | `params` | {name: (B,)} float32 | every number that belongs to a trajectory |
     | `t` | (B,) float32 | time of `z0`; the number of the step where the store has no times |
     | `dt` | (B, H) float32 | time from each state to the next |

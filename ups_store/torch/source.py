@@ -209,7 +209,7 @@ class StoreSource:
         names = [field.name for field in self.fields if field.steps is not None]
         gathered = {}
         for name in sorted({name for name in names if names.count(name) > 1}):
-            rows = Rows(self.store, name, length=window.horizon + 1, stride=window.time_stride)
+            rows = Rows(self.store, name, length=window.horizon + 1, stride=window.stride)
             gathered[name] = torch.empty((len(samples), *rows.shape), dtype=rows.dtype)
             rows.gather(samples, starts, gathered[name])
         return gathered
@@ -261,7 +261,7 @@ class StoreSource:
         if window is None or self._trajectories is None:
             yield from (self._field(name, name) for name in (arrays if names is None else names))
             return
-        stride, state = window.time_stride, self._trajectories.state
+        stride, state = window.stride, self._trajectories.state
         yield self._field("z0", state, steps=range(1))
         yield self._field("z1", state, steps=range(stride, window.span + 1, stride))
         static = [name for name in arrays if TIME_DIM not in self.store.dims[name]]

@@ -24,19 +24,19 @@ class Window:
 
     Attributes:
         horizon: H, number of states that follow the first.
-        time_stride: Stored time steps from one state to the next.
+        stride: Stored time steps from one state to the next.
         samples_per_trajectory: How many windows an epoch draws from each trajectory, one in each of as many
             equal parts of it; None takes every window there is.
         seed: Of those draws, 0 <= seed < 2**64.
     """
 
     horizon: int = 1
-    time_stride: int = 1
+    stride: int = 1
     samples_per_trajectory: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "time_stride", "samples_per_trajectory"):
+        for name in ("horizon", "stride", "samples_per_trajectory"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SpecError(name, kind="window", expected="at least 1", found=value)
@@ -46,7 +46,7 @@ class Window:
     @property
     def span(self) -> int:
         """Stored time steps from the first state to the last."""
-        return self.horizon * self.time_stride
+        return self.horizon * self.stride
 
 
 class WindowIndex:
@@ -107,7 +107,7 @@ class Trajectories:
 
     def moments(self, samples: Samples, starts: Samples) -> dict[str, torch.Tensor]:
         """Time `t` of the first states, (B,), and `dt` from each state to the next, (B, H); float32."""
-        steps = starts[:, None] + np.arange(self._window.horizon + 1) * self._window.time_stride
+        steps = starts[:, None] + np.arange(self._window.horizon + 1) * self._window.stride
         times = self._times[samples[:, None], steps] if self._times.ndim == 2 else self._times[steps]
         first, between = times[:, 0].astype(np.float32), np.diff(times).astype(np.float32)
         return {"t": torch.from_numpy(first), "dt": torch.from_numpy(between)}
@@ -132,13 +132,13 @@ class Trajectories:
         index = WindowIndex(self._window, num_steps)
         if not len(index):
             raise SpecError(
-                f"horizon {self._window.horizon} with time_stride {self._window.time_stride}",
+                f"horizon {self._window.horizon} with stride {self._window.stride}",
                 kind="window",
                 path=self._store.path,
                 array=self.state,
                 expected=f"trajectories of at least {self._window.span + 1} time steps",
                 found=f"at most {int(num_steps.max(initial=0))}",
-                hint="take a shorter horizon or a smaller time_stride",
+                hint="take a shorter horizon or a smaller stride",
             )
         return index
 

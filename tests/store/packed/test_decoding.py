@@ -240,7 +240,7 @@ def torch_room() -> Any:
 def test_loader_of_packed_stores_gives_the_batches_of_mapped_ones(
     path: Path, torch_room: Any, num_workers: int
 ) -> None:
-    window = torch_room.Window(horizon=2, time_stride=2)
+    window = torch_room.Window(horizon=2, stride=2)
     batches = []
     for given in (path, path.with_name("a_train.zarr.zip")):
         dataset = torch_room.StoreDataset(given, window=window)

@@ -158,7 +158,7 @@ def test_views_share_the_memory_of_the_store(trajectory_store: Path) -> None:
     assert torch.equal(view, torch.from_numpy(store["latent"][3].copy()))
 
 
-@pytest.mark.parametrize("window", [None, Window(horizon=2, time_stride=2)])
+@pytest.mark.parametrize("window", [None, Window(horizon=2, stride=2)])
 def test_views_have_the_values_of_copies(trajectory_store: Path, window: Window | None) -> None:
     copies = StoreDataset(trajectory_store, window=window)
     views = StoreDataset(trajectory_store, window=window, views=True)
@@ -185,7 +185,7 @@ def test_view_outlives_its_dataset_and_the_file(trajectory_store: Path) -> None:
 
 def test_window_has_the_states_at_its_steps_and_the_conditions(trajectory_store: Path) -> None:
     values, times = trajectories(), np.linspace(0, 2, NUM_TIMES) ** 2
-    dataset = StoreDataset(trajectory_store, window=Window(horizon=3, time_stride=2))
+    dataset = StoreDataset(trajectory_store, window=Window(horizon=3, stride=2))
     assert len(dataset) == NUM_SAMPLES * (NUM_TIMES - 6)
     batch = dataset.batch([0, 4, len(dataset) - 1])
     for row, (sample, start) in enumerate([(0, 0), (1, 1), (5, 2)]):
@@ -219,7 +219,7 @@ def test_windows_are_all_spans_inside_num_steps(
         "num_steps": np.array(num_steps, np.int32),
     }
     path = build(tmp_path_factory.mktemp("store") / "a_train.zarr.zip", values)
-    window = Window(horizon=horizon, time_stride=stride)
+    window = Window(horizon=horizon, stride=stride)
     span = horizon * stride
     expected = [
         (sample, start) for sample, valid in enumerate(num_steps) for start in range(max(0, valid - span))
@@ -263,7 +263,7 @@ def test_drawn_windows_lie_one_in_each_part_of_a_trajectory_and_change_with_the_
 
 
 def test_windows_without_times_count_steps(make_store: MakeStore) -> None:
-    dataset = StoreDataset(make_store({"fields": trajectories()["latent"]}), window=Window(time_stride=3))
+    dataset = StoreDataset(make_store({"fields": trajectories()["latent"]}), window=Window(stride=3))
     batch = dataset.batch([2])
     assert (batch["t"].item(), batch["dt"].tolist(), batch["params"]) == (2.0, [[3.0]], {})
 
@@ -282,7 +282,7 @@ def test_other_arrays_over_time_are_given_for_the_whole_window_when_they_are_nam
 ) -> None:
     values = {**trajectories(), "bc_right": np.random.default_rng(0).random((NUM_SAMPLES, NUM_TIMES, 2))}
     dims = {"latent": ("sample", "time", "l", "d"), "bc_right": ("sample", "time", "c")}
-    path, window = make_store(values, dims=dims), Window(horizon=2, time_stride=2)
+    path, window = make_store(values, dims=dims), Window(horizon=2, stride=2)
     assert "bc_right" not in StoreDataset(path, window=window)[0]
     batch = StoreDataset(path, window=window, names=["bc_right"]).batch([1, 6])
     assert np.array_equal(batch["bc_right"], values["bc_right"][[0, 1], 1:6:2])
@@ -508,7 +508,7 @@ def test_batch_moves_as_a_whole_and_counts_its_bytes(trajectory_store: Path) -> 
     assert isinstance(copy.copy(batch), Batch)  # what pin_memory of a DataLoader starts with
 
 
-@pytest.mark.parametrize("window", [None, Window(horizon=2, time_stride=2)])
+@pytest.mark.parametrize("window", [None, Window(horizon=2, stride=2)])
 @pytest.mark.parametrize("options", [{"access": "pread"}, {"verify": "touch"}], ids=["pread", "touch"])
 def test_stores_that_are_read_or_checked_give_the_batches_of_mapped_ones(
     make_store: MakeStore, window: Window | None, options: dict[str, Any]
@@ -668,7 +668,7 @@ def test_incomplete_store_is_refused(tmp_path: Path) -> None:
     ("options", "error", "kind"),
     [
         ({"window": Window(horizon=NUM_TIMES)}, SpecError, "window"),
-        ({"window": Window(time_stride=NUM_TIMES)}, SpecError, "window"),
+        ({"window": Window(stride=NUM_TIMES)}, SpecError, "window"),
         ({"window": Window(), "state": "nu"}, SpecError, "time_axis"),
         ({"state": "latent"}, SpecError, "state"),
         ({"window": Window(), "state": "z"}, ArrayNotFoundError, "no_array"),
@@ -693,7 +693,7 @@ def test_dataset_of_no_store_is_refused() -> None:
     assert caught.value.kind == "stores"
 
 
-@pytest.mark.parametrize("name", ["horizon", "time_stride", "samples_per_trajectory"])
+@pytest.mark.parametrize("name", ["horizon", "stride", "samples_per_trajectory"])
 def test_window_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(SpecError) as caught:
         Window(**{name: 0})

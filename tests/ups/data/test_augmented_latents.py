@@ -1,4 +1,4 @@
-"""Latents of fields that were shifted by points and reflected first, in every pass anew."""
+"""Latents of fields that were shifted by points and reflected first, again in every pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that are shifted by points and reflected before they are encoded, anew in every pass.
+"""Fields that are shifted by points and reflected before they are encoded, again in every pass.
 
 Latents in a store can only be shifted by whole tokens. Where every pass encodes again, a trajectory comes
 each time as another one that solves the equation as well. Letters: B batch, T time steps, X the axes of the

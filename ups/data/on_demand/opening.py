@@ -70,7 +70,7 @@ def open_training_windows(
     settings = WindowSettings(
         global_batch_size=global_batch_size,
         horizon=horizon,
-        time_stride=training.stride,
+        stride=training.stride,
         seed=seed,
         parameters=parse_spec(read_document(autoencoder_path, kind=AUTOENCODER), autoencoder_path).parameters,
         preload=training.preload,
@@ -137,7 +137,7 @@ def _finished(
             if error.kind == "no_store":
                 error.hint = f"{error.hint}; or set training.latent_cache_dir, and it is built while training"
             raise
-        stride, limit = settings.time_stride, config.data.limit
+        stride, limit = settings.stride, config.data.limit
         windows[task] = TaskWindows(store, horizon=settings.horizon, time_stride=stride, limit=limit)
         why = windows[task].preload(settings.preload, device=settings.device)
         note(f"{task} {split}: latents reused, {store.config_hash[:12]}, {store.path}, {why}")

@@ -38,7 +38,7 @@ class WindowSettings:
     Attributes:
         global_batch_size: Most windows of a batch, over all ranks.
         horizon: Steps of a window.
-        time_stride: Stored time steps of a step.
+        stride: Stored time steps of a step.
         seed: Of every random choice.
         parameters: Names of the parameters, in the order that batches give them.
         preload: How a finished store is brought into memory.
@@ -48,7 +48,7 @@ class WindowSettings:
 
     global_batch_size: int
     horizon: int
-    time_stride: int
+    stride: int
     seed: int
     parameters: tuple[str, ...]
     preload: Preload
@@ -57,7 +57,7 @@ class WindowSettings:
 
     def windows(self, store: Any, *, is_complete: bool) -> TaskWindows:
         """Windows of a store, complete or not, or of what stands for one."""
-        return TaskWindows(store, horizon=self.horizon, time_stride=self.time_stride, is_complete=is_complete)
+        return TaskWindows(store, horizon=self.horizon, time_stride=self.stride, is_complete=is_complete)
 
     def arrivals(
         self,
@@ -160,7 +160,7 @@ class LiveSource(WindowSource):
             wait,
             ranges=ranges_by_file(self._wanted[task]),
             horizon=self._settings.horizon,
-            time_stride=self._settings.time_stride,
+            time_stride=self._settings.stride,
         )
 
 
