@@ -149,7 +149,7 @@ def expect_finished_as_undisturbed(folder: Path, *, num_committed: int | None = 
 
 
 def expect_made_anew_as_undisturbed(folder: Path) -> None:
-    """A mended file has another digest than what is there was made of: with --overwrite the next run starts afresh."""
+    """A mended file has another digest than what is there was made of: the next run says so."""
     with pytest.raises(IdentityMismatchError, match="--overwrite"):
         build(settings(folder, split="train"))
     build(settings(folder, split="train"), overwrite=True)
