@@ -44,6 +44,11 @@ def _sharding(edit: Edit) -> Builder:
     return with_document(LARGE_ARRAY, lambda array: edit(array["codecs"][0]["configuration"]))
 
 
+def _codec(**values: Any) -> Builder:
+    """Set keys of it."""
+    return _sharding(lambda codec: codec.update(values))
+
+
 def _geometry(array: str, **values: Any) -> Builder:
     """Shape, data type or dimensions of an array, in its document and in the identity."""
 
@@ -137,6 +142,10 @@ def _small_as_shard(document: Document) -> None:
     document["codecs"] = [{"name": "sharding_indexed", "configuration": configuration}]
 
 
+def _grid(*chunk_shape: int, **values: Any) -> Document:
+    return {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}, **values}
+
+
 _KEYS = ["attributes", "chunk_grid", "chunk_key_encoding", "codecs", "data_type", "dimension_names"]
 _KEYS += ["fill_value", "node_type", "shape", "zarr_format"]
 
@@ -165,22 +174,10 @@ _VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "shape_of_2_64": ({"shape": [1 << 64]}, "A length is 2^64"),
     "shape_of_lists": ({"shape": [[3]]}, "A length is a list"),
     "chunk_grid_null": ({"chunk_grid": None}, "chunk_grid is null"),
-    "chunk_grid_of_another_name": (
-        {"chunk_grid": {"name": "rectangular", "configuration": {"chunk_shape": [3]}}},
-        "The grid isn't regular",
-    ),
-    "chunk_grid_with_another_key": (
-        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3]}, "extra": 1}},
-        "The grid has another key",
-    ),
-    "chunk_shape_of_two_chunks": (
-        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}}},
-        "The array is two chunks",
-    ),
-    "chunk_shape_longer": (
-        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}}},
-        "The chunk is longer than the array",
-    ),
+    "chunk_grid_of_another_name": ({"chunk_grid": _grid(3, name="rectangular")}, "The grid isn't regular"),
+    "chunk_grid_with_another_key": ({"chunk_grid": _grid(3, extra=1)}, "The grid has another key"),
+    "chunk_shape_of_two_chunks": ({"chunk_grid": _grid(2)}, "The array is two chunks"),
+    "chunk_shape_longer": ({"chunk_grid": _grid(4)}, "The chunk is longer than the array"),
     "chunk_keys_with_dots": (
         {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}}},
         "The separator is a dot",
@@ -258,9 +255,7 @@ ARRAYS: dict[str, Defect] = {
     "array_chunk_shape_0": Defect(
         "4.4",
         "An array without elements has chunks of length 0.",
-        _doc(
-            f"{EMPTY}/{ROOT_NAME}", chunk_grid={"name": "regular", "configuration": {"chunk_shape": [3, 0]}}
-        ),
+        _doc(f"{EMPTY}/{ROOT_NAME}", chunk_grid=_grid(3, 0)),
     ),
     "small_array_in_a_shard": Defect(
         "5.1", "A small array is a shard.", with_document(SMALL_ARRAY, _small_as_shard)
@@ -274,38 +269,24 @@ ARRAYS: dict[str, Defect] = {
         with_document(LARGE_ARRAY, lambda array: array["codecs"].append(_CRC32C)),
     ),
     "inner_chunk_of_two_samples": Defect(
-        "4.4",
-        "An inner chunk holds two samples.",
-        _sharding(lambda codec: codec.update(chunk_shape=[2, 40, 32])),
+        "4.4", "An inner chunk holds two samples.", _codec(chunk_shape=[2, 40, 32])
     ),
     "inner_chunk_of_half_a_sample": Defect(
-        "4.4",
-        "An inner chunk holds half a sample.",
-        _sharding(lambda codec: codec.update(chunk_shape=[1, 20, 32])),
+        "4.4", "An inner chunk holds half a sample.", _codec(chunk_shape=[1, 20, 32])
     ),
-    "inner_chunk_without_checksum": Defect(
-        "4.4", "Inner chunks have no checksum.", _sharding(lambda codec: codec.update(codecs=[_LITTLE]))
-    ),
+    "inner_chunk_without_checksum": Defect("4.4", "Inner chunks have no checksum.", _codec(codecs=[_LITTLE])),
     "inner_chunk_compressed": Defect(
-        "4.4",
-        "Inner chunks are compressed.",
-        _sharding(lambda codec: codec.update(codecs=[_LITTLE, _GZIP, _CRC32C])),
+        "4.4", "Inner chunks are compressed.", _codec(codecs=[_LITTLE, _GZIP, _CRC32C])
     ),
-    "index_at_start": Defect(
-        "4.4", "The index stands at the start.", _sharding(lambda codec: codec.update(index_location="start"))
-    ),
+    "index_at_start": Defect("4.4", "The index stands at the start.", _codec(index_location="start")),
     "index_location_missing": Defect(
         "4.4", "The place of the index isn't named.", _sharding(lambda codec: codec.pop("index_location"))
     ),
     "index_compressed": Defect(
         "4.4", "The index is compressed.", _sharding(lambda codec: codec["index_codecs"].append(_GZIP))
     ),
-    "index_without_checksum": Defect(
-        "4.4", "The index has no checksum.", _sharding(lambda codec: codec.update(index_codecs=[_LITTLE]))
-    ),
-    "index_big_endian": Defect(
-        "4.4", "The index is big-endian.", _sharding(lambda codec: codec.update(index_codecs=[_BIG, _CRC32C]))
-    ),
+    "index_without_checksum": Defect("4.4", "The index has no checksum.", _codec(index_codecs=[_LITTLE])),
+    "index_big_endian": Defect("4.4", "The index is big-endian.", _codec(index_codecs=[_BIG, _CRC32C])),
     "dimension_name_twice": Defect(
         "4.5", "A dimension name is there twice.", _geometry(LARGE, dimension_names=["sample", "x", "x"])
     ),

@@ -153,6 +153,15 @@ _SIZE = len(_BLOSC[LARGE]) // 2 + 4
 _CHAIN_OF_LEVEL_6 = b'"clevel":6'
 
 
+def _set(**values: Any) -> Builder:
+    return _ours(lambda ours: ours.update(values))
+
+
+def _replaced(old: bytes, new: bytes) -> Builder:
+    """Another text in the document of the small array."""
+    return with_data(SMALL_ARRAY, lambda text: text.replace(old, new))
+
+
 def _fingerprint(edit: Callable[[str], object]) -> Builder:
     return _ours(lambda ours: ours["packed"].update(fingerprint=edit(ours["packed"]["fingerprint"])))
 
@@ -177,28 +186,22 @@ REFUSED: dict[str, Defect] = {
     ),
     "fingerprint_in_capitals": Defect("13.2", "The fingerprint has capitals.", _fingerprint(str.upper)),
     "packed_with_another_key": Defect("13.2", "The key packed has another key.", _packed(extra=1)),
-    "packed_null": Defect("13.2", "The key packed is null.", _ours(lambda ours: ours.update(packed=None))),
+    "packed_null": Defect("13.2", "The key packed is null.", _set(packed=None)),
     "packed_missing": Defect("13.2", "The key packed is missing.", _ours(lambda ours: ours.pop("packed"))),
     "requires_packed_and_ragged": Defect(
-        "10.3", "Both features are required.", _ours(lambda ours: ours.update(requires=["packed", "ragged"]))
+        "10.3", "Both features are required.", _set(requires=["packed", "ragged"])
     ),
     "requires_packed_twice": Defect(
-        "4.3", "A feature is required twice.", _ours(lambda ours: ours.update(requires=["packed", "packed"]))
+        "4.3", "A feature is required twice.", _set(requires=["packed", "packed"])
     ),
-    "newer_minor": Defect(
-        "10.3",
-        "A packed file of a newer minor version.",
-        _ours(lambda ours: ours.update(format_version="1.1")),
-    ),
+    "newer_minor": Defect("10.3", "A packed file of a newer minor version.", _set(format_version="1.1")),
     "document_of_the_mapped_form": Defect(
         "13.4",
         "The codecs of an array are those of the mapped form.",
         with_document(SMALL_ARRAY, lambda array: array["codecs"].pop(1)),
     ),
     "document_of_another_level": Defect(
-        "13.4",
-        "The codecs of an array have another level.",
-        with_data(SMALL_ARRAY, lambda text: text.replace(b'"clevel":5', _CHAIN_OF_LEVEL_6)),
+        "13.4", "The codecs of an array have another level.", _replaced(b'"clevel":5', _CHAIN_OF_LEVEL_6)
     ),
     "document_without_checksum": Defect(
         "13.4",
@@ -208,12 +211,12 @@ REFUSED: dict[str, Defect] = {
     "document_without_shuffle": Defect(
         "13.4",
         "The codecs of an array don't shuffle.",
-        with_data(SMALL_ARRAY, lambda text: text.replace(b'"shuffle":"shuffle"', b'"shuffle":"noshuffle"')),
+        _replaced(b'"shuffle":"shuffle"', b'"shuffle":"noshuffle"'),
     ),
     "document_of_another_type_size": Defect(
         "13.4",
         "The codecs of an array have another size of the type.",
-        with_data(SMALL_ARRAY, lambda text: text.replace(b'"typesize":8', b'"typesize":4')),
+        _replaced(b'"typesize":8', b'"typesize":4'),
     ),
     "data_aligned": Defect(
         "13.3",

@@ -262,6 +262,11 @@ def _doc(name: str, edit: Edit) -> Builder:
     return with_document(f"{name}/{ROOT_NAME}", edit)
 
 
+def _set(name: str, **values: Any) -> Builder:
+    """Set keys of an array's document."""
+    return _doc(name, lambda array: array.update(values))
+
+
 def _attribute(name: str = "points", **values: Any) -> Builder:
     """Set keys of `ragged` in the attribute of a ragged array."""
     return _doc(name, lambda array: array["attributes"]["ups_store"]["ragged"].update(values))
@@ -269,6 +274,10 @@ def _attribute(name: str = "points", **values: Any) -> Builder:
 
 def _sharding(edit: Edit) -> Builder:
     return _doc("points", lambda array: edit(array["codecs"][0]["configuration"]))
+
+
+def _codec(**values: Any) -> Builder:
+    return _sharding(lambda codec: codec.update(values))
 
 
 def _grid(*chunk_shape: int) -> Builder:
@@ -301,7 +310,7 @@ _R = POINTS.chunk_rows
 
 def _ragged_of_no_ragged(good: bytes) -> bytes:
     attribute = {"ups_store": {"ragged": {"crc32c": "u.crc32c", "offsets": "u.offsets"}}}
-    return _doc("u", lambda array: array.update(attributes=attribute))(good)
+    return _set("u", attributes=attribute)(good)
 
 
 REFUSED: dict[str, Defect] = {
@@ -342,62 +351,40 @@ REFUSED: dict[str, Defect] = {
         _sharding(lambda codec: codec["codecs"].append({"name": "crc32c"})),
     ),
     "inner_chunk_of_other_rows": Defect(
-        "14.2",
-        "An inner chunk has a row more.",
-        _sharding(lambda codec: codec.update(chunk_shape=[_R + 1, 3])),
+        "14.2", "An inner chunk has a row more.", _codec(chunk_shape=[_R + 1, 3])
     ),
-    "index_at_start": Defect(
-        "14.2",
-        "The index stands at the start.",
-        _sharding(lambda codec: codec.update(index_location="start")),
-    ),
+    "index_at_start": Defect("14.2", "The index stands at the start.", _codec(index_location="start")),
     "index_without_checksum": Defect(
         "14.2", "The index has no checksum.", _sharding(lambda codec: codec["index_codecs"].pop())
     ),
     "grid_of_the_rows": Defect("14.2", "The chunk has the shape of the array.", _grid(5, 3)),
     "grid_of_two_chunks": Defect("14.2", "The chunk has an inner chunk more.", _grid(2 * _R, 3)),
     "plain_chunk": Defect(
-        "14.2",
-        "The rows are a plain chunk.",
-        _doc("points", lambda array: array.update(codecs=[_bytes("float32"), {"name": "crc32c"}])),
+        "14.2", "The rows are a plain chunk.", _set("points", codecs=[_bytes("float32"), {"name": "crc32c"}])
     ),
     "checksums_with_attributes": Defect(
-        "14.2",
-        "The checksums have attributes.",
-        _doc("points.crc32c", lambda array: array.update(attributes={"a": 1})),
+        "14.2", "The checksums have attributes.", _set("points.crc32c", attributes={"a": 1})
     ),
     "offsets_with_attributes": Defect(
-        "14.2",
-        "The offsets have attributes.",
-        _doc("points.offsets", lambda array: array.update(attributes={"a": 1})),
+        "14.2", "The offsets have attributes.", _set("points.offsets", attributes={"a": 1})
     ),
-    "checksums_signed": Defect(
-        "14.1",
-        "The checksums are int32.",
-        _doc("points.crc32c", lambda array: array.update(data_type="int32")),
-    ),
+    "checksums_signed": Defect("14.1", "The checksums are int32.", _set("points.crc32c", data_type="int32")),
     "checksums_of_another_dimension": Defect(
         "14.1",
         "The dimension of the checksums isn't sample.",
-        _doc("points.crc32c", lambda array: array.update(dimension_names=["samples"])),
+        _set("points.crc32c", dimension_names=["samples"]),
     ),
-    "offsets_unsigned": Defect(
-        "14.1",
-        "The offsets are uint64.",
-        _doc("points.offsets", lambda array: array.update(data_type="uint64")),
-    ),
+    "offsets_unsigned": Defect("14.1", "The offsets are uint64.", _set("points.offsets", data_type="uint64")),
     "offsets_of_another_dimension": Defect(
         "14.1",
         "The dimension of the offsets is 'offset'.",
-        _doc("points.offsets", lambda array: array.update(dimension_names=["offset"])),
+        _set("points.offsets", dimension_names=["offset"]),
     ),
     "offsets_one_too_few": Defect(
         "14.1", "There are N offsets.", with_parts(lambda parts: _fewer_offsets(parts))
     ),
     "rows_of_a_sample_dimension": Defect(
-        "4.5",
-        "The rows have the dimension sample.",
-        _doc("points", lambda array: array.update(dimension_names=["sample", "axis"])),
+        "4.5", "The rows have the dimension sample.", _set("points", dimension_names=["sample", "axis"])
     ),
     "checksums_missing": Defect("14.1", "There are no checksums.", with_parts(_companion_dropped)),
     "companion_in_identity": Defect(

@@ -15,6 +15,19 @@ def _root(edit: Edit) -> Builder:
     return with_document(ROOT_NAME, edit)
 
 
+def _set(**values: Any) -> Builder:
+    """Set keys of the root group's document."""
+    return _root(lambda root: root.update(values))
+
+
+def _root_without(key: str) -> Builder:
+    return _root(lambda root: root.pop(key))
+
+
+def _attributes(**values: Any) -> Builder:
+    return _root(lambda root: root["attributes"].update(values))
+
+
 def _ours(**values: Any) -> Builder:
     """Set keys of the attribute `ups_store`."""
     return _root(lambda root: root["attributes"]["ups_store"].update(values))
@@ -36,6 +49,15 @@ def _hash(edit: Any) -> Builder:
 def _identity(**values: Any) -> Builder:
     """Set keys of the identity document."""
     return with_identity(lambda identity: identity.update(values))
+
+
+def _identity_without(key: str) -> Builder:
+    return with_identity(lambda identity: identity.pop(key))
+
+
+def _digest(digest: str | None) -> Builder:
+    """Another digest of the constant."""
+    return with_identity(lambda identity: identity["constants"].update({CONSTANT: digest}))
 
 
 def _array(name: str, **values: Any) -> Builder:
@@ -89,46 +111,22 @@ _PARTITIONS: dict[str, Any] = {
 }
 
 ROOT: dict[str, Defect] = {
-    "root_with_another_key": Defect(
-        "4.3", "The root has another key.", _root(lambda root: root.update(extra=1))
-    ),
+    "root_with_another_key": Defect("4.3", "The root has another key.", _set(extra=1)),
     "root_with_consolidated_metadata": Defect(
-        "4.3",
-        "The root has consolidated metadata.",
-        _root(lambda root: root.update(consolidated_metadata=None)),
+        "4.3", "The root has consolidated metadata.", _set(consolidated_metadata=None)
     ),
-    "root_of_zarr_2": Defect("4.3", "zarr_format is 2.", _root(lambda root: root.update(zarr_format=2))),
-    "root_without_zarr_format": Defect(
-        "4.3", "zarr_format is missing.", _root(lambda root: root.pop("zarr_format"))
-    ),
-    "root_is_an_array": Defect(
-        "4.3", "node_type is 'array'.", _root(lambda root: root.update(node_type="array"))
-    ),
-    "root_without_node_type": Defect(
-        "4.3", "node_type is missing.", _root(lambda root: root.pop("node_type"))
-    ),
-    "root_without_attributes": Defect(
-        "4.3", "attributes are missing.", _root(lambda root: root.pop("attributes"))
-    ),
-    "root_attributes_null": Defect(
-        "4.3", "attributes are null.", _root(lambda root: root.update(attributes=None))
-    ),
-    "root_attributes_a_list": Defect(
-        "4.3", "attributes are a list.", _root(lambda root: root.update(attributes=[]))
-    ),
+    "root_of_zarr_2": Defect("4.3", "zarr_format is 2.", _set(zarr_format=2)),
+    "root_without_zarr_format": Defect("4.3", "zarr_format is missing.", _root_without("zarr_format")),
+    "root_is_an_array": Defect("4.3", "node_type is 'array'.", _set(node_type="array")),
+    "root_without_node_type": Defect("4.3", "node_type is missing.", _root_without("node_type")),
+    "root_without_attributes": Defect("4.3", "attributes are missing.", _root_without("attributes")),
+    "root_attributes_null": Defect("4.3", "attributes are null.", _set(attributes=None)),
+    "root_attributes_a_list": Defect("4.3", "attributes are a list.", _set(attributes=[])),
     "root_without_ups_store": Defect(
         "4.3", "The attribute ups_store is missing.", _root(lambda root: root["attributes"].pop("ups_store"))
     ),
-    "ups_store_a_string": Defect(
-        "4.3",
-        "The attribute ups_store is a string.",
-        _root(lambda root: root["attributes"].update(ups_store="1.0")),
-    ),
-    "ups_store_null": Defect(
-        "4.3",
-        "The attribute ups_store is null.",
-        _root(lambda root: root["attributes"].update(ups_store=None)),
-    ),
+    "ups_store_a_string": Defect("4.3", "The attribute ups_store is a string.", _attributes(ups_store="1.0")),
+    "ups_store_null": Defect("4.3", "The attribute ups_store is null.", _attributes(ups_store=None)),
     "ups_store_with_another_key": Defect("4.3", "ups_store has a key that 1.0 doesn't have.", _ours(extra=1)),
     "version_missing": Defect("4.3", "format_version is missing.", _without("format_version")),
     **{
@@ -177,15 +175,9 @@ ROOT: dict[str, Defect] = {
 }
 
 IDENTITY: dict[str, Defect] = {
-    "identity_without_arrays": Defect(
-        "8.1", "arrays are missing.", with_identity(lambda identity: identity.pop("arrays"))
-    ),
-    "identity_without_constants": Defect(
-        "8.1", "constants are missing.", with_identity(lambda identity: identity.pop("constants"))
-    ),
-    "identity_without_content": Defect(
-        "8.1", "content is missing.", with_identity(lambda identity: identity.pop("content"))
-    ),
+    "identity_without_arrays": Defect("8.1", "arrays are missing.", _identity_without("arrays")),
+    "identity_without_constants": Defect("8.1", "constants are missing.", _identity_without("constants")),
+    "identity_without_content": Defect("8.1", "content is missing.", _identity_without("content")),
     "identity_with_another_key": Defect("8.1", "There is another key.", _identity(extra=1)),
     "identity_with_format": Defect("8.1", "There is the key format of older files.", _identity(format=1)),
     "identity_arrays_null": Defect("8.1", "arrays are null.", _identity(arrays=None)),
@@ -209,26 +201,10 @@ IDENTITY: dict[str, Defect] = {
         "The digest of a constant is missing.",
         with_identity(lambda identity: identity["constants"].pop(CONSTANT)),
     ),
-    "digest_of_63_digits": Defect(
-        "8.1",
-        "A digest has 63 digits.",
-        with_identity(lambda identity: identity["constants"].update({CONSTANT: "0" * 63})),
-    ),
-    "digest_in_capitals": Defect(
-        "8.1",
-        "A digest has capitals.",
-        with_identity(lambda identity: identity["constants"].update({CONSTANT: "A" * 64})),
-    ),
-    "digest_with_a_line_feed": Defect(
-        "8.1",
-        "A line feed follows a digest.",
-        with_identity(lambda identity: identity["constants"].update({CONSTANT: "0" * 64 + "\n"})),
-    ),
-    "digest_null": Defect(
-        "8.1",
-        "A digest is null.",
-        with_identity(lambda identity: identity["constants"].update({CONSTANT: None})),
-    ),
+    "digest_of_63_digits": Defect("8.1", "A digest has 63 digits.", _digest("0" * 63)),
+    "digest_in_capitals": Defect("8.1", "A digest has capitals.", _digest("A" * 64)),
+    "digest_with_a_line_feed": Defect("8.1", "A line feed follows a digest.", _digest("0" * 64 + "\n")),
+    "digest_null": Defect("8.1", "A digest is null.", _digest(None)),
     "identity_lacks_an_array": Defect(
         "8.1",
         "An array of the file isn't in the identity.",
