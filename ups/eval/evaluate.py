@@ -17,7 +17,7 @@ from ups.data.trajectories import Trajectories
 from ups.errors import ConfigError, did_you_mean
 from ups.eval.baseline_model import Baseline
 from ups.eval.comparison import Comparison, Entry, OtherOperator, TrainedRun, entries_of, make_comparison
-from ups.eval.figures import latent_figures, run_figures, task_figures
+from ups.eval.figures import errors_in_time, run_figures, task_figures
 from ups.eval.intervals import Resamples
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.rollout import Rollout, roll_out
@@ -130,7 +130,10 @@ def _evaluate_task(comparison: Comparison, config: RunConfig, split: Split, note
         row, rollouts[entry.name] = _evaluate_entry(entry, comparison, resamples, t=t, note=note)
         is_contest = bool(rows) and not row.sees_truth
         rows.append(replace(row, paired=row.scores.paired(rows[0].scores)) if is_contest else row)
-    draw = task_figures if comparison.space == "fields" else latent_figures
+    if comparison.space == "fields":
+        figures = task_figures(rows, rollouts, models, trajectories)
+    else:
+        figures = errors_in_time(rows, trajectories)
     return TaskReport(
         task=task,
         protocol=_protocol(trajectories, split, comparison.space),
@@ -138,7 +141,7 @@ def _evaluate_task(comparison: Comparison, config: RunConfig, split: Split, note
         t=trajectories.t.tolist(),
         space=comparison.space,
         num_trajectories=len(trajectories),
-        figures=draw(rows, rollouts, models, trajectories),
+        figures=figures,
     )
 
 

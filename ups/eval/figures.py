@@ -62,18 +62,8 @@ def task_figures(
     """
     task = trajectories.info.task
     spectra = spectra_figure(f"{task}_spectra", _spectra(rollouts), _labels(rows))
-    of_time = _errors_in_time(rows, trajectories) if trajectories.horizon > 1 else []
+    of_time = errors_in_time(rows, trajectories)
     return [_example(forecasters, rollouts, trajectories, _labels(rows)), *of_time[:1], spectra, *of_time[1:]]
-
-
-def latent_figures(
-    rows: Sequence[Row],
-    rollouts: Mapping[str, Rollout],
-    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
-    trajectories: Trajectories,
-) -> list[Drawing]:
-    """Of latents there is only the error against time; arguments as `task_figures`."""
-    return _errors_in_time(rows, trajectories) if trajectories.horizon > 1 else []
 
 
 def run_figures(logs: Sequence[StageLog], baselines: Sequence[Baseline]) -> list[Drawing]:
@@ -299,7 +289,10 @@ def _exemplary(
     return {name: forecasters[name] for name in list(chosen.values())[:_MAX_MODELS]}
 
 
-def _errors_in_time(rows: Sequence[Row], trajectories: Trajectories) -> list[Drawing]:
+def errors_in_time(rows: Sequence[Row], trajectories: Trajectories) -> list[Drawing]:
+    """Errors of a task against time, of several steps; all that can be drawn of latents."""
+    if trajectories.horizon == 1:
+        return []
     task, labels = trajectories.info.task, _labels(rows)
     time = with_unit("t", trajectories.info.units)
     steps = {row.name: row.scores.by_step["nrmse"] for row in rows}
