@@ -134,56 +134,48 @@ def replacing_another_build(run: Run) -> None:
     run.to_the_end(on_mismatch="restart")
 
 
+class Killed(BaseException):
+    """The process ended."""
+
+
+@contextlib.contextmanager
+def killed_at_second(name: str) -> Iterator[None]:
+    """The process ends instead of calling a function of `files` for the second time."""
+    really, num_calls = getattr(files, name), 0
+
+    def call(place: object) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise Killed
+        really(place)
+
+    with contextlib.suppress(Killed), mock.patch.object(files, name, call):
+        yield
+
+
 def killed_before_a_record_was_durable(run: Run) -> None:
     """What the next process reads of it in the page cache counts once that has said so."""
-
-    class Killed(BaseException):
-        """The process ended."""
-
-    really, num_syncs = files.sync_data, 0
-
-    def sync_data(fd: int) -> None:
-        nonlocal num_syncs
-        num_syncs += 1
-        if num_syncs == 2:
-            raise Killed
-        really(fd)
-
     writer = run.create()
-    with contextlib.suppress(Killed), writer, mock.patch.object(files, "sync_data", sync_data):
+    with killed_at_second("sync_data"), writer:
         writer.commit_many([1, 3], {name: value[[1, 3]] for name, value in VALUES.items()})
     run.to_the_end()
 
 
 def killed_before_the_name_was_durable(run: Run) -> None:
     """The builder ends between giving the file its name and syncing the folder, and another goes on."""
-    _create_without_second_folder_sync(run)
+    with killed_at_second("sync_folder"):
+        run.create()
     run.to_the_end()
 
 
 def joined_before_the_name_was_durable(run: Run) -> None:
     """The same, and before that another process joins and commits."""
-    _create_without_second_folder_sync(run)
+    with killed_at_second("sync_folder"):
+        run.create()
     with ups_store.join(run.path, identity=IDENTITY) as other:
         run.commit(other, [1, 3])
     run.to_the_end()
-
-
-def _create_without_second_folder_sync(run: Run) -> None:
-    class Stopped(BaseException):
-        """The builder does nothing more."""
-
-    really, num_syncs = files.sync_folder, 0
-
-    def sync_folder(path: Path) -> None:
-        nonlocal num_syncs
-        num_syncs += 1
-        if num_syncs == 2:
-            raise Stopped
-        really(path)
-
-    with contextlib.suppress(Stopped), mock.patch.object(files, "sync_folder", sync_folder):
-        run.create()
 
 
 WORKLOADS = [

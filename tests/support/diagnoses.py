@@ -24,40 +24,23 @@ _OTHERS = {
         tail_checksum tail_flags tail_length tail_magic tail_of_zeros tail_reserved tail_samples
         tail_version
     """,
-    ("building", Status.METADATA_DAMAGED): """
-        array_header array_of_another_name crc cut_in_root root_header size_2_60
-    """,
-    ("building", Status.PACKED_DAMAGED): """
-        packed
-    """,
-    ("building", Status.TRUNCATED): """
-        cut_in_data
-    """,
-    ("building", Status.FOREIGN): """
-        empty zeros
-    """,
-    ("building", Status.FINISHED_NOT_RENAMED): """
-        finished
-    """,
-    ("building", Status.DAMAGED): """
-        finished_with_another_record finished_without_end
-    """,
-    ("building", Status.TOO_NEW): """
-        newer_minor
-    """,
-    ("packed", Status.PACKED): """
-        blosc partition pcodec without_data
-    """,
+    (
+        "building",
+        Status.METADATA_DAMAGED,
+    ): "array_header array_of_another_name crc cut_in_root root_header size_2_60",
+    ("building", Status.PACKED_DAMAGED): "packed",
+    ("building", Status.TRUNCATED): "cut_in_data",
+    ("building", Status.FOREIGN): "empty zeros",
+    ("building", Status.FINISHED_NOT_RENAMED): "finished",
+    ("building", Status.DAMAGED): "finished_with_another_record finished_without_end",
+    ("building", Status.TOO_NEW): "newer_minor",
+    ("packed", Status.PACKED): "blosc partition pcodec without_data",
     ("packed", Status.METADATA_DAMAGED): """
         refused_packed_missing refused_packed_null
         refused_requires_packed_and_ragged refused_requires_packed_twice
     """,
-    ("packed", Status.TOO_NEW): """
-        refused_newer_minor
-    """,
-    ("packed", Status.BEFORE_1_0): """
-        refused_space_behind_root
-    """,
+    ("packed", Status.TOO_NEW): "refused_newer_minor",
+    ("packed", Status.BEFORE_1_0): "refused_space_behind_root",
     ("ragged", Status.COMPLETE): """
         bytes chunks_without_fill flags name_of_120_characters neighbours no_rows no_samples
         points_and_text rows_over_64_kib several_chunks
@@ -82,12 +65,8 @@ _OTHERS = {
         name_with_a_dot_first name_with_a_line_feed name_with_a_slash name_with_a_space name_with_a_zero
         name_with_two_underscores name_zarr_json
     """,
-    ("refused/array", Status.TRUNCATED): """
-        shape_huge_everywhere
-    """,
-    ("refused/array", Status.DAMAGED): """
-        shape_larger_than_data shape_smaller_than_data
-    """,
+    ("refused/array", Status.TRUNCATED): "shape_huge_everywhere",
+    ("refused/array", Status.DAMAGED): "shape_larger_than_data shape_smaller_than_data",
     ("refused/directory", Status.TORN_TAIL): """
         a_page_too_much_padding data_of_an_array_without_elements entry_for_a_folder entry_with_comment
         gap_before_data gap_before_directory key_with_a_slash_before padding_in_central_record
@@ -97,23 +76,20 @@ _OTHERS = {
         consolidated_metadata_entry data_before_documents data_beside_documents document_missing
         documents_aligned documents_not_sorted gap_before_metadata root_not_first
     """,
-    ("refused/directory", Status.TRUNCATED): """
-        data_missing data_not_aligned data_not_sorted key_without_chunk_coordinates
-    """,
+    (
+        "refused/directory",
+        Status.TRUNCATED,
+    ): "data_missing data_not_aligned data_not_sorted key_without_chunk_coordinates",
     ("refused/end", Status.TORN_TAIL): """
         byte_behind_the_end comment_of_40_bytes end_twice newline_behind_the_end
         zeros_behind_the_directory
     """,
-    ("refused/end", Status.METADATA_DAMAGED): """
-        bytes_before_the_start
-    """,
+    ("refused/end", Status.METADATA_DAMAGED): "bytes_before_the_start",
     ("refused/end", Status.FOREIGN): """
         directory_too_long empty_file end_record_cut_short entry_of_another_name file_of_127_bytes
         hdf5_renamed only_end_records text_file zarr_zip_of_zarr_python zeros zip_of_another_program
     """,
-    ("refused/end", Status.BEFORE_1_0): """
-        file_from_before_1_0
-    """,
+    ("refused/end", Status.BEFORE_1_0): "file_from_before_1_0",
     ("refused/end", Status.TRUNCATED): """
         truncated_before_central_record_of_zarr truncated_before_zip64_end truncated_in_comment
         truncated_in_data_of_u_c_0_0_0
@@ -122,9 +98,7 @@ _OTHERS = {
         newer_minor_requiring_a_feature newer_minor_with_an_entry_between newer_minor_with_data_missing
         requires_an_empty_name requires_an_unknown_feature requires_in_capitals version_10_0 version_2_0
     """,
-    ("refused/root", Status.METADATA_DAMAGED): """
-        newer_minor_with_another_array_key
-    """,
+    ("refused/root", Status.METADATA_DAMAGED): "newer_minor_with_another_array_key",
     ("refused/text", Status.IDENTITY_LOST): """
         crc_of_root_document depth_of_100000_in_identity depth_of_101_in_identity key_twice_in_identity
         lone_surrogate_in_identity lone_surrogate_in_root_attributes newline_in_root
@@ -134,9 +108,7 @@ _OTHERS = {
         number_in_root_attributes_integer_with_fraction number_in_root_attributes_minus_zero
         number_in_root_attributes_nan root_of_16_mib_and_a_byte space_in_identity
     """,
-    ("refused/text", Status.BEFORE_1_0): """
-        page_of_spaces_behind_root space_behind_root
-    """,
+    ("refused/text", Status.BEFORE_1_0): "page_of_spaces_behind_root space_behind_root",
 }
 OTHERS = {f"{folder}/{name}": status for (folder, status), names in _OTHERS.items() for name in names.split()}
 

@@ -37,30 +37,14 @@ def make_folder(folder: Path) -> Path:
             file["x-coordinate"] = np.linspace(0, 1, X, dtype=np.float32)
             file["t-coordinate"] = np.linspace(0, 2, T + 1, dtype=np.float32)
             file.attrs[attribute] = value
-    torch.manual_seed(1)
     task = TaskSpec(
         GridSpec((X,), (True,), (("fields", 1),)),
         ("u",),
         steady=False,
         statistics={"fields": {"mean": [0.5], "std": [2.0]}},
     )
-    spec = AutoencoderSpec(
-        {"advection1d": task, "burgers1d": task},
-        ("beta", "nu"),
-        latent_dim=4,
-        num_tokens=4,
-        patch_size=8,
-        encoder=SIZES,
-        decoder={**SIZES, "radius": 1},
-    )
-    save_autoencoder(checkpoint(folder), Autoencoder(spec), config={}, report={})
-    (folder / "run.yaml").write_text(
-        "data: {task: burgers1d, root: data}\n"
-        "latent: {dim: 4, tokens: 4, micro_batch: 10}\n"
-        "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off', augment: false}\n"
-        "checkpoint: {dir: checkpoints}\n"
-    )
-    return folder
+    tasks = {"advection1d": task, "burgers1d": task}
+    return _with_run(folder, tasks, ("beta", "nu"), task="burgers1d", tokens=4, patch_size=8, micro_batch=10)
 
 
 def make_steady_folder(folder: Path) -> Path:
@@ -69,20 +53,34 @@ def make_steady_folder(folder: Path) -> Path:
     channels = (("fields", 1), ("coefficient", 1))
     statistics = {name: {"mean": [0.5], "std": [0.5]} for name, _ in channels}
     task = TaskSpec(GridSpec((16, 16), (False, False), channels), ("u",), steady=True, statistics=statistics)
+    return _with_run(folder, {"darcy2d": task}, (), task="darcy2d", tokens=16, patch_size=4, micro_batch=4)
+
+
+def _with_run(
+    folder: Path,
+    tasks: dict[str, TaskSpec],
+    parameters: tuple[str, ...],
+    *,
+    task: str,
+    tokens: int,
+    patch_size: int,
+    micro_batch: int,
+) -> Path:
+    """Add an autoencoder and a configuration."""
     torch.manual_seed(1)
     spec = AutoencoderSpec(
-        {"darcy2d": task},
-        (),
+        tasks,
+        parameters,
         latent_dim=4,
-        num_tokens=16,
-        patch_size=4,
+        num_tokens=tokens,
+        patch_size=patch_size,
         encoder=SIZES,
         decoder={**SIZES, "radius": 1},
     )
     save_autoencoder(checkpoint(folder), Autoencoder(spec), config={}, report={})
     (folder / "run.yaml").write_text(
-        "data: {task: darcy2d, root: data}\n"
-        "latent: {dim: 4, tokens: 16, micro_batch: 4}\n"
+        f"data: {{task: {task}, root: data}}\n"
+        f"latent: {{dim: 4, tokens: {tokens}, micro_batch: {micro_batch}}}\n"
         "training: {latent_cache_dir: latents, num_workers: 0, preload: 'off', augment: false}\n"
         "checkpoint: {dir: checkpoints}\n"
     )

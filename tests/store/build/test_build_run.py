@@ -290,9 +290,7 @@ def test_check_of_an_earlier_run_is_left_out_where_the_configuration_says_so(con
     assert [stage[0] for stage in watcher.stages] == ["burgers1d train: sources", "burgers1d train: samples"]
 
 
-def test_finished_file_that_changed_is_refused_and_its_writer_closed(
-    config: BuildConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def die_before_the_rename(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = files.rename
 
     def die(old: Path, new: Path) -> None:
@@ -304,6 +302,12 @@ def test_finished_file_that_changed_is_refused_and_its_writer_closed(
         patched.setattr(files, "rename", die)
         with pytest.raises(KeyboardInterrupt):
             build(config)
+
+
+def test_finished_file_that_changed_is_refused_and_its_writer_closed(
+    config: BuildConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die_before_the_rename(config, monkeypatch)
     with unfinished_of(config).open("rb") as file:
         layout = read_building_file(file.fileno(), unfinished_of(config)).catalog.layout
     flip(unfinished_of(config), layout.arrays["fields"].slot(1)[0])
@@ -367,17 +371,7 @@ def test_interrupted_overwrite_is_continued_without_it(config: BuildConfig) -> N
 def test_build_that_died_before_the_rename_is_published(
     config: BuildConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = files.rename
-
-    def die(old: Path, new: Path) -> None:
-        if old == unfinished_of(config):
-            raise KeyboardInterrupt
-        rename(old, new)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "rename", die)
-        with pytest.raises(KeyboardInterrupt):
-            build(config)
+    die_before_the_rename(config, monkeypatch)
     assert unfinished_of(config).exists()
     (result,) = build(config).stores
     assert result.num_committed == 0
