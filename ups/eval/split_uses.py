@@ -29,16 +29,13 @@ def count_test_uses(folder: Path) -> int:
     return sum(bool(line.strip()) for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
-def record_test_use(folder: Path, *, config: RunConfig, checkpoints: Sequence[Path]) -> int:
+def record_test_use(folder: Path, *, config: RunConfig, checkpoints: Sequence[Path]) -> None:
     """Count that a run was evaluated on its test split.
 
     Args:
         folder: Of its checkpoints; of those of all seeds.
         config: Configuration of the run.
         checkpoints: The operators that were evaluated.
-
-    Returns:
-        How often, this time included.
 
     Raises:
         OutputError: If the file can't be written.
@@ -55,4 +52,3 @@ def record_test_use(folder: Path, *, config: RunConfig, checkpoints: Sequence[Pa
             file.write(json.dumps(line) + "\n")
     except OSError as error:
         raise OutputError.of(error, folder / FILE) from error
-    return count_test_uses(folder)

@@ -252,10 +252,10 @@ def _read_block(
     """Read sorted runs by one call into the rows of these numbers."""
     first, end = int(runs.firsts[0]), int(runs.firsts[-1]) + runs.nbytes
     if len(numbers) == 1 and rows.dtype == dtype:
-        _fill(fd, first, rows[numbers[0]], path)
+        read_rows(fd, first, rows[numbers[0]], path=path)
         return
     block = page_aligned(end - first)
-    _fill(fd, first, block, path)
+    read_rows(fd, first, block, path=path)
     picked = items_of(block, runs.nbytes)[runs.firsts - first]
     rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)
 
@@ -263,13 +263,16 @@ def _read_block(
 def read_constant(fd: int, array: ArrayLayout, *, path: Path) -> npt.NDArray[Any]:
     """Read a whole array without slots into new memory."""
     whole = np.empty(array.meta.shape, dtype_of(array.meta.dtype))
-    _fill(fd, array.offset, whole, path)
+    read_rows(fd, array.offset, whole, path=path)
     return whole
 
 
 def read_rows(fd: int, first: int, target: npt.NDArray[Any], *, path: Path) -> None:
     """Fill an array, C-contiguous and not empty, with the bytes of the file from `first` on."""
-    _fill(fd, first, target, path)
+    memory = target.reshape(-1).view(np.uint8).data
+    got = files.read_into(fd, first, memory)
+    if got < len(memory):
+        raise cut(path, first + len(memory), first + got)
 
 
 def read_bytes(fd: int, first: int, nbytes: int, *, path: Path) -> bytes:
@@ -291,10 +294,3 @@ def cut(path: Path, expected: int, found: int) -> TruncatedError:
         found=found,
         hint="open it again; a store is replaced by renaming, never changed in place",
     )
-
-
-def _fill(fd: int, first: int, target: npt.NDArray[Any], path: Path) -> None:
-    memory = target.reshape(-1).view(np.uint8).data
-    got = files.read_into(fd, first, memory)
-    if got < len(memory):
-        raise cut(path, first + len(memory), first + got)

@@ -26,16 +26,13 @@ class StoreSet(PartitionedStore):
     Parts were made from the same, or each from its own: they have the same arrays and constants.
 
     Args:
-        manifest: Path of the manifest.
-        parts: The open parts, in order.
+        pattern: Path of the manifest.
+        partitions: The open parts, in order.
 
     Attributes:
         path: Path of the manifest.
         partitions: The open parts, in order.
     """
-
-    def __init__(self, manifest: Path, parts: Sequence[AnyStore]) -> None:
-        super().__init__(manifest, parts)
 
     def _summary(self) -> list[str]:
         return [counted(len(self.partitions), "part"), f"{self.nbytes:,} bytes"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ups_store.convert.export import array_attrs, provenance
 from ups_store.read.protocol import AnyStore
-from ups_store.torch.memory import torch_dtype
+from ups_store.torch.memory import as_tensor
 from ups_store.write.target import new_folder, payload_nbytes
 
 BC_PREFIX = "bc_"
@@ -57,7 +57,4 @@ def _nested(sample: dict[str, Tensor]) -> dict[str, Any]:
 
 def _tensor(view: npt.NDArray[Any]) -> Tensor:
     """A tensor that owns its bytes: `torch.save` writes the whole storage that a view lies in."""
-    owned = np.array(view, order="C")
-    if owned.dtype.name == "bfloat16":  # which torch doesn't take from NumPy
-        return torch.from_numpy(owned.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(owned).to(torch_dtype(owned.dtype))
+    return as_tensor(np.array(view, order="C"))

@@ -184,10 +184,7 @@ def _array_meta(name: str, spec: ArraySpec) -> ArrayMeta:
     if len(dims) != len(shape) or dims[0] != SAMPLE_DIM or SAMPLE_DIM in dims[1:]:
         expected = f"{len(shape)} names, the first and no other {SAMPLE_DIM!r}"
         raise SpecError("dims", kind="dims", clause="4.5", array=name, expected=expected, found=dims)
-    attrs = dict(spec.attrs or {})
-    if "ups_store" in attrs:
-        raise SpecError("attribute 'ups_store' is the format's own", kind="attrs", clause="4.4", array=name)
-    return ArrayMeta(check_name(name), shape, _dtype_name(name, spec.dtype), dims, attrs)
+    return ArrayMeta(check_name(name), shape, _dtype_name(name, spec.dtype), dims, dict(spec.attrs or {}))
 
 
 def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
