@@ -27,7 +27,7 @@ def choose_device(name: str, *, note: Note, key: str = "training.device") -> tor
 
     Args:
         name: "auto", "cpu", "cuda", "cuda:1", ...
-        note: Told if a GPU was asked for and there is none: then it is the CPU.
+        note: Called if a GPU was asked for and there is none: then it is the CPU.
         key: Where the name comes from, for messages.
 
     Raises:
@@ -65,7 +65,7 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
 
     Args:
         function: What is compiled; a model's parameters stay its own.
-        note: Told about a failure, once.
+        note: Called at a failure, once.
         **options: As `torch.compile` has them.
     """
     failures = _failures()

@@ -192,7 +192,7 @@ class LearningRate:
         return max(config.min_lr, self._peak * self._factor) if config.name == "plateau" else self._peak
 
     def end_epoch(self, score: float) -> None:
-        """Tell the validation error of an epoch; only the plateau kind listens."""
+        """Take the validation error of an epoch; only the plateau kind uses it."""
         if score < self._best:
             self._best, self._bad_epochs = score, 0
             return

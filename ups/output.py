@@ -111,7 +111,7 @@ def discard(text: str) -> None:
 
 
 def each_once(note: Note) -> Note:
-    """Tells every sentence the first time it is said; for those that several parts of a run find alike."""
+    """Passes each sentence on once; for those that several parts of a run find alike."""
     said: set[str] = set()
 
     def once(text: str) -> None:

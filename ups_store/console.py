@@ -148,7 +148,7 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
-    # All is done and told: a signal while Python ends must not turn the exit code into another. Registered
+    # All is reported: a signal while Python ends must not turn the exit code into another. Registered
     # last, this is the first exit handler that runs: the others and Python's own end come after it. Not set
     # here and now, for whoever catches SystemExit goes on and needs Ctrl-C; waiting for threads, which comes
     # before the handlers, can be interrupted, too.
@@ -254,7 +254,7 @@ def interruptible(hint: str = "run the same command again to continue") -> Itera
 
 
 def report(error: BaseException) -> int:
-    """Tell on stderr what went wrong; returns the exit code."""
+    """Report on stderr what went wrong; returns the exit code."""
     if isinstance(error, BrokenPipeError):
         _discard_stdout()
         return 1

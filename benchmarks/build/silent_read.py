@@ -16,7 +16,7 @@ from ups_store.sources.requests import ReadRequest
 
 @functools.cache
 def _silent_reader() -> Reader:
-    """The only one of this process: nobody is told what it does, and its files stay open."""
+    """The only one of this process: it reports nothing, and its files stay open."""
     return Reader()
 
 

@@ -50,7 +50,7 @@ def train_and_score(
         seed: Of weights, order of data and augmentation.
         config_path: Of the question's runs.
         folder: Of the benchmark.
-        note: Told what is being done.
+        note: Called with what is being done.
     """
     home = folder / question.name
     checkpoints = home / f"{model}-{seed}-{question.identity}"

@@ -21,7 +21,7 @@ class Peer(ABC):
 
     Attributes:
         name: For tables.
-        package: Distribution whose version is told; None for what needs none of its own.
+        package: Distribution whose version is reported; None for what needs none of its own.
         is_random: Whether single samples can be asked for; without, only epochs are measured.
         has_preload: Whether it can bring everything into memory before it is used.
     """

@@ -40,13 +40,13 @@ def _read(peer: Peer, barrier: Barrier, found: Any) -> None:
     try:
         barrier.wait(_WAIT_S)  # all are there
         before = _pss_bytes()
-        barrier.wait(_WAIT_S)  # nobody has read anything yet
+        barrier.wait(_WAIT_S)  # no process has read anything yet
         peer.open()
         for first in range(0, peer.samples.num, _AT_ONCE):
             peer.batch(np.arange(first, min(first + _AT_ONCE, peer.samples.num)))
         barrier.wait(_WAIT_S)  # all hold everything
         added = _pss_bytes() - before
-        barrier.wait(_WAIT_S)  # nobody has let go
+        barrier.wait(_WAIT_S)  # no process has let go
     finally:
         found.put(added)
 

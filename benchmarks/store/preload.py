@@ -31,7 +31,7 @@ NUM_BATCHES = 64
 
 
 def evict(path: Path) -> None:
-    """Drop the file's pages from the page cache; nobody may have it mapped."""
+    """Drop the file's pages from the page cache; no process may have it mapped."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -111,7 +111,7 @@ def _read_all(path: Path, barrier: Barrier, answers: Connection) -> None:
             store[NAME][first : first + BATCH].sum()
         barrier.wait()
         answers.send(_pss(path))
-        barrier.wait()  # nobody leaves before all were counted
+        barrier.wait()  # none leaves before all were counted
 
 
 def _pss(path: Path) -> int:

@@ -100,7 +100,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def odd_object(good: bytes, chance: Chance) -> bytes:
-    """Datasets, groups and attributes replaced by what nobody expects."""
+    """Datasets, groups and attributes replaced by what isn't expected there."""
     file = io.BytesIO(good)
     with h5py.File(file, "r+") as opened:
         names: list[str] = []

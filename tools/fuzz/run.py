@@ -61,7 +61,7 @@ def fuzz(
         numbers: Numbers of the inputs.
         seed: Of all of them.
         kind: Which files: "store", or one of `inputs.KINDS`.
-        current: Told the number of the input that is being tried, in case the process dies of it.
+        current: Called with the number of the input that is being tried, in case the process dies of it.
     """
     fuzzer = make_fuzzer(kind, folder, seed)
     with bounded_memory():

@@ -16,7 +16,7 @@ from ups.output import progress_bar
 from ups_store.console import format_nbytes, importing, print_lines
 from ups_store.errors import ConfigError, StoreError
 
-_HDF5_ERRNO = re.compile(r"errno = (\d+)")  # libhdf5 tells the system's error in the middle of a paragraph
+_HDF5_ERRNO = re.compile(r"errno = (\d+)")  # libhdf5 says the system's error in the middle of a paragraph
 
 
 def make_data(
@@ -93,7 +93,7 @@ def make_data(
     try:
         with progress_bar(task, total=samples * num_files) as advance:
 
-            def told(file: Path, count: int) -> None:
+            def report(file: Path, count: int) -> None:
                 done[file] = count
                 advance(sum(done.values()))
 
@@ -105,7 +105,7 @@ def make_data(
                 seed=seed,
                 split=split,
                 overwrite=force,
-                progress=told,
+                progress=report,
             )
     except KeyboardInterrupt:
         unwritten = "nothing" if num_files == 1 else "no unfinished file"
@@ -129,8 +129,8 @@ def _numbers(text: str | None, flag: str) -> tuple[float, ...] | None:
 
 def _as_ours(error: OSError | RuntimeError, out: Path) -> OutputError:
     """The error of the file system, or of libhdf5, as one of ours; what isn't theirs is raised again."""
-    if told := _HDF5_ERRNO.search(str(error)):
-        number = int(told[1])
+    if found := _HDF5_ERRNO.search(str(error)):
+        number = int(found[1])
         error = OSError(number, os.strerror(number))
     if not isinstance(error, OSError):
         raise error

@@ -108,7 +108,7 @@ def read_given(
         where: Which states.
         config: Of the training: how files are shared out, and reduced where nothing says their time steps.
         ask: Asked for the split of an HDF5 file that has samples of several, if none is named.
-        note: Told what was reduced, and which split was taken.
+        note: Called with what was reduced, and which split was taken.
 
     Raises:
         ConfigError: Kinds "no_array", "no_start", "empty_split", "other_task", "other_grid", "other_split",

@@ -52,7 +52,7 @@ def evaluate(
         logs: Of the run's training; by default read from where the configuration has them.
         other_seeds: What was trained alike with other seeds; it joins the simulator's and baselines' rows.
         phases: Seconds of what happened before, by name, for the report.
-        note: Told what is being done.
+        note: Called with what is being done.
 
     Raises:
         ConfigError: Kinds "other_grid", "other_task", and those of `open_trajectories`, such as "empty_split"
@@ -100,7 +100,7 @@ def daily_split(split: str | None, configured: str, *, note: Note) -> Split:
     Args:
         split: What the command line says.
         configured: `evaluation.split`.
-        note: Told where the configuration names the test split.
+        note: Called where the configuration names the test split.
 
     Raises:
         ConfigError: For a name that is no split; kind "test_split", if the command line names that.

@@ -153,7 +153,7 @@ def open_runs(
         config_path: YAML file; by default the configuration that the checkpoint was made with.
         overrides: `key=value`.
         seeds: Which seeds; by default all that are there.
-        note: Told warnings.
+        note: Called with warnings.
 
     Raises:
         CheckpointError: If a checkpoint is missing or damaged.
@@ -225,7 +225,7 @@ def open_others(
         paths: Their checkpoints, or folders of them: with one operator, or with one for each seed.
         config: Configuration of the run.
         simulator: Of the run.
-        note: Told warnings.
+        note: Called with warnings.
 
     Raises:
         CheckpointError: If one is missing or damaged.

@@ -84,7 +84,7 @@ def read_stage_logs(config: RunConfig, *, note: Note = lambda text: None) -> lis
 
     Args:
         config: Configuration of the run.
-        note: Told of every line that can't be read, which is left out.
+        note: Called for every line that can't be read, which is left out.
     """
     found = []
     for stage in STAGE_NAMES:  # in the order in which they are trained

@@ -244,7 +244,7 @@ def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
                     found="more",
                     hint="close brackets that were left open",
                 )
-    except yaml.YAMLError:  # whoever parses it tells what is wrong
+    except yaml.YAMLError:  # parsing it says what is wrong
         return
 
 

@@ -90,7 +90,7 @@ class PackedInfo:
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What `describe` tells of a store.
+    """What `describe` finds of a store.
 
     Attributes:
         path: The file, or the pattern of its partitions; under its building name while it isn't finished.

@@ -56,10 +56,10 @@ def export(
     ):
         done = export_store(store, out, to=to, force=force, verify=not no_verify, progress=bar)
         num_samples = len(store)
-    _tell_written(done, num_samples)
+    _show_written(done, num_samples)
 
 
-def _tell_written(path: Path, num_samples: int) -> None:
+def _show_written(path: Path, num_samples: int) -> None:
     """The path to stdout, for programs; counts and size to stderr."""
     written = [path, *path.rglob("*")] if path.is_dir() else [path]
     nbytes = sum(file.stat().st_size for file in written if file.is_file())
@@ -157,7 +157,7 @@ def concat(
         bar = opened.enter_context(progress_bar(f"writing {paths[-1].name}", total=total))
         done = concat_stores(stores, paths[-1], force=force, verify=not no_verify, progress=bar)
         num_samples = sum(map(len, stores))
-    _tell_written(done, num_samples)
+    _show_written(done, num_samples)
 
 
 def split(
@@ -184,7 +184,7 @@ def split(
         ranges = _ranges(len(store), fractions, samples)
         done = split_store(store, outs, samples=ranges, force=force, verify=not no_verify, progress=bar)
     for target, (first, end) in zip(done, ranges, strict=True):
-        _tell_written(target, end - first)
+        _show_written(target, end - first)
 
 
 def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> list[tuple[int, int]]:
@@ -261,4 +261,4 @@ def unpack(
     ):
         done = unpack_store(packed, out, force=force, progress=bar)
         num_samples = len(packed)
-    _tell_written(done, num_samples)
+    _show_written(done, num_samples)

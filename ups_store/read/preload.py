@@ -108,7 +108,7 @@ class PreloadJob:
         return self.request.num_threads or NUM_THREADS
 
     def progress(self, nbytes: int) -> None:
-        """Tell the caller that so many bytes more are there."""
+        """Report that so many bytes more are there."""
         if self.request.progress is not None:
             self.request.progress(nbytes)
 

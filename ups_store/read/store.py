@@ -441,5 +441,5 @@ class Store(BaseStore):
                 f"{len(missing)} of the samples are not committed yet, the first of them",
                 path=self.path,
                 sample=int(missing[0]),
-                hint="`store.committed` tells which are there",
+                hint="`store.committed` says which are there",
             )

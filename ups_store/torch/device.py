@@ -120,7 +120,7 @@ class Staging:
     """Reads parts of a file to a device.
 
     Args:
-        job: The file, and who is told of progress.
+        job: The file, and what takes progress.
         device: A CUDA device, which copies from page-locked memory meanwhile; or the CPU.
         nbytes: Length of the largest part.
     """

@@ -173,7 +173,7 @@ class FilledStores(LiveSource):
         settings: What windows are wanted.
         ranks: Place of this process among those of its machine that fill the stores together.
         reading: How sources are read.
-        note: Told how it goes.
+        note: Called with messages on how it goes.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class UnkeptWindows(LiveSource):
         wanted: What is encoded, by task.
         settings: What windows are wanted.
         reading: How sources are read.
-        note: Told how it goes.
+        note: Called with messages on how it goes.
     """
 
     def __init__(

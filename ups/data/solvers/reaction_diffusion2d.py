@@ -164,7 +164,7 @@ class ReactionDiffusion2D(Transient):
 
     @property
     def file_name(self) -> str:
-        """Name as in PDEBench, which doesn't tell the parameters."""
+        """Name as in PDEBench, which doesn't hold the parameters."""
         return "2D_diff-react_NA_NA.h5"
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
