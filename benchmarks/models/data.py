@@ -16,6 +16,17 @@ from ups_store.build import QuietWatcher, build_all
 
 DONE = "done"
 
+# Of the operator on any grid; sizes of the baselines, and all learning rates, by the number of axes.
+OPERATOR = {"depths": [4], "hidden_dim": 32}
+BASELINES = {
+    1: {"fno": {"width": 24, "modes": 24}, "unet": {"width": 24}},
+    2: {"fno": {"width": 20, "modes": 12}, "unet": {"width": 8}},
+}
+LEARNING_RATES = {
+    1: {"operator": 4e-3, "fno": 4e-3, "unet": 1e-3},
+    2: {"operator": 4e-3, "fno": 1e-2, "unet": 2e-3},
+}
+
 
 def make_data(question: Question, name: str, folder: Path, *, note: Note) -> Path:
     """Make one data set unless it is there, and return the folder of its files.
@@ -56,7 +67,7 @@ def run_values(question: Question, data: Path) -> dict[str, Any]:
     """The configuration of a question's runs, but for the model and its seed.
 
     All models have the same batches, losses, augmentation, averaging, validation and budget of counted
-    operations; the baselines' learning rates are the defaults, which were searched for on validation.
+    operations; learning rates and sizes were searched for on validation (docs/results/log.md).
     """
     num_spatial = 1 if question.task.endswith("1d") else 2
     training = {"batch_size": 32 if num_spatial == 1 else 16, "grad_clip": 1.0, "ema_decay": 0.99}
@@ -65,14 +76,21 @@ def run_values(question: Question, data: Path) -> dict[str, Any]:
         "budget": {"flops": question.flops},
         "scheduler": {"name": "cosine", "warmup_steps": 40},
     }
+    rates = LEARNING_RATES[num_spatial]
     return {
         "data": {"tasks": question.task, "root": str(data), "split": [TRAIN, VAL, TEST]},
         "cache": {"dir": str(data.with_name("cache"))},
         "encoder": {"patch_size": question.patch},
-        # One level of four blocks: of the sizes there are, the nearest to FNO's operations a sample.
-        "operator": {"state": "fields", "size": "tiny", "pdet": {"depths": [4]}, "val_trajectories": 24},
+        "operator": {
+            "state": "fields",
+            "size": "tiny",
+            "pdet": OPERATOR,
+            "noise": 0.01,
+            "val_trajectories": 24,
+        },
+        "baselines": BASELINES[num_spatial],
         "training": {**training, "horizon": 1, "lambda_relative": 1.0},
-        "stages": {"operator": {**stage, "optimizer": {"lr": 4e-3}}, "fno": stage, "unet": stage},
+        "stages": {name: {**stage, "optimizer": {"lr": rate}} for name, rate in rates.items()},
     }
 
 

@@ -103,8 +103,8 @@ def _rollouts(grid: Settings, states: Mapping[str, Settings], **held: float) -> 
     return {name: {**held, **changed} for name, changed in {**states, **sizes}.items()}
 
 
-_line = functools.partial(Question, num_samples=100, num_held_out=12, patch=8, flops=5e11)
-_square = functools.partial(Question, num_samples=100, num_held_out=24, patch=4, flops=1.5e12)
+_line = functools.partial(Question, num_samples=100, num_held_out=12, patch=4, flops=5e11)
+_square = functools.partial(Question, num_samples=100, num_held_out=24, patch=4, flops=1e12)
 
 BURGERS = _line(
     name="burgers",
@@ -229,9 +229,9 @@ DAM_BREAK = _square(
 )
 
 FULL = (
-    _larger(BURGERS, points=256, samples=1000, patch=8),
-    _larger(SHOCKS, points=256, samples=3000, patch=8),
-    _larger(ADVECTION, points=256, samples=1000, patch=8),
+    _larger(BURGERS, points=256, samples=1000, patch=4),
+    _larger(SHOCKS, points=256, samples=3000, patch=4),
+    _larger(ADVECTION, points=256, samples=1000, patch=4),
     _larger(VORTICITY, points=128, samples=500, patch=4),
     _larger(REACTION, points=128, samples=1000, patch=4, modes=64),
     _larger(DARCY, points=128, samples=5000, patch=4, modes=64),
