@@ -48,7 +48,7 @@ def expect_shown(text: str, folder: Path) -> None:
 def test_quick_demo_ends_with_a_report_of_all_rows(tmp_path: Path) -> None:
     done = run_demo(tmp_path, "--quick", threads=1)
     found = json.loads((tmp_path / "report" / "report.json").read_text())
-    rows = ["operator", "fno", "unet", "persistence", "mean", "autoencoder_floor"]
+    rows = ["operator", "fno_flops", "unet_flops", "persistence", "mean", "autoencoder_floor"]
     assert list(found["rows"]) == rows
     for name in rows:
         nrmse = found["rows"][name]["nrmse"]
@@ -57,7 +57,7 @@ def test_quick_demo_ends_with_a_report_of_all_rows(tmp_path: Path) -> None:
     assert set(found["stages"]) == {"operator"}  # its autoencoder is a basis, which needs no training
     assert {"data", "field stores", "latent stores", "evaluation"} <= set(found["seconds"])
     assert 0 <= found["data_wait_share"] < 1
-    assert found["rows"]["fno"]["label"] == "FNO (2 s)"
+    assert found["rows"]["fno_flops"]["label"] == "FNO (1e+10 FLOP)"
     expect_shown(done.stdout, tmp_path)
     with (
         ups_store.open(tmp_path / "out" / "cache" / "burgers1d_test.zarr.zip") as fields,
