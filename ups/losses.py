@@ -169,13 +169,6 @@ def reconstruction_error(
     return square_BC.mean() if kind == "mse" else root(square_BC).mean()
 
 
-def relative_square_error(
-    prediction_BPC: Tensor, truth_BPC: Tensor, *, power_BC: Tensor, std_C: Tensor
-) -> Tensor:
-    """The "mse" of `reconstruction_error`."""
-    return reconstruction_error(prediction_BPC, truth_BPC, power_BC=power_BC, std_C=std_C)
-
-
 def root(square: Tensor) -> Tensor:
     """Square root whose gradient at zero is finite."""
     return (square + _TINY).sqrt()

@@ -72,7 +72,7 @@ def make_simulator(
         parameters=parameter_names(train),
         state_dim=LATENT_DIM if autoencoder else PATCH**ndim,
         patch_size=None if autoencoder else PATCH,
-        time_stride=stride,
+        stride=stride,
         operator=OPERATOR,
         autoencoder_sha256="0" * 64 if autoencoder and is_encoder_known else None,
         is_encoder_known=is_encoder_known,

@@ -11,7 +11,7 @@ from torch import nn
 from ups.config import OptimizerConfig, SchedulerConfig
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
-from ups.losses import relative_square_error
+from ups.losses import reconstruction_error
 from ups.optim import AveragedWeights, LearningRate, WeightsCopy, check_optimizer, make_optimizer
 
 torch.set_num_threads(1)
@@ -125,7 +125,7 @@ def test_reconstruction_loss_is_the_square_of_the_relative_error() -> None:
     truth = torch.tensor([[[3.0], [4.0]], [[0.0], [0.0]]])
     prediction = truth + torch.tensor([[[1.0], [2.0]], [[0.1], [0.1]]])
     power = truth.square().mean(1)
-    loss = relative_square_error(prediction, truth, power_BC=power, std_C=torch.tensor([2.0]))
+    loss = reconstruction_error(prediction, truth, power_BC=power, std_C=torch.tensor([2.0]))
     faint = 0.01 * 2.0**2  # keeps the loss of a frame without power finite
     assert loss.item() == pytest.approx((2.5 / (12.5 + faint) + 0.01 / faint) / 2)
 

@@ -63,7 +63,7 @@ class TaskWindows:
     Args:
         store: Latents or fields; one time step means that the task is steady.
         horizon: K.
-        time_stride: Stored time steps from one frame to the next.
+        stride: Stored time steps from one frame to the next.
         limit: At most so many samples, the first ones.
         is_complete: Whether all samples are there. While they aren't, times that samples have of their own
             are looked at when their windows are read.
@@ -84,7 +84,7 @@ class TaskWindows:
         store: Store,
         *,
         horizon: int = 1,
-        time_stride: int = 1,
+        stride: int = 1,
         limit: int | None = None,
         is_complete: bool = True,
     ) -> None:
@@ -96,7 +96,7 @@ class TaskWindows:
         self.parameters = conditions_among(arrays)
         self.input_array = self._find_input() if self.is_steady else None
         self.horizon = 1 if self.is_steady else horizon
-        self._stride = time_stride
+        self._stride = stride
         self.num_samples = min(len(store), limit or len(store))
         self.num_steps = self._read_num_steps()
         self._index = self._make_index()
@@ -217,7 +217,7 @@ class TaskWindows:
                 path=self.store.path,
                 expected=f"trajectories of at least {index.window.span + 1} time steps",
                 found=f"at most {int(self.num_steps.max(initial=0))}",
-                hint="take a shorter horizon or a smaller time_stride",
+                hint="take a shorter horizon or a smaller stride",
             )
         return index
 

@@ -61,7 +61,7 @@ def _mismatch(model: Baseline, config: RunConfig, simulator: Simulator) -> str |
     is_steady = simulator.spec.tasks[spec.task].steady
     if is_steady and spec.size.get("predicts_change", True):
         return "it predicts a change of its input, which is no solution; train it again"
-    if spec.stride != simulator.spec.time_stride and not is_steady:
+    if spec.stride != simulator.spec.stride and not is_steady:
         return f"it takes another time stride, {spec.stride}"
     if model.effort is None:
         return "its training isn't over; the same command continues it"

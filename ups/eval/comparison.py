@@ -149,7 +149,7 @@ def _compare_fields(
     horizon: int | None,
     others: Sequence[Entry],
 ) -> Comparison:
-    source, stride = config.training.field_source, runs[0].simulator.spec.time_stride
+    source, stride = config.training.field_source, runs[0].simulator.spec.stride
     trajectories = open_trajectories(config.build, task, split, source=source, stride=stride, horizon=horizon)
     _check_same_grid(runs[0].simulator, trajectories)
     train = open_fields(config.build, task, "train", source=source)
@@ -197,7 +197,7 @@ def _compare_latents(
     config: RunConfig, runs: Sequence[TrainedRun], task: str, split: str, horizon: int | None
 ) -> Comparison:
     """On latents of an unknown encoder: there are no baselines and no floor, as there are no fields."""
-    stride = runs[0].simulator.spec.time_stride
+    stride = runs[0].simulator.spec.stride
     trajectories = open_latent_trajectories(config, task, split, stride=stride, horizon=horizon)
     train = open_latent_fields(config, task, "train")
     operators = [LatentForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs]
@@ -338,11 +338,11 @@ def _check_same_frames(task: str, theirs: SimulatorSpec, own: SimulatorSpec, pat
     if found != expected:
         problem = f"the operator is for another grid of {task}"
         raise ConfigError(problem, kind="other_grid", path=path, expected=expected.name, found=found.name)
-    if theirs.time_stride != own.time_stride and not own.tasks[task].steady:
+    if theirs.stride != own.stride and not own.tasks[task].steady:
         raise ConfigError(
             "the operator takes another time stride",
             kind="other_stride",
             path=path,
-            expected=own.time_stride,
-            found=theirs.time_stride,
+            expected=own.stride,
+            found=theirs.stride,
         )

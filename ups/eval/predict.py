@@ -104,7 +104,7 @@ def predict_store(
     simulator = ups.load(request.checkpoint, device=str(device))
     name = check_simulated_task(simulator.spec, request.task)
     task = simulator.spec.tasks[name]
-    stride = simulator.spec.time_stride
+    stride = simulator.spec.stride
     where = Where(
         points=task.grid.points,
         dt=None if task.steady else task.dt / stride,

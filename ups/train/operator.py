@@ -88,7 +88,7 @@ def open_field_windows(config: RunConfig) -> dict[str, TaskWindows]:
         task: TaskWindows(
             open_field_states(config, task, "train"),
             horizon=training.horizon,
-            time_stride=training.stride,
+            stride=training.stride,
             limit=config.data.limit,
         )
         for task in config.data.tasks

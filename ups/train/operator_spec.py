@@ -71,7 +71,7 @@ def make_spec(
         parameters=window_parameters(windows) if autoencoder is None else autoencoder.spec.parameters,
         state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
         patch_size=config.encoder.patch_size if autoencoder is None else None,
-        time_stride=config.training.stride,
+        stride=config.training.stride,
         operator=size.to_json(),
         autoencoder_sha256=autoencoder_sha256 if is_encoder_known else None,
         is_encoder_known=is_encoder_known,

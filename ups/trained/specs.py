@@ -190,7 +190,7 @@ class SimulatorSpec:
         parameters: Names of the equations' parameters, in the order that models take them.
         state_dim: D, channels of a token of the state.
         patch_size: Points of a patch along each axis, where states are patches of fields.
-        time_stride: Stored time steps from one step of the operator to the next in training.
+        stride: Stored time steps from one step of the operator to the next in training.
         operator: Fields of `ups.models.operator_size.OperatorSize`.
         autoencoder_sha256: Of the autoencoder's weights, as `ups.trained.checkpoint.hash_tensors` gives it;
             None where states are patches of fields, or latents that nothing says it made.
@@ -203,7 +203,7 @@ class SimulatorSpec:
     parameters: tuple[str, ...]
     state_dim: int
     patch_size: int | None
-    time_stride: int
+    stride: int
     operator: Mapping[str, Any]
     autoencoder_sha256: str | None
     is_encoder_known: bool = True

@@ -96,7 +96,7 @@ def test_packed_store_has_the_windows_of_the_mapped_one_and_says_that_it_is_deco
 
 
 def test_windows_are_frames_a_stride_apart_of_one_trajectory(transient: Path) -> None:
-    windows = open_windows(transient, horizon=2, time_stride=3)
+    windows = open_windows(transient, horizon=2, stride=3)
     assert len(windows) == N * (T - 6)
     found = windows.read(np.arange(len(windows)))
     first = found.states[:, 0, 0, 0]
@@ -111,7 +111,7 @@ def test_windows_are_frames_a_stride_apart_of_one_trajectory(transient: Path) ->
 def test_windows_stay_inside_the_valid_steps(tmp_path: Path) -> None:
     num_steps = np.array([9, 4, 3, 2, 1, 9])
     path = write_transient(tmp_path / "a.zarr.zip", num_steps=num_steps)
-    windows = open_windows(path, horizon=1, time_stride=3)
+    windows = open_windows(path, horizon=1, stride=3)
     found = windows.read(np.arange(len(windows))).states[:, :, 0, 0]
     sample, last = divmod(found[:, 1].numpy().astype(int), 100)
     assert set(sample.tolist()) == {0, 1, 5}
@@ -141,12 +141,12 @@ def test_times_of_every_sample_are_its_own(tmp_path: Path) -> None:
 
 
 def test_store_without_times_counts_steps(tmp_path: Path) -> None:
-    windows = open_windows(write_transient(tmp_path / "a.zarr.zip", t=None), time_stride=2)
+    windows = open_windows(write_transient(tmp_path / "a.zarr.zip", t=None), stride=2)
     assert windows.typical_dt() == 2.0
 
 
 def test_steady_task_gives_input_and_solution(tmp_path: Path) -> None:
-    windows = open_windows(write_steady(tmp_path / "darcy2d_train.zarr.zip"), horizon=4, time_stride=3)
+    windows = open_windows(write_steady(tmp_path / "darcy2d_train.zarr.zip"), horizon=4, stride=3)
     assert (len(windows), windows.horizon, windows.typical_dt()) == (10, 1, 1.0)
     found = windows.read(np.array([7, 2]))
     store = windows.store
@@ -164,7 +164,7 @@ def test_steady_fields_of_another_number_of_values_than_their_input_are_refused(
 
 def test_horizon_longer_than_the_trajectories_is_refused_with_both_numbers(transient: Path) -> None:
     with pytest.raises(ConfigError, match="at least 11 time steps, found at most 9") as caught:
-        open_windows(transient, horizon=5, time_stride=2)
+        open_windows(transient, horizon=5, stride=2)
     assert caught.value.kind == "horizon"
     assert "training.horizon = 5 with training.stride = 2" in str(caught.value)
 

@@ -215,7 +215,7 @@ def make_simulator(root: Path, autoencoder: Autoencoder | None = None) -> Simula
             parameters=("nu",),
             state_dim=4,
             patch_size=None if autoencoder else 4,
-            time_stride=1,
+            stride=1,
             operator=OPERATOR,
             autoencoder_sha256="0" * 64 if autoencoder else None,
         ),

@@ -21,7 +21,7 @@ from ups.data.solvers import make_dataset
 from ups.data.statistics import Statistics
 from ups.data.stores import open_latents
 from ups.errors import ConfigError
-from ups.losses import inverse_losses, relative_square_error
+from ups.losses import inverse_losses, reconstruction_error
 from ups.train.joint import JointStage, make_joint_stage
 from ups.train.run import run_stage
 from ups.train.trainer import Trainer
@@ -76,7 +76,7 @@ def test_losses_agree_with_their_formulas(run: Path) -> None:
         flat = truth.flatten(1, -2)
         std = autoencoder.normalizer_of("burgers1d", "fields").std
         chosen = (values.flatten(1, -2)[:, points], flat[:, points])
-        return relative_square_error(*chosen, power_BC=flat.square().mean(1), std_C=std)
+        return reconstruction_error(*chosen, power_BC=flat.square().mean(1), std_C=std)
 
     with torch.no_grad():
         losses = inverse_losses(

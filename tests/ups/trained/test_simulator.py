@@ -50,7 +50,7 @@ def make_simulator(
         parameters=("beta", "nu"),
         state_dim=3 if is_latent else 4,
         patch_size=None if is_latent else 2,
-        time_stride=1,
+        stride=1,
         operator=operator,
         autoencoder_sha256="0" * 64 if is_latent else None,
     )

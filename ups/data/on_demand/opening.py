@@ -138,7 +138,7 @@ def _finished(
                 error.hint = f"{error.hint}; or set training.latent_cache_dir, and it is built while training"
             raise
         stride, limit = settings.stride, config.data.limit
-        windows[task] = TaskWindows(store, horizon=settings.horizon, time_stride=stride, limit=limit)
+        windows[task] = TaskWindows(store, horizon=settings.horizon, stride=stride, limit=limit)
         why = windows[task].preload(settings.preload, device=settings.device)
         note(f"{task} {split}: latents reused, {store.config_hash[:12]}, {store.path}, {why}")
     return window_data(

@@ -57,7 +57,7 @@ class WindowSettings:
 
     def windows(self, store: Any, *, is_complete: bool) -> TaskWindows:
         """Windows of a store, complete or not, or of what stands for one."""
-        return TaskWindows(store, horizon=self.horizon, time_stride=self.stride, is_complete=is_complete)
+        return TaskWindows(store, horizon=self.horizon, stride=self.stride, is_complete=is_complete)
 
     def arrivals(
         self,
@@ -160,7 +160,7 @@ class LiveSource(WindowSource):
             wait,
             ranges=ranges_by_file(self._wanted[task]),
             horizon=self._settings.horizon,
-            time_stride=self._settings.stride,
+            stride=self._settings.stride,
         )
 
 

@@ -180,7 +180,7 @@ class FirstWindows(TaskWindows):
         wait: Waits until they are there.
         ranges: Ranges of parameters that are known of all trajectories.
         horizon: As that of `windows`.
-        time_stride: As that of `windows`.
+        stride: As that of `windows`.
     """
 
     def __init__(
@@ -191,10 +191,10 @@ class FirstWindows(TaskWindows):
         *,
         ranges: Mapping[str, tuple[float, float]],
         horizon: int,
-        time_stride: int,
+        stride: int,
     ) -> None:
         first: Any = FirstTrajectories(windows.store, samples, wait)
-        super().__init__(first, horizon=horizon, time_stride=time_stride, is_complete=False)
+        super().__init__(first, horizon=horizon, stride=stride, is_complete=False)
         self._ranges = ranges
 
     def parameter_ranges(self) -> dict[str, tuple[float, float]]:
