@@ -95,7 +95,7 @@ def inverse_losses(
     )
     first_BLD = states_BKLD[:, 0]
     predicted_BXC = simulator.decode(first_BLD, parameters_BQ, task=task)
-    again_BLD = simulator.encode(predicted_BXC, parameters_BQ, task=task)
+    again_BLD = simulator.encode(predicted_BXC, parameters_BQ, task=task, array=FIELDS)
     losses["encoder_inverse"] = (again_BLD.float() - first_BLD.float()).square().mean()
     return losses
 
@@ -112,17 +112,15 @@ def _error_at(
     kind: ReconstructionLoss,
 ) -> Tensor:
     """Relative error of decoded states at some points of the grid."""
-    autoencoder = simulator.autoencoder
-    assert autoencoder is not None
-    latent_BLD = simulator.normalizer_of(task, array).inverse(state_BLD)
+    assert simulator.autoencoder is not None
     query_PN = simulator.queries.get_buffer(task)[points_P]
-    values_BPC = autoencoder.decode(latent_BLD, query_PN, parameters_BQ, task=task, array=array)
+    values_BPC = simulator.decode_at(state_BLD, query_PN, parameters_BQ, task=task, array=array)
     truth_BAC = truth_BXC.flatten(1, -2)
     return reconstruction_error(
         values_BPC.float(),
         truth_BAC[:, points_P],
         power_BC=truth_BAC.square().mean(1),
-        std_C=autoencoder.normalizer_of(task, array).std,
+        std_C=simulator.autoencoder.normalizer_of(task, array).std,
         kind=kind,
     )
 
@@ -137,7 +135,7 @@ def alignment_error(
     """
     num_steps = truth_BKXC.shape[1]
     repeated = parameters_BQ.repeat_interleave(num_steps, dim=0)
-    encoded = simulator.encode(truth_BKXC.flatten(0, 1), repeated, task=task)
+    encoded = simulator.encode(truth_BKXC.flatten(0, 1), repeated, task=task, array=FIELDS)
     return (states_BKLD.flatten(0, 1).float() - encoded.float()).square().mean()
 
 

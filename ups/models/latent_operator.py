@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ups.errors import ShapeError
 from ups.grid import PERIODIC
-from ups.models.operator_blocks import make_level, normed
+from ups.models.operator_blocks import Block, make_level, normed
 from ups.models.operator_size import NORMALISED, OperatorSize, TokenAxis
 from ups.models.token_geometry import LevelGeometry, TokenGeometry
 from ups.nn.layers import (
@@ -114,8 +114,9 @@ class WallEmbedding(nn.Module):
             axis = int(name)
             features = geometry.walls(axis)
             if features is not None:
-                behind = (1,) * (len(geometry.grid) - 1 - axis)
-                added = layer(features.to(layer.weight.dtype)).reshape(1, *(1,) * axis, -1, *behind, layer.out_features)
+                (weight,) = layer.parameters()
+                before, behind = (1,) * axis, (1,) * (len(geometry.grid) - 1 - axis)
+                added = layer(features.to(weight.dtype)).reshape(1, *before, -1, *behind, len(weight))
                 total = added if total is None else total + added
         return total
 
@@ -142,11 +143,10 @@ class Modulation(nn.Linear):
         """Shape (B, all channels)."""
         return F.linear(condition_BE, self.weight, self.bias + self.neutral)
 
-    def parts(self, all_of_them: Tensor, *, ndim: int) -> Iterator[Tensor]:
+    def parts(self, all_of_them: Tensor, *, ndim: int) -> list[Tensor]:
         """Those of the blocks one after the other, each of shape (B, 1.., channels)."""
         places = (1,) * ndim
-        for part in all_of_them.split(self.sizes, dim=1):
-            yield part.reshape(len(part), *places, -1)
+        return [part.reshape(len(part), *places, -1) for part in all_of_them.split(self.sizes, dim=1)]
 
 
 class LatentOperator(nn.Module):
@@ -259,7 +259,7 @@ class LatentOperator(nn.Module):
         return self.advance(latent_BLD, self.conditions(condition, dt_B, geometry), geometry)
 
     def _u_shape(self, tokens: Tensor, all_parts: Tensor, geometry: TokenGeometry) -> Tensor:
-        parts = self.modulation.parts(all_parts, ndim=self.num_axes)
+        parts = iter(self.modulation.parts(all_parts, ndim=self.num_axes))
         skips, halved = [], []
         for number, blocks in enumerate(self.down):
             tokens = _through(blocks, tokens, parts, geometry.levels[number])  # type: ignore[arg-type]
@@ -273,11 +273,12 @@ class LatentOperator(nn.Module):
             tokens = _through(self.up[number], tokens, parts, geometry.levels[number])  # type: ignore[arg-type]
         return tokens
 
-    def _blocks(self) -> Iterator[tuple[str, Any]]:
+    def _blocks(self) -> Iterator[tuple[str, Block]]:
         """The blocks in the order in which a step goes through them, with their names."""
         for way, numbers in (("down", range(len(self.down))), ("up", reversed(range(len(self.up))))):
             for number in numbers:
                 for place, block in getattr(self, way)[number].named_children():
+                    assert isinstance(block, Block)
                     yield f"{way}.{number}.{place}", block
 
     def _check_shape(self, latent_BLD: Tensor, grid: tuple[int, ...]) -> None:
@@ -288,9 +289,7 @@ class LatentOperator(nn.Module):
             )
 
 
-def _join_modulations(
-    operator: nn.Module, tensors: dict[str, Tensor], prefix: str, *_: object
-) -> None:
+def _join_modulations(operator: nn.Module, tensors: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Take weights of before 2026-11, when every block had a modulation of its own."""
     assert isinstance(operator, LatentOperator)
     for kind in ("weight", "bias"):
@@ -299,9 +298,8 @@ def _join_modulations(
             tensors[f"{prefix}modulation.{kind}"] = torch.cat([tensors.pop(name) for name in names])
 
 
-def _through(
-    blocks: nn.ModuleList, tokens: Tensor, parts: Iterator[Tensor], level: LevelGeometry
-) -> Tensor:
+def _through(blocks: nn.ModuleList, tokens: Tensor, parts: Iterator[Tensor], level: LevelGeometry) -> Tensor:
     for block in blocks:
+        assert isinstance(block, Block)
         tokens = block(tokens, [next(parts) for _ in block.kinds], level)
     return tokens

@@ -100,7 +100,7 @@ class ConvolutionMixer(nn.Module):
         return sum(parts[1:], start=parts[0]) if parts else torch.zeros_like(tokens)
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """What blocks share: parts of the condition, and stochastic depth.
 
     Args:
@@ -127,7 +127,7 @@ class _Block(nn.Module):
         return branch * mask / keep
 
 
-class MixingBlock(_Block):
+class MixingBlock(Block):
     """x + GELU(mix(h) + linear(h)), h = x (1 + s) + b with s and b from the condition.
 
     Args:
@@ -152,7 +152,7 @@ class MixingBlock(_Block):
         return tokens + self.dropped(F.gelu(mixed))
 
 
-class AttentionBlock(_Block):
+class AttentionBlock(Block):
     """Mixing and MLP, each normalised, modulated by the condition, and gated from zero (adaLN-Zero).
 
     Args:

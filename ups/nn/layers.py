@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,13 @@ BOUNDARY_TYPES = (
 _DECAY_LENGTHS = (1.0, 4.0)  # in tokens or patches: the layer at the boundary, and its surroundings
 _OWN_PATCH_BIAS = 2.0
 MIN_TOKENS = 8  # along an axis that is still halved
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, autocast rounds nothing."""
+    if device.type == "meta":  # has no autocast to switch off
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def rms_norm(x_BWG: Tensor) -> Tensor:
@@ -249,13 +257,13 @@ def boundary_features(position_PN: Tensor, *, cells: tuple[int, ...], periodic: 
     Returns:
         Shape (..., F), in 0..1, dtype of `position_PN`.
     """
-    features = [position_PN.new_zeros(*position_PN.shape[:-1], 0)]
+    features = []
     for axis, wraps in enumerate(periodic):
         if not wraps:
             below = position_PN[..., axis]
             for distance in (below, cells[axis] - below):
-                features += [torch.exp(-distance / length).unsqueeze(-1) for length in _DECAY_LENGTHS]
-    return torch.cat(features, dim=-1)
+                features += [torch.exp(-distance / length) for length in _DECAY_LENGTHS]
+    return torch.stack(features, dim=-1) if features else position_PN[..., :0]
 
 
 class GroupPooling(nn.Module):

@@ -8,11 +8,12 @@ modes, I and O channels of a group going in and coming out.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ups.nn.layers import without_autocast
 
 
 class SpectralConv(nn.Module):
@@ -41,7 +42,7 @@ class SpectralConv(nn.Module):
         """Same shape and dtype; computed in float32, or float64 where it is given that, under AMP too."""
         grid = x_BWG.shape[2:]
         axes = tuple(range(2, x_BWG.ndim))
-        with _without_autocast(x_BWG.device):
+        with without_autocast(x_BWG.device):
             values_BWG = x_BWG if x_BWG.dtype == torch.float64 else x_BWG.float()
             spectrum = torch.fft.rfftn(values_BWG.contiguous(), dim=axes, norm="forward")
             low_BWK, weight = self._kept(spectrum)
@@ -60,8 +61,8 @@ class SpectralConv(nn.Module):
             length = spectrum.shape[2 + axis]
             ends = min(num, (length + 1) // 2), min(num, length // 2)
             spectrum, weight = _ends(spectrum, 2 + axis, ends), _ends(weight, axis, ends)
-        num = min(self.modes[-1], spectrum.shape[-1])
-        return spectrum.narrow(-1, 0, num), weight.narrow(len(self.modes) - 1, 0, num)
+        num, last = min(self.modes[-1], spectrum.shape[-1]), len(self.modes) - 1
+        return _ends(spectrum, spectrum.ndim - 1, (num, 0)), _ends(weight, last, (num, 0))
 
     def _mixed(self, low_BWK: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(a + ib)(u + iv) = (au - bv) + i(av + bu), for all modes by one batched product.
@@ -77,12 +78,6 @@ class SpectralConv(nn.Module):
         of_real, of_imag = products.reshape(num, self.groups, 2, batch, 2, each).unbind(2)
         (au, av), (bu, bv) = of_real.unbind(3), of_imag.unbind(3)
         return (au - bv).permute(2, 1, 3, 0), (bu + av).permute(2, 1, 3, 0)
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    if device.type == "meta":  # has no autocast to switch off
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def _inverse(low_BWK: Tensor, lengths: torch.Size) -> Tensor:
@@ -112,6 +107,8 @@ def _ends(values: Tensor, axis: int, ends: tuple[int, int]) -> Tensor:
     length = values.shape[axis]
     if front + back == length:
         return values
+    if not back:
+        return values.narrow(axis, 0, front)
     parts = [values.narrow(axis, 0, front), values.narrow(axis, length - back, back)]
     return torch.cat(parts, dim=axis)
 

@@ -171,6 +171,7 @@ class OperatorStage(Stage):
 
     name = STAGE
     model: Simulator
+    compiled = ("conditions", "advance")
 
     def __init__(
         self,
@@ -237,6 +238,8 @@ class OperatorStage(Stage):
         if training.pushforward:
             before = batch.pushed
             given_BLD, truth_BKLD = push_forward(step, given_BLD, truth_BKLD, num=before)
+        # Later states need gradients: were the first one to differ, a compiled step would have two forms.
+        given_BLD.requires_grad_(training.compile)
         predicted_BKLD = step(given_BLD, steps=truth_BKLD.shape[1])
         losses = rollout_losses(
             predicted_BKLD,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ups.config import RunConfig, StageConfig, TrainingConfig
 from ups.data.batches import Loader
-from ups.device import compiled_or_eager
+from ups.device import with_compiled
 from ups.errors import ConfigError, did_you_mean
 from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
@@ -65,16 +65,21 @@ class Stage(ABC):
         model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
         loader: Training batches, a pass at a time; each a function of the seed and its number alone.
         curriculum: How long the rollouts of its batches are.
+        compiled: Methods of the model that `training.compile` is about. None of them depends on how long
+            rollouts are.
     """
 
     name: str
     model: nn.Module
     loader: Loader
     curriculum = Curriculum()
+    compiled: tuple[str, ...] = ("forward",)
 
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
-        """Named losses of some rows of a batch, scalars, whose sum is minimised; `forward` calls the model.
+        """Named losses of some rows of a batch, scalars, whose sum is minimised.
+
+        `forward` is the model, or the same with compiled methods.
 
         Each is a mean over the rows, of things that depend on one row each: then the mean over the ranks,
         weighted by their numbers of rows, is the loss of the whole batch.
@@ -171,6 +176,8 @@ class Schedule:
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
 
-def forward_of(model: nn.Module, config: TrainingConfig, *, note: Note) -> Callable[..., Any]:
-    """How a model is called: compiled where the configuration says so."""
-    return compiled_or_eager(model, note=note, mode=config.compile_mode) if config.compile else model
+def forward_of(stage: Stage, config: TrainingConfig, *, note: Note) -> nn.Module:
+    """How a stage's model is called: compiled where the configuration says so."""
+    if not config.compile:
+        return stage.model
+    return with_compiled(stage.model, stage.compiled, note=note, mode=config.compile_mode)

@@ -26,7 +26,6 @@ from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Schedule, Stage, forward_of
 from ups.train.state import SavedState, check_batch, check_shared, load_state, save_state, state_path
 
-
 GRADIENT_NORM = "training/gradient_norm"  # of the step that a line ends with, before it is clipped
 
 
@@ -93,7 +92,7 @@ class Trainer:
             note=self.log.note,
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
-        forward = forward_of(stage.model, config.training, note=self.log.note)
+        forward = forward_of(stage, config.training, note=self.log.note)
         self.losses = ParallelLosses(stage, forward, ranks=ranks)
         self._batches: Iterator[Any] | None = None
         if ranks.rank:

@@ -161,10 +161,27 @@ class Simulator(nn.Module):
             return normalizer.inverse(
                 unpatchify(patches_BLD, points=known.grid.points, patch_size=self.spec.patch_size)
             )
-        query = self.queries.get_buffer(task)
-        latent_BLD = normalizer.inverse(state_BLD)
-        values_BPC = self.autoencoder.decode(latent_BLD, query, parameters_BP, task=task)
+        query_PN = self.queries.get_buffer(task)
+        values_BPC = self.decode_at(state_BLD, query_PN, parameters_BP, task=task, array=FIELDS)
         return values_BPC.unflatten(1, known.grid.points)
+
+    def decode_at(
+        self, state_BLD: Tensor, query_PN: Tensor, parameters_BP: Tensor, *, task: str, array: str
+    ) -> Tensor:
+        """Normalised states of an array, latents of the autoencoder, to physical values at points.
+
+        Args:
+            state_BLD: States.
+            query_PN: Points as fractions of the domain.
+            parameters_BP: In the order of `spec.parameters`.
+            task: Name of the task.
+            array: Which array.
+        Returns:
+            Shape (B, P, C).
+        """
+        assert self.autoencoder is not None
+        latent_BLD = self.normalizer_of(task, array).inverse(state_BLD)
+        return self.autoencoder.decode(latent_BLD, query_PN, parameters_BP, task=task, array=array)
 
     @torch.no_grad()
     def rollout(
