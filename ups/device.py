@@ -10,10 +10,10 @@ import copy
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ups_store
 from ups.errors import ConfigError, needs
@@ -23,6 +23,7 @@ with needs("train"):
     import torch
     from torch import Tensor, nn
 
+MatmulPrecision = Literal["highest", "high", "medium"]
 Module = TypeVar("Module", bound="nn.Module")
 
 
@@ -62,6 +63,24 @@ def _unknown(name: str, key: str) -> ConfigError:
     return ConfigError(key, expected="auto, cpu, cuda or cuda:N", found=repr(name))
 
 
+@contextmanager
+def matmul_precision(precision: MatmulPrecision, *, note: Note) -> Iterator[None]:
+    """Inside, float32 matrix products have this precision, in the whole process.
+
+    Args:
+        precision: As `training.matmul_precision`.
+        note: Told unless they are products of float32.
+    """
+    before = torch.get_float32_matmul_precision()
+    if precision != "highest":
+        note(f"float32 matrix products are made in {precision} precision (training.matmul_precision)")
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def with_compiled(model: Module, methods: Iterable[str], *, note: Note, **options: Any) -> Module:
     """The same model, weights and buffers shared, some of whose methods are compiled.
 
@@ -97,8 +116,8 @@ def _compiled_for_each_kind(method: Callable[..., Any], *, note: Note, **options
 def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
     """Compile a model or function; if the compiler fails, say so and call it as it is from then on.
 
-    Compilation happens in the first calls, so that is where it fails. When the compiler has made as many forms
-    of the function as it is willing to, those stay, and calls that need another one aren't compiled.
+    Compilation happens in the first calls, so that is where it fails. When the compiler has made as many
+    forms of the function as it is willing to, those stay, and calls that need another one aren't compiled.
 
     Args:
         function: What is compiled; a model's parameters stay its own.
@@ -170,7 +189,10 @@ def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: A
 
 
 def _failures() -> tuple[type[Exception], type[Exception]]:
-    """What a compiler fails with, and what at its limit; importing it takes seconds, so only who compiles does."""
+    """What a compiler fails with, and what it raises at its limit.
+
+    Importing them takes seconds, so only who compiles does.
+    """
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     return TorchDynamoException, FailOnRecompileLimitHit

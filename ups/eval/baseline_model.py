@@ -274,8 +274,9 @@ class Baseline(nn.Module):
         Parameters are in physical units.
         """
         parameters_BP = self.normalise(parameters_BP, array="parameters")
-        beside, field_BCX = beside_fields(parameters_BP, self.coordinates), given_BXC.movedim(-1, 1)
-        frames = []
+        beside, frames = beside_fields(parameters_BP, self.coordinates), []
+        # Laid out as the later fields are: a compiled step has one form then.
+        field_BCX = given_BXC.movedim(-1, 1).clone(memory_format=torch.contiguous_format)
         for _ in range(steps):
             field_BCX = self.advance(field_BCX, beside)
             frames.append(field_BCX.movedim(1, -1))

@@ -213,6 +213,15 @@ class LatentOperator(nn.Module):
         grid, boundary = (*grid, *(1,) * missing), (*boundary, *(PERIODIC,) * missing)
         return TokenGeometry(grid, boundary, steady=steady, windows=self._windows)
 
+    def uses_all_weights(self, geometry: TokenGeometry) -> bool:
+        """Whether a step on a token grid needs every weight; those of other tasks aside."""
+        grid, is_used = geometry.grid, True
+        for _ in self.coarser:
+            halved = halved_axes(grid)
+            is_used = is_used and len(halved) == len(grid)
+            grid = tuple(length // 2 if axis in halved else length for axis, length in enumerate(grid))
+        return is_used and all(geometry.walls(int(axis)) is not None for axis in self.walls.along)
+
     def conditions(self, condition: Condition, dt_B: Tensor, geometry: TokenGeometry) -> StepConditions:
         """What a step is told besides the state.
 

@@ -112,6 +112,7 @@ class AutoencoderStage(Stage):
         device: torch.device,
     ) -> None:
         self.model, self._config, self._val, self._device = model, config, val, device
+        self.gradients = "all" if model.spec.has_one_array else "some"
         self._batch_size = batch_size_of(config.stage(self.name))
         self._data = {task: fields.identity for task, fields in train.items()}
         data = frame_data(

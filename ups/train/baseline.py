@@ -107,6 +107,7 @@ class BaselineStage(Stage):
 
     model: Baseline
     compiled = ("advance",)
+    gradients = "all"
 
     def __init__(
         self,

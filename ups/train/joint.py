@@ -125,6 +125,10 @@ class JointStage(Stage):
         self._priors = priors
         assert model.autoencoder is not None
         self.model, self.autoencoder = model, model.autoencoder
+        if (
+            self.autoencoder.spec.has_one_array
+        ):  # what encodes another needs the losses that not all batches have
+            self.gradients = "all" if model.uses_all_weights else "the same"
         self._config, self._validation, self._device = config, validation, device
         data = window_data(
             windows,

@@ -185,6 +185,8 @@ class OperatorStage(Stage):
     ) -> None:
         self.model, self._config, self._validation, self._device = model, config, validation, device
         self._priors = priors
+        if len(model.spec.tasks) == 1:
+            self.gradients = "all" if model.uses_all_weights else "the same"
         settings = config.stage(self.name)
         self._data = data
         self.loader = data.loader(config, device, prepare=self._prepare)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
 
 Losses = dict[str, Tensor]
+GradientsOfBatch = Literal["all", "the same", "some"]
 
 # Module and function that makes the stage from (config, device, start). Later stages are added here.
 STAGES = {
@@ -67,6 +68,8 @@ class Stage(ABC):
         curriculum: How long the rollouts of its batches are.
         compiled: Methods of the model that `training.compile` is about. None of them depends on how long
             rollouts are.
+        gradients: Which trained parameters a batch gives gradients to: "all", "the same" in every batch, as
+            with one task, or "some". Ranks look in every step which ones have none, unless they know.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Stage(ABC):
     loader: Loader
     curriculum = Curriculum()
     compiled: tuple[str, ...] = ("forward",)
+    gradients: GradientsOfBatch = "some"
 
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:

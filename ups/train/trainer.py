@@ -93,7 +93,7 @@ class Trainer:
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
         forward = forward_of(stage, config.training, note=self.log.note)
-        self.losses = ParallelLosses(stage, forward, ranks=ranks)
+        self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=config.training.accum_steps)
         self._batches: Iterator[Any] | None = None
         if ranks.rank:
             torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank

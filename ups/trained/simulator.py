@@ -79,6 +79,12 @@ class Simulator(nn.Module):
         """Where the weights are."""
         return self.operator.out.weight.device
 
+    @property
+    def uses_all_weights(self) -> bool:
+        """Whether a step needs every weight of the operator: there is one task, on a grid that does."""
+        geometries = [self._geometry_of(task) for task in self.spec.tasks]
+        return len(geometries) == 1 and self.operator.uses_all_weights(geometries[0])
+
     def train(self, mode: bool = True) -> Simulator:
         """As `nn.Module.train`; the autoencoder stays in evaluation mode."""
         super().train(mode)

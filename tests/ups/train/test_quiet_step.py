@@ -15,6 +15,7 @@ from operator_runs import configure, own_copy, shared_run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ups.train.meter import LossMeter
 from ups.train.stage import Stage, forward_of, make_stage
 from ups_store.torch import map_tensors
 
@@ -53,7 +54,7 @@ class Watching(TorchDispatchMode):
 
 
 def on_meta(stage: Stage) -> Stage:
-    """The stage on a device that has no numbers: asking it for one is an error, as waiting for a GPU is not."""
+    """The stage on a device without numbers: what would wait for a GPU fails there."""
     stage.model.to(META)
     stage._device = META  # type: ignore[attr-defined]
     if hasattr(stage, "_queries"):
@@ -97,3 +98,123 @@ def test_step_makes_no_constant_copies_nothing_and_waits_for_nothing(
     assert set(forward.names) & {*MADE, "copy"} == set()
     assert set(backward.names) & {*(MADE - BY_AUTOGRAD), "copy"} == set()
     assert "addmm" in forward.names or "convolution" in forward.names
+
+
+def test_meter_sends_the_device_nothing() -> None:
+    meter, losses = LossMeter(), {name: torch.ones((), device=META) for name in ("one_step", "rollout")}
+    meter.add(losses, step=1)
+    with Watching() as watching:
+        meter.add(losses, step=2)
+    assert set(watching.names) & {*MADE, "copy"} == set()
+
+
+def test_conditions_are_embedded_once_however_long_rollouts_are(run: Path) -> None:
+    counts = []
+    for horizon in (1, 2, 3):
+        stage = make_stage("operator", configure(run, f"training.horizon={horizon}"), device=CPU)
+        with Watching() as watching:
+            stage.losses(stage.model, batch_with(stage, "burgers1d"))
+        counts.append(watching.names)
+    assert [names["log10"] for names in counts] == [1, 1, 1]  # of the parameters
+    assert [names["addcmul"] for names in counts] == [3, 6, 9]  # of the blocks
+    products = [names["addmm"] for names in counts]
+    assert products[2] - products[1] == products[1] - products[0] < products[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler's own imports
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute:UserWarning"
+)  # which torch hides, but not errors of it
+@pytest.mark.parametrize("name", ["operator", "fno"])
+def test_no_horizon_and_no_task_compiles_a_stage_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    torch._dynamo.reset()
+    graphs: list[str] = []
+
+    def compiled(function: Any, **options: Any) -> Any:
+        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+            graphs.append(function.__name__)
+            return graph.forward
+
+        return plain(function, backend=backend)
+
+    plain = torch.compile
+    monkeypatch.setattr("torch.compile", compiled)
+    tasks = ["burgers1d", "advection1d"] if name == "operator" else ["burgers1d"]
+    config = configure(run, f"data.tasks=[{','.join(tasks)}]", "training.compile=true")
+    stage = make_stage(name, config, device=CPU)
+    forward = forward_of(stage, config.training, note=pytest.fail)
+    for task in tasks:
+        batch = batch_with(stage, task)
+        for steps in (1, 2, 12):
+            states = batch.states[:, :1].repeat(1, steps + 1, *(1,) * (batch.states.ndim - 2))
+            longer = dataclasses.replace(batch, states=states)
+            found, expected = (stage.losses(model, longer) for model in (forward, stage.model))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+            torch.stack(list(found.values())).sum().backward()
+    assert Counter(graphs) == dict.fromkeys(stage.compiled, len(tasks))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "gradients"),
+    [
+        ("operator", ["data.tasks=[burgers1d]", "operator.pdet.depths=[1]"], "all"),
+        ("operator", ["data.tasks=[burgers1d]", "latent.tokens=8"], "all"),
+        ("operator", ["data.tasks=[darcy2d]"], "the same"),  # 2 x 4 tokens are too few to be halved
+        ("operator", [], "some"),
+        ("autoencoder", ["data.tasks=[burgers1d]"], "all"),
+        ("autoencoder", ["data.tasks=[burgers1d,advection1d]"], "some"),
+        ("joint", [*JOINT, "data.tasks=[burgers1d]"], "all"),
+        ("joint", [*JOINT, "data.tasks=[darcy2d]"], "some"),
+        ("fno", ["data.tasks=[darcy2d]"], "all"),
+        ("unet", ["data.tasks=[burgers1d]"], "all"),
+    ],
+)
+def test_stage_knows_which_parameters_a_batch_gives_gradients(
+    run: Path, name: str, overrides: list[str], gradients: str
+) -> None:
+    stage = make_stage(name, configure(run, "training.lambda_relative=1", *overrides), device=CPU)
+    assert stage.gradients == gradients
+    weights = {key: weight for key, weight in stage.model.named_parameters() if weight.requires_grad}
+    reached = []
+    for number in range(3):
+        losses = stage.losses(stage.model, batch_of(stage, number))
+        total = torch.stack(list(losses.values())).sum()
+        found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+        reached.append({key for key, grad in zip(weights, found, strict=True) if grad is not None})
+    if gradients == "all":
+        assert reached == [set(weights)] * 3
+    if gradients == "the same":
+        assert reached == [reached[0]] * 3
+        assert reached[0] < set(weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("operator", ["training.cache_mode=store"]), ("autoencoder", []), ("fno", ["data.tasks=[burgers1d]"])],
+)
+def test_ranks_read_their_own_rows_of_a_batch_and_no_others(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str, overrides: list[str]
+) -> None:
+    size = ["training.batch_size=null", "training.global_batch_size=8", "training.prefetch_factor=0"]
+    config = configure(run, *size, *overrides)
+
+    def rows_read(rank: int, world_size: int) -> list[int]:
+        """Of the first batch."""
+        monkeypatch.setattr("ups.data.batches.ranks_of_torch", lambda: (rank, world_size))
+        stage, read = make_stage(name, config, device=CPU), list[int]()
+        fetch = stage.loader.dataset.fetch
+
+        def watched(number: int, items: Any, **options: Any) -> Any:
+            read.extend(items.tolist())
+            return fetch(number, items, **options)
+
+        monkeypatch.setattr(stage.loader.dataset, "fetch", watched)
+        batch = batch_of(stage, 0)
+        assert len(batch) == len(read) == 8 // world_size
+        assert batch.num_rows == 8
+        return read
+
+    alone, ranks = rows_read(0, 1), [rows_read(rank, 2) for rank in range(2)]
+    assert [*ranks[0], *ranks[1]] == alone

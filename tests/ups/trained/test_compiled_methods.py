@@ -15,7 +15,10 @@ from ups.device import with_compiled
 from ups.train.operator import OperatorStage
 from ups.trained.simulator import Simulator
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler's own imports
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # of the compiler's own imports
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),  # torch hides it, unless an error
+]
 
 
 @dataclass
@@ -37,7 +40,7 @@ def nothing_compiled() -> None:
 def given_of(simulator: Simulator, task: str) -> tuple[Tensor, Tensor, Tensor]:
     """State, parameters and time step of two samples."""
     num_tokens = torch.Size(simulator.spec.tasks[task].tokens).numel()
-    state = torch.randn(2, num_tokens, simulator.spec.state_dim)
+    state = torch.randn(2, num_tokens, simulator.spec.state_dim, requires_grad=True)  # as later states are
     return state, torch.tensor([[1.0, 0.02]] * 2), torch.full((2,), 0.1)
 
 
