@@ -78,8 +78,12 @@ def resampled(values_BXC: Tensor, points: tuple[int, ...], *, periodic: tuple[bo
             continue
         query = (torch.arange(num, dtype=torch.float64, device=values_BXC.device) + 0.5) / num
         stencil = axis_stencil(query[None], num=values_BXC.shape[axis], wraps=wraps)
-        around = values_BXC.movedim(axis, -1)[..., stencil.index[0]]
-        values_BXC = (around * stencil.weight[0].to(around.dtype)).sum(-1).movedim(-1, axis)
+        behind = (1,) * (values_BXC.ndim - 1 - axis)
+        terms = [
+            values_BXC.index_select(axis, index[0]) * weight[0].to(values_BXC.dtype).reshape(-1, *behind)
+            for index, weight in zip(stencil.index, stencil.weight, strict=True)
+        ]
+        values_BXC = functools.reduce(torch.add, terms)
     return values_BXC
 
 

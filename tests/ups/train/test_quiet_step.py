@@ -115,7 +115,9 @@ def test_conditions_are_embedded_once_however_long_rollouts_are(run: Path) -> No
         with Watching() as watching:
             stage.losses(stage.model, batch_with(stage, "burgers1d"))
         counts.append(watching.names)
-    assert [names["log10"] for names in counts] == [1, 1, 1]  # of the parameters
+    of_parameters = [names["log10"] for names in counts]
+    assert of_parameters == of_parameters[:1] * 3
+    assert of_parameters[0] > 0
     assert [names["addcmul"] for names in counts] == [3, 6, 9]  # of the blocks
     products = [names["addmm"] for names in counts]
     assert products[2] - products[1] == products[1] - products[0] < products[0]
