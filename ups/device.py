@@ -69,7 +69,7 @@ def matmul_precision(precision: MatmulPrecision, *, note: Note) -> Iterator[None
 
     Args:
         precision: As `training.matmul_precision`.
-        note: Told unless they are products of float32.
+        note: Called unless they are products of float32.
     """
     before = torch.get_float32_matmul_precision()
     if precision != "highest":
@@ -121,7 +121,7 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
 
     Args:
         function: What is compiled; a model's parameters stay its own.
-        note: Told about a failure, once, and when that limit is reached.
+        note: Called at a failure, once, and when that limit is reached.
         **options: As `torch.compile` has them.
     """
     failures, limit_reached = _failures()
