@@ -6,12 +6,14 @@ beside `ups.data` that asks `ups_store`, for the free memory of a container.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import ups_store
 from ups.errors import ConfigError, needs
@@ -19,7 +21,10 @@ from ups.output import Note
 
 with needs("train"):
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
+
+MatmulPrecision = Literal["highest", "high", "medium"]
+Module = TypeVar("Module", bound="nn.Module")
 
 
 def choose_device(name: str, *, note: Note, key: str = "training.device") -> torch.device:
@@ -58,23 +63,82 @@ def _unknown(name: str, key: str) -> ConfigError:
     return ConfigError(key, expected="auto, cpu, cuda or cuda:N", found=repr(name))
 
 
-def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
-    """Compile a model or function; if the compiler fails, say so and call it as it is from then on.
-
-    Compilation happens in the first calls, so that is where it fails.
+@contextmanager
+def matmul_precision(precision: MatmulPrecision, *, note: Note) -> Iterator[None]:
+    """Inside, float32 matrix products have this precision, in the whole process.
 
     Args:
-        function: What is compiled; a model's parameters stay its own.
+        precision: As `training.matmul_precision`.
+        note: Called unless they are products of float32.
+    """
+    before = torch.get_float32_matmul_precision()
+    if precision != "highest":
+        note(f"float32 matrix products are made in {precision} precision (training.matmul_precision)")
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def with_compiled(model: Module, methods: Iterable[str], *, note: Note, **options: Any) -> Module:
+    """The same model, weights and buffers shared, some of whose methods are compiled.
+
+    Args:
+        model: Stays as it is.
+        methods: Their names. What else a method does with the model isn't compiled, such as a loop of steps.
         note: Called at a failure, once.
         **options: As `torch.compile` has them.
     """
-    failures = _failures()
-    _expect_complex_numbers()
-    chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
+    compiled = copy.copy(model)
+    for name in methods:
+        setattr(compiled, name, _compiled_for_each_kind(getattr(model, name), note=note, **options))
+    return compiled
+
+
+def _compiled_for_each_kind(method: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
+    """Compile a method for each kind of calls by itself: for each task, say, or array.
+
+    A kind is the texts that are given by name. So many kinds don't make a method reach the compiler's
+    limit of recompilations, which it counts by code object.
+    """
+    kinds: dict[Any, Callable[..., Any]] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        kind = tuple(sorted((name, value) for name, value in kwargs.items() if isinstance(value, str)))
+        if kind not in kinds:
+            kinds[kind] = compiled_or_eager(with_own_code(method), note=note, **options)
+        return kinds[kind](*args, **kwargs)
+
+    return call
+
+
+def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
+    """Compile a model or function; if the compiler fails, say so and call it as it is from then on.
+
+    Compilation happens in the first calls, so that is where it fails. When the compiler has made as many
+    forms of the function as it is willing to, those stay, and calls that need another one aren't compiled.
+
+    Args:
+        function: What is compiled; a model's parameters stay its own.
+        note: Called at a failure, once, and when that limit is reached.
+        **options: As `torch.compile` has them.
+    """
+    failures, limit_reached = _failures()
+    _expect_complex_numbers()
+    chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
+    is_limited = False
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_limited
         tried = chosen[0]
         try:
+            with nullcontext() if is_limited else _error_at_limit():
+                return tried(*args, **kwargs)
+        except limit_reached:
+            is_limited = True
+            name = getattr(function, "__qualname__", type(function).__name__)
+            note(f"warning: torch.compile reached its limit of forms of {name}: others aren't compiled")
             return tried(*args, **kwargs)
         except failures as error:
             if tried is function:
@@ -85,6 +149,14 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
             return function(*args, **kwargs)
 
     return call
+
+
+def _error_at_limit() -> AbstractContextManager[None]:
+    """Inside, the compiler raises where it would go on uncompiled with a line in torch's own log."""
+    from torch._dynamo import config
+
+    patched: AbstractContextManager[None] = config.patch(fail_on_recompile_limit_hit=True)
+    return patched
 
 
 def _expect_complex_numbers() -> None:
@@ -116,8 +188,11 @@ def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: A
     return call
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """What a compiler fails with; importing it takes seconds, so only who compiles does."""
+def _failures() -> tuple[type[Exception], type[Exception]]:
+    """What a compiler fails with, and what it raises at its limit.
+
+    Importing them takes seconds, so only who compiles does.
+    """
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     return TorchDynamoException, FailOnRecompileLimitHit

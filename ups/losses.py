@@ -95,7 +95,7 @@ def inverse_losses(
     )
     first_BLD = states_BKLD[:, 0]
     predicted_BXC = simulator.decode(first_BLD, parameters_BQ, task=task)
-    again_BLD = simulator.encode(predicted_BXC, parameters_BQ, task=task)
+    again_BLD = simulator.encode(predicted_BXC, parameters_BQ, task=task, array=FIELDS)
     losses["encoder_inverse"] = (again_BLD.float() - first_BLD.float()).square().mean()
     return losses
 
@@ -112,17 +112,15 @@ def _error_at(
     kind: ReconstructionLoss,
 ) -> Tensor:
     """Relative error of decoded states at some points of the grid."""
-    autoencoder = simulator.autoencoder
-    assert autoencoder is not None
-    latent_BLD = simulator.normalizer_of(task, array).inverse(state_BLD)
+    assert simulator.autoencoder is not None
     query_PN = simulator.queries.get_buffer(task)[points_P]
-    values_BPC = autoencoder.decode(latent_BLD, query_PN, parameters_BQ, task=task, array=array)
+    values_BPC = simulator.decode_at(state_BLD, query_PN, parameters_BQ, task=task, array=array)
     truth_BAC = truth_BXC.flatten(1, -2)
     return reconstruction_error(
         values_BPC.float(),
         truth_BAC[:, points_P],
         power_BC=truth_BAC.square().mean(1),
-        std_C=autoencoder.normalizer_of(task, array).std,
+        std_C=simulator.autoencoder.normalizer_of(task, array).std,
         kind=kind,
     )
 
@@ -137,7 +135,7 @@ def alignment_error(
     """
     num_steps = truth_BKXC.shape[1]
     repeated = parameters_BQ.repeat_interleave(num_steps, dim=0)
-    encoded = simulator.encode(truth_BKXC.flatten(0, 1), repeated, task=task)
+    encoded = simulator.encode(truth_BKXC.flatten(0, 1), repeated, task=task, array=FIELDS)
     return (states_BKLD.flatten(0, 1).float() - encoded.float()).square().mean()
 
 
@@ -190,32 +188,27 @@ def rollout_losses(
         truth_BKLD: True ones.
         tokens: Tokens along each axis, L in all.
         kind: "mse", or "relative_l2", |p - y| / |y| of each state: its gradient doesn't fade with it.
-        lambda_relative: Weight of `relative_error`.
+        lambda_relative: Weight of the mean over samples and steps of |p - y|^2 / |y|^2: every frame counts
+            the same however faint it is.
         lambda_spectral: Weight of `spectral_error`.
     Returns:
         "one_step" and, of longer rollouts, "rollout" (errors of the first and of the later steps); "relative"
         and "spectral" where they have a weight.
     """
     predicted_BKLD, truth_BKLD = predicted_BKLD.float(), truth_BKLD.float()
-    error_BK = (predicted_BKLD - truth_BKLD).square().mean(dim=(2, 3))
-    if kind == "relative_l2":
-        error_BK = root(error_BK / (truth_BKLD.square().mean(dim=(2, 3)) + _FAINT))
-    error_K = error_BK.mean(dim=0)
-    losses = {"one_step": error_K[0]}
-    if len(error_K) > 1:
-        losses["rollout"] = error_K[1:].mean()
+    square_BK = (predicted_BKLD - truth_BKLD).square().mean(dim=(2, 3))
+    relative_BK = square_BK
+    if kind == "relative_l2" or lambda_relative:
+        relative_BK = square_BK / (truth_BKLD.square().mean(dim=(2, 3)) + _FAINT)
+    error_BK = root(relative_BK) if kind == "relative_l2" else square_BK
+    losses = {"one_step": error_BK[:, 0].mean()}
+    if error_BK.shape[1] > 1:
+        losses["rollout"] = error_BK[:, 1:].mean()
     if lambda_relative:
-        losses["relative"] = lambda_relative * relative_error(predicted_BKLD, truth_BKLD)
+        losses["relative"] = lambda_relative * relative_BK.mean()
     if lambda_spectral:
         losses["spectral"] = lambda_spectral * spectral_error(predicted_BKLD, truth_BKLD, tokens=tokens)
     return losses
-
-
-def relative_error(predicted_BKLD: Tensor, truth_BKLD: Tensor) -> Tensor:
-    """Mean over samples and steps of |p - y|^2 / |y|^2: every frame counts the same however faint it is."""
-    square_BK = (predicted_BKLD - truth_BKLD).square().mean(dim=(2, 3))
-    power_BK = truth_BKLD.square().mean(dim=(2, 3))
-    return (square_BK / (power_BK + _FAINT)).mean()
 
 
 def spectral_error(predicted_BKLD: Tensor, truth_BKLD: Tensor, *, tokens: tuple[int, ...]) -> Tensor:

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,12 @@ def make_config(folder: Path, *overrides: str) -> RunConfig:
     return load_config(overrides=[*common, *settings, *overrides])
 
 
-def operator_trainer(folder: Path, ranks: Ranks = ALONE) -> Trainer:
+ONE_TASK = ["data.tasks=[burgers1d]", "training.accum_steps=1"]  # of 4 tokens, too few to be halved
+
+
+def operator_trainer(folder: Path, ranks: Ranks = ALONE, *, overrides: Sequence[str] = ()) -> Trainer:
     """Stage operator on the finished latents of `on_demand_helpers`: two tasks, batches of 6 windows."""
-    config = on_demand_helpers.configure(folder, *OPERATOR)
+    config = on_demand_helpers.configure(folder, *OPERATOR, *overrides)
     return Trainer(make_operator_stage(config, device=CPU), config, device=CPU, ranks=ranks)
 
 
@@ -135,10 +139,17 @@ def baseline_trainer(folder: Path, ranks: Ranks = ALONE) -> Trainer:
     return Trainer(make_stage("fno", config, device=CPU), config, device=CPU, ranks=ranks)
 
 
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    "operator": operator_trainer,
+    "one_task": partial(operator_trainer, overrides=ONE_TASK),
+    "fno": baseline_trainer,
+}
+
+
 def train(case: str, folder: Path, ranks: Ranks, device: torch.device) -> dict[str, Any]:
-    if case in ("operator", "fno"):
-        trainer = (operator_trainer if case == "operator" else baseline_trainer)(folder, ranks)
-        return trainer.fit() | {"step": trainer.step}
+    if case in TRAINERS:
+        trainer = TRAINERS[case](folder, ranks)
+        return trainer.fit() | {"step": trainer.step, "gradients": trainer.stage.gradients}
     stage = Waves(on_batch=lambda number: _happen(case, number, ranks.rank))
     overrides = ["training.device=cpu"]
     trainer = Trainer(stage, make_config(folder, *overrides), device=device, ranks=ranks)

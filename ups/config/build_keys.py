@@ -38,7 +38,7 @@ KEYS: dict[str, tuple[str, ...]] = {
             "amp",
             "amp_dtype",
         ),
-        "compile",
+        *("matmul_precision", "compile"),
         *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
         *(
             "augment",

@@ -261,6 +261,11 @@ class TrainingConfig(Section):
     )
     amp: bool = Field(False, description="autocast to amp_dtype")
     amp_dtype: AmpDtype = Field("bfloat16", description="dtype of autocast")
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        "highest",
+        description="of float32 matrix products: highest is float32; high (TF32 on a GPU) and medium "
+        "(bfloat16) are faster where the hardware has them",
+    )
     compile: bool = Field(False, description="torch.compile the model")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
         "default", description="of torch.compile"

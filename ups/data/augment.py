@@ -47,6 +47,10 @@ class Draws:
         """Of mean 0 and deviation 1, float32, shape (B, *shape)."""
         return self._mine(torch.randn((self.num_rows, *shape), generator=self.generator))
 
+    def order(self, num: int) -> Tensor:
+        """The numbers from 0 to `num` - 1 at random, the same for all rows, int64, shape (num,)."""
+        return torch.randperm(num, generator=self.generator)
+
     def _mine(self, values: Tensor) -> Tensor:
         return values[self.first : self.first + self.num]
 

@@ -107,14 +107,15 @@ class FrameBatch(TaskBatch):
         parameters: Parameters in the order that was asked for, NaN where the task has none of that name,
             float32, shape (B, P).
         steps: Stored time step of each frame, int64, shape (B,); 0 of constant fields.
-        num_points: Points of the grid that the decoder is asked at; None for all.
+        points: Numbers of the grid's points that the decoder is asked at, int64, shape (points,), the same
+            for all frames; None where it isn't trained on.
     """
 
     array: str
     values: Tensor
     parameters: Tensor
     steps: Tensor
-    num_points: int | None = None
+    points: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.values)

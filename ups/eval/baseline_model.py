@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.config.run import BaselinesConfig, FnoConfig, UnetConfig, shown_amount
@@ -31,7 +30,10 @@ from ups.eval.baselines import (
     FieldNetwork,
     FourierNeuralOperator,
     UNet,
-    padding_behind,
+    beside_fields,
+    coordinates_of,
+    cut_to,
+    padded,
     zeroed,
 )
 from ups.eval.forecasters import Start, shown_size
@@ -87,12 +89,10 @@ class NeuraloperatorFNO(FieldNetwork):
 
     def compute(self, given_BXG: Tensor) -> Tensor:
         """See `FieldNetwork.compute`."""
-        x_BWG = self.lift(given_BXG)
-        grid = x_BWG.shape[2:]
-        x_BWG = F.pad(x_BWG, padding_behind(grid, self.periodic))
+        x_BWG = padded(self.lift(given_BXG), self.periodic)
         for number in range(self.layers.n_layers):
             x_BWG = self.layers(x_BWG, number)
-        out: Tensor = self.out(x_BWG[(slice(None), slice(None), *(slice(length) for length in grid))])
+        out: Tensor = self.out(cut_to(x_BWG, given_BXG.shape[2:]))
         return out
 
 
@@ -129,7 +129,7 @@ def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
     return wanted
 
 
-_NETWORKS: Mapping[Kind, Callable[..., nn.Module]] = {
+_NETWORKS: Mapping[Kind, Callable[..., FieldNetwork]] = {
     "fno": FourierNeuralOperator,
     "unet": UNet,
     "fno_neuraloperator": NeuraloperatorFNO,
@@ -225,6 +225,8 @@ class Baseline(nn.Module):
         log: Of its training, where it lies beside its file.
     """
 
+    coordinates: Tensor  # along axes with ends, a function of the grid alone
+
     def __init__(self, spec: BaselineSpec, effort: Effort | None = None, log: StageLog | None = None) -> None:
         super().__init__()
         self.spec, self.effort, self.log = spec, effort, log
@@ -239,6 +241,8 @@ class Baseline(nn.Module):
         self.network = _NETWORKS[spec.kind](
             channels, num_parameters=len(spec.parameters), periodic=spec.grid.periodic, **spec.size
         )
+        coordinates = coordinates_of(spec.grid.points, spec.grid.periodic)
+        self.register_buffer("coordinates", coordinates, persistent=False)
         for name, statistics in spec.statistics.items():
             for which in ("mean", "std"):
                 self.register_buffer(f"{name}_{which}", torch.tensor(statistics[which]), persistent=False)
@@ -270,12 +274,17 @@ class Baseline(nn.Module):
         Parameters are in physical units.
         """
         parameters_BP = self.normalise(parameters_BP, array="parameters")
-        field_BCX = given_BXC.movedim(-1, 1)
-        frames = []
+        beside, frames = beside_fields(parameters_BP, self.coordinates), []
+        # Laid out as the later fields are: a compiled step has one form then.
+        field_BCX = given_BXC.movedim(-1, 1).clone(memory_format=torch.contiguous_format)
         for _ in range(steps):
-            field_BCX = self.network(field_BCX, parameters_BP)
+            field_BCX = self.advance(field_BCX, beside)
             frames.append(field_BCX.movedim(1, -1))
         return torch.stack(frames, dim=1)
+
+    def advance(self, field_BCX: Tensor, beside: Tensor) -> Tensor:
+        """One step from a normalised field and what stands beside it, (B, C, X...) to the same shape."""
+        return self.network.advance(field_BCX, beside)
 
     @torch.no_grad()
     def forecast(self, start: Start, steps: int) -> Tensor:

@@ -52,7 +52,12 @@ class FieldNetwork(nn.Module):
             field_BCG: Normalised field, shape (B, C, *grid).
             parameters_BP: Normalised parameters, shape (B, P).
         """
-        out_BCG = self.compute(with_parameters(field_BCG, parameters_BP, self.periodic))
+        coordinates = coordinates_of(tuple(field_BCG.shape[2:]), self.periodic).to(field_BCG)
+        return self.advance(field_BCG, beside_fields(parameters_BP, coordinates))
+
+    def advance(self, field_BCG: Tensor, beside: Tensor) -> Tensor:
+        """As `forward`, from what `beside_fields` gives, which all steps of a rollout share."""
+        out_BCG = self.compute(torch.cat([field_BCG, beside], dim=1))
         return field_BCG + out_BCG if self.predicts_change else out_BCG
 
     def compute(self, given_BXG: Tensor) -> Tensor:
@@ -90,12 +95,10 @@ class FourierNeuralOperator(FieldNetwork):
 
     def compute(self, given_BXG: Tensor) -> Tensor:
         """See `FieldNetwork.compute`."""
-        x_BWG = self.lift(given_BXG)
-        grid = x_BWG.shape[2:]
-        x_BWG = F.pad(x_BWG, padding_behind(grid, self.periodic))
+        x_BWG = padded(self.lift(given_BXG), self.periodic)
         for spectral, local in zip(self.spectral, self.local, strict=True):
             x_BWG = x_BWG + F.gelu(spectral(x_BWG) + local(x_BWG))
-        out: Tensor = self.out(x_BWG[(slice(None), slice(None), *(slice(length) for length in grid))])
+        out: Tensor = self.out(cut_to(x_BWG, given_BXG.shape[2:]))
         return out
 
 
@@ -163,23 +166,37 @@ class UNet(FieldNetwork):
         return out
 
 
-def with_parameters(field_BCG: Tensor, parameters_BP: Tensor, periodic: tuple[bool, ...]) -> Tensor:
-    """The field, the parameters at every point, and coordinates in -1..1 along axes with ends."""
-    grid = field_BCG.shape[2:]
-    parts = [field_BCG, parameters_BP[(..., *(None,) * len(grid))].expand(-1, -1, *grid)]
+def coordinates_of(grid: tuple[int, ...], periodic: tuple[bool, ...]) -> Tensor:
+    """Coordinates in -1..1 along each axis with ends, shape (number of these, *grid)."""
+    parts = [torch.zeros(0, *grid)]
     for axis, (length, wraps) in enumerate(zip(grid, periodic, strict=True)):
         if not wraps:
-            places = torch.linspace(-1, 1, length, device=field_BCG.device, dtype=field_BCG.dtype)
-            shape = [1] * len(grid)
-            shape[axis] = length
-            parts.append(places.reshape(1, 1, *shape).expand(len(field_BCG), 1, *grid))
-    return torch.cat(parts, dim=1)
+            shape = [1] * (len(grid) + 1)
+            shape[1 + axis] = length
+            parts.append(torch.linspace(-1, 1, length).reshape(shape).expand(1, *grid))
+    return torch.cat(parts)
 
 
-def padding_behind(grid: torch.Size, periodic: tuple[bool, ...]) -> list[int]:
-    """Zeros behind the axes that aren't periodic, an eighth of their length, in the order of `F.pad`."""
+def beside_fields(parameters_BP: Tensor, coordinates: Tensor) -> Tensor:
+    """What every point is given beside the field: parameters and coordinates, shape (B, numbers, *grid)."""
+    num, grid = len(parameters_BP), coordinates.shape[1:]
+    given = parameters_BP[(..., *(None,) * len(grid))].expand(-1, -1, *grid)
+    return torch.cat([given, coordinates.expand(num, *coordinates.shape)], dim=1)
+
+
+def padded(x_BWG: Tensor, periodic: tuple[bool, ...]) -> Tensor:
+    """With zeros behind the axes that aren't periodic, an eighth of their length."""
+    grid = x_BWG.shape[2:]
     behind = [0 if wraps else length // 8 for length, wraps in zip(grid, periodic, strict=True)]
-    return [number for room in reversed(behind) for number in (0, room)]
+    places = [number for room in reversed(behind) for number in (0, room)]
+    return F.pad(x_BWG, places) if any(behind) else x_BWG
+
+
+def cut_to(x_BWG: Tensor, grid: torch.Size) -> Tensor:
+    """Without what `padded` added to a grid."""
+    if x_BWG.shape[2:] == grid:
+        return x_BWG
+    return x_BWG[(slice(None), slice(None), *(slice(length) for length in grid))]
 
 
 def zeroed(layer: nn.Module) -> nn.Module:

@@ -48,6 +48,74 @@ class Neighbours:
     log_window: Tensor
 
 
+class Neighbourhood(nn.Module):
+    """Finds the K = (2 radius + 1)^N tokens around each query; the query's own token stands in the middle.
+
+    Args:
+        cut: The token grid.
+        periodic: Whether each axis is.
+        radius: Tokens to each side, on each axis.
+    """
+
+    counts: Tensor  # tokens along each axis, (N,)
+    highest: Tensor  # number of the last token along each axis, (N,)
+    has_ends: Tensor  # whether each axis isn't periodic, (N,)
+    steps: Tensor  # from the own token to each of the K, (K, N)
+
+    def __init__(self, cut: TokenGrid, periodic: tuple[bool, ...], *, radius: int) -> None:
+        super().__init__()
+        self.tokens, self.radius = cut.tokens, radius
+        steps = list(itertools.product(range(-radius, radius + 1), repeat=len(cut.tokens)))
+        for name, values in (
+            ("counts", cut.tokens),
+            ("highest", [num - 1 for num in cut.tokens]),
+            ("has_ends", [not wraps for wraps in periodic]),
+            ("steps", steps),
+        ):
+            self.register_buffer(name, torch.tensor(values), persistent=False)
+
+    def forward(self, query_QPN: Tensor) -> Neighbours:
+        """Around points as fractions of the domain, shape (Q, P, N)."""
+        position = query_QPN * self.counts  # in tokens
+        own = position.floor().long()
+        own = torch.where(self.has_ends, self._inside(own), own)  # a query on the upper boundary
+        token = own.unsqueeze(-2) + self.steps
+        offset = position.unsqueeze(-2) - (token + 0.5)
+        inside = self._inside(token)
+        beyond = (self.has_ends & (token != inside)).any(-1)
+        wrapped = torch.where(self.has_ends, inside, token.remainder(self.counts))
+        index = wrapped[..., 0]
+        for axis, num in enumerate(self.tokens[1:], start=1):
+            index = index * num + wrapped[..., axis]
+        window = torch.cos(offset * (math.pi / (2 * self.radius + 1))).square().clamp(min=_LEAST_WINDOW)
+        log_window = window.log().sum(-1).masked_fill(beyond, -math.inf)
+        return Neighbours(index, offset, log_window)
+
+    def _inside(self, token: Tensor) -> Tensor:
+        return token.clamp(min=0).minimum(self.highest)
+
+
+class Waves(nn.Module):
+    """Sines and cosines of offsets in multiples of a frequency.
+
+    Args:
+        num_waves: How many.
+        cycles_per_token: The frequency.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, num_waves: int, *, cycles_per_token: float) -> None:
+        super().__init__()
+        frequencies = 2 * math.pi * cycles_per_token * torch.arange(1, num_waves + 1)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, offset: Tensor) -> Tensor:
+        """Shape (..., N) to (..., 2 num_waves N)."""
+        angles = (offset.unsqueeze(-1) * self.frequencies).flatten(-2)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
 class AnyPointDecoder(nn.Module):
     """Tokens' patches in a linear basis, interpolated at every query, plus what a network adds to them.
 
@@ -100,7 +168,8 @@ class AnyPointDecoder(nn.Module):
                 self.from_isometry[array] = ChannelMap(latent_dim)
         if not residual:
             return
-        self.num_heads, self.radius = num_heads, radius
+        self.num_heads = num_heads
+        self.near = Neighbourhood(cut, grid.periodic, radius=radius)
         self.condition = ConditionEmbedding(
             num_tasks=num_tasks, arrays=grid.arrays, num_parameters=num_parameters, width=width
         )
@@ -110,10 +179,12 @@ class AnyPointDecoder(nn.Module):
         )
         self.keys = nn.Linear(width, width)
         self.values = nn.Linear(width, width)
-        self.num_waves = min(max(cut.points_per_token), _MAX_WAVES)
+        num_waves = min(max(cut.points_per_token), _MAX_WAVES)
+        self.half_waves = Waves(num_waves, cycles_per_token=0.5)
+        self.whole_waves = Waves(num_waves, cycles_per_token=1.0)
         # What an offset makes of a token's value.
-        self.place = _mlp((1 + 2 * self.num_waves) * grid.ndim, width, width)
-        self.query = _mlp(2 * self.num_waves * grid.ndim, width, width)
+        self.place = _mlp((1 + 2 * num_waves) * grid.ndim, width, width)
+        self.query = _mlp(2 * num_waves * grid.ndim, width, width)
         num_ends = num_boundary_features(grid.periodic)
         self.boundary_in = nn.Linear(num_ends, width) if num_ends else None
         self.hidden = _mlp(width, 2 * width, width)
@@ -168,12 +239,11 @@ class AnyPointDecoder(nn.Module):
         return values_BPC
 
     def _attend(self, tokens_BLW: Tensor, query_QPN: Tensor) -> Tensor:
-        near = find_neighbours(query_QPN, cut=self.cut, periodic=self.grid.periodic, radius=self.radius)
-        half_waves = waves(near.offset, num_waves=self.num_waves, cycles_per_token=0.5)
-        place_QPKW = self.place(torch.cat([near.offset, half_waves], dim=-1))
+        near = self.near(query_QPN)
+        place_QPKW = self.place(torch.cat([near.offset, self.half_waves(near.offset)], dim=-1))
         # Whole waves are the same for the offset from any token, so that a query's own token doesn't matter.
         own_QPN = near.offset[:, :, near.offset.shape[2] // 2]
-        query_QPW = self.query(waves(own_QPN, num_waves=self.num_waves, cycles_per_token=1.0))
+        query_QPW = self.query(self.whole_waves(own_QPN))
         query_QPHV = query_QPW.unflatten(-1, (self.num_heads, -1))
         keys_BPKHV = _take(self.keys(tokens_BLW), near.index).unflatten(-1, (self.num_heads, -1))
         scores_BPKH = (keys_BPKHV * query_QPHV.unsqueeze(2)).sum(-1) / math.sqrt(query_QPHV.shape[-1])
@@ -182,8 +252,8 @@ class AnyPointDecoder(nn.Module):
         values_BPKHV = values_BPKW.unflatten(-1, (self.num_heads, -1))
         read_BPW = (weights_BPKH.unsqueeze(-1) * values_BPKHV).sum(dim=2).flatten(2)
         if self.boundary_in is not None:
-            scale = query_QPN.new_tensor(self.cut.tokens)
-            ends = boundary_features(query_QPN * scale, cells=self.cut.tokens, periodic=self.grid.periodic)
+            position = query_QPN * self.near.counts
+            ends = boundary_features(position, cells=self.cut.tokens, periodic=self.grid.periodic)
             read_BPW = read_BPW + self.boundary_in(ends)
         return read_BPW
 
@@ -202,35 +272,6 @@ def grid_queries(points: tuple[int, ...]) -> Tensor:
     """Centres of a grid's cells as fractions of the domain, last axis fastest; shape (prod(points), N)."""
     axes = torch.meshgrid(*((torch.arange(num) + 0.5) / num for num in points), indexing="ij")
     return torch.stack(axes, dim=-1).flatten(0, -2)
-
-
-def find_neighbours(
-    query_QPN: Tensor, *, cut: TokenGrid, periodic: tuple[bool, ...], radius: int
-) -> Neighbours:
-    """Find the (2 radius + 1)^N tokens around each query; the query's own token stands in the middle."""
-    position = query_QPN * query_QPN.new_tensor(cut.tokens)  # in tokens
-    highest = torch.tensor([num - 1 for num in cut.tokens], device=query_QPN.device)
-    own = position.floor().long()
-    ends = torch.tensor([not wraps for wraps in periodic], device=query_QPN.device)
-    own = torch.where(ends, own.clamp(min=0).minimum(highest), own)  # a query on the upper boundary
-    steps = list(itertools.product(range(-radius, radius + 1), repeat=len(cut.tokens)))
-    token = own.unsqueeze(-2) + torch.tensor(steps, device=query_QPN.device)
-    offset = position.unsqueeze(-2) - (token + 0.5)
-    beyond = (ends & ((token < 0) | (token > highest))).any(-1)
-    wrapped = torch.where(ends, token.clamp(min=0).minimum(highest), token.remainder(highest + 1))
-    index = wrapped[..., 0]
-    for axis, num in enumerate(cut.tokens[1:], start=1):
-        index = index * num + wrapped[..., axis]
-    window = torch.cos(offset * (math.pi / (2 * radius + 1))).square().clamp(min=_LEAST_WINDOW)
-    log_window = window.log().sum(-1).masked_fill(beyond, -math.inf)
-    return Neighbours(index, offset, log_window)
-
-
-def waves(offset: Tensor, *, num_waves: int, cycles_per_token: float) -> Tensor:
-    """Sines and cosines of offsets in multiples of a frequency, shape (..., N) to (..., 2 num_waves N)."""
-    numbers = torch.arange(1, num_waves + 1, device=offset.device, dtype=offset.dtype)
-    angles = (2 * math.pi * cycles_per_token) * (offset.unsqueeze(-1) * numbers).flatten(-2)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def _take(tokens_BLW: Tensor, index_QPK: Tensor) -> Tensor:

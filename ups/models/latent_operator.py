@@ -11,29 +11,42 @@ Letters: B batch, L tokens, D channels of a latent token, W width, A axes, E con
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.errors import ShapeError
 from ups.grid import PERIODIC
-from ups.models.operator_blocks import make_level, normed
+from ups.models.operator_blocks import Block, make_level, normed
 from ups.models.operator_size import NORMALISED, OperatorSize, TokenAxis
+from ups.models.token_geometry import LevelGeometry, TokenGeometry
 from ups.nn.layers import (
     BOUNDARY_TYPES,
     Coarser,
     Condition,
     ConditionEmbedding,
     Finer,
-    boundary_features,
-    boundary_flags,
     halved_axes,
     num_boundary_features,
 )
 
 _STATE = "latent"
 _DT_FEATURES = 16
+
+
+class StepConditions(NamedTuple):
+    """What conditions say to a step; all steps of a rollout share them.
+
+    Attributes:
+        parts: Scales, shifts and gates of all blocks beside each other, shape (B, all of them).
+        walls: What is added to every token for its distance to the walls, (1, *grid, W); None without walls.
+    """
+
+    parts: Tensor
+    walls: Tensor | None
 
 
 class StepEmbedding(nn.Module):
@@ -46,6 +59,8 @@ class StepEmbedding(nn.Module):
         width: E.
     """
 
+    frequencies: Tensor
+
     def __init__(
         self, *, num_tasks: int, ranges: Sequence[tuple[float, float]], num_axes: int, width: int
     ) -> None:
@@ -55,17 +70,24 @@ class StepEmbedding(nn.Module):
         )
         self.step = nn.Linear(_DT_FEATURES + num_axes * len(BOUNDARY_TYPES) + 1, width)
         self.mlp = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+        frequencies = 0.25 * 2.0 ** torch.arange(_DT_FEATURES // 2)
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
-    def forward(self, condition: Condition, dt_B: Tensor, *, boundary: Sequence[str], steady: bool) -> Tensor:
+    def forward(self, condition: Condition, dt_B: Tensor, geometry: TokenGeometry) -> Tensor:
         """Shape (B, E)."""
-        flags = dt_B.new_tensor([*boundary_flags(boundary), float(steady)]).expand(len(dt_B), -1)
-        features = torch.cat([_waves(dt_B), flags], dim=1).to(self.step.weight.dtype)
+        flags = geometry.flags.to(dt_B.dtype).expand(len(dt_B), -1)
+        features = torch.cat([self._waves(dt_B), flags], dim=1).to(self.step.weight.dtype)
         embedded: Tensor = self.mlp(self.condition(condition, array=_STATE) + self.step(features))
         return embedded
 
+    def _waves(self, dt_B: Tensor) -> Tensor:
+        """Sines and cosines of the time step's logarithm, shape (B, `_DT_FEATURES`)."""
+        angles = dt_B.float().log()[:, None] * self.frequencies
+        return torch.cat([angles.sin(), angles.cos()], dim=1)
+
 
 class WallEmbedding(nn.Module):
-    """Adds to every token what its distance to the ends of the axes is; nothing at first.
+    """What every token is told of its distance to the ends of the axes; nothing at first.
 
     Args:
         axes: The token grid.
@@ -85,21 +107,52 @@ class WallEmbedding(nn.Module):
         for weight in self.along.parameters():
             nn.init.zeros_(weight)
 
-    def forward(self, tokens: Tensor, *, periodic: Sequence[bool]) -> Tensor:
-        """(B, *grid, W) to the same shape."""
+    def forward(self, geometry: TokenGeometry) -> Tensor | None:
+        """Shape (1, *grid, W), axes without walls of length 1; None where there are no walls."""
+        total: Tensor | None = None
         for name, layer in self.along.items():
             axis = int(name)
-            length = tokens.shape[1 + axis]
-            if not periodic[axis]:
-                centres = torch.arange(length, device=tokens.device, dtype=tokens.dtype) + 0.5
-                features = boundary_features(centres[:, None], cells=(length,), periodic=(False,))
-                behind = (1,) * (tokens.ndim - 3 - axis)
-                tokens = tokens + layer(features).reshape(length, *behind, -1)
-        return tokens
+            features = geometry.walls(axis)
+            if features is not None:
+                (weight,) = layer.parameters()
+                before, behind = (1,) * axis, (1,) * (len(geometry.grid) - 1 - axis)
+                added = layer(features.to(weight.dtype)).reshape(1, *before, -1, *behind, len(weight))
+                total = added if total is None else total + added
+        return total
+
+
+class Modulation(nn.Linear):
+    """Scales, shifts and gates of all blocks from the condition, by one product; without effect at first.
+
+    Args:
+        width: E.
+        kinds: What each block is given, with the number of its channels: see `operator_blocks`.
+    """
+
+    neutral: Tensor  # 1 for what is multiplied by, else 0
+
+    def __init__(self, width: int, kinds: Sequence[tuple[str, int]]) -> None:
+        self.sizes = [num for _, num in kinds]
+        super().__init__(width, sum(self.sizes))
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        neutral = torch.cat([torch.full((num,), float(kind == "scale")) for kind, num in kinds])
+        self.register_buffer("neutral", neutral, persistent=False)
+
+    def forward(self, condition_BE: Tensor) -> Tensor:
+        """Shape (B, all channels)."""
+        return F.linear(condition_BE, self.weight, self.bias + self.neutral)
+
+    def parts(self, all_of_them: Tensor, *, ndim: int) -> list[Tensor]:
+        """Those of the blocks one after the other, each of shape (B, 1.., channels)."""
+        places = (1,) * ndim
+        return [part.reshape(len(part), *places, -1) for part in all_of_them.split(self.sizes, dim=1)]
 
 
 class LatentOperator(nn.Module):
     """z_{t+dt} = z_t + G(z_t; dt, parameters, boundary, task).
+
+    A step has two halves: `conditions`, which all steps of a rollout share, and `advance`.
 
     Args:
         latent_dim: D.
@@ -121,6 +174,8 @@ class LatentOperator(nn.Module):
         super().__init__()
         self.latent_dim, self.num_axes = latent_dim, len(axes)
         widths = [size.width * 2**level for level in range(len(size.depths))]
+        mixers = [size.mixer(level) for level in range(len(widths))]
+        self._windows = [size.window if mixer in NORMALISED else None for mixer in mixers]
         self.embed = StepEmbedding(num_tasks=num_tasks, ranges=ranges, num_axes=len(axes), width=size.width)
         self.into = nn.Linear(latent_dim, size.width)
         self.walls = WallEmbedding(axes, width=size.width)
@@ -129,10 +184,74 @@ class LatentOperator(nn.Module):
         self.coarser = nn.ModuleList(Coarser(width, num_axes=len(axes)) for width in widths[:-1])
         self.finer = nn.ModuleList(Finer(width, num_axes=len(axes)) for width in widths[:-1])
         self.join = nn.ModuleList(nn.Linear(2 * width, width) for width in widths[:-1])
+        self.modulation = Modulation(
+            size.width, [(kind, block.width) for _, block in self._blocks() for kind in block.kinds]
+        )
         self.is_normed = size.has_norm or size.mixer(0) in NORMALISED
         self.out = nn.Linear(size.width, latent_dim)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+        self.register_load_state_dict_pre_hook(_join_modulations)
+
+    def geometry(self, grid: tuple[int, ...], boundary: tuple[str, ...], *, steady: bool) -> TokenGeometry:
+        """What it has to know of a token grid; on the CPU.
+
+        Args:
+            grid: Tokens along each axis, no more axes than the operator's.
+            boundary: Boundary type of each axis as stores name it. Mixing wraps around where it is periodic;
+                the condition tells those of `BOUNDARY_TYPES` apart.
+            steady: Whether the step is from the input of a steady problem to its solution.
+        Raises:
+            ShapeError: If there is another number of boundaries than of axes, or there are too many axes.
+        """
+        if len(boundary) != len(grid):
+            raise ShapeError(f"boundary types of a grid of {grid}", expected=len(grid), found=len(boundary))
+        if len(grid) > self.num_axes:
+            expected = f"at most {self.num_axes}"
+            raise ShapeError(f"axes of a grid of {grid}", expected=expected, found=len(grid))
+        missing = self.num_axes - len(grid)
+        grid, boundary = (*grid, *(1,) * missing), (*boundary, *(PERIODIC,) * missing)
+        return TokenGeometry(grid, boundary, steady=steady, windows=self._windows)
+
+    def uses_all_weights(self, geometry: TokenGeometry) -> bool:
+        """Whether a step on a token grid needs every weight; those of other tasks aside."""
+        grid, is_used = geometry.grid, True
+        for _ in self.coarser:
+            halved = halved_axes(grid)
+            is_used = is_used and len(halved) == len(grid)
+            grid = tuple(length // 2 if axis in halved else length for axis, length in enumerate(grid))
+        return is_used and all(geometry.walls(int(axis)) is not None for axis in self.walls.along)
+
+    def conditions(self, condition: Condition, dt_B: Tensor, geometry: TokenGeometry) -> StepConditions:
+        """What a step is told besides the state.
+
+        Args:
+            condition: Task and PDE parameters.
+            dt_B: Physical time from one frame to the next, in the units of the data, shape (B,).
+            geometry: Of the token grid, on the operator's device.
+        """
+        return StepConditions(self.modulation(self.embed(condition, dt_B, geometry)), self.walls(geometry))
+
+    def advance(self, latent_BLD: Tensor, conditions: StepConditions, geometry: TokenGeometry) -> Tensor:
+        """Advance the latent state by one time step.
+
+        Args:
+            latent_BLD: Latent tokens in the order of their grid, normalised, shape (B, L, D).
+            conditions: As `conditions` gives them.
+            geometry: Of the token grid, as `conditions` was given it.
+        Returns:
+            The state at t + dt, same shape; a new tensor.
+        Raises:
+            ShapeError: If the tokens don't fill the grid.
+        """
+        if not torch.compiler.is_compiling():
+            self._check_shape(latent_BLD, geometry.grid)
+        tokens = self.into(latent_BLD.unflatten(1, geometry.grid))
+        if conditions.walls is not None:
+            tokens = tokens + conditions.walls
+        tokens = self._u_shape(tokens, conditions.parts, geometry)
+        change: Tensor = self.out(normed(tokens) if self.is_normed else tokens)
+        return latent_BLD + change.flatten(1, self.num_axes)
 
     def forward(
         self,
@@ -144,66 +263,52 @@ class LatentOperator(nn.Module):
         boundary: tuple[str, ...],
         steady: bool = False,
     ) -> Tensor:
-        """Advance the latent state by one time step.
+        """One time step on a grid that needn't have been used before: `geometry`, `conditions`, `advance`."""
+        geometry = self.geometry(grid, boundary, steady=steady).to(latent_BLD.device)
+        return self.advance(latent_BLD, self.conditions(condition, dt_B, geometry), geometry)
 
-        Args:
-            latent_BLD: Latent tokens in the order of their grid, normalised, shape (B, L, D).
-            dt_B: Physical time from one frame to the next, in the units of the data, shape (B,).
-            condition: Task and PDE parameters.
-            grid: Tokens along each axis, no more axes than the operator's; their product is L.
-            boundary: Boundary type of each axis as stores name it. Mixing wraps around where it is periodic;
-                the condition tells those of `BOUNDARY_TYPES` apart.
-            steady: Whether the step is from the input of a steady problem to its solution.
-        Returns:
-            The state at t + dt, same shape; a new tensor.
-        Raises:
-            ShapeError: If the tokens don't fill the grid, or it has another number of boundaries.
-        """
-        if not torch.compiler.is_compiling():
-            self._check_shape(latent_BLD, grid, boundary)
-        missing = self.num_axes - len(grid)
-        grid, boundary = (*grid, *(1,) * missing), (*boundary, *(PERIODIC,) * missing)
-        periodic = tuple(kind == PERIODIC for kind in boundary)
-        condition_BE = self.embed(condition, dt_B, boundary=boundary, steady=steady)
-        tokens = self.walls(self.into(latent_BLD.unflatten(1, grid)), periodic=periodic)
-        tokens = self._u_shape(tokens, condition_BE, periodic)
-        change: Tensor = self.out(normed(tokens) if self.is_normed else tokens)
-        return latent_BLD + change.flatten(1, self.num_axes)
-
-    def _u_shape(self, tokens: Tensor, condition_BE: Tensor, periodic: tuple[bool, ...]) -> Tensor:
+    def _u_shape(self, tokens: Tensor, all_parts: Tensor, geometry: TokenGeometry) -> Tensor:
+        parts = iter(self.modulation.parts(all_parts, ndim=self.num_axes))
         skips, halved = [], []
-        for level, blocks in enumerate(self.down):
-            tokens = _through(blocks, tokens, condition_BE, periodic)  # type: ignore[arg-type]  # a ModuleList
-            if level < len(self.coarser):
+        for number, blocks in enumerate(self.down):
+            tokens = _through(blocks, tokens, parts, geometry.levels[number])  # type: ignore[arg-type]
+            if number < len(self.coarser):
                 skips.append(tokens)
                 halved.append(halved_axes(tuple(tokens.shape[1:-1])))
-                tokens = self.coarser[level](tokens, axes=halved[-1])
-        for level in reversed(range(len(self.up))):
-            tokens = self.finer[level](tokens, axes=halved[level])
-            tokens = self.join[level](torch.cat([tokens, skips[level]], dim=-1))
-            tokens = _through(self.up[level], tokens, condition_BE, periodic)  # type: ignore[arg-type]
+                tokens = self.coarser[number](tokens, axes=halved[-1])
+        for number in reversed(range(len(self.up))):
+            tokens = self.finer[number](tokens, axes=halved[number])
+            tokens = self.join[number](torch.cat([tokens, skips[number]], dim=-1))
+            tokens = _through(self.up[number], tokens, parts, geometry.levels[number])  # type: ignore[arg-type]
         return tokens
 
-    def _check_shape(self, latent_BLD: Tensor, grid: tuple[int, ...], boundary: tuple[str, ...]) -> None:
-        if len(boundary) != len(grid):
-            raise ShapeError(f"boundary types of a grid of {grid}", expected=len(grid), found=len(boundary))
+    def _blocks(self) -> Iterator[tuple[str, Block]]:
+        """The blocks in the order in which a step goes through them, with their names."""
+        for way, numbers in (("down", range(len(self.down))), ("up", reversed(range(len(self.up))))):
+            for number in numbers:
+                for place, block in getattr(self, way)[number].named_children():
+                    assert isinstance(block, Block)
+                    yield f"{way}.{number}.{place}", block
+
+    def _check_shape(self, latent_BLD: Tensor, grid: tuple[int, ...]) -> None:
         expected = (len(latent_BLD), math.prod(grid), self.latent_dim)
-        if len(grid) > self.num_axes or tuple(latent_BLD.shape) != expected:
+        if tuple(latent_BLD.shape) != expected:
             raise ShapeError(
                 f"latent tokens of a grid of {grid}", expected=expected, found=tuple(latent_BLD.shape)
             )
 
 
-def _through(
-    blocks: nn.ModuleList, tokens: Tensor, condition_BE: Tensor, periodic: tuple[bool, ...]
-) -> Tensor:
+def _join_modulations(operator: nn.Module, tensors: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Take weights of before 2026-11, when every block had a modulation of its own."""
+    assert isinstance(operator, LatentOperator)
+    for kind in ("weight", "bias"):
+        names = [f"{prefix}{name}.modulation.{kind}" for name, _ in operator._blocks()]
+        if all(name in tensors for name in names):
+            tensors[f"{prefix}modulation.{kind}"] = torch.cat([tensors.pop(name) for name in names])
+
+
+def _through(blocks: nn.ModuleList, tokens: Tensor, parts: Iterator[Tensor], level: LevelGeometry) -> Tensor:
     for block in blocks:
-        tokens = block(tokens, condition_BE, periodic=periodic)
+        assert isinstance(block, Block)
+        tokens = block(tokens, [next(parts) for _ in block.kinds], level)
     return tokens
-
-
-def _waves(dt_B: Tensor) -> Tensor:
-    """Sines and cosines of the time step's logarithm, shape (B, `_DT_FEATURES`)."""
-    frequencies = 0.25 * 2.0 ** torch.arange(_DT_FEATURES // 2, device=dt_B.device)
-    angles = dt_B.float().log()[:, None] * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=1)

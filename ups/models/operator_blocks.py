@@ -1,7 +1,7 @@
 """Blocks of the latent operator, by what mixes their tokens: Fourier modes, convolution, attention.
 
-A block is given the tokens, the condition and which axes are periodic, and keeps the shape. Letters: B batch,
-W width, E condition, A axes of the token grid.
+A block is given the tokens, what the condition says to it and what is known of the grid, and keeps the shape.
+Letters: B batch, W width, A axes of the token grid.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.models.operator_size import Mixer, OperatorSize, TokenAxis
+from ups.models.token_geometry import LevelGeometry
 from ups.nn.layers import pad_axis
 from ups.nn.shifted_window import ShiftedWindowAttention
 from ups.nn.spectral import SpectralConv, num_modes, padding_behind
@@ -33,14 +34,12 @@ class Place:
         width: W.
         num_heads: Attention heads.
         axes: The token grid, at its largest.
-        condition_width: E.
         is_shifted: Whether its windows are shifted.
     """
 
     width: int
     num_heads: int
     axes: tuple[TokenAxis, ...]
-    condition_width: int
     is_shifted: bool
 
 
@@ -71,7 +70,10 @@ class SpectralMixer(nn.Module):
         """(B, *grid, W) to the same shape."""
         x_BWG = tokens.movedim(-1, 1)
         grid = x_BWG.shape[2:]
-        x_BWG = self.conv(F.pad(x_BWG, padding_behind(grid, tuple(periodic), share=self.padding)))
+        behind = padding_behind(grid, tuple(periodic), share=self.padding)
+        if not any(behind):
+            return self.conv(x_BWG).movedim(1, -1)
+        x_BWG = self.conv(F.pad(x_BWG, behind))
         return x_BWG[(slice(None), slice(None), *map(slice, grid))].movedim(1, -1)
 
 
@@ -90,34 +92,31 @@ class ConvolutionMixer(nn.Module):
 
     def forward(self, tokens: Tensor, *, periodic: Sequence[bool]) -> Tensor:
         """(B, *grid, W) to the same shape; an axis of one token has nothing to mix."""
-        mixed = torch.zeros_like(tokens)
+        parts = []
         for axis, (layer, wraps) in enumerate(zip(self.along, periodic, strict=True), start=1):
             if tokens.shape[axis] > 1:
                 padded = pad_axis(tokens, axis=axis, wraps=wraps, width=_KERNEL // 2)
-                mixed = mixed + layer(padded.unfold(axis, _KERNEL, 1).flatten(-2))
-        return mixed
+                parts.append(layer(padded.unfold(axis, _KERNEL, 1).flatten(-2)))
+        return sum(parts[1:], start=parts[0]) if parts else torch.zeros_like(tokens)
 
 
-class _Block(nn.Module):
-    """What blocks share: scales and shifts from the condition, zero at first, and stochastic depth.
+class Block(nn.Module):
+    """What blocks share: parts of the condition, and stochastic depth.
 
     Args:
         place: Where it is.
-        num_parts: Vectors of W numbers that the condition gives.
         drop_path: Share of residual branches that training drops.
+
+    Attributes:
+        width: W.
+        kinds: What each vector of W numbers is that the condition gives: a scale around 1, a shift or a gate.
     """
 
-    def __init__(self, place: Place, *, num_parts: int, drop_path: float) -> None:
-        super().__init__()
-        self.num_parts, self.drop_path = num_parts, drop_path
-        self.modulation = nn.Linear(place.condition_width, num_parts * place.width)
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
+    kinds: tuple[str, ...]
 
-    def parts(self, condition_BE: Tensor, ndim: int) -> tuple[Tensor, ...]:
-        """The vectors, each of shape (B, 1.., W)."""
-        places = (1,) * ndim
-        return self.modulation(condition_BE).unflatten(1, (self.num_parts, *places, -1)).unbind(1)
+    def __init__(self, place: Place, *, drop_path: float) -> None:
+        super().__init__()
+        self.width, self.drop_path = place.width, drop_path
 
     def dropped(self, branch: Tensor) -> Tensor:
         """The branch without some of the batch's samples while training (stochastic depth)."""
@@ -128,7 +127,7 @@ class _Block(nn.Module):
         return branch * mask / keep
 
 
-class MixingBlock(_Block):
+class MixingBlock(Block):
     """x + GELU(mix(h) + linear(h)), h = x (1 + s) + b with s and b from the condition.
 
     Args:
@@ -137,21 +136,23 @@ class MixingBlock(_Block):
         size: The rest of the architecture.
     """
 
+    kinds = ("scale", "shift")
+
     def __init__(self, place: Place, mixer: nn.Module, size: OperatorSize) -> None:
-        super().__init__(place, num_parts=2, drop_path=size.drop_path)
+        super().__init__(place, drop_path=size.drop_path)
         self.mixer = mixer
         self.linear = nn.Linear(place.width, place.width)
         self.has_norm = size.has_norm
 
-    def forward(self, tokens: Tensor, condition_BE: Tensor, *, periodic: Sequence[bool]) -> Tensor:
-        """(B, *grid, W) to the same shape."""
-        scale, shift = self.parts(condition_BE, tokens.ndim - 2)
-        given = (normed(tokens) if self.has_norm else tokens) * (1 + scale) + shift
-        mixed = self.mixer(given, periodic=periodic) + self.linear(given)
+    def forward(self, tokens: Tensor, parts: Sequence[Tensor], level: LevelGeometry) -> Tensor:
+        """(B, *grid, W) to the same shape; `parts` are those of `kinds`, each (B, 1.., W)."""
+        scale, shift = parts
+        given = torch.addcmul(shift, normed(tokens) if self.has_norm else tokens, scale)
+        mixed = self.mixer(given, periodic=level.periodic) + self.linear(given)
         return tokens + self.dropped(F.gelu(mixed))
 
 
-class AttentionBlock(_Block):
+class AttentionBlock(Block):
     """Mixing and MLP, each normalised, modulated by the condition, and gated from zero (adaLN-Zero).
 
     Args:
@@ -160,8 +161,10 @@ class AttentionBlock(_Block):
         size: The rest of the architecture.
     """
 
+    kinds = ("scale", "shift", "gate", "scale", "shift", "gate")
+
     def __init__(self, place: Place, mixers: Sequence[nn.Module], size: OperatorSize) -> None:
-        super().__init__(place, num_parts=6, drop_path=size.drop_path)
+        super().__init__(place, drop_path=size.drop_path)
         self.mixers = nn.ModuleList(mixers)
         hidden = int(place.width * size.mlp_ratio)
         self.mlp = nn.Sequential(
@@ -171,23 +174,22 @@ class AttentionBlock(_Block):
             nn.Linear(hidden, place.width),
         )
 
-    def forward(self, tokens: Tensor, condition_BE: Tensor, *, periodic: Sequence[bool]) -> Tensor:
-        """(B, *grid, W) to the same shape."""
-        parts = self.parts(condition_BE, tokens.ndim - 2)
+    def forward(self, tokens: Tensor, parts: Sequence[Tensor], level: LevelGeometry) -> Tensor:
+        """(B, *grid, W) to the same shape; `parts` are those of `kinds`, each (B, 1.., W)."""
         scale_1, shift_1, gate_1, scale_2, shift_2, gate_2 = parts
-        given = normed(tokens) * (1 + scale_1) + shift_1
-        mixed = torch.stack([mixer(given, periodic=periodic) for mixer in self.mixers]).sum(0)
-        tokens = tokens + gate_1 * self.dropped(mixed)
-        return tokens + gate_2 * self.dropped(self.mlp(normed(tokens) * (1 + scale_2) + shift_2))
+        given = torch.addcmul(shift_1, normed(tokens), scale_1)
+        attention, *others = self.mixers
+        mixed = attention(given, level.windows)
+        for mixer in others:
+            mixed = mixed + mixer(given, periodic=level.periodic)
+        tokens = torch.addcmul(tokens, gate_1, self.dropped(mixed))
+        changed = self.mlp(torch.addcmul(shift_2, normed(tokens), scale_2))
+        return torch.addcmul(tokens, gate_2, self.dropped(changed))
 
 
 def _attention(place: Place, size: OperatorSize) -> nn.Module:
     return ShiftedWindowAttention(
-        place.width,
-        num_heads=place.num_heads,
-        num_axes=len(place.axes),
-        is_shifted=place.is_shifted,
-        largest=size.window,
+        place.width, num_heads=place.num_heads, num_axes=len(place.axes), is_shifted=place.is_shifted
     )
 
 
@@ -211,7 +213,7 @@ def make_level(size: OperatorSize, level: int, axes: tuple[TokenAxis, ...]) -> n
         axes = tuple(axis.halved() for axis in axes)
     make = BLOCKS[size.mixer(level)]
     places = (
-        Place(size.width * 2**level, size.num_heads * 2**level, axes, size.width, is_shifted=bool(number % 2))
+        Place(size.width * 2**level, size.num_heads * 2**level, axes, is_shifted=bool(number % 2))
         for number in range(size.depths[level])
     )
     return nn.ModuleList(make(place, size) for place in places)

@@ -6,7 +6,8 @@ points, S places of a stencil.
 
 from __future__ import annotations
 
-import itertools
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +22,12 @@ class Stencil:
     """Points of one axis around each query, and their Lagrange weights.
 
     Attributes:
-        index: Numbers of the points, shape (Q, P, S).
-        weight: Adds up to 1, shape (Q, P, S).
+        index: Numbers of the points, S tensors of shape (Q, P).
+        weight: Adds up to 1, S tensors of shape (Q, P).
     """
 
-    index: Tensor
-    weight: Tensor
+    index: list[Tensor]
+    weight: list[Tensor]
 
 
 def interpolate(values_BXC: Tensor, query_QPN: Tensor, *, periodic: tuple[bool, ...]) -> Tensor:
@@ -41,18 +42,23 @@ def interpolate(values_BXC: Tensor, query_QPN: Tensor, *, periodic: tuple[bool, 
         Shape (B, P, C), dtype of `values_BXC`.
     """
     points = values_BXC.shape[1:-1]
-    stencils = [
+    first, *others = [
         axis_stencil(query_QPN[..., axis], num=num, wraps=wraps)
         for axis, (num, wraps) in enumerate(zip(points, periodic, strict=True))
     ]
+    places = list(zip(first.index, first.weight, strict=True))
+    for stencil, num in zip(others, points[1:], strict=True):
+        places = [
+            (index * num + next_index, weight * next_weight)
+            for index, weight in places
+            for next_index, next_weight in zip(stencil.index, stencil.weight, strict=True)
+        ]
     flat_BXC = values_BXC.flatten(1, -2)
-    total = values_BXC.new_zeros(len(values_BXC), query_QPN.shape[1], values_BXC.shape[-1])
-    for places in itertools.product(*(range(stencil.index.shape[-1]) for stencil in stencils)):
-        index, weight = torch.zeros_like(stencils[0].index[..., 0]), torch.ones_like(query_QPN[..., 0])
-        for stencil, place, num in zip(stencils, places, points, strict=True):
-            index = index * num + stencil.index[..., place]
-            weight = weight * stencil.weight[..., place]
-        total = total + take_rows(flat_BXC, index) * weight.to(total.dtype).unsqueeze(-1)
+    total: Tensor | None = None
+    for index, weight in places:
+        term = take_rows(flat_BXC, index) * weight.to(values_BXC.dtype).unsqueeze(-1)
+        total = term if total is None else total + term
+    assert total is not None
     return total
 
 
@@ -72,8 +78,12 @@ def resampled(values_BXC: Tensor, points: tuple[int, ...], *, periodic: tuple[bo
             continue
         query = (torch.arange(num, dtype=torch.float64, device=values_BXC.device) + 0.5) / num
         stencil = axis_stencil(query[None], num=values_BXC.shape[axis], wraps=wraps)
-        around = values_BXC.movedim(axis, -1)[..., stencil.index[0]]
-        values_BXC = (around * stencil.weight[0].to(around.dtype)).sum(-1).movedim(-1, axis)
+        behind = (1,) * (values_BXC.ndim - 1 - axis)
+        terms = [
+            values_BXC.index_select(axis, index[0]) * weight[0].to(values_BXC.dtype).reshape(-1, *behind)
+            for index, weight in zip(stencil.index, stencil.weight, strict=True)
+        ]
+        values_BXC = functools.reduce(torch.add, terms)
     return values_BXC
 
 
@@ -87,14 +97,15 @@ def axis_stencil(query_QP: Tensor, *, num: int, wraps: bool) -> Stencil:
     if not wraps:
         size = min(_PLACES, num)
         first = first.clamp(0, num - size)
-    steps = torch.arange(size, device=query_QP.device)
-    index = first.long().unsqueeze(-1) + steps
-    offset = (position - first).unsqueeze(-1)
+    number, offset = first.long(), position - first
+    index = [number + place for place in range(size)]
+    offsets = [offset - place for place in range(size)]
     weights = []
     for place in range(size):
-        others = steps[steps != place]
-        weights.append(((offset - others) / (place - others)).prod(-1))
-    return Stencil(index.remainder(num) if wraps else index, torch.stack(weights, dim=-1))
+        others = [other for other in range(size) if other != place]
+        above = [offsets[other] for other in others] or [torch.ones_like(offset)]
+        weights.append(functools.reduce(torch.mul, above) / math.prod([place - other for other in others]))
+    return Stencil([some.remainder(num) for some in index] if wraps else index, weights)
 
 
 def take_rows(values_BXC: Tensor, index_QP: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,13 @@ BOUNDARY_TYPES = (
 _DECAY_LENGTHS = (1.0, 4.0)  # in tokens or patches: the layer at the boundary, and its surroundings
 _OWN_PATCH_BIAS = 2.0
 MIN_TOKENS = 8  # along an axis that is still halved
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, autocast rounds nothing."""
+    if device.type == "meta":  # has no autocast to switch off
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def rms_norm(x_BWG: Tensor) -> Tensor:
@@ -130,12 +138,12 @@ class Condition:
     """Conditions of a batch.
 
     Attributes:
-        task: Number of the task among those of the model, int64, shape (B,).
+        task: Number of the task among those of the model; or one for each sample, int64, shape (B,).
         parameters: Parameters in the model's order, float32, NaN where a task has none of that name,
             shape (B, P).
     """
 
-    task: Tensor
+    task: int | Tensor
     parameters: Tensor
 
 
@@ -175,21 +183,22 @@ class ConditionEmbedding(nn.Module):
         features = _parameter_features(condition.parameters, self.ends).to(self.parameters_in.weight.dtype)
         if features.shape[1] == 0:
             features = features.new_zeros(len(features), 1)
-        embedded = self.parameters_in(features) + self.task(condition.task) + self.array[array]
-        return self.mlp(embedded)
+        kind = self.task.weight[condition.task] + self.array[array]
+        embedded: Tensor = self.mlp(self.parameters_in(features) + kind)
+        return embedded
 
 
 def _parameter_features(parameters_BP: Tensor, ends_2P: Tensor | None) -> Tensor:
     """Whether it is there, its signed logarithm, and its value squashed; shape (B, 3 P)."""
     there = torch.isfinite(parameters_BP)
-    value = torch.where(there, parameters_BP, 0.0)
+    value = parameters_BP.nan_to_num(0.0, posinf=0.0, neginf=0.0)
     features = [there.to(value.dtype)]
     for scaled in (_logarithm, _squashed):
         feature = scaled(value)
         if ends_2P is not None:
             low, high = scaled(ends_2P)
-            half = torch.where(high > low, (high - low) / 2, 1.0)
-            feature = torch.where(there, _END * (feature - (low + high) / 2) / half, 0.0)
+            half = ((high - low) / 2).masked_fill(high <= low, 1.0)
+            feature = (_END * (feature - (low + high) / 2) / half).masked_fill(~there, 0.0)
         features.append(feature)
     return torch.cat(features, dim=1)
 
@@ -248,13 +257,13 @@ def boundary_features(position_PN: Tensor, *, cells: tuple[int, ...], periodic: 
     Returns:
         Shape (..., F), in 0..1, dtype of `position_PN`.
     """
-    features = [position_PN.new_zeros(*position_PN.shape[:-1], 0)]
+    features = []
     for axis, wraps in enumerate(periodic):
         if not wraps:
             below = position_PN[..., axis]
             for distance in (below, cells[axis] - below):
-                features += [torch.exp(-distance / length).unsqueeze(-1) for length in _DECAY_LENGTHS]
-    return torch.cat(features, dim=-1)
+                features += [torch.exp(-distance / length) for length in _DECAY_LENGTHS]
+    return torch.stack(features, dim=-1) if features else position_PN[..., :0]
 
 
 class GroupPooling(nn.Module):

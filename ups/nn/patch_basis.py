@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ups.grid import GridSpec, TokenGrid
 from ups.nn.interpolation import interpolate
-from ups.nn.layers import cut_cells, join_cells
+from ups.nn.layers import cut_cells, join_cells, without_autocast
 
 Basis = Literal["pca", "none"]
 
@@ -54,13 +54,13 @@ class PatchBasis(nn.Module):
 
     def project(self, values_BXC: Tensor) -> Tensor:
         """Normalised fields (B, X..., C) to tokens (B, L, D)."""
-        with _exactly(values_BXC):
+        with without_autocast(values_BXC.device):  # bfloat16 would make a lossless basis lose
             cells_BLP = cut_cells(values_BXC.to(self.mean.dtype), self._cell).flatten(2)
             return (cells_BLP - self.mean) @ (self.vectors / self.scale)
 
     def restore(self, tokens_BLD: Tensor) -> Tensor:
         """Tokens (B, L, D) to normalised fields on the grid, (B, X..., C)."""
-        with _exactly(tokens_BLD):
+        with without_autocast(tokens_BLD.device):
             cells_BLP = tokens_BLD.to(self.mean.dtype) @ (self.vectors.T * self.scale) + self.mean
             cells = cells_BLP.unflatten(2, (-1, self._channels))
             return join_cells(cells, self._cell, points=self._points)
@@ -85,10 +85,5 @@ class ChannelMap(nn.Module):
 
     def forward(self, tokens_BLD: Tensor) -> Tensor:
         """(B, L, D) to the same shape."""
-        with _exactly(tokens_BLD):
+        with without_autocast(tokens_BLD.device):
             return tokens_BLD.to(self.matrix.dtype) @ self.matrix.T
-
-
-def _exactly(like: Tensor) -> torch.autocast:
-    """Inside, autocast rounds nothing: bfloat16 would make a lossless basis lose."""
-    return torch.autocast(like.device.type, enabled=False)

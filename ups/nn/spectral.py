@@ -8,10 +8,12 @@ modes, I and O channels of a group going in and coming out.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ups.nn.layers import without_autocast
 
 
 class SpectralConv(nn.Module):
@@ -40,12 +42,17 @@ class SpectralConv(nn.Module):
         """Same shape and dtype; computed in float32, or float64 where it is given that, under AMP too."""
         grid = x_BWG.shape[2:]
         axes = tuple(range(2, x_BWG.ndim))
-        with _without_autocast(x_BWG.device):
+        with without_autocast(x_BWG.device):
             values_BWG = x_BWG if x_BWG.dtype == torch.float64 else x_BWG.float()
             spectrum = torch.fft.rfftn(values_BWG.contiguous(), dim=axes, norm="forward")
             low_BWK, weight = self._kept(spectrum)
-            mixed_BWK = self._mixed(low_BWK, weight)
-            return _inverse(mixed_BWK, grid).to(x_BWG.dtype)
+            real, imag = self._mixed(low_BWK, weight)
+            if len(grid) > 1:
+                mixed_BWK = torch.complex(real, imag).reshape(low_BWK.shape)
+                real, imag = torch.view_as_real(_inverse(mixed_BWK, grid[:-1])).unbind(-1)
+            ends = torch.stack([real, _without_ends(imag, grid[-1])], dim=-1)
+            low_BWK = torch.view_as_complex(ends).reshape(*x_BWG.shape[:-1], -1)
+            return torch.fft.irfft(low_BWK, n=grid[-1], norm="forward").to(x_BWG.dtype)
 
     def _kept(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
         """The lowest modes, as many as the spectrum has, and their weights."""
@@ -54,54 +61,44 @@ class SpectralConv(nn.Module):
             length = spectrum.shape[2 + axis]
             ends = min(num, (length + 1) // 2), min(num, length // 2)
             spectrum, weight = _ends(spectrum, 2 + axis, ends), _ends(weight, axis, ends)
-        num = min(self.modes[-1], spectrum.shape[-1])
-        return spectrum.narrow(-1, 0, num), weight.narrow(len(self.modes) - 1, 0, num)
+        num, last = min(self.modes[-1], spectrum.shape[-1]), len(self.modes) - 1
+        return _ends(spectrum, spectrum.ndim - 1, (num, 0)), _ends(weight, last, (num, 0))
 
-    def _mixed(self, low_BWK: Tensor, weight: Tensor) -> Tensor:
-        """(a + ib)(u + iv) = (au - bv) + i(av + bu), for all modes by one batched product."""
+    def _mixed(self, low_BWK: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(a + ib)(u + iv) = (au - bv) + i(av + bu), for all modes by one batched product.
+
+        Returns:
+            Real and imaginary parts, views of shape (B, groups, W / groups, number of modes).
+        """
         batch, width = low_BWK.shape[:2]
         num, each = low_BWK.shape[2:].numel(), width // self.groups
         parts = torch.view_as_real(low_BWK).reshape(batch, self.groups, each, num, 2)
         rows = parts.permute(3, 1, 4, 0, 2).reshape(num * self.groups, 2 * batch, each)
         products = torch.bmm(rows, weight.reshape(num * self.groups, each, 2 * each).to(rows.dtype))
-        by_re, by_im = products.reshape(num, self.groups, 2, batch, 2, each).unbind(4)
-        mixed = torch.complex(by_re[:, :, 0] - by_im[:, :, 1], by_im[:, :, 0] + by_re[:, :, 1])
-        return mixed.permute(2, 1, 3, 0).reshape(batch, width, *low_BWK.shape[2:])
+        of_real, of_imag = products.reshape(num, self.groups, 2, batch, 2, each).unbind(2)
+        (au, av), (bu, bv) = of_real.unbind(3), of_imag.unbind(3)
+        return (au - bv).permute(2, 1, 3, 0), (bu + av).permute(2, 1, 3, 0)
 
 
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    if device.type == "meta":  # has no autocast to switch off
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
-
-
-def _inverse(low_BWK: Tensor, grid: torch.Size) -> Tensor:
-    """The real field whose lowest modes are given, shape (B, W, *grid)."""
-    for axis, length in enumerate(grid[:-1], start=2):
+def _inverse(low_BWK: Tensor, lengths: torch.Size) -> Tensor:
+    """The transform back along all axes but the last, whose other modes are zero."""
+    for axis, length in enumerate(lengths, start=2):
         kept = low_BWK.shape[axis]
         if kept < length:
             positive, negative = low_BWK.tensor_split([(kept + 1) // 2], dim=axis)
-            missing = low_BWK.narrow(axis, 0, 1).expand(*_with_length(low_BWK, axis, length - kept))
-            low_BWK = torch.cat([positive, torch.zeros_like(missing), negative], dim=axis)
-    if len(grid) > 1:
-        low_BWK = torch.fft.ifftn(low_BWK, dim=tuple(range(2, low_BWK.ndim - 1)), norm="forward")
-    low_BWK = _with_real_ends(low_BWK, grid[-1])
-    return torch.fft.irfft(low_BWK.contiguous(), n=grid[-1], norm="forward")
+            behind = [0, 0] * (low_BWK.ndim - 1 - axis)
+            low_BWK = torch.cat([F.pad(positive, [*behind, 0, length - kept]), negative], dim=axis)
+    return torch.fft.ifftn(low_BWK, dim=tuple(range(2, low_BWK.ndim - 1)), norm="forward")
 
 
-def _with_real_ends(low_BWK: Tensor, length: int) -> Tensor:
-    """Modes 0 and length / 2 of the last axis without imaginary parts, which a real field hasn't.
+def _without_ends(imag: Tensor, length: int) -> Tensor:
+    """Imaginary parts without those of modes 0 and length / 2 of the last axis, which a real field hasn't.
 
     The inverse transform ignores them on a CPU; on a GPU nothing is promised about such input.
     """
-    mode = torch.arange(low_BWK.shape[-1], device=low_BWK.device)
-    is_complex = (mode > 0) & (2 * mode != length)
-    kept = torch.stack([torch.ones_like(is_complex), is_complex], dim=-1)  # of real and imaginary parts
-    return torch.view_as_complex(torch.view_as_real(low_BWK) * kept)
-
-
-def _with_length(values: Tensor, axis: int, length: int) -> list[int]:
-    return [*values.shape[:axis], length, *values.shape[axis + 1 :]]
+    num = imag.shape[-1]
+    behind = int(num > 1 and 2 * (num - 1) == length)
+    return F.pad(imag.narrow(-1, 1, num - 1 - behind), (1, behind))
 
 
 def _ends(values: Tensor, axis: int, ends: tuple[int, int]) -> Tensor:
@@ -110,6 +107,8 @@ def _ends(values: Tensor, axis: int, ends: tuple[int, int]) -> Tensor:
     length = values.shape[axis]
     if front + back == length:
         return values
+    if not back:
+        return values.narrow(axis, 0, front)
     parts = [values.narrow(axis, 0, front), values.narrow(axis, length - back, back)]
     return torch.cat(parts, dim=axis)
 

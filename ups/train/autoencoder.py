@@ -112,6 +112,7 @@ class AutoencoderStage(Stage):
         device: torch.device,
     ) -> None:
         self.model, self._config, self._val, self._device = model, config, val, device
+        self.gradients = "all" if model.spec.has_one_array else "some"
         self._batch_size = batch_size_of(config.stage(self.name))
         self._data = {task: fields.identity for task, fields in train.items()}
         data = frame_data(
@@ -130,17 +131,18 @@ class AutoencoderStage(Stage):
     def losses(self, forward: Callable[..., Tensor], batch: FrameBatch) -> Losses:
         """Relative error at random points of the grid, as `training.reconstruction_loss` says."""
         values_BXC = batch.values.to(self._device, non_blocking=True)
-        chosen_P = self._choose_points(batch)
+        assert batch.points is not None
+        points_P = batch.points.to(self._device, non_blocking=True)
         prediction_BPC = forward(
             values_BXC,
-            self._queries[batch.task][chosen_P],
+            self._queries[batch.task][points_P],
             batch.parameters.to(self._device, non_blocking=True),
             task=batch.task,
             array=batch.array,
         )
         loss = reconstruction_error(
             prediction_BPC.float(),
-            values_BXC.flatten(1, -2)[:, chosen_P],
+            values_BXC.flatten(1, -2)[:, points_P],
             power_BC=values_BXC.flatten(1, -2).square().mean(1),
             std_C=self.model.normalizer_of(batch.task, batch.array).std,
             kind=self._config.training.reconstruction_loss,
@@ -218,22 +220,15 @@ class AutoencoderStage(Stage):
         return measure_spectra(model, batches, queries=self._queries)
 
     def _prepare(self, batch: FrameBatch, number: int) -> FrameBatch:
-        training, progress = self._config.training, self._length.progress(number)
-        num_points = num_queries(
-            training.query_sampling, progress=progress, num_points=len(self._queries[batch.task])
-        )
-        batch = dataclasses.replace(batch, num_points=num_points)
-        if not training.augment:
-            return batch
-        spec = self.model.spec
-        reflects = not has_boundary_values(spec.parameters)
-        return augmented(batch, periodic=spec.tasks[batch.task].grid.periodic, reflects=reflects)
-
-    def _choose_points(self, batch: FrameBatch) -> Tensor:
-        """Numbers of the points that the decoder is asked at, the same for all frames of the batch."""
-        num_points = len(self._queries[batch.task])
-        order = torch.randperm(num_points, generator=batch.draws.generator)
-        return order[: batch.num_points].to(self._device)
+        """Augmented, with the points at which the decoder is asked."""
+        training, num_points = self._config.training, len(self._queries[batch.task])
+        if training.augment:
+            spec = self.model.spec
+            reflects = not has_boundary_values(spec.parameters)
+            batch = augmented(batch, periodic=spec.tasks[batch.task].grid.periodic, reflects=reflects)
+        progress = self._length.progress(number)
+        num_queried = num_queries(training.query_sampling, progress=progress, num_points=num_points)
+        return dataclasses.replace(batch, points=batch.draws.order(num_points)[:num_queried])
 
     def _measure(self, model: Autoencoder, *, latent_dtype: torch.dtype = torch.float32) -> Floor:
         batches = self._val_batches(model, self._config.training.max_val_frames)

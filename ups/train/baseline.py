@@ -106,6 +106,8 @@ class BaselineStage(Stage):
     """
 
     model: Baseline
+    compiled = ("advance",)
+    gradients = "all"
 
     def __init__(
         self,
@@ -160,6 +162,7 @@ class BaselineStage(Stage):
         step = partial(forward, parameters_BP=batch.parameters.to(self._device, non_blocking=True))
         if training.pushforward:
             given_BXC, truth_BKXC = push_forward(step, given_BXC, truth_BKXC, num=batch.pushed)
+        given_BXC.requires_grad_(training.compile)  # as in stage operator
         return rollout_losses(
             step(given_BXC, steps=truth_BKXC.shape[1]).flatten(2, -2),
             truth_BKXC.flatten(2, -2),

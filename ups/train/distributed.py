@@ -36,20 +36,31 @@ class ParallelLosses:
     """Losses of this rank's rows of a batch, and gradients averaged over the ranks.
 
     DDP wraps the losses, not the model: so it sees one forward pass for every backward pass, however often
-    and by whichever methods the losses call the model. It finds the parameters that a batch doesn't need
-    (another task's), so that no rank waits for their gradients.
+    and by whichever methods the losses call the model. Where batches differ in the parameters that they need
+    (another task's), it finds those in every step, so that no rank waits for their gradients. Gradients are
+    views of the buffers that ranks exchange.
 
     Args:
         stage: What is trained.
         forward: The model, or its compiled form.
         ranks: Who takes part.
+        accum_steps: Batches of an optimiser step.
     """
 
-    def __init__(self, stage: Stage, forward: Callable[..., Any], *, ranks: Ranks) -> None:
+    def __init__(
+        self, stage: Stage, forward: Callable[..., Any], *, ranks: Ranks, accum_steps: int = 1
+    ) -> None:
         self._ranks = ranks
         self._losses: nn.Module = _StageLosses(stage, forward)
         if ranks.world_size > 1:
-            self._losses = DistributedDataParallel(self._losses, find_unused_parameters=True)
+            # A static graph learns from the first backward pass, which may not be one without an exchange.
+            is_static = stage.gradients == "the same" and accum_steps == 1
+            self._losses = DistributedDataParallel(
+                self._losses,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=stage.gradients != "all" and not is_static,
+                static_graph=is_static,
+            )
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
         """Inside, forward and backward pass of a batch; gradients are exchanged at a step's last one."""

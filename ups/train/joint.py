@@ -59,12 +59,12 @@ class JointBatch(WindowBatch):
 
     Attributes:
         weights: Of the inverse losses that their step takes, too, by name; none of those without a weight.
-        num_points: Points of the grid at which fields are compared.
+        points: Numbers of the grid's points at which fields are compared, int64, shape (points,).
         prior_weights: Of the physics priors that their step takes, too, by name.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    num_points: int = 0
+    points: Tensor | None = None
     prior_weights: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -110,6 +110,7 @@ class JointStage(Stage):
 
     name = "joint"
     model: Simulator
+    compiled = ("encode", "conditions", "advance", "decode_at")
 
     def __init__(
         self,
@@ -124,6 +125,10 @@ class JointStage(Stage):
         self._priors = priors
         assert model.autoencoder is not None
         self.model, self.autoencoder = model, model.autoencoder
+        if (
+            self.autoencoder.spec.has_one_array
+        ):  # what encodes another needs the losses that not all batches have
+            self.gradients = "all" if model.uses_all_weights else "the same"
         self._config, self._validation, self._device = config, validation, device
         data = window_data(
             windows,
@@ -154,18 +159,19 @@ class JointStage(Stage):
         weights = inverse_weights(training, length.epochs_before(number)) if is_inverse else {}
         num_points = len(self.model.queries.get_buffer(batch.task))
         progress = length.progress(number)
+        num_queried = num_queries(training.query_sampling, progress=progress, num_points=num_points)
         return JointBatch(
             **vars(batch),
             weights={name: weight for name, weight in weights.items() if weight},
-            num_points=num_queries(training.query_sampling, progress=progress, num_points=num_points),
+            points=batch.draws.order(num_points)[:num_queried],
             prior_weights={} if self._priors is None else self._priors.weights_at(number),
         )
 
     def losses(self, forward: Callable[..., Tensor], batch: JointBatch) -> Losses:
         """Prediction, alignment and weighted inverse losses; fields are compared at random points."""
         training = self._config.training
-        num_points = len(self.model.queries.get_buffer(batch.task))
-        order = torch.randperm(num_points, generator=batch.draws.generator)
+        assert batch.points is not None
+        assert isinstance(forward, Simulator)
         rollouts: list[Tensor] = []
 
         def keeping(*args: Any, **options: Any) -> Tensor:
@@ -173,12 +179,12 @@ class JointStage(Stage):
             return rollouts[-1]
 
         losses = inverse_losses(
-            self.model,
+            forward,
             batch.states.to(self._device, non_blocking=True),
             batch.parameters.to(self._device, non_blocking=True),
             task=batch.task,
             dt_B=batch.dt.to(self._device, non_blocking=True),
-            points_P=order[: batch.num_points].to(self._device),
+            points_P=batch.points.to(self._device, non_blocking=True),
             forward=keeping,
             is_inverse=bool(batch.weights),
             kind=training.reconstruction_loss,
@@ -188,7 +194,7 @@ class JointStage(Stage):
         losses = {name: weights[name] * loss for name, loss in losses.items() if name in weights}
         if batch.prior_weights and self._priors is not None:
             states_BKLD, priors = rollouts[0], batch.prior_weights
-            losses |= self._priors.losses(self.model, batch, states_BKLD, priors, are_fields=True)
+            losses |= self._priors.losses(forward, batch, states_BKLD, priors, are_fields=True)
         return losses
 
     def validate(self) -> dict[str, float]:

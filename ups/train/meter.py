@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ TOTAL = "startup/total_startup_time_min"
 FLOPS, PROCESSOR_S = "training/flops", "training/processor_s"
 
 
+@dataclass
+class _Sums:
+    """Of the losses that came together, each tensor of shape (losses,)."""
+
+    sums: Tensor
+    first_bad: Tensor  # step at which a loss wasn't finite
+    count: int = 0
+
+
 class LossMeter:
     """Sums of named losses, and the first step at which one of them wasn't finite.
 
@@ -39,28 +49,26 @@ class LossMeter:
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self._ranks = ranks
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-        self._first_bad: dict[str, Tensor] = {}
+        self._together: dict[tuple[str, ...], _Sums] = {}
 
     @torch.no_grad()
     def add(self, losses: dict[str, Tensor], *, step: int, share: float = 1.0) -> None:
-        """Take in the losses of a batch; doesn't wait for the device.
+        """Take in the losses of a batch; neither waits for the device nor sends it anything.
 
         Args:
             losses: Means over this rank's rows.
             step: The step, counted from 1.
             share: Share of the batch that this rank's rows are.
         """
-        for name, loss in losses.items():
-            value = loss.detach().float()
-            if name not in self._sums:
-                self._sums[name] = torch.zeros_like(value)
-                self._first_bad[name] = torch.full((), _NEVER, dtype=torch.int64, device=value.device)
-            self._sums[name] = self._sums[name] + value * share
-            self._counts[name] = self._counts.get(name, 0) + 1
-            bad_step = torch.where(value.isfinite(), _NEVER, step)
-            self._first_bad[name] = torch.minimum(self._first_bad[name], bad_step)
+        names = tuple(losses)
+        values = torch.stack([loss.detach().float() for loss in losses.values()])
+        if names not in self._together:
+            never = torch.full(values.shape, _NEVER, dtype=torch.int64, device=values.device)
+            self._together[names] = _Sums(torch.zeros_like(values), never)
+        some = self._together[names]
+        some.count += 1
+        some.sums.add_(values, alpha=share)
+        some.first_bad.masked_fill_(~values.isfinite() & (some.first_bad == _NEVER), step)
 
     def read(self) -> dict[str, float]:
         """Means since the last call, over the rows of all ranks; a collective, and waits for the device.
@@ -68,18 +76,20 @@ class LossMeter:
         Raises:
             DivergedError: If a loss wasn't finite; on every rank.
         """
-        names = sorted(self._sums)
-        if not names:
+        if not self._together:
             return {}
-        first_bad = self._ranks.least(torch.stack([self._first_bad[name] for name in names])).tolist()
-        sums = self._ranks.sum(torch.stack([self._sums[name] for name in names])).tolist()
-        step, name = min(zip(first_bad, names, strict=True))
+        together = sorted(self._together.items())
+        first_bad = self._ranks.least(torch.cat([some.first_bad for _, some in together])).tolist()
+        sums = self._ranks.sum(torch.cat([some.sums for _, some in together])).tolist()
+        places = [(name, some.count) for names, some in together for name in names]
+        step, bad = min(zip(first_bad, (name for name, _ in places), strict=True))
         if step != _NEVER:
-            raise diverged(name, step)
-        means = {name: total / self._counts[name] for name, total in zip(names, sums, strict=True)}
-        for table in (self._sums, self._counts, self._first_bad):
-            table.clear()
-        return means
+            raise diverged(bad, step)
+        totals, counts = dict[str, float](), dict[str, int]()
+        for (name, count), total in zip(places, sums, strict=True):
+            totals[name], counts[name] = totals.get(name, 0.0) + total, counts.get(name, 0) + count
+        self._together.clear()
+        return {name: totals[name] / counts[name] for name in sorted(totals)}
 
 
 def diverged(loss_name: str, step: int) -> DivergedError:

@@ -171,6 +171,7 @@ class OperatorStage(Stage):
 
     name = STAGE
     model: Simulator
+    compiled = ("conditions", "advance")
 
     def __init__(
         self,
@@ -184,6 +185,8 @@ class OperatorStage(Stage):
     ) -> None:
         self.model, self._config, self._validation, self._device = model, config, validation, device
         self._priors = priors
+        if len(model.spec.tasks) == 1:
+            self.gradients = "all" if model.uses_all_weights else "the same"
         settings = config.stage(self.name)
         self._data = data
         self.loader = data.loader(config, device, prepare=self._prepare)
@@ -237,6 +240,8 @@ class OperatorStage(Stage):
         if training.pushforward:
             before = batch.pushed
             given_BLD, truth_BKLD = push_forward(step, given_BLD, truth_BKLD, num=before)
+        # Later states need gradients: were the first one to differ, a compiled step would have two forms.
+        given_BLD.requires_grad_(training.compile)
         predicted_BKLD = step(given_BLD, steps=truth_BKLD.shape[1])
         losses = rollout_losses(
             predicted_BKLD,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
+from ups.device import matmul_precision
 from ups.errors import CheckpointError, ConfigError, needs
 from ups.optim import check_optimizer
 from ups.output import Note
@@ -103,6 +104,7 @@ def run_stage(
     training = config.training
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
+        matmul_precision(training.matmul_precision, note=note),
         measuring(clock),
         ExitStack() as stack,
     ):

@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ups.config import RunConfig, StageConfig, TrainingConfig
 from ups.data.batches import Loader
-from ups.device import compiled_or_eager
+from ups.device import with_compiled
 from ups.errors import ConfigError, did_you_mean
 from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
 
 Losses = dict[str, Tensor]
+GradientsOfBatch = Literal["all", "the same", "some"]
 
 # Module and function that makes the stage from (config, device, start). Later stages are added here.
 STAGES = {
@@ -65,16 +66,24 @@ class Stage(ABC):
         model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
         loader: Training batches, a pass at a time; each a function of the seed and its number alone.
         curriculum: How long the rollouts of its batches are.
+        compiled: Methods of the model that `training.compile` is about. None of them depends on how long
+            rollouts are.
+        gradients: Which trained parameters a batch gives gradients to: "all", "the same" in every batch, as
+            with one task, or "some". Ranks look in every step which ones have none, unless they know.
     """
 
     name: str
     model: nn.Module
     loader: Loader
     curriculum = Curriculum()
+    compiled: tuple[str, ...] = ("forward",)
+    gradients: GradientsOfBatch = "some"
 
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
-        """Named losses of some rows of a batch, scalars, whose sum is minimised; `forward` calls the model.
+        """Named losses of some rows of a batch, scalars, whose sum is minimised.
+
+        `forward` is the model, or the same with compiled methods.
 
         Each is a mean over the rows, of things that depend on one row each: then the mean over the ranks,
         weighted by their numbers of rows, is the loss of the whole batch.
@@ -171,6 +180,8 @@ class Schedule:
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
 
-def forward_of(model: nn.Module, config: TrainingConfig, *, note: Note) -> Callable[..., Any]:
-    """How a model is called: compiled where the configuration says so."""
-    return compiled_or_eager(model, note=note, mode=config.compile_mode) if config.compile else model
+def forward_of(stage: Stage, config: TrainingConfig, *, note: Note) -> nn.Module:
+    """How a stage's model is called: compiled where the configuration says so."""
+    if not config.compile:
+        return stage.model
+    return with_compiled(stage.model, stage.compiled, note=note, mode=config.compile_mode)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ups.config import RunConfig
 from ups.data.batches import endless
@@ -25,6 +25,8 @@ from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
 from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Schedule, Stage, forward_of
 from ups.train.state import SavedState, check_batch, check_shared, load_state, save_state, state_path
+
+GRADIENT_NORM = "training/gradient_norm"  # of the step that a line ends with, before it is clipped
 
 
 class WaitEndedError(Exception):
@@ -78,7 +80,7 @@ class Trainer:
         self._autocast = autocast_of(config, device)
         self.work = Work(stage, autocast=self._autocast, ranks=ranks)
         self.startup, self.startup_metrics = startup or StartupClock(), dict[str, float]()
-        self.step = 0
+        self.step, self.gradient_norm = 0, torch.zeros(())
         self.wandb_id: str | None = None
         self.log = RunLog(stage=stage.name, total_steps=self.total_steps, is_quiet=not ranks.is_first)
         self.state_path = state_path(config, stage.name)
@@ -90,8 +92,8 @@ class Trainer:
             note=self.log.note,
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
-        forward = forward_of(stage.model, config.training, note=self.log.note)
-        self.losses = ParallelLosses(stage, forward, ranks=ranks)
+        forward = forward_of(stage, config.training, note=self.log.note)
+        self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=config.training.accum_steps)
         self._batches: Iterator[Any] | None = None
         if ranks.rank:
             torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank
@@ -130,14 +132,13 @@ class Trainer:
                 with self._autocast():
                     losses, share = self.losses(batch)
                 # DDP takes the mean over the ranks; shares add up to 1.
-                total = torch.stack(list(losses.values())).sum() * (share * self.ranks.world_size)
-                self.scaler.scale(total / accum_steps).backward()
+                weight = share * self.ranks.world_size / accum_steps
+                self.scaler.scale(torch.stack(list(losses.values())).sum() * weight).backward()
             self.meter.add(losses, step=self.step + 1, share=share)
             self.stopwatch.count(batch.num_rows)
             self.work.add(batch)
         self.scaler.unscale_(self.optimizer)
-        if self.settings.grad_clip is not None:
-            nn.utils.clip_grad_norm_(self.stage.model.parameters(), self.settings.grad_clip)
+        self.gradient_norm = clipped(self.stage.model, self.settings.grad_clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -281,6 +282,7 @@ class Trainer:
     def _log_losses(self) -> dict[str, float]:
         losses, work = self.meter.read(), self.work.read()
         rates, lr = self.stopwatch.read(), self.optimizer.param_groups[0]["lr"]
+        rates[GRADIENT_NORM] = self.gradient_norm.item()
         self.log.losses(losses, step=self.step, lr=lr, rates={**rates, **work, **self.gpu.read()})
         return losses
 
@@ -324,6 +326,15 @@ class Trainer:
         self.learning_rate.restore(position["learning_rate"])
         self.work.restore(position.get("work", {}))
         self.stage.restore(position["stage"])
+
+
+def clipped(model: nn.Module, most: float | None) -> Tensor:
+    """The norm of the gradients, which are then at most that long; of all ranks alike, on the device."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if most is not None:
+        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+    return norm
 
 
 def autocast_of(config: RunConfig, device: torch.device) -> Callable[[], torch.autocast]:

@@ -99,7 +99,7 @@ class Autoencoder(nn.Module):
     def condition(self, task: str, parameters: Tensor) -> Condition:
         """The condition of frames of a task."""
         number = self.spec.tasks_on(self.spec.tasks[task].grid).index(task)
-        return Condition(torch.full((len(parameters),), number, device=parameters.device), parameters)
+        return Condition(number, parameters)
 
 
 class Normalizer(nn.Module):

@@ -20,8 +20,9 @@ from ups.device import free_bytes
 from ups.errors import ConfigError, ShapeError
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
-from ups.models.latent_operator import LatentOperator
+from ups.models.latent_operator import LatentOperator, StepConditions
 from ups.models.operator_size import OperatorSize, token_axes
+from ups.models.token_geometry import TokenGeometry
 from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition, patchify, unpatchify
 from ups.trained.autoencoder import Autoencoder, Normalizer
@@ -65,17 +66,24 @@ class Simulator(nn.Module):
             size=OperatorSize.from_json(spec.operator),
             axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )
-        self.normalizer, self.queries = nn.ModuleDict(), nn.Module()
+        self.normalizer, self.queries, self.geometry = nn.ModuleDict(), nn.Module(), nn.ModuleDict()
         for name, task in spec.tasks.items():
             for array, statistics in task.statistics.items():
                 self.normalizer[f"{name}/{array}"] = Normalizer(**statistics)
-            # A function of the grid alone, so it isn't part of the weights.
+            # Functions of the grid alone, so they aren't part of the weights.
             self.queries.register_buffer(name, grid_queries(task.grid.points), persistent=False)
+            self.geometry[name] = self.operator.geometry(task.tokens, task.boundary, steady=task.steady)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.operator.out.weight.device
+
+    @property
+    def uses_all_weights(self) -> bool:
+        """Whether a step needs every weight of the operator: there is one task, on a grid that does."""
+        geometries = [self._geometry_of(task) for task in self.spec.tasks]
+        return len(geometries) == 1 and self.operator.uses_all_weights(geometries[0])
 
     def train(self, mode: bool = True) -> Simulator:
         """As `nn.Module.train`; the autoencoder stays in evaluation mode."""
@@ -115,32 +123,32 @@ class Simulator(nn.Module):
             return normalised
         return self._padded(patchify(normalised, patch_size=self.spec.patch_size))
 
+    def conditions(self, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> StepConditions:
+        """What the steps by the physical times `dt_B`, shape (B,), are told besides the state."""
+        condition = Condition(self.spec.task_number(task), parameters_BP)
+        return self.operator.conditions(condition, dt_B, self._geometry_of(task))
+
+    def advance(self, state_BLD: Tensor, conditions: StepConditions, *, task: str) -> Tensor:
+        """Advance normalised states by one step; same shape, a new tensor."""
+        advanced_BLD = self.operator.advance(state_BLD, conditions, self._geometry_of(task))
+        dim = self._own_dim(self.spec.tasks[task])
+        return advanced_BLD if dim == self.spec.state_dim else self._padded(advanced_BLD[..., :dim])
+
     def step(self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> Tensor:
         """Advance normalised states by the physical times `dt_B`, shape (B,); same shape, a new tensor."""
-        known = self.spec.tasks[task]
-        number = torch.full((len(state_BLD),), self.spec.task_number(task), device=state_BLD.device)
-        advanced_BLD: Tensor = self.operator(
-            state_BLD,
-            dt_B=dt_B,
-            condition=Condition(number, parameters_BP),
-            grid=known.tokens,
-            boundary=known.boundary,
-            steady=known.steady,
-        )
-        dim = self._own_dim(known)
-        return advanced_BLD if dim == self.spec.state_dim else self._padded(advanced_BLD[..., :dim])
+        return self.advance(state_BLD, self.conditions(parameters_BP, task=task, dt_B=dt_B), task=task)
 
     def forward(
         self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor, steps: int = 1
     ) -> Tensor:
-        """Several steps in one call, so that wrappers of the model see one call a batch.
+        """Several steps in one call, under the same conditions.
 
         Returns:
             States after each step, shape (B, K, L, D).
         """
-        states = []
+        conditions, states = self.conditions(parameters_BP, task=task, dt_B=dt_B), []
         for _ in range(steps):
-            state_BLD = self.step(state_BLD, parameters_BP, task=task, dt_B=dt_B)
+            state_BLD = self.advance(state_BLD, conditions, task=task)
             states.append(state_BLD)
         return torch.stack(states, dim=1)
 
@@ -159,10 +167,27 @@ class Simulator(nn.Module):
             return normalizer.inverse(
                 unpatchify(patches_BLD, points=known.grid.points, patch_size=self.spec.patch_size)
             )
-        query = self.queries.get_buffer(task)
-        latent_BLD = normalizer.inverse(state_BLD)
-        values_BPC = self.autoencoder.decode(latent_BLD, query, parameters_BP, task=task)
+        query_PN = self.queries.get_buffer(task)
+        values_BPC = self.decode_at(state_BLD, query_PN, parameters_BP, task=task, array=FIELDS)
         return values_BPC.unflatten(1, known.grid.points)
+
+    def decode_at(
+        self, state_BLD: Tensor, query_PN: Tensor, parameters_BP: Tensor, *, task: str, array: str
+    ) -> Tensor:
+        """Normalised states of an array, latents of the autoencoder, to physical values at points.
+
+        Args:
+            state_BLD: States.
+            query_PN: Points as fractions of the domain.
+            parameters_BP: In the order of `spec.parameters`.
+            task: Name of the task.
+            array: Which array.
+        Returns:
+            Shape (B, P, C).
+        """
+        assert self.autoencoder is not None
+        latent_BLD = self.normalizer_of(task, array).inverse(state_BLD)
+        return self.autoencoder.decode(latent_BLD, query_PN, parameters_BP, task=task, array=array)
 
     @torch.no_grad()
     def rollout(
@@ -222,6 +247,11 @@ class Simulator(nn.Module):
         normalizer = self.normalizer[f"{task}/{array}"]
         assert isinstance(normalizer, Normalizer)
         return normalizer
+
+    def _geometry_of(self, task: str) -> TokenGeometry:
+        geometry = self.geometry[task]
+        assert isinstance(geometry, TokenGeometry)
+        return geometry
 
     def _own_dim(self, task: SimulatedTask) -> int:
         """Channels of a token that the task uses; a patch of fewer values is padded with zeros."""

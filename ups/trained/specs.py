@@ -78,6 +78,11 @@ class AutoencoderSpec:
             name: self.encoder[name] for name in ("basis", "residual", "isometry") if name in self.encoder
         }
 
+    @property
+    def has_one_array(self) -> bool:
+        """Whether there is one task, of one array: then every frame needs all weights."""
+        return sum(len(task.grid.arrays) for task in self.tasks.values()) == 1
+
     def tasks_on(self, grid: GridSpec) -> list[str]:
         """Names of the tasks on a grid, sorted; their places are the numbers in `Condition.task`."""
         return sorted(name for name, task in self.tasks.items() if task.grid == grid)

@@ -229,7 +229,7 @@ def test_operator_without_layer_norm_sees_how_large_a_state_is(mixer: Mixer, is_
 
 
 def mixer_between_walls(length: int, padding: float) -> SpectralMixer:
-    place = Place(2, 1, axes_of((length,), has_ends=True), 4, is_shifted=False)
+    place = Place(2, 1, axes_of((length,), has_ends=True), is_shifted=False)
     return SpectralMixer(place, modes=None, padding=padding).double()
 
 
@@ -259,7 +259,7 @@ def test_spectral_mixing_between_walls_is_linear_convolution_of_what_fits_into_t
 
 @torch.no_grad()
 def test_convolution_between_walls_does_not_reach_round() -> None:
-    mixer = ConvolutionMixer(Place(2, 1, axes_of((16,)), 4, is_shifted=False)).double()
+    mixer = ConvolutionMixer(Place(2, 1, axes_of((16,)), is_shifted=False)).double()
     x = torch.randn(1, 16, 2, dtype=torch.float64, requires_grad=False)
     changed = x.clone()
     changed[:, -1] += 1
@@ -271,7 +271,7 @@ def test_convolution_between_walls_does_not_reach_round() -> None:
 
 @torch.no_grad()
 def test_convolution_is_a_sum_along_the_axes() -> None:
-    mixer = ConvolutionMixer(Place(2, 1, axes_of((6, 7)), 4, is_shifted=False)).double()
+    mixer = ConvolutionMixer(Place(2, 1, axes_of((6, 7)), is_shifted=False)).double()
     x = torch.randn(1, 6, 7, 2, dtype=torch.float64)
     expected = torch.zeros_like(x)
     for axis, layer in enumerate(mixer.along, start=1):
@@ -283,12 +283,41 @@ def test_convolution_is_a_sum_along_the_axes() -> None:
 
 def test_operator_knows_where_walls_are_on_the_axes_that_have_them() -> None:
     operator = trained_like(with_mixer("spectral", depths=(1,), padding=0.0))
-    tokens = torch.zeros(1, 8, 6, 16, dtype=torch.float64)
-    added = operator.walls(tokens, periodic=(False, True))
+    added = operator.walls(operator.geometry((8, 6), ("wall", PERIODIC), steady=False))
+    assert added is not None
+    assert added.shape == (1, 8, 1, 16)
     assert (added.std(dim=1) > 0.01).all()
-    assert (added.std(dim=2) == 0).all()
     assert not torch.allclose(added[:, 0], added[:, -1])  # lower and upper wall are told apart
-    assert torch.equal(operator.walls(tokens, periodic=(True, True)), tokens)
+    assert operator.walls(operator.geometry((8, 6), (PERIODIC, PERIODIC), steady=False)) is None
+    both = operator.walls(operator.geometry((8, 6), ("wall", "wall"), steady=False))
+    assert both is not None
+    assert both.shape == (1, 8, 6, 16)
+
+
+def test_conditions_made_once_serve_all_steps() -> None:
+    operator, grid, boundary = trained_like(SMALL), (8, 16), ("wall", PERIODIC)
+    latent, dt = torch.randn(B, 128, D, dtype=torch.float64), torch.full((B,), 0.05, dtype=torch.float64)
+    geometry = operator.geometry(grid, boundary, steady=False)
+    given = Condition(0, torch.full((B, 1), 0.01, dtype=torch.float64))
+    conditions, once = operator.conditions(given, dt, geometry), latent
+    for _ in range(3):
+        once = operator.advance(once, conditions, geometry)
+        latent = advance(operator, latent, grid, boundary)
+    torch.testing.assert_close(once, latent)
+
+
+def test_weights_of_before_with_a_modulation_in_every_block_are_taken() -> None:
+    operator, other = trained_like(with_mixer("hybrid")), trained_like(with_mixer("hybrid"))
+    tensors = operator.state_dict()
+    sizes = [len(block.kinds) * block.width for _, block in operator._blocks()]
+    for kind in ("weight", "bias"):
+        parts = tensors.pop(f"modulation.{kind}").split(sizes)
+        for (name, _), part in zip(operator._blocks(), parts, strict=True):
+            tensors[f"{name}.modulation.{kind}"] = part
+    other.load_state_dict(tensors)
+    latent = torch.randn(B, 32, D, dtype=torch.float64)
+    found = advance(other, latent, (32,), (PERIODIC,))
+    assert torch.equal(found, advance(operator, latent, (32,), (PERIODIC,)))
 
 
 def test_operator_of_periodic_tasks_has_no_weights_for_walls() -> None:

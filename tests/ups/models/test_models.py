@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ups.errors import ShapeError
 from ups.grid import GridSpec, cut_grid
-from ups.models.any_point_decoder import AnyPointDecoder, find_neighbours, grid_queries
+from ups.models.any_point_decoder import AnyPointDecoder, Neighbourhood, grid_queries
 from ups.models.grid_encoder import GridEncoder, pixel_unshuffle
 from ups.nn.layers import Condition, GridConv, GroupPooling
 
@@ -247,7 +247,7 @@ def test_mixed_padding_agrees_with_plain_wrapping() -> None:
 def test_neighbours_agree_with_counting_them_out() -> None:
     encoder, _ = make_models("2d mixed")  # 2 x 2 tokens, periodic in y only
     query = torch.tensor([[0.1, 0.9]], dtype=torch.float64)
-    near = find_neighbours(query[None], cut=encoder.cut, periodic=(True, False), radius=1)
+    near = Neighbourhood(encoder.cut, (True, False), radius=1)(query[None])
     expected = []
     for dy, dx in itertools.product(range(-1, 2), repeat=2):
         token = (0 + dy, 1 + dx)
@@ -260,7 +260,7 @@ def test_neighbours_agree_with_counting_them_out() -> None:
 
 def test_query_on_the_upper_boundary_belongs_to_the_last_token() -> None:
     encoder, _ = make_models("1d with ends")
-    near = find_neighbours(torch.tensor([[[1.0]]]), cut=encoder.cut, periodic=(False,), radius=1)
+    near = Neighbourhood(encoder.cut, (False,), radius=1)(torch.tensor([[[1.0]]]))
     assert near.index[0, 0, 1] == 3
     assert near.offset[0, 0, 1, 0] == 0.5
 

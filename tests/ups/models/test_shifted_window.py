@@ -12,13 +12,12 @@ from torch import Tensor
 
 from ups.nn.shifted_window import (
     ShiftedWindowAttention,
+    Windows,
     merge_windows,
     partition_windows,
     relative_offsets,
     window_size,
 )
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_partition_windows_holds_neighbours() -> None:
 
 
 def test_relative_offsets_around_a_circle_take_the_shorter_way() -> None:
-    offsets = relative_offsets((4,), [True], CPU)[..., 0]
+    offsets = relative_offsets((4,), [True])[..., 0]
     assert offsets[0].tolist() == [0, -1, 2, 1]
     for step in range(4):
         assert torch.equal(offsets.roll([step, step], [0, 1]), offsets)
@@ -67,8 +66,8 @@ def full_attention(
             sees &= is_end[:, None] == is_end[None]
     inside = rolled % sizes
     number = (inside * torch.tensor([math.prod(window[axis + 1 :]) for axis in range(len(window))])).sum(-1)
-    circular = [wraps and size == length for wraps, size, length in zip(periodic, window, grid, strict=True)]
-    bias = attention.bias(window, circular)[:, number[:, None], number[None]]
+    windows = Windows(grid, periodic, largest=max(window))
+    bias = attention.bias(windows.offsets)[:, number[:, None], number[None]]
     flat = tokens.flatten(1, -2)
     query, key, value = (
         part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
@@ -96,16 +95,32 @@ def full_attention(
 def test_window_attention_is_full_attention_under_a_mask(
     grid: tuple[int, ...], periodic: tuple[bool, ...], is_shifted: bool
 ) -> None:
-    attention = ShiftedWindowAttention(12, num_heads=3, num_axes=len(grid), is_shifted=is_shifted, largest=4)
+    attention = ShiftedWindowAttention(12, num_heads=3, num_axes=len(grid), is_shifted=is_shifted)
     tokens = torch.randn(2, *grid, 12)
     window = tuple(min(4, length) for length in grid)
     expected = full_attention(attention, tokens, periodic, window)
-    torch.testing.assert_close(attention(tokens, periodic=periodic), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        attention(tokens, Windows(grid, periodic, largest=4)), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_mask_of_shifted_windows_is_one_for_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    plain = F.scaled_dot_product_attention
+
+    def watched(*args: Tensor, attn_mask: Tensor, **options: float) -> Tensor:
+        seen.append(attn_mask)
+        return plain(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    attention = ShiftedWindowAttention(8, num_heads=2, num_axes=1, is_shifted=True)
+    attention(torch.randn(5, 16, 8), Windows((16,), (False,), largest=4))
+    assert [mask.shape for mask in seen] == [(1, 4 * 2, 4, 4)]  # 4 windows, 2 heads
 
 
 def test_window_attention_gives_gradients_to_every_parameter() -> None:
     attention = ShiftedWindowAttention(8, num_heads=2, num_axes=2, is_shifted=True)
-    attention(torch.randn(1, 16, 16, 8), periodic=(False, True)).square().sum().backward()
+    attention(torch.randn(1, 16, 16, 8), Windows((16, 16), (False, True))).square().sum().backward()
     without = [
         name for name, weight in attention.named_parameters() if weight.grad is None or not weight.grad.any()
     ]

@@ -16,7 +16,7 @@ import rank_training
 import torch
 from on_demand_helpers import build, make_folder
 from rank_processes import rank_variables, start, wait
-from rank_training import Waves, baseline_trainer, make_config, operator_trainer
+from rank_training import TRAINERS, Waves, baseline_trainer, make_config
 
 from ups.data.batches import TaskBatch
 from ups.errors import CheckpointError, ConfigError
@@ -92,16 +92,18 @@ def test_ranks_equal_one_process_at_the_same_batch(tmp_path: Path, world_size: i
 
 
 @pytest.mark.multi_process
-def test_ranks_train_the_operator_as_one_process_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "gradients"), [("operator", "some"), ("one_task", "the same")])
+def test_ranks_train_the_operator_as_one_process_does(tmp_path: Path, case: str, gradients: str) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     make_folder(alone)
     build(alone, "data.tasks=[burgers1d,advection1d]")
     shutil.copytree(alone, tmp_path / "ranks")
-    trainer = operator_trainer(alone)
+    trainer = TRAINERS[case](alone)
     untrained = {f"model.{name}": tensor.clone() for name, tensor in trainer.stage.model.state_dict().items()}
     trainer.fit()
-    assert [one["step"] for one in run_ranks("operator", tmp_path / "ranks")] == [6, 6]
+    said = run_ranks(case, tmp_path / "ranks")
+    assert [(one["step"], one["gradients"]) for one in said] == [(6, gradients)] * 2
     mine, theirs = (state_of(tmp_path / name / "checkpoints", "operator") for name in ("alone", "ranks"))
     largest = max(float((mine[name] - tensor).abs().max()) for name, tensor in untrained.items())
     # Two ranks add 3 rows each where one adds 6: the same sums in another order. Gradients differ by a few
@@ -122,7 +124,7 @@ def test_ranks_train_a_baseline_as_one_process_does(tmp_path: Path) -> None:
     untrained = {f"model.{name}": tensor.clone() for name, tensor in trainer.stage.model.state_dict().items()}
     trainer.fit()
     said = run_ranks("fno", tmp_path / "ranks")
-    assert [one["step"] for one in said] == [6, 6]
+    assert [(one["step"], one["gradients"]) for one in said] == [(6, "all")] * 2
     mine, theirs = (state_of(tmp_path / name / "checkpoints", "fno") for name in ("alone", "ranks"))
     largest = max(float((mine[name] - tensor).abs().max()) for name, tensor in untrained.items())
     assert largest > 1e-3

@@ -24,6 +24,7 @@ from ups.errors import ConfigError
 from ups.losses import inverse_losses, reconstruction_error
 from ups.train.joint import JointStage, make_joint_stage
 from ups.train.run import run_stage
+from ups.train.stage import forward_of
 from ups.train.trainer import Trainer
 from ups.trained.autoencoder import load_autoencoder
 from ups.trained.checkpoint import hash_tensors
@@ -137,6 +138,34 @@ def test_gradients_reach_encoder_operator_and_decoder(run: Path, task: str) -> N
 def is_reached(module: torch.nn.Module, loss: Tensor) -> bool:
     gradients = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True, allow_unused=True)
     return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler's own imports
+def test_joint_compiles_encoder_step_and_decoder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def watched(function: Any, **options: Any) -> Any:
+        compiled.append(function.__name__)
+        return plain(function, backend="aot_eager")
+
+    plain = torch.compile
+    monkeypatch.setattr("torch.compile", watched)
+    overrides = ["training.lambda_alignment=1", "training.compile=true", "training.horizon=2"]
+    stage = make_stage(run, *overrides)
+    torch.nn.init.normal_(stage.model.operator.out.weight, std=0.1)
+    forward = forward_of(stage, joint(run, *overrides).training, note=pytest.fail)
+    batch = batch_with(stage, "burgers1d")
+    found, expected = (stage.losses(m, batch) for m in (forward, stage.model))  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    weights = [weight for weight in stage.model.parameters() if weight.requires_grad]
+    gradients = [
+        torch.autograd.grad(torch.stack(list(losses.values())).sum(), weights, allow_unused=True)
+        for losses in (found, expected)
+    ]
+    for mine, plain_one in zip(*gradients, strict=True):
+        if plain_one is not None:
+            torch.testing.assert_close(mine, plain_one, rtol=1e-3, atol=1e-5)
+    assert sorted(compiled) == ["advance", "conditions", "decode_at", "encode"]
 
 
 def test_inverse_losses_come_every_few_optimiser_steps(run: Path) -> None:

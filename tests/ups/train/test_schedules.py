@@ -65,7 +65,7 @@ def test_stage_autoencoder_asks_at_more_points_as_it_goes_on(run: Path) -> None:
     sampling = ["training.query_sampling.num_queries=24", "training.query_sampling.curriculum.enabled=true"]
     config = configure(run, ONE, *sampling, "training.query_sampling.curriculum.start_queries=4")
     stage = make_autoencoder_stage(config, device=CPU)
-    assert [batch_of(stage, number).num_points for number in (0, 15, 75, 100)] == [4, 8, 24, 24]
+    assert [len(batch_of(stage, number).points) for number in (0, 15, 75, 100)] == [4, 8, 24, 24]
     asked = []
     stage.losses(
         lambda values, query, *a, **k: asked.append(len(query)) or values.flatten(1, -2)[:, :4],
