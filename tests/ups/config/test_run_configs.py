@@ -1,33 +1,76 @@
-"""The configurations that come along: they load, for run and build, and their sizes fit the grids."""
+"""The configurations that come along: they load, for run and build, and their sizes fit the published grids."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from ups.config import RunConfig, load_config
+from ups.data.patch_basis import MAX_CELL_VALUES
 from ups.errors import ConfigWarning
-from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, cut_grid
+from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, TokenGrid, cut_grid
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import token_axes
 from ups.nn.layers import Condition
 from ups.train.operator_spec import operator_size
 from ups_store.build.config import load_config as load_build_config
+from ups_store.sources.tasks import TASKS, WELL_TASKS, get_task
 
-CONFIGS = sorted((Path(__file__).resolve().parents[3] / "ups" / "configs").glob("*.yaml"))
-# Points and periodicity of the files that PDEBench publishes.
-LINE, PLANE = (1024,), (128, 128)
-GRIDS = {
-    "advection1d": (LINE, True),
-    "burgers1d": (LINE, True),
-    "cfd2d": (PLANE, True),
-    "darcy2d": (PLANE, False),
-    "diffreact2d": (PLANE, False),
-    "shallow_water2d": (PLANE, False),
+REPOSITORY = Path(__file__).resolve().parents[3]
+FOLDER = REPOSITORY / "ups" / "configs"
+READY_MADE = sorted(path for name in ("pdebench", "the_well") for path in (FOLDER / name).glob("*.yaml"))
+CONFIGS = [*sorted(FOLDER.glob("*.yaml")), *READY_MADE]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(FOLDER).with_suffix("").as_posix()
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the files of a task hold; points in the order of a store's axes, [z, y,] x."""
+
+    points: tuple[int, ...]
+    frames: int
+    periodic: tuple[bool, ...]
+    num_channels: int
+
+
+def published(points: tuple[int, ...], frames: int, ends: str, num_channels: int = 0) -> Published:
+    """`ends`: "p" or "b" for each axis, periodic or bounded."""
+    return Published(points, frames, tuple(end == "p" for end in ends), num_channels)
+
+
+# PDEBench: shapes of the files at doi:10.18419/darus-2986 (Takamoto et al. 2022, arXiv:2210.07182), the 128 x 128
+# files of 2D CFD and the 128^3 ones of 3D CFD; incompressible2d: what `ups make-data` writes by default.
+# The Well: spatial_resolution, n_steps_per_trajectory, field_names and boundary_condition_types in
+# datasets/<name>/<name>.yaml of github.com/PolymathicAI/the_well, whose first dimension is our x.
+PUBLISHED = {
+    "advection1d": published((1024,), 201, "p"),
+    "burgers1d": published((1024,), 201, "p"),
+    "reacdiff1d": published((1024,), 101, "p"),
+    "diffsorp1d": published((1024,), 101, "b"),
+    "cfd1d": published((1024,), 101, "p"),
+    "cfd2d": published((128, 128), 21, "pp"),
+    "cfd3d": published((128, 128, 128), 21, "ppp"),
+    "darcy2d": published((128, 128), 1, "bb"),
+    "diffreact2d": published((128, 128), 101, "bb"),
+    "shallow_water2d": published((128, 128), 101, "bb"),
+    "navier_stokes2d": published((512, 512), 1000, "bb"),
+    "incompressible2d": published((64, 64), 21, "pp"),
+    "active_matter": published((256, 256), 81, "pp", 11),
+    "gray_scott_reaction_diffusion": published((128, 128), 1001, "pp", 2),
+    "rayleigh_benard_uniform": published((128, 512), 200, "bp", 4),
+    "shear_flow": published((512, 256), 200, "pp", 4),
+    "euler_multi_quadrants_periodicBC": published((512, 512), 101, "pp", 5),
+    "euler_multi_quadrants_openBC": published((512, 512), 101, "bb", 5),
+    "turbulent_radiative_layer_2D": published((384, 128), 101, "bp", 4),
+    "MHD_64": published((64, 64, 64), 100, "ppp", 7),
 }
 
 
@@ -37,12 +80,28 @@ def load(path: Path) -> RunConfig:
         return load_config(path)
 
 
+def grid_of(config: RunConfig, task: str) -> GridSpec:
+    """Of the fields of a published task, as the configuration reduces them."""
+    whole, step = PUBLISHED[task], config.data.reduce_space
+    assert all(num % step == 0 for num in whole.points)
+    num_channels = whole.num_channels or len(get_task(task).channels)
+    return GridSpec(tuple(num // step for num in whole.points), whole.periodic, (("fields", num_channels),))
+
+
+def cut_of(config: RunConfig, grid: GridSpec) -> TokenGrid:
+    is_latent = config.operator.state == "latent"
+    num_tokens = config.latent.tokens if is_latent else None
+    return cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens)
+
+
 def test_all_that_are_wanted_are_there() -> None:
     wanted = {"demo", "train_burgers_32dim", "train_advection_32dim", "two_tasks", "full_size"}
     assert wanted <= {path.stem for path in CONFIGS}
+    assert {path.stem for path in READY_MADE if path.parent.name == "pdebench"} == set(TASKS)
+    assert {path.stem for path in READY_MADE if path.parent.name == "the_well"} < set(WELL_TASKS)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
 def test_run_and_build_read_the_same_configuration(path: Path) -> None:
     config, build = load(path), load_build_config(path)
     assert build.data.tasks == config.data.tasks
@@ -52,33 +111,58 @@ def test_run_and_build_read_the_same_configuration(path: Path) -> None:
     assert {"autoencoder", "operator"} <= config.stages.keys()
 
 
-def token_grid(config: RunConfig, task: str) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Tokens along each axis of a published task, and whether each is periodic."""
-    points, is_periodic = GRIDS[task]
-    reduced = tuple(num // config.data.reduce_space for num in points)
-    grid = GridSpec(reduced, (is_periodic,) * len(points), (("fields", 1),))
-    assert config.latent.tokens * config.latent.dim < math.prod(reduced)  # it compresses
-    cut = cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=config.latent.tokens)
-    return cut.tokens, grid.periodic
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
 def test_operator_advances_the_tokens_of_every_task(path: Path) -> None:
     config = load(path)
-    grids = [token_grid(config, task) for task in config.data.tasks]
+    grids = [grid_of(config, task) for task in config.data.tasks]
+    cuts = [(cut_of(config, grid).tokens, grid.periodic) for grid in grids]
+    dim = config.latent.dim if config.operator.state == "latent" else max(map(_cell_values(config), grids))
     with torch.device("meta"):
         operator = LatentOperator(
-            config.latent.dim,
+            dim,
             num_tasks=1,
             ranges=[(0.01, 0.1)],
             size=operator_size(config.operator),
-            axes=token_axes(grids),
+            axes=token_axes(cuts),
         )
-        for tokens, periodic in grids:
-            latent = torch.zeros(2, config.latent.tokens, config.latent.dim)
+        for tokens, periodic in cuts:
+            state = torch.zeros(2, math.prod(tokens), dim)
             condition = Condition(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 1))
             boundary = tuple(PERIODIC if wraps else UNKNOWN_BOUNDARY for wraps in periodic)
             advanced = operator(
-                latent, dt_B=torch.ones(2), condition=condition, grid=tokens, boundary=boundary
+                state, dt_B=torch.ones(2), condition=condition, grid=tokens, boundary=boundary
             )
-            assert advanced.shape == latent.shape
+            assert advanced.shape == state.shape
+
+
+def _cell_values(config: RunConfig):
+    """Values of the cell of a token, by grid."""
+    return lambda grid: math.prod(cut_of(config, grid).points_per_token) * dict(grid.channels)["fields"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
+def test_latents_are_smaller_than_the_fields_and_their_basis_can_be_measured(path: Path) -> None:
+    config = load(path)
+    for task in config.data.tasks if config.operator.state == "latent" else ():
+        values = _cell_values(config)(grid_of(config, task))
+        assert config.latent.dim < values <= MAX_CELL_VALUES
+
+
+@pytest.mark.parametrize("path", READY_MADE, ids=name_of)
+def test_ready_made_configuration_keeps_its_files_apart_and_stands_in_the_guide(path: Path) -> None:
+    config = load(path)
+    (task,) = config.data.tasks
+    assert task == path.stem
+    assert config.checkpoint.dir == Path("checkpoints", task)
+    assert config.cache.dir != config.training.latent_cache_dir
+    assert _row(path, config, task) in (REPOSITORY / "docs" / "guides" / "train.md").read_text()
+
+
+def _row(path: Path, config: RunConfig, task: str) -> str:
+    """Of the table in docs/guides/train.md."""
+    grid, frames = grid_of(config, task), math.ceil(PUBLISHED[task].frames / config.data.reduce_time)
+    cut, values = cut_of(config, grid), _cell_values(config)(grid)
+    points, tokens = (" x ".join(map(str, numbers)) for numbers in (grid.points, cut.tokens))
+    is_latent = config.operator.state == "latent"
+    kept = f"{config.latent.dim} of {values} numbers" if is_latent else f"patches of the fields, {values} numbers"
+    return f"| `{name_of(path)}` | {points} | {frames} | {tokens} | {kept} |"
