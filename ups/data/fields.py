@@ -258,7 +258,8 @@ def _open_stored(
             _log.info("%s: packed by %s, decoded: %s", store.path, store.codec, report.why)
         return StoreFields(store, limit=config.data.limit)
     if source == "store":
-        hint = "build it with `ups-store build --config ... latent.encoder=none`, or say training.field_source=hdf5"
+        command = "`ups-store build --config ... latent.encoder=none`"
+        hint = f"build it with {command}, or say training.field_source=hdf5"
         raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
     build, arrays = read_split(config, task, split)
     origin = ", ".join(dict.fromkeys(part.path.name for part in build.plan.parts))

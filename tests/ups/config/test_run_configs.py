@@ -1,14 +1,14 @@
-"""The configurations that come along: they load, for run and build, and their sizes fit the published grids."""
+"""The configurations that come along: they load, for run and build, and fit the published grids."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from published_data import PUBLISHED
 
 from ups.config import RunConfig, load_config
 from ups.data.patch_basis import MAX_CELL_VALUES
@@ -19,7 +19,7 @@ from ups.models.operator_size import token_axes
 from ups.nn.layers import Condition
 from ups.train.operator_spec import operator_size
 from ups_store.build.config import load_config as load_build_config
-from ups_store.sources.tasks import TASKS, WELL_TASKS, get_task
+from ups_store.sources.tasks import TASKS, WELL_TASKS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FOLDER = REPOSITORY / "ups" / "configs"
@@ -31,49 +31,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(FOLDER).with_suffix("").as_posix()
 
 
-@dataclass(frozen=True)
-class Published:
-    """What the files of a task hold; points in the order of a store's axes, [z, y,] x."""
-
-    points: tuple[int, ...]
-    frames: int
-    periodic: tuple[bool, ...]
-    num_channels: int
-
-
-def published(points: tuple[int, ...], frames: int, ends: str, num_channels: int = 0) -> Published:
-    """`ends`: "p" or "b" for each axis, periodic or bounded."""
-    return Published(points, frames, tuple(end == "p" for end in ends), num_channels)
-
-
-# PDEBench: shapes of the files at doi:10.18419/darus-2986 (Takamoto et al. 2022, arXiv:2210.07182), the 128 x 128
-# files of 2D CFD and the 128^3 ones of 3D CFD; incompressible2d: what `ups make-data` writes by default.
-# The Well: spatial_resolution, n_steps_per_trajectory, field_names and boundary_condition_types in
-# datasets/<name>/<name>.yaml of github.com/PolymathicAI/the_well, whose first dimension is our x.
-PUBLISHED = {
-    "advection1d": published((1024,), 201, "p"),
-    "burgers1d": published((1024,), 201, "p"),
-    "reacdiff1d": published((1024,), 101, "p"),
-    "diffsorp1d": published((1024,), 101, "b"),
-    "cfd1d": published((1024,), 101, "p"),
-    "cfd2d": published((128, 128), 21, "pp"),
-    "cfd3d": published((128, 128, 128), 21, "ppp"),
-    "darcy2d": published((128, 128), 1, "bb"),
-    "diffreact2d": published((128, 128), 101, "bb"),
-    "shallow_water2d": published((128, 128), 101, "bb"),
-    "navier_stokes2d": published((512, 512), 1000, "bb"),
-    "incompressible2d": published((64, 64), 21, "pp"),
-    "active_matter": published((256, 256), 81, "pp", 11),
-    "gray_scott_reaction_diffusion": published((128, 128), 1001, "pp", 2),
-    "rayleigh_benard_uniform": published((128, 512), 200, "bp", 4),
-    "shear_flow": published((512, 256), 200, "pp", 4),
-    "euler_multi_quadrants_periodicBC": published((512, 512), 101, "pp", 5),
-    "euler_multi_quadrants_openBC": published((512, 512), 101, "bb", 5),
-    "turbulent_radiative_layer_2D": published((384, 128), 101, "bp", 4),
-    "MHD_64": published((64, 64, 64), 100, "ppp", 7),
-}
-
-
 def load(path: Path) -> RunConfig:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConfigWarning)
@@ -82,10 +39,10 @@ def load(path: Path) -> RunConfig:
 
 def grid_of(config: RunConfig, task: str) -> GridSpec:
     """Of the fields of a published task, as the configuration reduces them."""
-    whole, step = PUBLISHED[task], config.data.reduce_space
-    assert all(num % step == 0 for num in whole.points)
-    num_channels = whole.num_channels or len(get_task(task).channels)
-    return GridSpec(tuple(num // step for num in whole.points), whole.periodic, (("fields", num_channels),))
+    published, step = PUBLISHED[task], config.data.reduce_space
+    assert all(num % step == 0 for num in published.points)
+    points = tuple(num // step for num in published.points)[::-1]  # stores have x last
+    return GridSpec(points, published.periodic(task)[::-1], (("fields", published.num_channels(task)),))
 
 
 def cut_of(config: RunConfig, grid: GridSpec) -> TokenGrid:
@@ -163,6 +120,7 @@ def _row(path: Path, config: RunConfig, task: str) -> str:
     grid, frames = grid_of(config, task), math.ceil(PUBLISHED[task].frames / config.data.reduce_time)
     cut, values = cut_of(config, grid), _cell_values(config)(grid)
     points, tokens = (" x ".join(map(str, numbers)) for numbers in (grid.points, cut.tokens))
-    is_latent = config.operator.state == "latent"
-    kept = f"{config.latent.dim} of {values} numbers" if is_latent else f"patches of the fields, {values} numbers"
+    kept = f"{config.latent.dim} of {values} numbers"
+    if config.operator.state == "fields":
+        kept = f"patches of the fields, {values} numbers"
     return f"| `{name_of(path)}` | {points} | {frames} | {tokens} | {kept} |"

@@ -197,7 +197,7 @@ def test_cells_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.hint == "say latent.tokens = 8 or more, or encoder.basis=none"
     make_model(given, latent_dim=3, num_tokens=8)
     monkeypatch.setattr(measuring, "MAX_CELL_VALUES", 7)
-    with pytest.raises(ConfigError, match="say a smaller encoder.patch_size, or encoder.basis=none"):
+    with pytest.raises(ConfigError, match=r"say a smaller encoder\.patch_size, or encoder\.basis=none"):
         make_model(given, latent_dim=3, num_tokens=8)
 
 
