@@ -19,7 +19,7 @@ LATENT = "latent"  # what an encoder makes of it
 LATENT_INPUT = "latent_input"  # and of a constant field, the input of a steady task
 PERIODIC = "periodic"  # boundary type of an axis without ends, as stores name it
 UNKNOWN_BOUNDARY = "unknown"  # of an axis that a store says nothing about
-_SHOWN = 12  # numbers of tokens that an error names
+_SHOWN = 8  # sizes that an error names
 
 
 def latent_of(array: str) -> str:
@@ -104,31 +104,79 @@ class TokenGrid:
         return tuple(group * self.patch_size for group in self.groups)
 
 
-def cut_grid(grid: GridSpec, *, patch_size: int, num_tokens: int) -> TokenGrid:
-    """Cut a grid into patches and these into `num_tokens` equal groups, as close to cubes as can be.
+def cut_grid(grid: GridSpec, *, patch_size: int, num_tokens: int | None) -> TokenGrid:
+    """Cut a grid into patches and these into equal groups, as close to cubes as can be.
+
+    Args:
+        grid: The grid.
+        patch_size: Points of a patch along each axis.
+        num_tokens: Number of groups; None for one of each patch.
 
     Raises:
-        ConfigError: If the points aren't a multiple of the patch size, or the patches can't be grouped so.
+        ConfigError: Kind "patch_size" if the points aren't a multiple of it, "num_tokens" if the patches
+            can't be grouped so; both name sizes that would fit.
     """
     if any(num % patch_size for num in grid.points):
-        raise ConfigError(
-            f"encoder.patch_size = {patch_size}",
-            kind="patch_size",
-            expected=f"a divisor of {' and '.join(map(str, grid.points))} points",
-        )
+        raise _no_patches(grid, patch_size, num_tokens)
     patches = tuple(num // patch_size for num in grid.points)
-    possible = _token_grids(patches)
-    fitting = [tokens for tokens in possible if math.prod(tokens) == num_tokens]
+    if num_tokens is None:
+        return TokenGrid(patch_size, patches, patches)
+    fitting = [tokens for tokens in _token_grids(patches) if math.prod(tokens) == num_tokens]
     if not fitting:
-        counts = sorted({math.prod(tokens) for tokens in possible})
-        shown, cut = ", ".join(map(str, counts[-_SHOWN:])), " x ".join(map(str, patches))
-        raise ConfigError(
-            f"latent.tokens = {num_tokens}",
-            kind="num_tokens",
-            expected=f"a number that {cut} patches can be grouped into, such as {shown}",
-            hint="or change encoder.patch_size",
-        )
+        raise _no_tokens(grid, patch_size, num_tokens)
     return TokenGrid(patch_size, patches, min(fitting, key=lambda tokens: _elongation(patches, tokens)))
+
+
+def token_counts(grid: GridSpec, *, patch_size: int) -> list[int]:
+    """Numbers of tokens that the patches of a grid can be grouped into, ascending.
+
+    Args:
+        grid: The grid.
+        patch_size: Points of a patch along each axis, which divide the grid's.
+    """
+    return sorted({math.prod(tokens) for tokens in _token_grids(tuple(n // patch_size for n in grid.points))})
+
+
+def _no_patches(grid: GridSpec, patch_size: int, num_tokens: int | None) -> ConfigError:
+    sizes = _divisors(math.gcd(*grid.points))
+    fitting = [] if num_tokens is None else _patch_sizes(grid, num_tokens)
+    return ConfigError(
+        f"encoder.patch_size = {patch_size} on a grid of {_times(grid.points)} points",
+        kind="patch_size",
+        expected=f"a divisor of all of them: {_one_of(_nearest(sizes, patch_size))}",
+        hint=f"{_one_of(fitting)} goes with latent.tokens = {num_tokens}" if fitting else None,
+    )
+
+
+def _no_tokens(grid: GridSpec, patch_size: int, num_tokens: int) -> ConfigError:
+    patches = tuple(num // patch_size for num in grid.points)
+    counts, sizes = token_counts(grid, patch_size=patch_size), _patch_sizes(grid, num_tokens)
+    return ConfigError(
+        f"latent.tokens = {num_tokens} of {_times(patches)} patches",
+        kind="num_tokens",
+        expected=f"a number that they can be grouped into: {_one_of(_nearest(counts, num_tokens))}",
+        hint=f"or say encoder.patch_size = {_one_of(sizes)}" if sizes else None,
+    )
+
+
+def _patch_sizes(grid: GridSpec, num_tokens: int) -> list[int]:
+    """Patch sizes that give so many tokens."""
+    sizes = _divisors(math.gcd(*grid.points))
+    return [size for size in sizes if num_tokens in token_counts(grid, patch_size=size)]
+
+
+def _nearest(numbers: list[int], wanted: int) -> list[int]:
+    """The numbers whose ratio to the one that was wanted is least, ascending."""
+    return sorted(sorted(numbers, key=lambda number: abs(math.log(number / wanted)))[:_SHOWN])
+
+
+def _one_of(numbers: list[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _times(numbers: tuple[int, ...]) -> str:
+    return " x ".join(map(str, numbers))
 
 
 def axis_names(ndim: int) -> tuple[str, ...]:
@@ -155,8 +203,11 @@ def domain_lengths(named: Mapping[str, float], *, ndim: int) -> list[float]:
 
 
 def _token_grids(patches: tuple[int, ...]) -> list[tuple[int, ...]]:
-    divisors = [[n for n in range(1, num + 1) if num % n == 0] for num in patches]
-    return list(itertools.product(*divisors))
+    return list(itertools.product(*map(_divisors, patches)))
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _elongation(patches: tuple[int, ...], tokens: tuple[int, ...]) -> float:

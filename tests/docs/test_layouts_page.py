@@ -20,14 +20,16 @@ from ups_store.sources.layouts import LAYOUTS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "guides" / "layouts.md").read_text()
-EXAMPLES = sorted((REPOSITORY / "ups" / "configs" / "own").glob("*.yaml"))
+CONFIGS = REPOSITORY / "ups" / "configs"
+EXAMPLES = {path.stem: path for path in (CONFIGS / "own").glob("*.yaml")}
+EXAMPLES["active_matter"] = CONFIGS / "the_well" / "active_matter.yaml"
 N = 10
 
 
 def configure(name: str, folder: Path) -> BuildConfig:
     """The example with its folders below `folder`."""
     flags = {"data.root": str(folder / "data"), "cache.dir": str(folder / "cache")}
-    return load_config(REPOSITORY / "ups" / "configs" / "own" / f"{name}.yaml", flags=flags)
+    return load_config(EXAMPLES[name], flags=flags, overrides=["latent.encoder=none"])
 
 
 def write_one_file(root: Path) -> None:
@@ -62,7 +64,7 @@ def write_the_well(root: Path) -> None:
 WRITERS: dict[str, Callable[[Path], None]] = {
     "one_file": write_one_file,
     "group_per_sample": write_groups,
-    "the_well": write_the_well,
+    "active_matter": write_the_well,
 }
 
 
@@ -78,8 +80,8 @@ def opened(folder: Path, name: str) -> ups_store.Store:
 
 def test_page_shows_every_example_as_it_is() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert sorted(blocks) == sorted(path.read_text() for path in EXAMPLES)
-    assert {path.stem for path in EXAMPLES} == set(WRITERS)
+    assert sorted(blocks) == sorted(path.read_text() for path in EXAMPLES.values())
+    assert EXAMPLES.keys() == WRITERS.keys()
 
 
 def test_page_lists_every_layout() -> None:
@@ -115,7 +117,7 @@ def test_example_of_groups_builds_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_example_of_the_well_builds_what_the_page_says(tmp_path: Path) -> None:
-    build(written("the_well", tmp_path))
+    build(written("active_matter", tmp_path))
     with opened(tmp_path, "active_matter_val") as store:
         assert store.attrs["channels"] == list(CHANNELS_2D)
 

@@ -19,6 +19,18 @@ T, X, Y, Z = 7, 10, 6, 4
 Arrays = dict[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Size:
+    """Of a file: of the points along x, y and z it has as many axes as its family."""
+
+    num_samples: int = 5
+    frames: int = T
+    space: tuple[int, ...] = (X, Y, Z)
+
+
+SMALL = Size()
+
+
 def values(name: str, shape: tuple[int, ...], dtype: str = "<f4") -> np.ndarray:
     """Normal numbers that are the same in every run and differ by name."""
     return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(dtype)
@@ -54,33 +66,34 @@ def reduced(arrays: Arrays, *, space: int, time: int) -> Arrays:
     return {name: array[cut[name]] for name, array in arrays.items()}
 
 
-def write_scalar_1d(path: Path, *, num_samples: int = 5, attrs: Mapping[str, object] | None = None) -> Path:
+def write_scalar_1d(path: Path, size: Size = SMALL, *, attrs: Mapping[str, object] | None = None) -> Path:
     datasets = {
-        "tensor": values("tensor", (num_samples, T, X)),
-        "x-coordinate": coordinate(X),
-        "t-coordinate": coordinate(T + 1),
+        "tensor": values("tensor", (size.num_samples, size.frames, size.space[0])),
+        "x-coordinate": coordinate(size.space[0]),
+        "t-coordinate": coordinate(size.frames + 1),
     }
     return write(path, datasets, {"Nu": 0.01} if attrs is None else attrs)
 
 
-def write_advection(path: Path) -> Path:
-    return write_scalar_1d(path, attrs={"beta": 0.4})
+def write_advection(path: Path, size: Size = SMALL) -> Path:
+    return write_scalar_1d(path, size, attrs={"beta": 0.4})
 
 
-def write_reacdiff(path: Path) -> Path:
-    return write_scalar_1d(path, attrs={"Nu": 0.5, "rho": 2.0})
+def write_reacdiff(path: Path, size: Size = SMALL) -> Path:
+    return write_scalar_1d(path, size, attrs={"Nu": 0.5, "rho": 2.0})
 
 
 def read_scalar_1d(file: h5py.File) -> Arrays:
     return {"fields": file["tensor"][...][:, :, :, None]}
 
 
-def write_darcy(path: Path) -> Path:
+def write_darcy(path: Path, size: Size = SMALL) -> Path:
+    num, (x, y) = size.num_samples, size.space[:2]
     datasets = {
-        "tensor": values("tensor", (5, 1, X, Y)),
-        "nu": values("nu", (5, X, Y)),
-        "x-coordinate": coordinate(X),
-        "y-coordinate": coordinate(Y),
+        "tensor": values("tensor", (num, 1, x, y)),
+        "nu": values("nu", (num, x, y)),
+        "x-coordinate": coordinate(x),
+        "y-coordinate": coordinate(y),
         "t-coordinate": coordinate(10),
     }
     return write(path, datasets, {"beta": 1.0})
@@ -93,23 +106,23 @@ def read_darcy(file: h5py.File) -> Arrays:
     }
 
 
-def _write_cfd(path: Path, space: tuple[int, ...], attrs: Mapping[str, object]) -> Path:
-    names = ["density", "pressure", "Vx", "Vy", "Vz"][: 2 + len(space)]
-    datasets = {name: values(name, (5, T, *space)) for name in names}
+def _write_cfd(path: Path, size: Size, attrs: Mapping[str, object], *, ndim: int) -> Path:
+    names, space = ["density", "pressure", "Vx", "Vy", "Vz"][: 2 + ndim], size.space[:ndim]
+    datasets = {name: values(name, (size.num_samples, size.frames, *space)) for name in names}
     datasets |= {f"{axis}-coordinate": coordinate(n) for axis, n in zip("xyz", space, strict=False)}
-    return write(path, datasets | {"t-coordinate": coordinate(T + 1)}, attrs)
+    return write(path, datasets | {"t-coordinate": coordinate(size.frames + 1)}, attrs)
 
 
-def write_cfd1d(path: Path) -> Path:
-    return _write_cfd(path, (X,), {"eta": 1e-8, "zeta": 1e-8})
+def write_cfd1d(path: Path, size: Size = SMALL) -> Path:
+    return _write_cfd(path, size, {"eta": 1e-8, "zeta": 1e-8}, ndim=1)
 
 
-def write_cfd2d(path: Path) -> Path:
-    return _write_cfd(path, (X, Y), {"eta": 0.01, "zeta": 0.01, "M": 0.1})
+def write_cfd2d(path: Path, size: Size = SMALL) -> Path:
+    return _write_cfd(path, size, {"eta": 0.01, "zeta": 0.01, "M": 0.1}, ndim=2)
 
 
-def write_cfd3d(path: Path) -> Path:
-    return _write_cfd(path, (X, Y, Z), {"eta": 1e-8, "zeta": 1e-8, "M": 1.0})
+def write_cfd3d(path: Path, size: Size = SMALL) -> Path:
+    return _write_cfd(path, size, {"eta": 1e-8, "zeta": 1e-8, "M": 1.0}, ndim=3)
 
 
 def write_shock_tube(path: Path) -> Path:
@@ -136,21 +149,23 @@ def read_cfd3d(file: h5py.File) -> Arrays:
     return {"fields": stacked.transpose(0, 1, 4, 3, 2, 5)}
 
 
-def write_navier_stokes(path: Path, *, latest_index: int | None = T - 1, num_samples: int = 4) -> Path:
+def write_navier_stokes(path: Path, size: Size = SMALL, *, latest_index: int | str | None = "last") -> Path:
+    """`latest_index`: the frame that is said to be the last one written; None for a file that says none."""
+    num, frames, space = size.num_samples, size.frames, size.space[:2]
     shapes = {
-        "velocity": (num_samples, T, X, Y, 2),
-        "particles": (num_samples, T, X, Y, 1),
-        "force": (num_samples, X, Y, 2),
+        "velocity": (num, frames, *space, 2),
+        "particles": (num, frames, *space, 1),
+        "force": (num, *space, 2),
     }
     with h5py.File(path, "w") as file:
         for name, shape in shapes.items():
             chunks = (1, 1, *shape[2:])
             data = values(name, shape)
             file.create_dataset(name, data=data, chunks=chunks, compression="lzf", shuffle=True)
-        file.create_dataset("t", data=np.tile(coordinate(T), (num_samples, 1)), chunks=(1, 1))
+        file.create_dataset("t", data=np.tile(coordinate(frames), (num, 1)), chunks=(1, 1))
         file.attrs["config"] = "NU: 0.01\n"
         if latest_index is not None:
-            file.attrs["latestIndex"] = latest_index
+            file.attrs["latestIndex"] = frames - 1 if latest_index == "last" else latest_index
     return path
 
 
@@ -160,10 +175,15 @@ def read_navier_stokes(file: h5py.File) -> Arrays:
 
 
 def _write_groups(
-    path: Path, shape: tuple[int, ...], grid: Mapping[str, int], *, chunks: tuple[int, ...] | None
+    path: Path,
+    shape: tuple[int, ...],
+    grid: Mapping[str, int],
+    *,
+    num_samples: int,
+    chunks: tuple[int, ...] | None,
 ) -> Path:
     with h5py.File(path, "w") as file:
-        for sample in range(5):
+        for sample in range(num_samples):
             group = file.create_group(f"{sample:04d}")
             data = values(group.name, shape)
             group.create_dataset("data", data=data, chunks=chunks, compression="lzf" if chunks else None)
@@ -173,16 +193,21 @@ def _write_groups(
     return path
 
 
-def write_diffsorp(path: Path) -> Path:
-    return _write_groups(path, (T, X, 1), {"t": T, "x": X}, chunks=(3, 4, 1))
+def write_diffsorp(path: Path, size: Size = SMALL) -> Path:
+    t, x = size.frames, size.space[0]
+    return _write_groups(path, (t, x, 1), {"t": t, "x": x}, num_samples=size.num_samples, chunks=(3, 4, 1))
 
 
-def write_diffreact(path: Path) -> Path:
-    return _write_groups(path, (T, Y, X, 2), {"t": T, "x": X, "y": Y}, chunks=(2, 3, 3, 1))
+def write_diffreact(path: Path, size: Size = SMALL) -> Path:
+    t, (x, y) = size.frames, size.space[:2]
+    grid = {"t": t, "x": x, "y": y}
+    return _write_groups(path, (t, y, x, 2), grid, num_samples=size.num_samples, chunks=(2, 3, 3, 1))
 
 
-def write_shallow_water(path: Path) -> Path:
-    return _write_groups(path, (T, X, Y, 1), {"t": T, "x": X, "y": Y}, chunks=None)
+def write_shallow_water(path: Path, size: Size = SMALL) -> Path:
+    t, (x, y) = size.frames, size.space[:2]
+    grid = {"t": t, "x": x, "y": y}
+    return _write_groups(path, (t, x, y, 1), grid, num_samples=size.num_samples, chunks=None)
 
 
 def read_groups(file: h5py.File) -> Arrays:
@@ -224,7 +249,7 @@ class Family:
     task: str
     file_name: str
     layout: str
-    write: Callable[[Path], Path]
+    write: Callable[..., Path]
     read: Callable[[h5py.File], Arrays]
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from pdebench_files import Arrays, T, X, Y, Z, coordinate, values
+from pdebench_files import Arrays, Size, T, X, Y, Z, coordinate, values
 
 SIZES = {"x": X, "y": Y, "z": Z, "theta": X, "phi": Y}
 
@@ -53,7 +53,13 @@ def ends(length: int, *, first: bool = True, last: bool = True) -> np.ndarray:
 
 
 def start_file(
-    path: Path, *, num_samples: int, dims: Sequence[str], attrs: Mapping[str, object]
+    path: Path,
+    *,
+    num_samples: int,
+    dims: Sequence[str],
+    attrs: Mapping[str, object],
+    frames: int = T,
+    lengths: Mapping[str, int] = SIZES,
 ) -> h5py.File:
     """A file with its root attributes and dimensions, still without fields."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,10 +75,10 @@ def start_file(
     )
     group = file.create_group("dimensions")
     group.attrs["spatial_dims"] = list(dims)
-    group["time"] = coordinate(T)
+    group["time"] = coordinate(frames)
     group["time"].attrs["sample_varying"] = False
     for name in dims:
-        group[name] = coordinate(SIZES[name], start=1.0)
+        group[name] = coordinate(lengths[name], start=1.0)
         group[name].attrs.update({"sample_varying": False, "time_varying": False})
     return file
 
@@ -161,3 +167,25 @@ def write_well_3d(path: Path) -> Path:
 def read_well_3d(file: h5py.File) -> Arrays:
     pieces = [file["t0_fields/rho"][...][..., None], file["t1_fields/v"][...]]
     return {"fields": np.concatenate(pieces, axis=-1).transpose(0, 1, 4, 3, 2, 5)}
+
+
+def write_well_set(path: Path, orders: Mapping[str, int], boundary: Mapping[str, str], size: Size) -> Path:
+    """A file as a set's are.
+
+    Args:
+        path: The file.
+        orders: Tensor order of each field, by name.
+        boundary: Type by dimension, all that there are.
+        size: Of the file.
+    """
+    dims, num = tuple(boundary), size.num_samples
+    lengths = dict(zip(dims, size.space, strict=False))
+    whole = (num, size.frames, *lengths.values())
+    file = start_file(path, num_samples=num, dims=dims, attrs={}, frames=size.frames, lengths=lengths)
+    with file:
+        for name, order in orders.items():
+            data = values(f"{path}{name}", whole + (len(dims),) * order)
+            add_field(file, order, name, data, varies="st", space=(True,) * len(dims))
+        for dim, kind in boundary.items():
+            add_boundary(file, dim, kind, [dim], ends(lengths[dim]))
+    return path

@@ -12,6 +12,12 @@ def make_grid(*points: int, periodic: bool = True) -> GridSpec:
     return GridSpec(points, (periodic,) * len(points), (("fields", 1),))
 
 
+def refused(grid: GridSpec, **sizes: int | None) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        cut_grid(grid, **sizes)
+    return caught.value
+
+
 def test_line_is_cut_into_patches_and_equal_groups() -> None:
     cut = cut_grid(make_grid(256), patch_size=4, num_tokens=16)
     assert cut == TokenGrid(4, (64,), (16,))
@@ -25,17 +31,36 @@ def test_plane_is_cut_into_groups_as_square_as_can_be() -> None:
 
 
 def test_points_that_are_no_multiple_of_the_patch_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"encoder\.patch_size = 7: expected a divisor of 256 points"
-    ) as caught:
-        cut_grid(make_grid(256), patch_size=7, num_tokens=32)
-    assert caught.value.kind == "patch_size"
+    error = refused(make_grid(96, 64), patch_size=7, num_tokens=24)
+    assert error.kind == "patch_size"
+    assert str(error) == (
+        "encoder.patch_size = 7 on a grid of 96 x 64 points: expected a divisor of all of them:"
+        " 1, 2, 4, 8, 16 or 32; 1, 2, 4, 8 or 16 goes with latent.tokens = 24"
+    )
+    for patch_size in (1, 2, 4, 8, 16):
+        cut_grid(make_grid(96, 64), patch_size=patch_size, num_tokens=24)
+    assert refused(make_grid(96, 64), patch_size=7, num_tokens=5).hint is None  # no size gives 5 tokens
 
 
-def test_number_of_tokens_that_cannot_be_grouped_names_possible_ones() -> None:
-    with pytest.raises(ConfigError, match=r"latent\.tokens = 24: .* such as 1, 2, 4, 8, 16, 32") as caught:
-        cut_grid(make_grid(256), patch_size=8, num_tokens=24)
-    assert caught.value.kind == "num_tokens"
+def test_number_of_tokens_that_cannot_be_grouped_names_those_near_it_and_patches_that_give_it() -> None:
+    error = refused(make_grid(256), patch_size=8, num_tokens=24)
+    assert error.kind == "num_tokens"
+    assert error.expected == "a number that they can be grouped into: 1, 2, 4, 8, 16 or 32"
+    assert error.hint is None  # nothing cuts 256 points into 24
+    error = refused(make_grid(64, 64), patch_size=8, num_tokens=256)
+    assert str(error) == (
+        "latent.tokens = 256 of 8 x 8 patches: expected a number that they can be grouped into:"
+        " 1, 2, 4, 8, 16, 32 or 64; or say encoder.patch_size = 1, 2 or 4"
+    )
+    many = refused(make_grid(96, 96, 96), patch_size=1, num_tokens=5 * 96)
+    assert many.expected == (
+        "a number that they can be grouped into: 256, 288, 384, 432, 512, 576, 768 or 864"
+    )
+
+
+def test_each_patch_is_a_token_where_no_number_is_said() -> None:
+    assert cut_grid(make_grid(32, 16), patch_size=8, num_tokens=None) == TokenGrid(8, (4, 2), (4, 2))
+    assert refused(make_grid(32, 16), patch_size=24, num_tokens=None).hint is None
 
 
 def test_name_tells_grids_apart() -> None:

@@ -258,12 +258,32 @@ def _open_stored(
             _log.info("%s: packed by %s, decoded: %s", store.path, store.codec, report.why)
         return StoreFields(store, limit=config.data.limit)
     if source == "store":
-        hint = "run `python -m ups_store.build`, or training.field_source=hdf5"
+        command = "`ups-store build --config ... latent.encoder=none`"
+        hint = f"build it with {command}, or say training.field_source=hdf5"
         raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
     build, arrays = read_split(config, task, split)
     origin = ", ".join(dict.fromkeys(part.path.name for part in build.plan.parts))
     times = arrays.get(TIMES, build.plan.constants.get(TIMES))
     return MemoryFields(_info_of(build.plan), arrays, origin=origin, times=times)
+
+
+def describe_fields(config: BuildConfig, task: str) -> FieldsInfo:
+    """What the training fields of a task are, by their store or the heads of the files; no sample is read.
+
+    Args:
+        config: Which samples of which files, and where field stores lie.
+        task: Name of the task.
+
+    Raises:
+        ConfigError: As `open_split`.
+        ups_store.StoreError: If the store or the HDF5 files can't be read.
+    """
+    store, _ = _open_suitable(store_path(config.cache.dir, task, "train"), config.data)
+    if store is not None:
+        with store:
+            return _info_of(store)
+    with Readers(config.reading, note=lambda text: _log.info(printable(text))) as readers:
+        return _info_of(open_split(config, task, "train", readers=readers).plan)
 
 
 def _open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:

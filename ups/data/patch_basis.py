@@ -14,7 +14,7 @@ import torch
 from ups.data.fields import Fields
 from ups.data.statistics import frame_items, spread_frames
 from ups.errors import ConfigError
-from ups.grid import GridSpec
+from ups.grid import GridSpec, token_counts
 from ups.nn.layers import cut_cells
 from ups.nn.patch_basis import PatchBasis, num_cell_values
 from ups.trained.autoencoder import Autoencoder
@@ -71,14 +71,18 @@ def set_basis(
 
 
 def _check_size(model: Autoencoder, grid: GridSpec, array: str) -> None:
-    num_values = num_cell_values(model.spec.cut(grid), dict(grid.channels)[array])
+    cut = model.spec.cut(grid)
+    num_values = num_cell_values(cut, dict(grid.channels)[array])
     if num_values > MAX_CELL_VALUES:
+        counts = token_counts(grid, patch_size=cut.patch_size)
+        enough = [num for num in counts if grid.num_values(array) <= num * MAX_CELL_VALUES]
+        more = f"latent.tokens = {enough[0]} or more" if enough else "a smaller encoder.patch_size"
         raise ConfigError(
-            f"the cell of one token has too many values of {array!r} for a basis",
+            f"the cell of one of {model.spec.num_tokens} tokens has too many values of {array!r} for a basis",
             kind="large_cells",
             expected=f"at most {MAX_CELL_VALUES}",
             found=num_values,
-            hint="say encoder.basis=none, or more latent.tokens",
+            hint=f"say {more}, or encoder.basis=none",
         )
 
 

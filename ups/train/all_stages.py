@@ -23,6 +23,7 @@ from typing import Any
 
 from ups.config import RunConfig, load_config
 from ups.config.seeds import seed_overrides
+from ups.data.fields import describe_fields
 from ups.data.stores import latent_folder, own_manifest
 from ups.device import choose_device
 from ups.errors import ConfigError, ConfigWarning, InterruptedTrainingError, UpsError
@@ -32,6 +33,7 @@ from ups.eval.evaluate import daily_split, evaluate
 from ups.eval.report_page import write_report
 from ups.eval.split_uses import count_test_uses
 from ups.eval.training_logs import read_stage_logs
+from ups.grid import cut_grid
 from ups.optim import check_optimizer
 from ups.output import Note, check_writable, discard, each_once, terminal
 from ups.train.distributed import joined_ranks
@@ -97,7 +99,8 @@ def run_all(
         said |= {"is_first": ranks.is_first, "note": note}
         if _has_given_encoder(config) and ranks.is_first:
             note(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
-        if first == "joint" or config.operator.state == "fields":
+        check_sizes(config, first)
+        if first == "joint" or config.operator.state == "fields" or training.field_source == "store":
             startup = build_fields(**said)
         if first is not None:
             stages[first] = train(first, began=began, startup=startup)
@@ -158,6 +161,25 @@ def run_all_seeds(
     return {"stage": ALL, "seeds": reports, "evaluation": evaluation}
 
 
+def check_sizes(config: RunConfig, first: str | None) -> None:
+    """Refuse patches and tokens that don't fit the grids of the tasks, before stores are built.
+
+    Args:
+        config: Configuration of the run.
+        first: What `first_stage` says.
+
+    Raises:
+        ConfigError: As `cut_grid`, and as `describe_fields`.
+        ups_store.SourceError: If the sources are missing or can't be read.
+    """
+    if first is None and config.operator.state == "latent":
+        return  # the encoder that is given has its sizes
+    num_tokens = config.latent.tokens if config.operator.state == "latent" else None
+    for task in config.data.tasks:
+        grid = describe_fields(config.build, task).grid
+        cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens)
+
+
 def _report_folder(config_path: Path | None) -> Path:
     return Path("reports") / (config_path.stem if config_path else ALL)
 
@@ -173,13 +195,7 @@ def first_stage(config: RunConfig) -> str | None:
     if config.trains_jointly:
         check_joint(config)
         _check_no_given_encoder(config)
-        if latent_folder(config) == config.cache.dir:
-            raise ConfigError(
-                "stage joint reads stores of fields, which stores of latents would replace",
-                kind="same_folder",
-                expected="another training.latent_cache_dir than cache.dir",
-                found=str(config.cache.dir),
-            )
+        _check_own_folders(config, "stage joint")
         return "joint"
     if config.operator.state == "fields" or _has_given_encoder(config):
         return None
@@ -191,6 +207,8 @@ def _check_nothing_refused_later(config: RunConfig, first: str | None, *, report
     if config.evaluation.enabled:
         daily_split(None, config.evaluation.split, note=discard)
         check_writable(report_folder)
+    if config.training.field_source == "store" and config.operator.state == "latent":
+        _check_own_folders(config, "training.field_source=store")
     has_operator = config.stage("operator").epochs > 0
     if has_operator:
         check_no_inverse_losses(config)
@@ -200,6 +218,16 @@ def _check_nothing_refused_later(config: RunConfig, first: str | None, *, report
             operator_size(config.operator)
     for name in filter(None, (first, "operator" if has_operator else None)):
         check_optimizer(config.stage(name).optimizer, stage=name)
+
+
+def _check_own_folders(config: RunConfig, reader: str) -> None:
+    if latent_folder(config) == config.cache.dir:
+        raise ConfigError(
+            f"{reader} reads stores of fields, which stores of latents would replace",
+            kind="same_folder",
+            expected="another training.latent_cache_dir than cache.dir",
+            found=str(config.cache.dir),
+        )
 
 
 def _has_given_encoder(config: RunConfig) -> bool:

@@ -6,7 +6,6 @@ A size has a name, and `operator.pdet` changes single numbers of it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -131,9 +130,7 @@ def _tokens(config: RunConfig, grid: GridSpec, autoencoder: Autoencoder | None) 
     """Tokens along each axis: those of the autoencoder, or one for each patch."""
     if autoencoder is not None:
         return autoencoder.spec.cut(grid).tokens
-    patch_size = config.encoder.patch_size
-    num_tokens = math.prod(max(1, points // patch_size) for points in grid.points)
-    return cut_grid(grid, patch_size=patch_size, num_tokens=num_tokens).tokens
+    return cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=None).tokens
 
 
 def _patch_values(grid: GridSpec, patch_size: int) -> int:

@@ -65,6 +65,8 @@ class DecoderSpectrum:
 def token_gram(model: Autoencoder, frames: LatentFrames, *, query: Tensor, seed: int = 0) -> Tensor:
     """J^T J of one token of each frame, drawn at random, by D Jacobian-vector products.
 
+    A decoder without networks needs none: on the grid a token moves its own cell, everywhere alike.
+
     Args:
         model: In evaluation mode.
         frames: Latents at which the decoder is differentiated.
@@ -78,6 +80,10 @@ def token_gram(model: Autoencoder, frames: LatentFrames, *, query: Tensor, seed:
     chosen = torch.randint(num_tokens, (num,), generator=torch.Generator().manual_seed(seed))
     condition = model.condition(frames.task, frames.parameters)
     decoder = model.decoder_of(model.spec.tasks[frames.task].grid)
+    if not decoder.has_network:
+        basis = decoder.basis_of(frames.array)
+        jacobian_PD = (basis.vectors * basis.scale).double()
+        return (jacobian_PD.mT @ jacobian_PD).expand(num, dim, dim)
 
     def decode(tokens_BLD: Tensor) -> Tensor:
         return decoder(tokens_BLD, query, condition, array=frames.array)

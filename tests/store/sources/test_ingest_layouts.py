@@ -12,6 +12,7 @@ from pdebench_files import (
     FAMILIES,
     REAL_FILES,
     Family,
+    Size,
     T,
     X,
     Y,
@@ -629,7 +630,7 @@ def info_of(path: Path, *, task: str | None = None):
 
 def test_files_that_differ_in_parameter_values_and_number_of_samples_share_a_grid(tmp_path: Path) -> None:
     one = info_of(write_scalar_1d(tmp_path / "a.h5"))
-    other = info_of(write_scalar_1d(tmp_path / "b.h5", num_samples=3, attrs={"Nu": 4.0}))
+    other = info_of(write_scalar_1d(tmp_path / "b.h5", Size(3), attrs={"Nu": 4.0}))
     check_same_grid([one, other])
     check_same_grid([one])
     check_same_grid([])

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 import pytest
 from faulty_disk import FaultyDisk
-from pdebench_files import FAMILIES, T, X, write, write_scalar_1d
+from pdebench_files import FAMILIES, Size, T, X, write, write_scalar_1d
 from reader_faults import (
     CoreLimitRequest,
     CrashingRead,
@@ -114,7 +114,7 @@ def fifo(path: Path) -> Path:
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_pool_reads_what_a_source_reads_in_order(tmp_path: Path, num_workers: int) -> None:
-    path = write_scalar_1d(tmp_path / "a.h5", num_samples=7)
+    path = write_scalar_1d(tmp_path / "a.h5", Size(7))
     with open_source(path) as source:
         expected = source.read(range(7))["fields"]
     with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
@@ -198,7 +198,7 @@ def test_value_that_is_not_finite_is_refused_with_its_sample(tmp_path: Path, val
 
 
 def test_describe_gives_the_info_of_each_file_in_order(tmp_path: Path) -> None:
-    paths = [write_scalar_1d(tmp_path / f"{n}.h5", num_samples=n) for n in (3, 1, 2)]
+    paths = [write_scalar_1d(tmp_path / f"{n}.h5", Size(n)) for n in (3, 1, 2)]
     for num_workers in (0, 2):
         with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
             infos = list(pool.describe([DescribeRequest(path) for path in paths]))
@@ -230,7 +230,7 @@ def test_requests_that_fill_the_socket_are_sent_when_there_is_room() -> None:
 
 
 def test_largest_request_fits_into_a_message(tmp_path: Path) -> None:
-    path = write_scalar_1d(tmp_path / "a.h5", num_samples=MAX_SAMPLES)
+    path = write_scalar_1d(tmp_path / "a.h5", Size(MAX_SAMPLES))
     with ReaderPool(1, slot_nbytes=MAX_SAMPLES * T * X * 4) as pool:
         items = read_all(pool, requests_for(path, num_samples=MAX_SAMPLES, size=MAX_SAMPLES))
     assert [len(samples) for samples, _ in items] == [MAX_SAMPLES]
@@ -449,7 +449,7 @@ def test_reader_that_always_crashes_is_told_with_signal_and_stack() -> None:
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_file_cut_while_it_is_copied_out_of_a_mapping_has_a_name(tmp_path: Path, retries: int) -> None:
-    path = write_scalar_1d(tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5", num_samples=64)
+    path = write_scalar_1d(tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5", Size(64))
     samples = np.arange(64)
     request = CutAmidRead(path, get_task("burgers1d"), EVERYTHING, samples, samples, {"fields": "float32"})
     patience = Patience(retries=retries, backoff_s=0.0)
@@ -572,7 +572,7 @@ def cut_off(path: Path) -> None:
 
 
 def replace(path: Path) -> None:
-    os.replace(write_scalar_1d(path.with_suffix(".new"), num_samples=9), path)
+    os.replace(write_scalar_1d(path.with_suffix(".new"), Size(9)), path)
 
 
 @pytest.mark.parametrize("change", [cut_off, replace, Path.unlink])
@@ -580,7 +580,7 @@ def replace(path: Path) -> None:
 def test_file_that_changes_while_it_is_read_is_told_so(
     tmp_path: Path, num_workers: int, change: Callable[[Path], None]
 ) -> None:
-    path = write_scalar_1d(tmp_path / "a.h5", num_samples=9)
+    path = write_scalar_1d(tmp_path / "a.h5", Size(9))
     with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
         reading = pool.read(requests_for(path, num_samples=9, size=1))
         next(reading)
@@ -591,7 +591,7 @@ def test_file_that_changes_while_it_is_read_is_told_so(
 
 
 def test_skipped_samples_leave_the_others_in_order(tmp_path: Path) -> None:
-    good = write_scalar_1d(tmp_path / "good.h5", num_samples=6)
+    good = write_scalar_1d(tmp_path / "good.h5", Size(6))
     bad = requests_for(fifo(tmp_path / "fifo.h5"), num_samples=2)
     good_requests = requests_for(good, num_samples=6)
     with ReaderPool(2, slot_nbytes=SLOT, patience=SOON, on_error="skip") as pool:

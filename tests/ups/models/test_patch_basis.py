@@ -189,10 +189,16 @@ def test_autoencoder_with_a_basis_is_compiled_as_a_whole() -> None:
 
 
 def test_cells_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "MAX_CELL_VALUES", 7)
+    monkeypatch.setattr(measuring, "MAX_CELL_VALUES", 15)
+    given = {"a": make_fields("a", LINE)}
     with pytest.raises(ConfigError, match="basis") as caught:
-        make_model({"a": make_fields("a", LINE)}, latent_dim=3, num_tokens=8)
+        make_model(given, latent_dim=3, num_tokens=4)
     assert caught.value.kind == "large_cells"
+    assert caught.value.hint == "say latent.tokens = 8 or more, or encoder.basis=none"
+    make_model(given, latent_dim=3, num_tokens=8)
+    monkeypatch.setattr(measuring, "MAX_CELL_VALUES", 7)
+    with pytest.raises(ConfigError, match=r"say a smaller encoder\.patch_size, or encoder\.basis=none"):
+        make_model(given, latent_dim=3, num_tokens=8)
 
 
 # --- interpolation -------------------------------------------------------------------------------------

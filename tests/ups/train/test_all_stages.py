@@ -19,6 +19,7 @@ from command_line import Done, run_ups
 from operator_runs import SETTINGS, build_here, configure, made_once, own_copy
 from rich.console import Console
 
+import ups_store
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, InterruptedTrainingError, OutputError, UpsError
 from ups.output import discard
@@ -184,6 +185,8 @@ def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_
             "not_yet",
             "stages.operator.optimizer.name = muon_hybrid",
         ),
+        ("encoder.patch_size=5", "patch_size", "32 points: expected a divisor of all of them: 1, 2, 4"),
+        ("latent.tokens=7", "num_tokens", "latent.tokens = 7 of 8 patches: expected"),
     ],
 )
 def test_what_the_operator_would_refuse_is_refused_before_anything_is_trained(
@@ -255,6 +258,19 @@ def test_operator_on_fields_needs_no_encoder(run: Path) -> None:
     report, _ = all_of(run, "operator.state=fields")
     assert list(report["stages"]) == ["operator"]
     assert report["stages"]["operator"]["states"] == "fields"
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_insisting_on_field_stores_builds_them(run: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        all_of(run, "training.field_source=store", "training.latent_cache_dir=cache")
+    assert caught.value.kind == "same_folder"
+    assert not Path("cache").exists()
+    report, _ = all_of(run, "training.field_source=store")
+    assert list(report["stages"]) == ["autoencoder", "operator"]
+    for folder, array in (("cache", "fields"), ("latents", "latent")):
+        with ups_store.open(Path(folder, "burgers1d_train.zarr.zip")) as store:
+            assert array in store
 
 
 @pytest.mark.usefixtures("builds_here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tiny_autoencoders import make_spec
 from torch import Tensor
 
 from ups.models.any_point_decoder import grid_queries
+from ups.nn.patch_basis import PatchBasis
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.isometry import LatentFrames, is_isometric, make_isometric, spectrum_of, token_gram
 
@@ -51,8 +53,21 @@ def isometric(model: Autoencoder) -> Autoencoder:
     return model
 
 
-def test_gram_is_that_of_the_whole_jacobian() -> None:
-    model = make_model()
+def make_linear_model() -> Autoencoder:
+    """A basis that is none of fields, and no networks."""
+    spec = make_spec()
+    encoder = {**spec.encoder, "basis": "pca", "residual": False}
+    model = Autoencoder(dataclasses.replace(spec, encoder=encoder, latent_dim=3)).eval()
+    for basis in model.modules():
+        if isinstance(basis, PatchBasis):
+            basis.vectors.copy_(torch.linalg.qr(torch.randn(basis.vectors.shape)).Q)
+            basis.scale.fill_(0.7)
+    return model
+
+
+@pytest.mark.parametrize("make", [make_model, make_linear_model])
+def test_gram_is_that_of_the_whole_jacobian(make: Callable[[], Autoencoder]) -> None:
+    model = make()
     frames = encode(model, "burgers1d", "fields")
     frames = dataclasses.replace(frames, tokens=frames.tokens[:3], parameters=frames.parameters[:3])
     query = grid_queries((16,))
