@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,15 +56,21 @@ def shard_part(part: ShardedPart, mesh: DeviceMesh, **options: Any) -> None:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Members of the lists in a module that have parameters, inner ones first; no lists themselves."""
-    found = [
-        block
-        for some in module.modules()
-        if isinstance(some, nn.ModuleList)
-        for block in some
-        if not isinstance(block, _CONTAINERS) and any(True for _ in block.parameters())
-    ]
-    return found[::-1]  # `modules` names the outer ones first
+    """Members of the outermost lists in a module that are made of several layers.
+
+    A single layer isn't worth a message of its own: it stays with the rest of the module.
+    """
+    found: list[nn.Module] = []
+    for child in module.children():
+        if not isinstance(module, nn.ModuleList) or isinstance(child, _CONTAINERS):
+            found += blocks_of(child)
+        elif _num_layers(child) > 1:
+            found.append(child)
+    return found
+
+
+def _num_layers(module: nn.Module) -> int:
+    return sum(any(True for _ in layer.parameters(recurse=False)) for layer in module.modules())
 
 
 def whole(tensors: Mapping[str, Tensor], *, is_kept: bool = True) -> dict[str, Tensor]:
@@ -111,7 +117,7 @@ def save_shards(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -
 
 
 def load_shards(
-    folder: str | os.PathLike[str], like: Mapping[str, Tensor] | None = None
+    folder: str | os.PathLike[str], form_of: Callable[[str], Tensor | None] = lambda name: None
 ) -> dict[str, Tensor]:
     """Read what `save_shards` wrote, on any number of ranks, in whole form or sharded over others.
 
@@ -119,16 +125,17 @@ def load_shards(
 
     Args:
         folder: Of `save_shards`.
-        like: Names and shapes of tensors that are wanted in another's form; the rest is read whole.
+        form_of: Given a name, a tensor in whose form it is wanted; where there is none of its shape, it is
+            read whole.
 
     Returns:
         New, by name; on the CPU where they are whole.
     """
-    reader, forms = HuggingFaceStorageReader(os.fspath(folder)), like or {}
+    reader = HuggingFaceStorageReader(os.fspath(folder))
     tensors: dict[str, Tensor] = {}
     for name, found in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(found, TensorStorageMetadata)
-        form, dtype = forms.get(name), found.properties.dtype
+        form, dtype = form_of(name), found.properties.dtype
         if isinstance(form, DTensor) and form.shape == found.size:
             tensors[name] = torch.empty_like(form, dtype=dtype)
         else:

@@ -50,6 +50,14 @@ class StateTensors:
             tensors |= _prefixed(f"optimizer.{self._trained[number]}.", own)
         return tensors | _prefixed("stage.", self._stage)
 
+    def form_of(self, name: str) -> Tensor | None:
+        """A tensor here that has the form of the one of a name, such as a parameter that of its averages."""
+        section, _, rest = name.partition(".")
+        if section == "stage":
+            return self._stage.get(rest)
+        own = rest.rpartition(".")[0] if section == "optimizer" else rest
+        return self._model.state_dict().get(own)
+
     def fill(self, tensors: Mapping[str, Tensor], *, ema_updates: int, path: Path) -> dict[str, Tensor]:
         """Bring model, averages and optimiser to what `now` gave, and return the stage's own.
 
