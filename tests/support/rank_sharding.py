@@ -10,7 +10,7 @@ from typing import Any
 
 import on_demand_helpers
 import torch
-from rank_training import OPERATOR
+from rank_training import OPERATOR, Waves
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -45,6 +45,8 @@ BETWEEN, STEPS = 2, 4  # optimiser steps before the state is saved, and in all
 
 def stage_of(name: str, folder: Path, ranks: Ranks) -> Stage:
     """A stage on the sources of `on_demand_helpers`, all weights changed so that no output is zero."""
+    if name == "waves":
+        return Waves()
     tasks = ["data.tasks=[burgers1d]"] if name in BASELINES else []
     config = on_demand_helpers.configure(folder, *SETTINGS, *tasks)
     stage = make_stage(name, config, device=CPU)

@@ -192,7 +192,13 @@ class BaselineStage(Stage):
         return {self.path: BASELINE}
 
     def sharded_parts(self) -> list[ShardedPart]:
-        """The network."""
+        """The network, where its layers are ours."""
+        if self.name == "fno_neuraloperator":
+            raise ConfigError(
+                f"stage {self.name} can't be sharded: its layers are another package's",
+                kind="not_shardable",
+                expected="all of its parameters on every rank, as with DDP",
+            )
         return [ShardedPart(self.model.network)]
 
     def data_identity(self) -> Mapping[str, Any]:

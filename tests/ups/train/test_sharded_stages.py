@@ -15,6 +15,8 @@ from rank_sharding import BETWEEN, STEPS, Run, main, stage_of, validate_copies
 
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import load_shards
+from ups.errors import ConfigError
+from ups.train.baseline import BaselineStage
 from ups.trained.checkpoint import load_checkpoint
 
 torch.set_num_threads(1)
@@ -61,9 +63,13 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("case", ["copies", "sharded"])
 @pytest.mark.parametrize(
-    "name", ["operator", pytest.param("autoencoder", marks=SLOW), pytest.param("joint", marks=SLOW)]
+    ("name", "case"),
+    [
+        ("operator", "copies"),
+        *(pytest.param(name, "copies", marks=SLOW) for name in ("autoencoder", "joint")),
+        *(pytest.param(name, "sharded", marks=SLOW) for name in ("operator", "autoencoder", "joint")),
+    ],
 )
 def test_ranks_measure_together_what_one_process_measures(
     folder: Path, tmp_path: Path, name: str, case: str
@@ -74,6 +80,14 @@ def test_ranks_measure_together_what_one_process_measures(
     assert both[0] == both[1]
     assert both[0] == pytest.approx(found, rel=1e-4)
     assert len(found) > 3
+
+
+def test_stage_that_can_not_be_sharded_says_so() -> None:
+    stage = object.__new__(BaselineStage)  # without the package of its network
+    stage.name = "fno_neuraloperator"
+    with pytest.raises(ConfigError, match="stage fno_neuraloperator can't be sharded") as caught:
+        stage.shard(None)  # type: ignore[arg-type]
+    assert caught.value.kind == "not_shardable"
 
 
 # --- state ---------------------------------------------------------------------------------------------
@@ -90,8 +104,8 @@ def continued_alone(name: str, folder: Path, tensors: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize(
     "name",
     [
-        "operator",
-        *(pytest.param(name, marks=SLOW) for name in ("autoencoder", "joint", "fno", "unet")),
+        "waves",
+        *(pytest.param(name, marks=SLOW) for name in ("operator", "autoencoder", "joint", "fno", "unet")),
     ],
 )
 def test_sharded_state_and_whole_state_continue_as_one_process_does(
