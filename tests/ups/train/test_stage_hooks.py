@@ -1,4 +1,4 @@
-"""What a stage may do besides its losses: groups, steps, tensors in its state; and states by parameter name."""
+"""What a stage may do besides its losses: groups, steps, tensors in its state; states by parameter name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_trainer import CPU, Regression, make_config, train
 from torch import Tensor, nn
 
 from ups.config import OptimizerConfig
-from ups.errors import OtherTensorsError
+from ups.errors import CheckpointError, OtherTensorsError
 from ups.optim import ParameterGroup
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
@@ -147,8 +147,6 @@ def test_state_of_an_optimizer_with_another_parameter_is_refused(tmp_path: Path)
 
 
 def test_state_by_number_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    from ups.errors import CheckpointError
-
     config = make_config(tmp_path)
     path = train(Regression(), config).state_path
     tensors, document = load_checkpoint(path, kind="training")
