@@ -154,7 +154,7 @@ class AutoencoderStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """nRMSE of the reconstruction in field space, per task and array; `score` is their mean."""
-        floor = self._measure(self.model)
+        floor = self._measure(self.called)
         return {"score": floor.mean, **{f"val/nrmse/{name}": value for name, value in floor.nrmse.items()}}
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:

@@ -175,7 +175,7 @@ class BaselineStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """nRMSE of rollouts."""
-        nrmse = self._validation.nrmse(self.model, ranks=self.ranks)
+        nrmse = self._validation.nrmse(self.called, ranks=self.ranks)
         return {
             "score": mean_over_tasks(nrmse),
             **{f"val/nrmse/{name}": value for name, value in nrmse.items()},

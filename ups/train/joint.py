@@ -203,8 +203,8 @@ class JointStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """nRMSE of decoded rollouts per task, whose mean is the `score`, and the autoencoder's floor."""
-        nrmse = self._validation.nrmse(OperatorForecaster(self.model), ranks=self.ranks)
-        floor = self._validation.nrmse(AutoencoderFloor(self.autoencoder), ranks=self.ranks)
+        nrmse = self._validation.nrmse(OperatorForecaster(self.called), ranks=self.ranks)
+        floor = self._validation.nrmse(AutoencoderFloor(self.called.autoencoder), ranks=self.ranks)
         return {
             "score": mean_over_tasks(nrmse),
             **{f"val/nrmse/{name}": value for name, value in nrmse.items()},

@@ -268,7 +268,7 @@ class OperatorStage(Stage):
 
         Of states that nothing can decode it is that of latents, under "val/latent_nrmse/".
         """
-        nrmse = self._validation.nrmse(operator_forecaster(self.model), ranks=self.ranks)
+        nrmse = self._validation.nrmse(operator_forecaster(self.called), ranks=self.ranks)
         prefix = "val/nrmse/" if self.model.spec.is_encoder_known else "val/latent_nrmse/"
         return {
             "score": mean_over_tasks(nrmse),

@@ -74,6 +74,7 @@ class Stage(ABC):
         gradients: Which trained parameters a batch gives gradients to: "all", "the same" in every batch, as
             with one task, or "some". Ranks look in every step which ones have none, unless they know.
         ranks: Who trains together; known once training begins.
+        compiled_model: The model as training calls it, perhaps with compiled methods; once training begins.
     """
 
     name: str
@@ -83,6 +84,12 @@ class Stage(ABC):
     compiled: tuple[str, ...] = ("forward",)
     gradients: GradientsOfBatch = "some"
     ranks = ALONE
+    compiled_model: nn.Module | None = None
+
+    @property
+    def called(self) -> Any:
+        """The model as training calls it, or as it is before that."""
+        return self.model if self.compiled_model is None else self.compiled_model
 
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
@@ -100,7 +107,7 @@ class Stage(ABC):
 
         Each rank looks at its share (`Ranks.share`) and calls the model as often as the others do, since a
         sharded one is called by all or none; then they join what they found (`Ranks.joined`). It runs under
-        the precision of training.
+        the precision of training, and calls the model as that does (`called`).
         """
 
     @abstractmethod

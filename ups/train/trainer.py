@@ -96,7 +96,7 @@ class Trainer:
             note=self.log.note,
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
-        forward = forward_of(stage, config.training, note=self.log.note)
+        stage.compiled_model = forward = forward_of(stage, config.training, note=self.log.note)
         self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=config.training.accum_steps)
         self._batches: Iterator[Any] | None = None
         if ranks.rank:

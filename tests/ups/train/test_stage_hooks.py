@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,19 @@ def test_validation_has_the_precision_of_training(tmp_path: Path, overrides: tup
     train(Watched(), make_config(tmp_path, *overrides))
     is_on = bool(overrides)
     assert seen == [(is_on, is_on)] * 3 + [(False, False)]
+
+
+def test_validation_calls_the_model_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+
+    class Watched(Regression):
+        def validate(self) -> dict[str, float]:
+            called.append(self.called)
+            return super().validate()
+
+    stage = Watched()
+    assert stage.called is stage.model
+    compiled = copy.copy(stage.model)
+    monkeypatch.setattr("ups.train.trainer.forward_of", lambda *args, **options: compiled)
+    train(stage, make_config(tmp_path))
+    assert [some is compiled for some in called] == [True] * 3
