@@ -199,7 +199,7 @@ class BaselineStage(Stage):
                 kind="not_shardable",
                 expected="all of its parameters on every rank, as with DDP",
             )
-        return [ShardedPart(self.model.network)]
+        return [ShardedPart(self.model.network, ("advance",))]
 
     def data_identity(self) -> Mapping[str, Any]:
         """The specification: grid, and statistics of the training split."""

@@ -33,7 +33,7 @@ from ups.losses import inverse_losses
 from ups.train.autoencoder import autoencoder_parts
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
 from ups.train.meter import startup_phase
-from ups.train.operator import as_stores, data_hashes, open_field_windows, preload_windows
+from ups.train.operator import as_stores, data_hashes, open_field_windows, operator_part, preload_windows
 from ups.train.operator_spec import make_spec
 from ups.train.physics_priors import PhysicsPriors, make_priors
 from ups.train.schedules import INVERSE_LOSSES, StageLength, inverse_weights, num_queries
@@ -229,7 +229,7 @@ class JointStage(Stage):
 
     def sharded_parts(self) -> list[ShardedPart]:
         """Operator, encoders and decoders."""
-        return [ShardedPart(self.model.operator), *autoencoder_parts(self.autoencoder)]
+        return [operator_part(self.model), *autoencoder_parts(self.autoencoder)]
 
     def data_identity(self) -> Mapping[str, Any]:
         """Hashes of the stores by task."""

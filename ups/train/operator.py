@@ -287,7 +287,7 @@ class OperatorStage(Stage):
 
     def sharded_parts(self) -> list[ShardedPart]:
         """The operator; a frozen autoencoder stays whole on every rank."""
-        return [ShardedPart(self.model.operator)]
+        return [operator_part(self.model)]
 
     def data_identity(self) -> Mapping[str, Any]:
         """Hashes of the stores by task."""
@@ -345,6 +345,11 @@ class OperatorStage(Stage):
         given_BLD = self.model.normalise(states[:, 0], task=batch.task, array=task.input_array)
         truth = self.model.normalise(states[:, 1:].flatten(0, 1), task=batch.task, array=FIELDS)
         return truth.unflatten(0, (len(states), -1)), given_BLD
+
+
+def operator_part(model: Simulator) -> ShardedPart:
+    """The operator of a simulator, which calls these methods of it."""
+    return ShardedPart(model.operator, ("conditions", "advance"))
 
 
 def check_no_inverse_losses(config: RunConfig) -> None:
