@@ -112,8 +112,9 @@ def save_shards(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -
         tensors: By name, on every rank the same names.
     """
     writer = HuggingFaceStorageWriter(os.fspath(folder), save_distributed=True)
+    packed = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}  # as safetensors wants
     with _without_group():
-        state_dict_saver.save(dict(tensors), storage_writer=writer)
+        state_dict_saver.save(packed, storage_writer=writer)
 
 
 def load_shards(

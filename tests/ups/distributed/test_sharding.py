@@ -29,7 +29,12 @@ def test_blocks_are_the_members_of_the_outermost_lists_that_have_several_layers(
 
 
 def test_tensors_of_one_process_come_back_from_their_files(tmp_path: Path) -> None:
-    tensors = {"a.weight": torch.randn(3, 2), "step": torch.tensor(4.0), "n": torch.tensor([2, 3])}
+    tensors = {
+        "a.weight": torch.randn(3, 2),
+        "a.turned": torch.randn(3, 2).T,
+        "step": torch.tensor(4.0),
+        "n": torch.tensor([2, 3]),
+    }
     save_shards(tmp_path / "shards", tensors)
     torch.testing.assert_close(load_shards(tmp_path / "shards"), tensors, rtol=0, atol=0)
 
