@@ -48,7 +48,7 @@ def stage_of(name: str, folder: Path, ranks: Ranks) -> Stage:
     if name == "waves":
         return Waves()
     tasks = ["data.tasks=[burgers1d]"] if name in BASELINES else []
-    config = on_demand_helpers.configure(folder, *SETTINGS, *tasks)
+    config = on_demand_helpers.configure(folder, *SETTINGS, *tasks, f"cache.dir={folder / 'fields'}")
     stage = make_stage(name, config, device=CPU)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

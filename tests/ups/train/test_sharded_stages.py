@@ -28,7 +28,7 @@ SLOW = pytest.mark.slow
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_folder(tmp_path_factory.mktemp("prepared"))
     build(folder, TASKS)
-    build(folder, TASKS, "latent.encoder=none")
+    build(folder, TASKS, "latent.encoder=none", f"cache.dir={folder / 'fields'}")
     return folder
 
 
