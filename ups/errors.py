@@ -85,6 +85,21 @@ class CheckpointError(UpsError):
     kind = "checkpoint"
 
 
+class OtherTensorsError(CheckpointError):
+    """A checkpoint's tensors aren't those that were expected.
+
+    Attributes:
+        missing: Names that it lacks.
+        unexpected: Names that nothing takes.
+        reshaped: Names of tensors of another shape.
+    """
+
+    kind = "other_weights"
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    reshaped: tuple[str, ...] = ()
+
+
 class OutputError(UpsError):
     """A file can't be written; what was there before is still there. Exit code 6 where the disk is full."""
 

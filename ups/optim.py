@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ups.config import OptimizerConfig, SchedulerConfig
-from ups.errors import CheckpointError, ConfigError, needs
+from ups.errors import ConfigError, needs
 
 with needs("train"):
     import torch
     from torch import Tensor, nn
 
+    from ups.distributed.sharding import shared_out
+    from ups.trained.checkpoint import check_tensors
+
 _THERE = ("adamw", "adam", "sgd")
+_LR_FACTOR = "lr_factor"  # key of a group of PyTorch's optimisers
 
 
 class WeightsCopy:
@@ -86,24 +91,17 @@ class AveragedWeights(WeightsCopy):
         """Continue from saved averages.
 
         Args:
-            averages: By name, as `averages` has them.
+            averages: By name, as `averages` has them, in whole form.
             num_updates: Updates that made them.
             path: Where they are from, for the error.
 
         Raises:
-            CheckpointError: Kind "other_weights" if names or shapes differ; nothing is changed then.
+            OtherTensorsError: If names or shapes differ; nothing is changed then.
         """
-        ours, theirs = ({(name, t.shape) for name, t in some.items()} for some in (self.averages, averages))
-        if differing := sorted({name for name, _ in ours ^ theirs}):
-            raise CheckpointError(
-                "its averages aren't those of the model's weights",
-                kind="other_weights",
-                path=path,
-                found=f"other names or shapes, such as {differing[0]}",
-            )
+        check_tensors(averages, self.averages, path=path, problem="its averages aren't those of the weights")
         self.num_updates = num_updates
         for name, average in self.averages.items():
-            average.copy_(averages[name])
+            average.copy_(shared_out(averages[name], average))
 
 
 def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:
@@ -125,30 +123,61 @@ def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> Non
         )
 
 
-def make_optimizer(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
-) -> torch.optim.Optimizer:
-    """Make a stage's optimiser: decay acts on matrices, not on vectors such as biases.
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that an optimiser treats alike.
+
+    Attributes:
+        parameters: By name.
+        weight_decay: Of these.
+        lr_factor: Their learning rate over that of the schedule.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    weight_decay: float
+    lr_factor: float = 1.0
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[ParameterGroup]:
+    """What is trained of a model: decay acts on matrices, not on vectors such as biases."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    matrices = {name: p for name, p in trained.items() if p.ndim >= 2}
+    vectors = {name: p for name, p in trained.items() if p.ndim < 2}
+    groups = ParameterGroup(matrices, weight_decay), ParameterGroup(vectors, 0.0)
+    return [group for group in groups if group.parameters]
+
+
+def make_optimizer(groups: Sequence[ParameterGroup], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Make an optimiser by its name.
 
     Args:
-        named_parameters: What is trained.
+        groups: What is trained.
         config: Kind and settings, with `lr` filled in.
 
     Raises:
         ConfigError: As `check_optimizer`.
     """
     check_optimizer(config)
-    trained = [parameter for _, parameter in named_parameters if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
     assert config.lr is not None
+    tables: list[dict[str, Any]] = [
+        {
+            "params": list(group.parameters.values()),
+            "weight_decay": group.weight_decay,
+            _LR_FACTOR: group.lr_factor,
+        }
+        for group in groups
+    ]
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+        return torch.optim.SGD(tables, lr=config.lr, momentum=config.momentum)
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=_can_be_fused(trained))
+    trained = [p for group in groups for p in group.parameters.values()]
+    return kind(tables, lr=config.lr, betas=config.betas, eps=config.eps, fused=_can_be_fused(trained))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group the schedule's learning rate, times its own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get(_LR_FACTOR, 1.0)
 
 
 def _can_be_fused(parameters: list[nn.Parameter]) -> bool:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from ups.config import RunConfig, load_config
 from ups.data.augment import Draws
 from ups.data.batches import TaskBatch
+from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import UpsError
-from ups.train.distributed import ALONE, Ranks, joined_ranks
+from ups.train.distributed import joined_ranks
 from ups.train.operator import make_operator_stage
 from ups.train.stage import Losses, Stage, make_stage
 from ups.train.trainer import Trainer
@@ -101,7 +102,7 @@ class Waves(Stage):
         with torch.no_grad():
             return {"score": (self.model(x, task="sine") - x.sin()).square().mean().item()}
 
-    def export(self, metrics: dict[str, float]) -> Path:
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         return Path("exported")
 
     def finish(self) -> dict[str, Any]:

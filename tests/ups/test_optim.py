@@ -12,7 +12,16 @@ from ups.config import OptimizerConfig, SchedulerConfig
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
 from ups.losses import reconstruction_error
-from ups.optim import AveragedWeights, LearningRate, WeightsCopy, check_optimizer, make_optimizer
+from ups.optim import (
+    AveragedWeights,
+    LearningRate,
+    ParameterGroup,
+    WeightsCopy,
+    check_optimizer,
+    make_optimizer,
+    parameter_groups,
+    set_learning_rate,
+)
 
 torch.set_num_threads(1)
 
@@ -99,22 +108,36 @@ def test_averages_of_other_weights_are_refused(saved: dict[str, torch.Tensor]) -
 
 
 def test_decay_acts_on_matrices_alone() -> None:
-    optimizer = make_optimizer(nn.Linear(2, 3).named_parameters(), OptimizerConfig(lr=0.1, weight_decay=0.3))
+    groups = parameter_groups(nn.Linear(2, 3), weight_decay=0.3)
+    optimizer = make_optimizer(groups, OptimizerConfig(lr=0.1))
     decays = {group["params"][0].ndim: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {2: 0.3, 1: 0.0}
+
+
+def test_group_has_a_learning_rate_of_its_own() -> None:
+    slow, fast = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    groups = [ParameterGroup({"slow": slow}, 0.0, lr_factor=0.1), ParameterGroup({"fast": fast}, 0.0)]
+    optimizer = make_optimizer(groups, OptimizerConfig(name="sgd", momentum=0.0, lr=0.1))
+    for _ in range(2):  # the factor is of the schedule's rate, not of the last one
+        set_learning_rate(optimizer, 0.5)
+    slow.grad, fast.grad = torch.ones(1), torch.ones(1)
+    optimizer.step()
+    assert (slow.item(), fast.item()) == pytest.approx((0.95, 0.5))
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_adam_is_fused_where_it_can_be(name: str) -> None:
     config = OptimizerConfig(name=name, lr=0.1)
-    assert make_optimizer(nn.Linear(2, 3).named_parameters(), config).defaults["fused"]
-    elsewhere = nn.Linear(2, 3, device="meta").named_parameters()
+    here, elsewhere = (
+        parameter_groups(nn.Linear(2, 3, device=device), weight_decay=0.0) for device in ("cpu", "meta")
+    )
+    assert make_optimizer(here, config).defaults["fused"]
     assert not make_optimizer(elsewhere, config).defaults["fused"]
 
 
 def test_first_step_of_adamw_agrees_with_its_formula() -> None:
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
-    optimizer = make_optimizer([("weight", weight)], OptimizerConfig(lr=0.1, weight_decay=0.5))
+    optimizer = make_optimizer([ParameterGroup({"weight": weight}, 0.5)], OptimizerConfig(lr=0.1))
     weight.grad = torch.tensor([[3.0, -0.01]])
     optimizer.step()
     # Decayed by lr x decay, then moved by lr against the sign of the gradient.
@@ -141,7 +164,7 @@ def test_device_that_is_not_there_falls_back_and_says_so() -> None:
 
 def test_optimizer_that_is_not_there_yet_is_refused() -> None:
     with pytest.raises(ConfigError, match="muon_hybrid") as caught:
-        make_optimizer(nn.Linear(2, 3).named_parameters(), OptimizerConfig(name="muon_hybrid", lr=0.1))
+        make_optimizer([], OptimizerConfig(name="muon_hybrid", lr=0.1))
     assert caught.value.kind == "not_yet"
 
 

@@ -20,6 +20,7 @@ from ups.data.fields import Fields
 from ups.data.statistics import frame_items, spread_frames
 from ups.data.trajectories import Trajectories
 from ups.data.windows import WindowBatch, parameter_table
+from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import ConfigError
 from ups.grid import FIELDS
 from ups_store.torch import Window, WindowIndex
@@ -107,6 +108,7 @@ class FrameBatch(TaskBatch):
         parameters: Parameters in the order that was asked for, NaN where the task has none of that name,
             float32, shape (B, P).
         steps: Stored time step of each frame, int64, shape (B,); 0 of constant fields.
+        items: Number of each frame among all of its array, int64, shape (B,).
         points: Numbers of the grid's points that the decoder is asked at, int64, shape (points,), the same
             for all frames; None where it isn't trained on.
     """
@@ -115,6 +117,7 @@ class FrameBatch(TaskBatch):
     values: Tensor
     parameters: Tensor
     steps: Tensor
+    items: Tensor
     points: Tensor | None = None
 
     def __len__(self) -> int:
@@ -184,12 +187,24 @@ def augmented(batch: FrameBatch, *, periodic: tuple[bool, ...], reflects: bool =
 
 
 def spread_batches(
-    fields: Mapping[str, Fields], *, batch_size: int, max_frames: int, parameters: tuple[str, ...] = ()
+    fields: Mapping[str, Fields],
+    *,
+    batch_size: int,
+    max_frames: int,
+    parameters: tuple[str, ...] = (),
+    ranks: Ranks = ALONE,
 ) -> Iterator[FrameBatch]:
-    """Frames for validation: at most `max_frames` of each array of each task, spread over
-    samples and time steps, in order."""
+    """Frames for validation, spread over samples and time steps, in order.
+
+    Args:
+        fields: By task.
+        batch_size: Frames of a batch, at most.
+        max_frames: Of each array of each task, over all ranks.
+        parameters: Names of the parameters, in the order that batches give them.
+        ranks: Who looks at them together: this rank's `share`, in as many batches as on any other.
+    """
     for stream in _streams(fields):
-        items = spread_frames(stream.fields, stream.array, max_frames)
+        items = ranks.share(spread_frames(stream.fields, stream.array, max_frames))
         for first in range(0, len(items), batch_size):
             yield _read(stream, items[first : first + batch_size], parameters)
 
@@ -211,4 +226,5 @@ def _read(stream: _Stream, items: npt.NDArray[np.int64], parameters: tuple[str, 
         torch.from_numpy(values),
         parameter_table(stream.fields.parameters(samples), parameters, len(items)),
         torch.from_numpy(steps),
+        torch.from_numpy(items),
     )

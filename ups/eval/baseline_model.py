@@ -394,8 +394,17 @@ def save_baseline(
     *,
     config: Mapping[str, Any],
     report: Mapping[str, Any],
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a baseline with its effort, the configuration of its training, and the validation's report."""
+    """Write a baseline with its effort, the configuration of its training, and the validation's report.
+
+    Args:
+        path: Where the file goes; its model card goes beside it.
+        model: To be written.
+        config: Of the run.
+        report: Validation errors by name.
+        weights: Its `state_dict`, whole; by default the model's own.
+    """
     effort = None if model.effort is None else asdict(model.effort)
     document = {
         "spec": model.spec.to_json(),
@@ -403,7 +412,8 @@ def save_baseline(
         "config": dict(config),
         "report": dict(report),
     }
-    save_checkpoint(path, model.state_dict(), kind=BASELINE, document=document)
+    tensors = model.state_dict() if weights is None else weights
+    save_checkpoint(path, tensors, kind=BASELINE, document=document)
 
 
 def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Baseline:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ups.distributed.ranks import Ranks
 from ups.errors import ConfigError
 
 # Wave numbers (periods of the domain) of the bands of fRMSE: first included, last not.
@@ -26,34 +27,49 @@ def nrmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
     return root_mean_square(prediction - truth) / root_mean_square(truth)
 
 
-def defined_nrmse(prediction: Tensor, truth: Tensor) -> Tensor:
-    """nRMSE of frames and channels whose truth isn't zero throughout, one after another, at most B T C.
+class DefinedErrors:
+    """nRMSE of frames and channels whose truth isn't zero throughout, found by several ranks.
 
     An error that isn't finite for another reason, such as a prediction that is NaN, stays.
     """
-    return nrmse_per_sample(prediction, truth)[root_mean_square(truth) != 0]
+
+    def __init__(self) -> None:
+        self._items: list[Tensor] = []
+        self._errors: list[Tensor] = []
+        self._defined: list[Tensor] = []
+
+    def add(self, prediction: Tensor, truth: Tensor, *, items: Tensor) -> None:
+        """Take in a batch, with its samples' numbers, int64, shape (B,)."""
+        self._items.append(items)
+        self._errors.append(nrmse_per_sample(prediction, truth))
+        self._defined.append(root_mean_square(truth) != 0)
+
+    def joined(self, ranks: Ranks) -> tuple[Tensor, Tensor]:
+        """Errors, and which are defined, both (N, T, C), by numbers that go up; a collective."""
+        items = torch.cat(self._items)
+        errors, defined = (ranks.joined(items, torch.cat(some)) for some in (self._errors, self._defined))
+        return errors, defined
 
 
-def mean_of_defined(errors: Sequence[Tensor], *, task: str, channels: Sequence[str]) -> float:
-    """Mean of what `defined_nrmse` gave.
+def mean_of_defined(errors: Tensor, *, task: str, channels: Sequence[str]) -> float:
+    """Mean of errors that are defined.
 
     Args:
-        errors: Of some batches, each of one axis.
+        errors: Of one axis.
         task: Name of the task, for people.
         channels: Names of its channels, for people.
 
     Raises:
         ConfigError: Kind "zero_truth", if nothing is left to average.
     """
-    joined = torch.cat(list(errors))
-    if not len(joined):
+    if not len(errors):
         raise ConfigError(
             f"the true frames of {task} are zero throughout, so there is no relative error",
             kind="zero_truth",
             expected=f"another value in channel {' or '.join(channels)}",
             hint="look into the validation samples, or take others with data.split_fractions",
         )
-    return joined.mean().item()
+    return errors.mean().item()
 
 
 def brmse_per_sample(prediction: Tensor, truth: Tensor, *, is_compat: bool = False) -> Tensor:

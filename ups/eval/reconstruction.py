@@ -7,7 +7,6 @@ C channels.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from ups.data.field_batches import FrameBatch, spread_batches
 from ups.data.fields import Fields
+from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import needs
-from ups.eval.metrics import defined_nrmse, mean_of_defined
+from ups.eval.metrics import DefinedErrors, mean_of_defined
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.trained.autoencoder import Autoencoder
@@ -74,6 +74,7 @@ def measure_floor(
     *,
     queries: Mapping[str, Tensor],
     latent_dtype: torch.dtype = torch.float32,
+    ranks: Ranks = ALONE,
 ) -> Floor:
     """Measure how well frames survive encoding.
 
@@ -82,62 +83,63 @@ def measure_floor(
         batches: Frames of validation or test.
         queries: Centres of the grid's cells by task, shape (P, N), on the model's device.
         latent_dtype: Dtype that the latents are rounded to before decoding, as in a store.
+        ranks: Who measures together, each its share of the frames; then it is a collective.
 
     Raises:
         ConfigError: Kind "zero_truth", if all frames of an array are zero throughout.
     """
-    errors: dict[str, list[Tensor]] = {}
-    by_step: dict[str, dict[int, list[Tensor]]] = {}
-    num_frames: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
+    found: dict[str, DefinedErrors] = {}
+    places: dict[str, list[Tensor]] = {}
     sizes: dict[str, LatentSize] = {}
     for batch in batches:
         name = _name_of(batch)
         prediction = reconstruct(model, batch, query=queries[batch.task], latent_dtype=latent_dtype)
         truth = batch.values.to(prediction.device)
-        pair = [field.double().unsqueeze(1) for field in (prediction, truth)]
-        errors.setdefault(name, []).append(found := defined_nrmse(*pair))
-        for step in batch.steps.unique().tolist():
-            of_step = (field[batch.steps == step] for field in pair)
-            by_step.setdefault(name, {}).setdefault(step, []).append(defined_nrmse(*of_step))
-        num_frames[name] += len(truth)
-        left_out[name] += len(truth) * truth.shape[-1] - len(found)
+        pair = (field.double().unsqueeze(1) for field in (prediction, truth))
+        found.setdefault(name, DefinedErrors()).add(*pair, items=batch.items)
+        places.setdefault(name, []).append(torch.stack([batch.items, batch.steps]))
         num_latents = model.spec.num_tokens * model.spec.latent_dim
         sizes[name] = LatentSize(model.spec.tasks[batch.task].grid.num_values(batch.array), num_latents)
-    nrmse = {
-        name: mean_of_defined(values, task=name, channels=_channels(model, name))
-        for name, values in errors.items()
-    }
-    return Floor(nrmse, _means(by_step), sizes, dict(num_frames), dict(left_out))
+    nrmse, by_step, num_frames, left_out = {}, {}, {}, {}
+    for name, errors_of in found.items():
+        errors, defined = errors_of.joined(ranks)
+        items, steps = torch.cat(places[name], dim=1)
+        nrmse[name] = mean_of_defined(errors[defined], task=name, channels=_channels(model, name))
+        by_step[name] = _means(errors, defined, ranks.joined(items, steps))
+        num_frames[name], left_out[name] = len(errors), int((~defined).sum())
+    return Floor(nrmse, by_step, sizes, num_frames, left_out)
 
 
 def _name_of(batch: FrameBatch) -> str:
     return batch.task if batch.array == FIELDS else f"{batch.task}/{batch.array}"
 
 
-def _means(by_step: Mapping[str, Mapping[int, list[Tensor]]]) -> dict[str, dict[int, float]]:
+def _means(errors: Tensor, defined: Tensor, steps: Tensor) -> dict[int, float]:
     """Mean of each step's errors, steps going up; without steps whose truth is zero throughout."""
-    return {
-        name: {
-            step: float(all_of.mean())
-            for step, found in sorted(steps.items())
-            if len(all_of := torch.cat([some.flatten() for some in found]))
-        }
-        for name, steps in by_step.items()
-    }
+    some = {step: errors[steps == step][defined[steps == step]] for step in steps.unique().tolist()}
+    return {step: float(of_step.mean()) for step, of_step in some.items() if len(of_step)}
 
 
 @torch.no_grad()
 def measure_spectra(
-    model: Autoencoder, batches: Iterable[FrameBatch], *, queries: Mapping[str, Tensor]
+    model: Autoencoder,
+    batches: Iterable[FrameBatch],
+    *,
+    queries: Mapping[str, Tensor],
+    ranks: Ranks = ALONE,
 ) -> dict[str, DecoderSpectrum]:
-    """Singular values of the decoder at the latents of frames, by "task" or "task/array"."""
-    grams: dict[str, list[Tensor]] = {}
-    for number, batch in enumerate(batches):
-        frames = encoded(model, batch)
-        found = token_gram(model, frames, query=queries[batch.task], seed=number)
-        grams.setdefault(_name_of(batch), []).append(found)
-    return {name: spectrum_of(torch.cat(some)) for name, some in grams.items()}
+    """Singular values of the decoder at the latents of frames, by "task" or "task/array".
+
+    With `ranks` each has its share of the frames, and it is a collective.
+    """
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for batch in batches:
+        gram = token_gram(model, encoded(model, batch), query=queries[batch.task])
+        found.setdefault(_name_of(batch), []).append((batch.items, gram))
+    return {
+        name: spectrum_of(ranks.joined(*map(torch.cat, zip(*some, strict=True))))
+        for name, some in found.items()
+    }
 
 
 def spectrum_of_fields(model: Autoencoder, fields: Fields) -> DecoderSpectrum:
@@ -154,7 +156,7 @@ def encoded(model: Autoencoder, batch: FrameBatch) -> LatentFrames:
     """The latents of a batch of frames, on the model's device."""
     values, parameters = batch.values.to(model.device), batch.parameters.to(model.device)
     tokens = model.encode(values, parameters, task=batch.task, array=batch.array)
-    return LatentFrames(batch.task, batch.array, tokens, parameters)
+    return LatentFrames(batch.task, batch.array, batch.items, tokens, parameters)
 
 
 def _channels(model: Autoencoder, name: str) -> tuple[str, ...]:

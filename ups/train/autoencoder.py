@@ -6,8 +6,9 @@ Letters: B batch, X the axes of the grid, C channels, P query points, N axes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from ups.data.field_batches import FrameBatch, augmented, frame_data, spread_bat
 from ups.data.fields import Fields, open_fields, parameter_names
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import measure_statistics
+from ups.distributed.ranks import ALONE, Ranks
+from ups.distributed.sharding import ShardedPart
 from ups.eval.reconstruction import (
     FRAMES_OF_SPECTRUM,
     Floor,
@@ -151,18 +154,23 @@ class AutoencoderStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """nRMSE of the reconstruction in field space, per task and array; `score` is their mean."""
-        floor = self._measure(self.model)
+        floor = self._measure(self.called)
         return {"score": floor.mean, **{f"val/nrmse/{name}": value for name, value in floor.nrmse.items()}}
 
-    def export(self, metrics: dict[str, float]) -> Path:
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `autoencoder.safetensors`."""
         config = self._config.model_dump(mode="json")
-        save_autoencoder(self.path, self.model, config=config, report=metrics, data=self._data)
+        said: dict[str, Any] = {"config": config, "report": metrics, "data": self._data}
+        save_autoencoder(self.path, self.model, weights=weights, **said)
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
         """`autoencoder.safetensors`."""
         return {self.path: AUTOENCODER}
+
+    def sharded_parts(self) -> list[ShardedPart]:
+        """Encoders and decoders."""
+        return autoencoder_parts(self.model)
 
     def data_identity(self) -> Mapping[str, Any]:
         """The specification: grids, and statistics of the training split."""
@@ -180,12 +188,10 @@ class AutoencoderStage(Stage):
         latent_dtype = self._config.training.latent_cache_dtype
         floor = self._measure(model)
         rounded = self._measure(model, latent_dtype=getattr(torch, latent_dtype))
-        figure = write_figure(
-            self.path.with_suffix(".png"),
-            model,
-            self._val_batches(model, _FRAMES_TO_DRAW_FROM),
-            queries=self._queries,
-        )
+        figure = self.path.with_suffix(".png")
+        if self.ranks.is_first:
+            drawn = self._val_batches(model, _FRAMES_TO_DRAW_FROM, ranks=ALONE)
+            write_figure(figure, model, drawn, queries=self._queries)
         return {
             "checkpoint": str(self.path),
             "figure": str(figure),
@@ -209,15 +215,16 @@ class AutoencoderStage(Stage):
         if is_isometric(model):
             return {}
         before = self._spectra(model)
-        batches = self._val_batches(model, _FRAMES_OF_ISOMETRY)
-        make_isometric(model, (encoded(model, batch) for batch in batches), queries=self._queries)
-        document = read_document(self.path, kind=AUTOENCODER)
-        save_autoencoder(self.path, model, config=document["config"], report=document["report"])
+        sample = (encoded(model, batch) for batch in self._val_batches(model, _FRAMES_OF_ISOMETRY))
+        make_isometric(model, sample, queries=self._queries, ranks=self.ranks)
+        if self.ranks.is_first:
+            document = read_document(self.path, kind=AUTOENCODER)
+            save_autoencoder(self.path, model, config=document["config"], report=document["report"])
         return before
 
     def _spectra(self, model: Autoencoder) -> dict[str, DecoderSpectrum]:
         batches = self._val_batches(model, FRAMES_OF_SPECTRUM)
-        return measure_spectra(model, batches, queries=self._queries)
+        return measure_spectra(model, batches, queries=self._queries, ranks=self.ranks)
 
     def _prepare(self, batch: FrameBatch, number: int) -> FrameBatch:
         """Augmented, with the points at which the decoder is asked."""
@@ -232,15 +239,24 @@ class AutoencoderStage(Stage):
 
     def _measure(self, model: Autoencoder, *, latent_dtype: torch.dtype = torch.float32) -> Floor:
         batches = self._val_batches(model, self._config.training.max_val_frames)
-        return measure_floor(model, batches, queries=self._queries, latent_dtype=latent_dtype)
+        floor_of = partial(measure_floor, queries=self._queries, ranks=self.ranks)
+        return floor_of(model, batches, latent_dtype=latent_dtype)
 
-    def _val_batches(self, model: Autoencoder, max_frames: int) -> Any:
+    def _val_batches(
+        self, model: Autoencoder, max_frames: int, *, ranks: Ranks | None = None
+    ) -> Iterator[FrameBatch]:
         return spread_batches(
             self._val,
             batch_size=self._batch_size,
             max_frames=max_frames,
             parameters=model.spec.parameters,
+            ranks=ranks or self.ranks,
         )
+
+
+def autoencoder_parts(model: Autoencoder) -> list[ShardedPart]:
+    """What of an autoencoder is called by its forward pass alone."""
+    return [ShardedPart(part) for parts in (model.encoder, model.decoder) for part in parts.values()]
 
 
 def open_all(config: RunConfig, split: str) -> dict[str, Fields]:

@@ -21,6 +21,7 @@ from ups.data.batches import batch_size_of
 from ups.data.field_batches import FieldWindowSource, field_window_data
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.data.windows import WindowBatch, augment_windows
+from ups.distributed.sharding import ShardedPart
 from ups.errors import ConfigError
 from ups.eval.baseline_model import (
     BASELINE,
@@ -174,20 +175,31 @@ class BaselineStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """nRMSE of rollouts."""
-        nrmse = self._validation.nrmse(self.model)
+        nrmse = self._validation.nrmse(self.called, ranks=self.ranks)
         return {
             "score": mean_over_tasks(nrmse),
             **{f"val/nrmse/{name}": value for name, value in nrmse.items()},
         }
 
-    def export(self, metrics: dict[str, float]) -> Path:
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write the model; what its training took is added at the end."""
-        save_baseline(self.path, self.model, config=self._config.model_dump(mode="json"), report=metrics)
+        config = self._config.model_dump(mode="json")
+        save_baseline(self.path, self.model, config=config, report=metrics, weights=weights)
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
         """The model's file."""
         return {self.path: BASELINE}
+
+    def sharded_parts(self) -> list[ShardedPart]:
+        """The network, where its layers are ours."""
+        if self.name == "fno_neuraloperator":
+            raise ConfigError(
+                f"stage {self.name} can't be sharded: its layers are another package's",
+                kind="not_shardable",
+                expected="all of its parameters on every rank, as with DDP",
+            )
+        return [ShardedPart(self.model.network, ("advance",))]
 
     def data_identity(self) -> Mapping[str, Any]:
         """The specification: grid, and statistics of the training split."""
@@ -196,10 +208,12 @@ class BaselineStage(Stage):
     def finish(self) -> dict[str, Any]:
         """Errors of what was exported beside persistence; the file gets what the training took."""
         model = load_baseline(self.path, device=str(self._device))
-        model.effort = effort = self._effort()
-        document = read_document(self.path, kind=BASELINE)
-        save_baseline(self.path, model, config=document["config"], report=document["report"])
-        nrmse = self._validation.nrmse(model)
+        effort = Effort(**self.ranks.first_does(lambda: vars(self._effort())))  # who has written the log
+        if self.ranks.is_first:
+            model.effort, document = effort, read_document(self.path, kind=BASELINE)
+            save_baseline(self.path, model, config=document["config"], report=document["report"])
+        measure = partial(self._validation.nrmse, ranks=self.ranks)
+        nrmse = measure(model)
         left_out = self._validation.left_out
         is_steady = model.spec.given_array != FIELDS
         return {
@@ -210,7 +224,7 @@ class BaselineStage(Stage):
             "score": mean_over_tasks(nrmse),
             "nrmse": nrmse,
             "nrmse_left_out": left_out,
-            "persistence_nrmse": {} if is_steady else self._validation.nrmse(Persistence()),
+            "persistence_nrmse": {} if is_steady else measure(Persistence()),
         }
 
     def _effort(self) -> Effort:

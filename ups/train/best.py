@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
 from ups.config.loading import with_present_names
+from ups.distributed.ranks import Ranks
+from ups.distributed.sharding import whole
 from ups.errors import CheckpointError, OutputError
 from ups.optim import WeightsCopy
 from ups.output import Note, write_atomically
-from ups.train.distributed import Ranks
 from ups.train.stage import Stage
 from ups.train.state import flat_keys
 from ups.trained.checkpoint import read_document, write_card
@@ -24,6 +24,7 @@ _VALIDATED_ON = (
     "data.",
     "training.stride",
     "training.max_val_frames",
+    "training.amp",  # and its dtype
     "operator.val_trajectories",
 )
 
@@ -33,13 +34,14 @@ class BestWeights:
 
     An untrained operator is persistence, so training that makes it worse has diverged, however finite its
     losses are. The weights before the first step are measured and compared at the end of the first epoch, so
-    that training begins without waiting for it. Until then the first rank has a copy of them in the CPU's
-    memory.
+    that training begins without waiting for it. Until then every rank has a copy of them, or of its shards,
+    in the CPU's memory.
 
     Args:
         stage: What is trained, with the weights before the first step.
         config: Configuration of the run.
-        ranks: Who trains together; the first one validates and exports.
+        validate: Gives the stage's metrics of the present weights; a collective.
+        ranks: Who trains together; the first one exports.
         note: Told when training made it worse, and when a better checkpoint of an earlier run is set aside.
         is_first_epoch_over: Whether `restore` will be given a state of after the first epoch.
 
@@ -51,15 +53,22 @@ class BestWeights:
     """
 
     def __init__(
-        self, stage: Stage, config: RunConfig, *, ranks: Ranks, note: Note, is_first_epoch_over: bool = False
+        self,
+        stage: Stage,
+        config: RunConfig,
+        *,
+        validate: Callable[[], dict[str, float]],
+        ranks: Ranks,
+        note: Note,
+        is_first_epoch_over: bool = False,
     ) -> None:
         self.start: float | None = None
         self.score, self.bad_epochs = math.inf, 0
         self.step: int | None = None
         self._best_epoch_score = math.inf
         self._stage, self._config, self._ranks, self._note = stage, config, ranks, note
-        needs_copy = ranks.is_first and not is_first_epoch_over
-        self._initial = WeightsCopy(stage.model, device="cpu") if needs_copy else None
+        self._validate = validate
+        self._initial = None if is_first_epoch_over else WeightsCopy(stage.model, device="cpu")
 
     def take(self, metrics: dict[str, float], *, step: int) -> None:
         """Export the model's present weights if they are the best so far; a collective.
@@ -78,7 +87,8 @@ class BestWeights:
             self._export(metrics, replaces_earlier=before is not None)
             self.score, self.step = score, step
         elif before is not None:
-            with self._initial_weights():
+            assert self._initial is not None
+            with self._initial.in_place():
                 self._export(before, replaces_earlier=True)
         self._initial = None
         self.bad_epochs = 0 if score < self._best_epoch_score else self.bad_epochs + 1
@@ -95,24 +105,40 @@ class BestWeights:
         self._best_epoch_score, self.bad_epochs = state["best_epoch_score"], state["bad_epochs"]
 
     def _measure_start(self) -> dict[str, float]:
-        with self._initial_weights():
-            metrics: dict[str, float] = self._ranks.first_does(self._stage.validate)
+        assert self._initial is not None
+        with self._initial.in_place():
+            metrics = self._validate()
         self.start = metrics["score"] if math.isfinite(metrics["score"]) else math.inf
         self.score, self.step = self.start, 0
         return metrics
 
-    def _initial_weights(self) -> AbstractContextManager[None]:
-        """Inside, the first rank's model has the weights before the first step."""
-        assert self._initial is not None or not self._ranks.is_first
-        return nullcontext() if self._initial is None else self._initial.in_place()
-
     def _export(self, metrics: dict[str, float], *, replaces_earlier: bool) -> None:
-        if not self._ranks.is_first:
-            return
-        if replaces_earlier:
-            for path, kind in self._stage.exports().items():
-                set_aside(path, kind=kind, metrics=metrics, config=self._config, note=self._note)
-        self._stage.export(metrics)
+        earlier = self._config if replaces_earlier else None
+        export(self._stage, metrics, ranks=self._ranks, earlier=earlier, note=self._note)
+
+
+def export(
+    stage: Stage, metrics: dict[str, float], *, ranks: Ranks, earlier: RunConfig | None, note: Note
+) -> None:
+    """Export a stage's present weights, whole; a collective, of which the first rank writes.
+
+    Args:
+        stage: Whose they are.
+        metrics: Of these weights.
+        ranks: Who trains together.
+        earlier: Configuration of the run, where files of an earlier one are replaced, see `set_aside`.
+        note: Told if one of these is kept.
+
+    Raises:
+        OutputError: If they can't be written.
+    """
+    weights = whole(stage.model.state_dict(), is_kept=ranks.is_first)
+    if not ranks.is_first:
+        return
+    if earlier is not None:
+        for path, kind in stage.exports().items():
+            set_aside(path, kind=kind, metrics=metrics, config=earlier, note=note)
+    stage.export(metrics, weights)
 
 
 def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: RunConfig, note: Note) -> None:

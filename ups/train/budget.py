@@ -23,9 +23,9 @@ from ups.config import RunConfig, StageConfig
 from ups.config.run import BudgetConfig
 from ups.data.batches import DataOrder, endless
 from ups.data.windows import WindowBatch
+from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import CheckpointError, ConfigError
 from ups.output import Note, discard
-from ups.train.distributed import ALONE, Ranks
 from ups.train.flops import count_step
 from ups.train.rollout_batches import Curriculum
 from ups.train.stage import Stage, StageStart, make_stage

@@ -1,4 +1,4 @@
-"""Data-parallel training: `Ranks`, the processes that train one model together, and their part of a batch.
+"""Data-parallel training: losses of this rank's part of a batch, stopping together, joining the ranks.
 
 `torchrun` starts them and gives each its place; their messages go through the CPU (gloo), so no GPU waits for
 one. Every rank gathers its own rows of a batch. Which rows a batch has, and every random choice that is made
@@ -7,12 +7,10 @@ with it, doesn't depend on the number of ranks; DDP averages the gradients.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ups.device import choose_device
+from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, UpsError
 from ups.output import Note
 from ups.train.interrupt import SAME_COMMAND
@@ -88,91 +86,6 @@ class _StageLosses(nn.Module):
 
     def forward(self, batch: Any) -> Losses:
         return self._stage.losses(self._model[0], batch)
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process's place among those that train together, and what they send each other.
-
-    Every method but `device` is a collective: all ranks call it at the same point.
-
-    Attributes:
-        rank: Number of this process, from 0.
-        world_size: Number of processes.
-        local_rank: Number of this process on its machine.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank logs, validates and writes."""
-        return self.rank == 0
-
-    def device(self, name: str, *, note: Note) -> torch.device:
-        """The device of this rank: with "auto" and "cuda" the GPU of its local number.
-
-        Raises:
-            ConfigError: Kind "too_many_ranks", if there are more ranks than GPUs on a machine.
-        """
-        if self.world_size == 1 or not (name.startswith("cuda") or name == "auto"):
-            return choose_device(name, note=note)
-        num_gpus = torch.cuda.device_count()
-        if name == "auto" and num_gpus == 0:
-            return torch.device("cpu")
-        if self.local_rank >= num_gpus:
-            raise ConfigError(
-                "more processes than GPUs on this machine",
-                kind="too_many_ranks",
-                expected=f"torchrun --nproc-per-node {num_gpus}" if num_gpus else "training.device=cpu",
-                found=f"local rank {self.local_rank}",
-            )
-        return torch.device("cuda", self.local_rank)
-
-    def tell(self, value: Any = None) -> Any:
-        """What the first rank says, as JSON values, to all."""
-        if self.world_size == 1:
-            return value
-        raw = json.dumps(value).encode() if self.is_first else b""
-        nbytes = torch.tensor(len(raw))
-        dist.broadcast(nbytes, src=0)
-        text = torch.frombuffer(bytearray(raw or int(nbytes)), dtype=torch.uint8)
-        dist.broadcast(text, src=0)
-        return json.loads(text.numpy().tobytes())
-
-    def first_does(self, work: Callable[[], Any]) -> Any:
-        """What the first rank gets by doing something, JSON values, sent to all; the others wait.
-
-        If it fails, the first rank raises and the others end with it.
-        """
-        return self.tell(work() if self.is_first else None)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sums over the ranks, elementwise; on the CPU."""
-        return self._reduced(values, dist.ReduceOp.SUM)
-
-    def least(self, values: Tensor) -> Tensor:
-        """Minima over the ranks, elementwise; on the CPU."""
-        return self._reduced(values, dist.ReduceOp.MIN)
-
-    def gather(self, values: Tensor) -> Tensor:
-        """Every rank's tensor of one shape, stacked along a new first axis; on the CPU."""
-        if self.world_size == 1:
-            return values.cpu().unsqueeze(0)
-        parts = [torch.empty_like(values, device="cpu") for _ in range(self.world_size)]
-        dist.all_gather(parts, values.cpu())
-        return torch.stack(parts)
-
-    def _reduced(self, values: Tensor, kind: dist.ReduceOp.RedOpType) -> Tensor:
-        values = values.cpu()
-        if self.world_size > 1:
-            dist.all_reduce(values, kind)
-        return values
-
-
-ALONE = Ranks()
 
 
 class Agreement:

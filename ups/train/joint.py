@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from ups.data.fields import StoreFields
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import INPUT, Statistics, latent_statistics
 from ups.data.windows import TaskWindows, WindowBatch, augment_windows, evenly_spread, window_data
+from ups.distributed.sharding import ShardedPart
 from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS
 from ups.losses import inverse_losses
+from ups.train.autoencoder import autoencoder_parts
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
 from ups.train.meter import startup_phase
-from ups.train.operator import as_stores, data_hashes, open_field_windows, preload_windows
+from ups.train.operator import as_stores, data_hashes, open_field_windows, operator_part, preload_windows
 from ups.train.operator_spec import make_spec
 from ups.train.physics_priors import PhysicsPriors, make_priors
 from ups.train.schedules import INVERSE_LOSSES, StageLength, inverse_weights, num_queries
@@ -50,6 +53,7 @@ from ups.trained.specs import (
 
 # What the stage reports on; stage operator replaces the copy of it that others use.
 JOINT_FILE = "joint.safetensors"
+_INNER = "autoencoder."  # names of its weights in a simulator begin so
 _FRAMES_OF_SCALE = 256  # of a task, that the scale of its latents is measured on
 
 
@@ -199,28 +203,33 @@ class JointStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """nRMSE of decoded rollouts per task, whose mean is the `score`, and the autoencoder's floor."""
-        nrmse = self._validation.nrmse(OperatorForecaster(self.model))
-        floor = self._validation.nrmse(AutoencoderFloor(self.autoencoder))
+        nrmse = self._validation.nrmse(OperatorForecaster(self.called), ranks=self.ranks)
+        floor = self._validation.nrmse(AutoencoderFloor(self.called.autoencoder), ranks=self.ranks)
         return {
             "score": mean_over_tasks(nrmse),
             **{f"val/nrmse/{name}": value for name, value in nrmse.items()},
             **{f"val/floor_nrmse/{name}": value for name, value in floor.items()},
         }
 
-    def export(self, metrics: dict[str, float]) -> Path:
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `autoencoder.safetensors`, and the simulator that names it, also as the present operator."""
-        config = self._config.model_dump(mode="json")
-        data = as_stores(self._data_hashes)
-        save_autoencoder(self.autoencoder_path, self.autoencoder, config=config, report=metrics, data=data)
+        said: dict[str, Any] = {"config": self._config.model_dump(mode="json"), "report": metrics}
+        said["data"] = as_stores(self._data_hashes)
+        own = {name.removeprefix(_INNER): t for name, t in weights.items() if name.startswith(_INNER)}
+        save_autoencoder(self.autoencoder_path, self.autoencoder, weights=own, **said)
         digest = hash_tensors(self.autoencoder_path)
         self.model.spec = dataclasses.replace(self.model.spec, autoencoder_sha256=digest)
         for path in (self.path, self.operator_path):
-            save_simulator(path, self.model, config=config, report=metrics, data=data)
+            save_simulator(path, self.model, weights=weights, **said)
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
         """The autoencoder, and two copies of the simulator."""
         return {self.path: OPERATOR, self.operator_path: OPERATOR, self.autoencoder_path: AUTOENCODER}
+
+    def sharded_parts(self) -> list[ShardedPart]:
+        """Operator, encoders and decoders."""
+        return [operator_part(self.model), *autoencoder_parts(self.autoencoder)]
 
     def data_identity(self) -> Mapping[str, Any]:
         """Hashes of the stores by task."""
@@ -249,7 +258,8 @@ class JointStage(Stage):
         tasks, spec = simulator.spec.tasks, simulator.autoencoder.spec
         transient = [name for name, task in tasks.items() if not task.steady]
         num_latents = spec.num_tokens * spec.latent_dim
-        operator = self._validation.nrmse(OperatorForecaster(simulator))
+        measure = partial(self._validation.nrmse, ranks=self.ranks)
+        operator = measure(OperatorForecaster(simulator))
         left_out = self._validation.left_out
         return {
             "checkpoint": str(self.path),
@@ -259,8 +269,8 @@ class JointStage(Stage):
             "rollout_steps": self._validation.num_steps,
             "nrmse": operator,
             "nrmse_left_out": left_out,
-            "persistence_nrmse": self._validation.of(transient).nrmse(Persistence()),
-            "floor_nrmse": self._validation.nrmse(AutoencoderFloor(simulator.autoencoder)),
+            "persistence_nrmse": self._validation.of(transient).nrmse(Persistence(), ranks=self.ranks),
+            "floor_nrmse": measure(AutoencoderFloor(simulator.autoencoder)),
         }
 
 

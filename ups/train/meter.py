@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import DivergedError
-from ups.train.distributed import ALONE, Ranks
 from ups.train.flops import count_step, shape_of
 from ups.train.stage import Stage
 

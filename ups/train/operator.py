@@ -23,6 +23,7 @@ from ups.data.on_demand.sources import LiveSource
 from ups.data.statistics import measure_state_statistics
 from ups.data.stores import open_field_states, tells_encoder
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
+from ups.distributed.sharding import ShardedPart
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.grid import FIELDS
@@ -267,24 +268,26 @@ class OperatorStage(Stage):
 
         Of states that nothing can decode it is that of latents, under "val/latent_nrmse/".
         """
-        nrmse = self._validation.nrmse(operator_forecaster(self.model))
+        nrmse = self._validation.nrmse(operator_forecaster(self.called), ranks=self.ranks)
         prefix = "val/nrmse/" if self.model.spec.is_encoder_known else "val/latent_nrmse/"
         return {
             "score": mean_over_tasks(nrmse),
             **{f"{prefix}{name}": value for name, value in nrmse.items()},
         }
 
-    def export(self, metrics: dict[str, float]) -> Path:
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `operator.safetensors`: operator, autoencoder, statistics."""
-        config = self._config.model_dump(mode="json")
-        save_simulator(
-            self.path, self.model, config=config, report=metrics, data=as_stores(self._data_hashes)
-        )
+        said: dict[str, Any] = {"config": self._config.model_dump(mode="json"), "report": metrics}
+        save_simulator(self.path, self.model, weights=weights, data=as_stores(self._data_hashes), **said)
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
         """`operator.safetensors`."""
         return {self.path: OPERATOR}
+
+    def sharded_parts(self) -> list[ShardedPart]:
+        """The operator; a frozen autoencoder stays whole on every rank."""
+        return [operator_part(self.model)]
 
     def data_identity(self) -> Mapping[str, Any]:
         """Hashes of the stores by task."""
@@ -309,13 +312,14 @@ class OperatorStage(Stage):
         """Errors of what was exported beside persistence and the autoencoder's floor."""
         self.close()
         simulator = load_simulator(self.path, device=str(self._device))
-        operator = self._validation.nrmse(operator_forecaster(simulator))
+        measure = partial(self._validation.nrmse, ranks=self.ranks)
+        operator = measure(operator_forecaster(simulator))
         left_out = self._validation.left_out
         transient = [name for name, task in simulator.spec.tasks.items() if not task.steady]
-        persistence = self._validation.of(transient).nrmse(Persistence())
+        persistence = self._validation.of(transient).nrmse(Persistence(), ranks=self.ranks)
         floor = {}
         if simulator.autoencoder is not None and simulator.spec.is_encoder_known:
-            floor = self._validation.nrmse(AutoencoderFloor(simulator.autoencoder))
+            floor = measure(AutoencoderFloor(simulator.autoencoder))
         return {
             "checkpoint": str(self.path),
             "states": simulator.spec.states,
@@ -341,6 +345,11 @@ class OperatorStage(Stage):
         given_BLD = self.model.normalise(states[:, 0], task=batch.task, array=task.input_array)
         truth = self.model.normalise(states[:, 1:].flatten(0, 1), task=batch.task, array=FIELDS)
         return truth.unflatten(0, (len(states), -1)), given_BLD
+
+
+def operator_part(model: Simulator) -> ShardedPart:
+    """The operator of a simulator, which calls these methods of it."""
+    return ShardedPart(model.operator, ("conditions", "advance"))
 
 
 def check_no_inverse_losses(config: RunConfig) -> None:

@@ -12,11 +12,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from ups.config import RunConfig, StageConfig, TrainingConfig
+from ups.config import OptimizerConfig, RunConfig, StageConfig, TrainingConfig
 from ups.data.batches import Loader
 from ups.device import with_compiled
+from ups.distributed.ranks import ALONE
+from ups.distributed.sharding import ShardedPart, shard_part
 from ups.errors import ConfigError, did_you_mean
+from ups.optim import ParameterGroup, make_optimizer, parameter_groups
 from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
 
@@ -57,9 +61,8 @@ class Stage(ABC):
 
     Under `torchrun` every rank makes the same stage with the same weights. A batch is this rank's rows of
     it, an `ups.data.batches.TaskBatch`; what is drawn at random for it comes from its `draws`, which are the
-    same whichever ranks share it. `validate`, `export` and
-    `finish` run on the first rank alone, and never train or synchronise anything. Parts of its making may be
-    timed with `ups.train.meter.startup_phase`.
+    same whichever ranks share it. All ranks call its methods at the same point, but `export`; only the first
+    one writes files. Parts of its making may be timed with `ups.train.meter.startup_phase`.
 
     Attributes:
         name: As in the configuration.
@@ -70,6 +73,8 @@ class Stage(ABC):
             rollouts are.
         gradients: Which trained parameters a batch gives gradients to: "all", "the same" in every batch, as
             with one task, or "some". Ranks look in every step which ones have none, unless they know.
+        ranks: Who trains together; known once training begins.
+        compiled_model: The model as training calls it, perhaps with compiled methods; once training begins.
     """
 
     name: str
@@ -78,6 +83,13 @@ class Stage(ABC):
     curriculum = Curriculum()
     compiled: tuple[str, ...] = ("forward",)
     gradients: GradientsOfBatch = "some"
+    ranks = ALONE
+    compiled_model: nn.Module | None = None
+
+    @property
+    def called(self) -> Any:
+        """The model as training calls it, or as it is before that."""
+        return self.model if self.compiled_model is None else self.compiled_model
 
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
@@ -91,15 +103,63 @@ class Stage(ABC):
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Metrics on the validation split; `score` is what counts, less is better."""
+        """Metrics on the validation split, the same on every rank; `score` is what counts, less is better.
+
+        Each rank looks at its share (`Ranks.share`) and calls the model as often as the others do, since a
+        sharded one is called by all or none; then they join what they found (`Ranks.joined`). It runs under
+        the precision of training, and calls the model as that does (`called`).
+        """
 
     @abstractmethod
-    def export(self, metrics: dict[str, float]) -> Path:
-        """Write the model as others use it; called whenever the score is the best so far."""
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
+        """Write the model as others use it; on the first rank, whenever the score is the best so far.
+
+        Args:
+            metrics: Of `validate`.
+            weights: The model's `state_dict`, whole.
+        """
 
     @abstractmethod
     def finish(self) -> dict[str, Any]:
-        """Report on what was exported last, as JSON values, once training is over."""
+        """Report on what was exported last, as JSON values, once training is over.
+
+        Every rank loads the file and measures its share, in the precision that others use it in.
+        """
+
+    def parameter_groups(self, settings: OptimizerConfig) -> list[ParameterGroup]:
+        """What is trained, in groups with a weight decay and a learning rate of their own.
+
+        By default matrices decay and vectors don't, all at one rate.
+        """
+        return parameter_groups(self.model, weight_decay=settings.weight_decay)
+
+    def configure_optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
+        """What takes the steps; of the model's parameters, after `shard`.
+
+        Raises:
+            ConfigError: As `make_optimizer`.
+        """
+        return make_optimizer(self.parameter_groups(settings), settings)
+
+    def after_step(self, step: int) -> None:  # noqa: B027
+        """Called after every optimiser step, with their number; such as for a target that follows."""
+
+    def shard(self, mesh: DeviceMesh, **options: Any) -> None:
+        """Share out the parameters over the ranks of a mesh, in place, before there is an optimiser.
+
+        Args:
+            mesh: Over which ranks.
+            **options: As `torch.distributed.fsdp.fully_shard` has them.
+
+        Raises:
+            ConfigError: Kind "not_shardable", if the model can't be.
+        """
+        for part in self.sharded_parts():
+            shard_part(part, mesh, **options)
+
+    def sharded_parts(self) -> list[ShardedPart]:
+        """What `shard` takes: by default the whole model, where it is called by its forward pass alone."""
+        return [ShardedPart(self.model)]
 
     def exports(self) -> Mapping[Path, str]:
         """Files that `export` writes, with their kinds of checkpoint: a better one of before is kept."""
@@ -110,11 +170,14 @@ class Stage(ABC):
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What continuing needs besides the model's weights, as JSON values."""
+        """What continuing needs besides the model's weights: by name JSON values, and tensors.
+
+        Tensors may be sharded. Their names and shapes are the same from the beginning.
+        """
         return {}
 
     def restore(self, values: Mapping[str, Any]) -> None:  # noqa: B027
-        """Take what `state` gave."""
+        """Take what `state` gave; tensors are new, and sharded as those that are here."""
 
     def preparation_flops(self) -> float:
         """Floating-point operations that making its data took once, such as encoding all frames."""

@@ -1,7 +1,7 @@
-"""State of a training run in one file, for an exact resume: weights, averages, optimiser, RNG, position.
+"""State of a training run in one file, for an exact resume: tensors, configuration, position, RNG.
 
-Tensors are named `model.<name>`, `ema.<name>`, `optimizer.<number>.<name>` and `rng.<device>`, the last with
-a row for every rank. `SavedState` also says what the state was made with, and whether it is of this run.
+Tensors are whole and named as in `StateTensors`, and `rng.<device>`, with a row for every rank. `SavedState`
+says what the state was made with, and whether it is of this run.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ups.config import RunConfig
 from ups.config.loading import with_present_names
 from ups.config.run import BASELINES
+from ups.distributed.ranks import ALONE, Ranks
+from ups.distributed.sharding import whole
 from ups.errors import CheckpointError, ConfigError
-from ups.optim import AveragedWeights
-from ups.train.distributed import ALONE, Ranks
-from ups.trained.checkpoint import fill_weights, load_checkpoint, read_document, save_checkpoint
+from ups.train.state_tensors import StateTensors
+from ups.trained.checkpoint import load_checkpoint, read_document, save_checkpoint
 
 TRAINING = "training"  # kind of checkpoint
 _MOST_SHOWN = 8  # differing keys in one message
 # What a state holds, and what its position says; one that lacks any of it is of an earlier version.
-_PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates"})
+_PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates", "named_by"})
+_NAMED_BY = "parameter"  # the state of the optimiser; by number before
 POSITION = frozenset(
     {
         "step",
@@ -40,101 +42,87 @@ POSITION = frozenset(
         "start_score",
         "best_epoch_score",
         "bad_epochs",
+        "work",
     }
 )
-_POSITION_SINCE = frozenset({"work"})  # later than others: a state without them is continued all the same
 
 
 def save_state(
     path: Path,
+    tensors: StateTensors,
     *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    averaged: AveragedWeights | None,
     scaler: torch.amp.GradScaler,
     config: RunConfig,
     data_identity: Mapping[str, Any],
     position: Mapping[str, Any],
+    ema_updates: int,
     ranks: Ranks = ALONE,
 ) -> None:
     """Write everything that continuing needs, atomically; a collective, of which the first rank writes.
 
     Args:
         path: The file.
-        model: Model, without wrappers.
-        optimizer: Its optimiser.
-        averaged: Averaged weights, if there are any.
+        tensors: Of the training.
         scaler: Scaler of fp16 gradients.
         config: Configuration of the run.
         data_identity: What the run is trained on; JSON values.
-        position: Where the run is; JSON values by the names in `POSITION` and `_POSITION_SINCE`.
+        position: Where the run is; JSON values by the names in `POSITION`.
+        ema_updates: Updates that made the averages.
         ranks: Who trains together.
 
     Raises:
         OutputError: The old state is still there.
     """
-    assert position.keys() == POSITION | _POSITION_SINCE
+    assert position.keys() == POSITION
     rng = {"rng.cpu": ranks.gather(torch.get_rng_state())}
     if torch.cuda.is_available():
         rng["rng.cuda"] = ranks.gather(torch.cuda.get_rng_state())
+    saved = whole(tensors.now(), is_kept=ranks.is_first)
     if not ranks.is_first:
         return
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    if averaged is not None:
-        tensors |= {f"ema.{name}": tensor for name, tensor in averaged.averages.items()}
-    for number, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{number}.{name}": value for name, value in state.items() if value is not None}
     document = {
         "config": config.model_dump(mode="json"),
         "data_identity": dict(data_identity),
         "position": dict(position),
         "scaler": scaler.state_dict(),
-        "ema_updates": averaged.num_updates if averaged is not None else 0,
+        "ema_updates": ema_updates,
+        "named_by": _NAMED_BY,
     }
-    save_checkpoint(path, tensors | rng, kind=TRAINING, document=document)
+    save_checkpoint(path, saved | rng, kind=TRAINING, document=document)
 
 
 def load_state(
     path: Path,
+    tensors: StateTensors,
     *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    averaged: AveragedWeights | None,
     scaler: torch.amp.GradScaler,
     config: RunConfig,
     data_identity: Mapping[str, Any],
     stage: str,
     ranks: Ranks = ALONE,
-) -> dict[str, Any]:
-    """Bring everything to where `save_state` left it, and return the position.
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Bring everything to where `save_state` left it, and return the position and the stage's own tensors.
 
     A rank that wasn't there when the state was saved keeps its own state of random numbers.
 
     Raises:
         CheckpointError: Kinds "too_old", "other_config" and "other_data" with the keys that are missing or
-            differ, "other_weights", or as `load_checkpoint`.
+            differ, or as `load_checkpoint`.
+        OtherTensorsError: As `StateTensors.fill`.
     """
     with hinting_at_restart():
-        tensors, document = load_checkpoint(path, kind=TRAINING)
-    saved = SavedState(path, document)
-    saved.check_config(config, stage=stage)
-    saved.check_data(data_identity)
+        saved, document = load_checkpoint(path, kind=TRAINING)
+    state = SavedState(path, document)
+    state.check_config(config, stage=stage)
+    state.check_data(data_identity)
     with hinting_at_restart():
-        fill_weights(model, _below(tensors, "model."), path=path)
-        if averaged is not None:
-            updates = document["ema_updates"]
-            averaged.restore(_below(tensors, "ema."), num_updates=updates, path=path)
-    states: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in _below(tensors, "optimizer.").items():
-        number, _, name = key.partition(".")
-        states.setdefault(int(number), {})[name] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+        own = tensors.fill(saved, ema_updates=document["ema_updates"], path=path)
     scaler.load_state_dict(document["scaler"])
-    if ranks.rank < len(tensors["rng.cpu"]):
-        torch.set_rng_state(tensors["rng.cpu"][ranks.rank].clone())  # PyTorch wants a storage of its own
-        if torch.cuda.is_available() and "rng.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng.cuda"][ranks.rank].clone())
-    return dict(document["position"])
+    if ranks.rank < len(saved["rng.cpu"]):
+        torch.set_rng_state(saved["rng.cpu"][ranks.rank].clone())  # PyTorch wants a storage of its own
+        if torch.cuda.is_available() and "rng.cuda" in saved:
+            torch.cuda.set_rng_state(saved["rng.cuda"][ranks.rank].clone())
+    return dict(document["position"]), own
 
 
 def check_batch(path: Path, *, saved: int, now: int, ranks: Ranks) -> None:
@@ -161,10 +149,6 @@ def check_shared(path: Path, *, step: int, ranks: Ranks) -> None:
     if len(set(ranks.gather(torch.tensor(step)).tolist())) > 1:
         hint = "put checkpoint.dir where every machine sees it"
         raise CheckpointError("not all ranks see it", kind="not_shared", path=path, hint=hint)
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
 
 # Keys that don't change what a step computes, so they may differ between a run and its continuation.

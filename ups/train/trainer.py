@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
@@ -15,16 +15,18 @@ from torch import Tensor, nn
 
 from ups.config import RunConfig
 from ups.data.batches import endless
+from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import InterruptedTrainingError
-from ups.optim import AveragedWeights, LearningRate, make_optimizer
+from ups.optim import AveragedWeights, LearningRate, set_learning_rate
 from ups.train.best import BestWeights
-from ups.train.distributed import ALONE, Agreement, ParallelLosses, Ranks
+from ups.train.distributed import Agreement, ParallelLosses
 from ups.train.interrupt import SAME_COMMAND, StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
 from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Schedule, Stage, forward_of
 from ups.train.state import SavedState, check_batch, check_shared, load_state, save_state, state_path
+from ups.train.state_tensors import StateTensors
 
 GRADIENT_NORM = "training/gradient_norm"  # of the step that a line ends with, before it is clipped
 
@@ -65,7 +67,8 @@ class Trainer:
         )
         self.steps_per_epoch, self.total_steps = self.schedule.steps_per_epoch, self.schedule.total_steps
         assert self.settings.optimizer.lr is not None
-        self.optimizer = make_optimizer(stage.model.named_parameters(), self.settings.optimizer)
+        stage.ranks = ranks
+        self.optimizer = stage.configure_optimizer(self.settings.optimizer)
         self.learning_rate = LearningRate(
             self.settings.scheduler,
             peak=self.settings.optimizer.lr,
@@ -88,11 +91,12 @@ class Trainer:
         self.best_weights = BestWeights(
             stage,
             config,
+            validate=self._metrics,
             ranks=ranks,
             note=self.log.note,
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
-        forward = forward_of(stage, config.training, note=self.log.note)
+        stage.compiled_model = forward = forward_of(stage, config.training, note=self.log.note)
         self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=config.training.accum_steps)
         self._batches: Iterator[Any] | None = None
         if ranks.rank:
@@ -122,8 +126,7 @@ class Trainer:
     def _train_step(self, is_stopping: Callable[[], bool] | None) -> None:
         accum_steps = self.config.training.accum_steps
         self.stage.model.train()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate.at(self.step)
+        set_learning_rate(self.optimizer, self.learning_rate.at(self.step))
         begin, end = self.step * accum_steps, (self.step + 1) * accum_steps
         for number in range(begin, end):
             with self.stopwatch.waiting():
@@ -145,6 +148,7 @@ class Trainer:
         if self.averaged is not None:
             self.averaged.update()
         self.step += 1
+        self.stage.after_step(self.step)
 
     def seek(self, step: int) -> None:
         """Go to a step without training up to it, as a measurement does."""
@@ -181,12 +185,10 @@ class Trainer:
 
     def save(self) -> None:
         """Write the state that `fit` continues from; a collective."""
-        work = self.work.read()
+        own, own_tensors = _parted(self.stage.state())
         save_state(
             self.state_path,
-            model=self.stage.model,
-            optimizer=self.optimizer,
-            averaged=self.averaged,
+            self._tensors(own_tensors),
             scaler=self.scaler,
             config=self.config,
             data_identity=self.stage.data_identity(),
@@ -196,9 +198,10 @@ class Trainer:
                 **self.best_weights.state(),
                 "learning_rate": self.learning_rate.state(),
                 "wandb_id": self.wandb_id,
-                "stage": dict(self.stage.state()),
-                "work": work,
+                "stage": own,
+                "work": self.work.read(),
             },
+            ema_updates=self.averaged.num_updates if self.averaged is not None else 0,
             ranks=self.ranks,
         )
 
@@ -220,7 +223,7 @@ class Trainer:
         while self.step < self.total_steps and not self._is_patience_over():
             self._run_epoch(stop, agreement)
         agreement.end()
-        return self.ranks.first_does(self.stage.finish)
+        return self.stage.finish()
 
     def _run_epoch(self, stop: StopRequest, agreement: Agreement) -> None:
         """Steps to the end of the present epoch, then validation."""
@@ -272,16 +275,21 @@ class Trainer:
         """Metrics of the averaged weights where there are any; the best so far are exported."""
         self.stage.model.eval()
         with self.averaged.in_place() if self.averaged is not None else nullcontext():
-            metrics: dict[str, float] = self.ranks.first_does(self.stage.validate)
+            metrics = self._metrics()
             if not math.isfinite(metrics["score"]):
                 raise diverged("validation error", self.step)
             self.best_weights.take(metrics, step=self.step)
         self.learning_rate.end_epoch(metrics["score"])
         return metrics
 
+    def _metrics(self) -> dict[str, float]:
+        """Of the present weights. Autocast keeps what it cast while it is on, so it is on for these alone."""
+        with self._autocast():
+            return self.stage.validate()
+
     def _log_losses(self) -> dict[str, float]:
         losses, work = self.meter.read(), self.work.read()
-        rates, lr = self.stopwatch.read(), self.optimizer.param_groups[0]["lr"]
+        rates, lr = self.stopwatch.read(), self.learning_rate.at(self.step - 1)
         rates[GRADIENT_NORM] = self.gradient_norm.item()
         self.log.losses(losses, step=self.step, lr=lr, rates={**rates, **work, **self.gpu.read()})
         return losses
@@ -308,11 +316,10 @@ class Trainer:
         return self.settings.patience is not None and self.best_weights.bad_epochs >= self.settings.patience
 
     def _restore(self) -> None:
-        position = load_state(
+        own_tensors = _parted(self.stage.state())[1]
+        position, own_tensors = load_state(
             self.state_path,
-            model=self.stage.model,
-            optimizer=self.optimizer,
-            averaged=self.averaged,
+            self._tensors(own_tensors),
             scaler=self.scaler,
             config=self.config,
             data_identity=self.stage.data_identity(),
@@ -324,8 +331,13 @@ class Trainer:
         self.step, self.wandb_id = position["step"], position["wandb_id"]
         self.best_weights.restore(position)
         self.learning_rate.restore(position["learning_rate"])
-        self.work.restore(position.get("work", {}))
-        self.stage.restore(position["stage"])
+        self.work.restore(position["work"])
+        self.stage.restore(position["stage"] | own_tensors)
+
+    def _tensors(self, own: Mapping[str, Tensor]) -> StateTensors:
+        return StateTensors(
+            model=self.stage.model, optimizer=self.optimizer, averaged=self.averaged, stage=own
+        )
 
 
 def clipped(model: nn.Module, most: float | None) -> Tensor:
@@ -342,6 +354,12 @@ def autocast_of(config: RunConfig, device: torch.device) -> Callable[[], torch.a
     training = config.training
     dtype = getattr(torch, training.amp_dtype)
     return partial(torch.autocast, device.type, dtype, enabled=training.amp)
+
+
+def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """JSON values, and tensors."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in state.items() if name not in tensors}, tensors
 
 
 def _sizes(model: nn.Module, total_steps: int, ranks: Ranks, *, resumed_at: int) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ups.config import RunConfig
+from ups.distributed.ranks import Ranks
 from ups.output import Note
-from ups.train.best import set_aside
-from ups.train.distributed import Ranks
+from ups.train.best import export
 from ups.train.stage import Stage
 from ups.train.state import state_path
 
@@ -25,16 +25,14 @@ def run_untrained(stage: Stage, config: RunConfig, *, ranks: Ranks, note: Note) 
     """
     note(f"stage {stage.name} has nothing to train: it is measured on the data, and exported")
 
-    def export() -> dict[str, Any]:
-        stage.model.eval()
-        metrics = stage.validate()
-        for path, kind in stage.exports().items():
-            set_aside(path, kind=kind, metrics=metrics, config=config, note=note)
-        stage.export(metrics)
+    stage.ranks = ranks
+    stage.model.eval()
+    metrics = stage.validate()
+    export(stage, metrics, ranks=ranks, earlier=config, note=note)
+    if ranks.is_first:
         state_path(config, stage.name).unlink(missing_ok=True)
-        return {**stage.finish(), "start_score": metrics["score"]}
-
-    report: dict[str, Any] = ranks.first_does(export)
+    ranks.tell()  # the others read what was exported
+    report = stage.finish()
     no_steps: dict[str, Any] = {
         "steps": 0,
         "resumed_at": 0,
@@ -42,4 +40,4 @@ def run_untrained(stage: Stage, config: RunConfig, *, ranks: Ranks, note: Note) 
         "data_wait_share": 0.0,
         "startup": {},
     }
-    return {**report, **no_steps}
+    return {**report, "start_score": metrics["score"], **no_steps}

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
+
 from ups.config import RunConfig
 from ups.data.latent_trajectories import open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.data.windows import evenly_spread
+from ups.distributed.ranks import ALONE, Ranks
 from ups.eval.forecasters import AutoencoderFloor, Forecaster
-from ups.eval.metrics import defined_nrmse, mean_of_defined
+from ups.eval.metrics import DefinedErrors, mean_of_defined
 from ups.eval.rollout import predict
 from ups.grid import FIELDS
 
@@ -24,7 +27,7 @@ class RolloutValidation:
 
     Args:
         trajectories: By task.
-        num: Trajectories of each task, at most.
+        num: Trajectories of each task, at most, over all ranks.
 
     Attributes:
         left_out: By task, errors of the last `nrmse` that aren't defined, as the truth is zero in that frame
@@ -46,29 +49,35 @@ class RolloutValidation:
         some = {name: self.trajectories[name] for name in tasks}
         return RolloutValidation(some, num=self._num)
 
-    def nrmse(self, forecaster: Forecaster | AutoencoderFloor) -> dict[str, float]:
+    def nrmse(self, forecaster: Forecaster | AutoencoderFloor, *, ranks: Ranks = ALONE) -> dict[str, float]:
         """nRMSE over all predicted steps, trajectories and channels with a truth, by task; physical units.
+
+        Args:
+            forecaster: Who predicts.
+            ranks: Who rolls out together, each its share; then it is a collective.
 
         Raises:
             ConfigError: Kind "zero_truth", if the truth of a task is zero throughout.
         """
         self.left_out = {}
-        return {name: self._nrmse(forecaster, some) for name, some in self.trajectories.items()}
+        return {name: self._nrmse(forecaster, some, ranks) for name, some in self.trajectories.items()}
 
-    def _nrmse(self, forecaster: Forecaster | AutoencoderFloor, trajectories: Trajectories) -> float:
-        samples = evenly_spread(len(trajectories), self._num)
+    def _nrmse(
+        self, forecaster: Forecaster | AutoencoderFloor, trajectories: Trajectories, ranks: Ranks
+    ) -> float:
+        samples = ranks.share(evenly_spread(len(trajectories), self._num))
         nbytes = 4 * trajectories.horizon * trajectories.info.grid.num_values(FIELDS)
         size = max(1, _BATCH_NBYTES // nbytes)
-        parts, num_errors = [], 0
+        found = DefinedErrors()
         for first in range(0, len(samples), size):
             batch = trajectories.read(samples[first : first + size])
             prediction = predict(forecaster, batch, trajectories)
-            parts.append(defined_nrmse(prediction.double(), batch.truth.double()))
-            num_errors += batch.truth.shape[:2].numel() * batch.truth.shape[-1]
+            found.add(prediction.double(), batch.truth.double(), items=torch.from_numpy(batch.samples))
+        errors, defined = found.joined(ranks)
         info = trajectories.info
-        if missing := num_errors - sum(map(len, parts)):
+        if missing := int((~defined).sum()):
             self.left_out[info.task] = missing
-        return mean_of_defined(parts, task=info.task, channels=info.channels)
+        return mean_of_defined(errors[defined], task=info.task, channels=info.channels)
 
 
 def mean_over_tasks(errors: Mapping[str, float]) -> float:

@@ -134,6 +134,7 @@ def save_autoencoder(
     config: Mapping[str, Any],
     report: Mapping[str, Any],
     data: Mapping[str, str] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write weights, specification with statistics, the run's configuration and its report.
 
@@ -145,10 +146,12 @@ def save_autoencoder(
         config: Of the run.
         report: Validation errors by name.
         data: What training data were, by task, such as the hash of a store.
+        weights: Its `state_dict`, whole; by default the model's own.
     """
     document = {"spec": model.spec.to_json(), "config": dict(config), "report": dict(report)}
     document["data"] = dict(data or {})
-    save_checkpoint(path, model.state_dict(), kind=AUTOENCODER, document=document)
+    tensors = model.state_dict() if weights is None else weights
+    save_checkpoint(path, tensors, kind=AUTOENCODER, document=document)
 
 
 def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:

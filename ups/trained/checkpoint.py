@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.errors import CheckpointError, OutputError
+from ups.errors import CheckpointError, OtherTensorsError, OutputError
 from ups.output import write_atomically, write_together
 from ups.trained.card import KINDS, card_path, model_card
 from ups_store.system.paths import check_local
@@ -34,6 +34,7 @@ _NBYTES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 _MOST_AXES = 64
+_MOST_NAMED = 5  # tensors in one message
 # safetensors writes the entries of `__metadata__` in any order; a single one makes files repeat to the byte.
 _METADATA_KEY = "ups"
 _DIGEST_KEY = "tensors_sha256"
@@ -137,17 +138,43 @@ def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, path: str |
         path: Where they are from, for the error.
 
     Raises:
-        CheckpointError: Kind "other_weights" if names or shapes differ.
+        OtherTensorsError: If names or shapes differ; nothing is changed then.
     """
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(
-            "its weights aren't those of its specification",
-            kind="other_weights",
-            path=path,
-            found=" ".join(str(error).split())[:200],
-        ) from error
+    check_tensors(
+        tensors, model.state_dict(), path=path, problem="its weights aren't those of its specification"
+    )
+    model.load_state_dict(tensors)
+
+
+def check_tensors(
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    *,
+    path: str | os.PathLike[str],
+    problem: str,
+) -> None:
+    """Fail unless a checkpoint's tensors have the names and shapes that are expected.
+
+    Raises:
+        OtherTensorsError: With the names.
+    """
+    missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    common = sorted(expected.keys() & found.keys())
+    reshaped = [name for name in common if found[name].shape != expected[name].shape]
+    if not (missing or unexpected or reshaped):
+        return
+    parts = {"missing": missing, "unexpected": unexpected}
+    shown = [f"{what} {_some_of(names)}" for what, names in parts.items() if names]
+    shapes = [f"{name} {tuple(found[name].shape)} and not {tuple(expected[name].shape)}" for name in reshaped]
+    shown += [f"of another shape {_some_of(shapes)}"] if shapes else []
+    error = OtherTensorsError(f"{problem}: {'; '.join(shown)}", path=path)
+    error.missing, error.unexpected, error.reshaped = tuple(missing), tuple(unexpected), tuple(reshaped)
+    raise error
+
+
+def _some_of(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:

@@ -13,9 +13,11 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ups.distributed.ranks import ALONE, Ranks
 from ups.nn.patch_basis import ChannelMap
 from ups.trained.autoencoder import Autoencoder
 
@@ -30,12 +32,14 @@ class LatentFrames:
     Attributes:
         task: Name of the task.
         array: Which array.
+        items: Number of each frame among all of its array, int64, shape (B,).
         tokens: Shape (B, L, D).
         parameters: In the order of the model, shape (B, Q).
     """
 
     task: str
     array: str
+    items: Tensor
     tokens: Tensor
     parameters: Tensor
 
@@ -63,7 +67,7 @@ class DecoderSpectrum:
 
 @torch.no_grad()
 def token_gram(model: Autoencoder, frames: LatentFrames, *, query: Tensor, seed: int = 0) -> Tensor:
-    """J^T J of one token of each frame, drawn at random, by D Jacobian-vector products.
+    """J^T J of one token of each frame, drawn at random by its number, by D Jacobian-vector products.
 
     A decoder without networks needs none: on the grid a token moves its own cell, everywhere alike.
 
@@ -77,7 +81,7 @@ def token_gram(model: Autoencoder, frames: LatentFrames, *, query: Tensor, seed:
         float64, shape (B, D, D).
     """
     num, num_tokens, dim = frames.tokens.shape
-    chosen = torch.randint(num_tokens, (num,), generator=torch.Generator().manual_seed(seed))
+    chosen = chosen_tokens(frames.items, num_tokens=num_tokens, seed=seed)
     condition = model.condition(frames.task, frames.parameters)
     decoder = model.decoder_of(model.spec.tasks[frames.task].grid)
     if not decoder.has_network:
@@ -100,6 +104,12 @@ def token_gram(model: Autoencoder, frames: LatentFrames, *, query: Tensor, seed:
     return jacobian_BVD.mT @ jacobian_BVD
 
 
+def chosen_tokens(items: Tensor, *, num_tokens: int, seed: int) -> Tensor:
+    """A random token of each frame, the same whichever frames are looked at beside it."""
+    drawn = np.random.Generator(np.random.PCG64(seed)).random(int(items.max()) + 1)
+    return (torch.from_numpy(drawn)[items] * num_tokens).long()
+
+
 def spectrum_of(grams_BDD: Tensor) -> DecoderSpectrum:
     """Singular values from `token_gram`."""
     of_mean = torch.linalg.eigvalsh(grams_BDD.mean(0)).clamp(min=0).sqrt().flip(0)
@@ -115,7 +125,11 @@ def is_isometric(model: Autoencoder) -> bool:
 
 @torch.no_grad()
 def make_isometric(
-    model: Autoencoder, sample: Iterable[LatentFrames], *, queries: Mapping[str, Tensor]
+    model: Autoencoder,
+    sample: Iterable[LatentFrames],
+    *,
+    queries: Mapping[str, Tensor],
+    ranks: Ranks = ALONE,
 ) -> None:
     """Rescale the latents of an autoencoder, in place, so that G is a multiple of the identity.
 
@@ -126,20 +140,24 @@ def make_isometric(
         model: In evaluation mode, with `encoder.isometry`; its maps are replaced.
         sample: Latents that the model has given.
         queries: Centres of the grid's cells by task, on the model's device.
+        ranks: Who measures together, each its share of the frames; then it is a collective.
     """
-    grams: dict[tuple[str, str], list[Tensor]] = {}
-    tokens: dict[tuple[str, str], list[Tensor]] = {}
-    for number, frames in enumerate(sample):
-        key = model.spec.tasks[frames.task].grid.name, frames.array
-        found = token_gram(model, frames, query=queries[frames.task], seed=number)
-        grams.setdefault(key, []).append(found)
-        tokens.setdefault(key, []).append(frames.tokens.double().flatten(0, 1))
-    for (grid, array), some in grams.items():
+    found: dict[tuple[str, str], list[tuple[Tensor, ...]]] = {}
+    for frames in sample:
+        gram = token_gram(model, frames, query=queries[frames.task])
+        found.setdefault((frames.task, frames.array), []).append((frames.items, gram, frames.tokens.double()))
+    of_grid: dict[tuple[str, str], list[tuple[Tensor, Tensor]]] = {}
+    for (task, array), some in found.items():
+        items, grams, tokens = map(torch.cat, zip(*some, strict=True))
+        joined = ranks.joined(items, grams), ranks.joined(items, tokens).flatten(0, 1)
+        of_grid.setdefault((model.spec.tasks[task].grid.name, array), []).append(joined)
+    for (grid, array), parts in of_grid.items():
         there = model.get_submodule(f"encoder.{grid}.to_isometry.{array}")
         back = model.get_submodule(f"decoder.{grid}.from_isometry.{array}")
         assert isinstance(there, ChannelMap)
         assert isinstance(back, ChannelMap)
-        _set_maps(there, back, torch.cat(some).mean(0), torch.cat(tokens[grid, array]))
+        grams, tokens = (torch.cat(some).to(back.matrix.device) for some in zip(*parts, strict=True))
+        _set_maps(there, back, grams.mean(0), tokens)
 
 
 def _set_maps(there: ChannelMap, back: ChannelMap, gram_DD: Tensor, tokens_RD: Tensor) -> None:

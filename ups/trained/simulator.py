@@ -270,6 +270,7 @@ def save_simulator(
     config: Mapping[str, Any],
     report: Mapping[str, Any],
     data: Mapping[str, str] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write weights of operator and autoencoder, specifications, the run's configuration and its report.
 
@@ -279,6 +280,7 @@ def save_simulator(
         config: Of the run.
         report: Validation errors by name.
         data: What training data were, by task, such as the hash of a store.
+        weights: Its `state_dict`, whole; by default the model's own.
     """
     autoencoder = simulator.autoencoder
     document = {
@@ -288,7 +290,8 @@ def save_simulator(
         "report": dict(report),
         "data": dict(data or {}),
     }
-    save_checkpoint(path, simulator.state_dict(), kind=OPERATOR, document=document)
+    tensors = simulator.state_dict() if weights is None else weights
+    save_checkpoint(path, tensors, kind=OPERATOR, document=document)
 
 
 def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simulator:

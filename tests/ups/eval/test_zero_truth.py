@@ -12,9 +12,10 @@ from ups.config import RunConfig
 from ups.data.field_batches import FrameBatch
 from ups.data.fields import FieldsInfo, MemoryFields
 from ups.data.trajectories import Trajectories
+from ups.distributed.ranks import ALONE
 from ups.errors import ConfigError
 from ups.eval.forecasters import Persistence
-from ups.eval.metrics import defined_nrmse, nrmse_per_sample
+from ups.eval.metrics import DefinedErrors, nrmse_per_sample
 from ups.eval.reconstruction import measure_floor
 from ups.grid import GridSpec
 from ups.models.any_point_decoder import grid_queries
@@ -72,7 +73,10 @@ def test_prediction_that_is_not_finite_is_no_reason_to_leave_it_out(fields: np.n
     fields[0, 0] = np.nan  # given, so predicted for ever
     assert np.isnan(validation(fields).nrmse(Persistence())["gas"])
     truth = torch.ones(1, 1, 8, 2)
-    assert defined_nrmse(torch.full_like(truth, torch.inf), truth).tolist() == [torch.inf] * 2
+    found = DefinedErrors()
+    found.add(torch.full_like(truth, torch.inf), truth, items=torch.zeros(1, dtype=torch.int64))
+    errors, defined = found.joined(ALONE)
+    assert errors[defined].tolist() == [torch.inf] * 2
 
 
 def make_autoencoder() -> Autoencoder:
@@ -97,6 +101,7 @@ def floor_of(fields: np.ndarray) -> tuple[float, int, int]:
         values=torch.from_numpy(fields[:, 1]),
         parameters=torch.zeros(4, 0),
         steps=torch.ones(4, dtype=torch.int64),
+        items=torch.arange(4),
     )
     floor = measure_floor(make_autoencoder(), [batch], queries={"gas": grid_queries((8,))})
     return floor.nrmse["gas"], floor.num_frames["gas"], floor.left_out["gas"]
@@ -120,5 +125,5 @@ def test_report_of_the_autoencoder_counts_them_too(fields: np.ndarray, tmp_path:
         val={"gas": in_memory(fields)},
         device=torch.device("cpu"),
     )
-    stage.export({})
+    stage.export({}, stage.model.state_dict())
     assert stage.finish()["nrmse_left_out"] == {"gas": 1}

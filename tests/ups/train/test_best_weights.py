@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from test_trainer import CPU, Regression, make_config, train
-from torch import nn
+from torch import Tensor, nn
 
 from ups.errors import OutputError
 from ups.optim import WeightsCopy
-from ups.train.best import BestWeights
-from ups.train.distributed import Ranks
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, read_document, save_checkpoint
 
@@ -32,9 +31,9 @@ class Exporting(Regression):
     def validate(self) -> dict[str, float]:
         return {"score": next(self.scores)}
 
-    def export(self, metrics: dict[str, float]) -> Path:
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         document = {"report": dict(metrics), "config": self.config.model_dump(mode="json")}
-        save_checkpoint(self.path, self.model.state_dict(), kind="autoencoder", document=document)
+        save_checkpoint(self.path, weights, kind="autoencoder", document=document)
         return self.path
 
     def exports(self) -> dict[Path, str]:
@@ -125,7 +124,7 @@ def test_weights_before_the_first_step_are_known_to_a_run_that_continues(tmp_pat
     assert torch.equal(kept["0.weight"], untrained)
 
 
-def test_untrained_weights_are_copied_to_the_cpu_on_the_first_rank_in_the_first_epoch_alone(
+def test_untrained_weights_are_copied_to_the_cpu_in_the_first_epoch_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: list[Any] = []
@@ -143,7 +142,6 @@ def test_untrained_weights_are_copied_to_the_cpu_on_the_first_rank_in_the_first_
     train(Exporting(tmp_path, [0.3, 0.5, 0.2]), config)  # continues within the first epoch
     assert places == ["cpu", "cpu"]
     Trainer(Exporting(tmp_path, []), config, device=CPU)
-    BestWeights(Exporting(tmp_path, []), config, ranks=Ranks(rank=1, world_size=2), note=print)
     assert places == ["cpu", "cpu"]
 
 

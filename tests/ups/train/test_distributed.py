@@ -19,8 +19,9 @@ from rank_processes import rank_variables, start, wait
 from rank_training import TRAINERS, Waves, baseline_trainer, make_config
 
 from ups.data.batches import TaskBatch
+from ups.distributed.ranks import Ranks
 from ups.errors import CheckpointError, ConfigError
-from ups.train.distributed import Ranks, joined_ranks
+from ups.train.distributed import joined_ranks
 from ups.train.state import check_batch
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint

@@ -266,7 +266,7 @@ def test_report_is_of_what_joint_training_left_also_after_an_operator_s(run: Pat
 
 def test_report_counts_frames_that_have_no_relative_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = make_stage(run, ONE)
-    stage.export({})
+    stage.export({}, stage.model.state_dict())
     fields = stage._validation.trajectories["burgers1d"].fields
     stored = fields.read
 

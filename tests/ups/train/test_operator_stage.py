@@ -231,7 +231,7 @@ def test_untrained_operator_on_fields_scores_as_persistence(run: Path) -> None:
     stage = make_stage(run, only("burgers1d"), "operator.state=fields")
     stage.model.eval()
     metrics = stage.validate()
-    stage.export(metrics)
+    stage.export(metrics, stage.model.state_dict())
     report = stage.finish()
     assert metrics["score"] == metrics["val/nrmse/burgers1d"]
     assert report["score"] == pytest.approx(report["persistence_nrmse"]["burgers1d"], rel=1e-5)
@@ -509,7 +509,7 @@ def test_depth_and_depths_together_are_refused() -> None:
 
 def test_autoencoder_of_the_checkpoint_is_in_the_file(run: Path) -> None:
     stage = make_stage(run, only("burgers1d"))
-    stage.export(stage.validate())
+    stage.export(stage.validate(), stage.model.state_dict())
     loaded, own = ups.load(stage.path), load_autoencoder(AUTOENCODER)
     assert loaded.autoencoder is not None
     for name, tensor in own.state_dict().items():

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Regression(Stage):
         with torch.no_grad():
             return {"score": (self.model(x) - x.sin()).square().mean().item()}
 
-    def export(self, metrics: dict[str, float]) -> Path:
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         self.exported.append(metrics["score"])
         return Path("exported")
 

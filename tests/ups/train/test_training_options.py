@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ups.config import OptimizerConfig, load_config
 from ups.errors import ConfigError
-from ups.optim import make_optimizer
+from ups.optim import ParameterGroup, make_optimizer
 from ups.train.autoencoder import AutoencoderStage, make_autoencoder_stage
 from ups.train.distributed import joined_ranks
 from ups.train.trainer import Trainer
@@ -57,7 +57,8 @@ def test_rate_of_training_is_that_of_a_stage_that_says_none(tmp_path: Path) -> N
 def two_steps(**settings: Any) -> list[float]:
     """A weight of 1 whose gradient is 0.5, after each of two steps."""
     weight = nn.Parameter(torch.ones(1, 1))
-    optimizer = make_optimizer([("weight", weight)], OptimizerConfig(lr=0.1, **settings))
+    config = OptimizerConfig(lr=0.1, **settings)
+    optimizer = make_optimizer([ParameterGroup({"weight": weight}, config.weight_decay)], config)
     found = []
     for _ in range(2):
         weight.grad = torch.full((1, 1), 0.5)
@@ -85,7 +86,8 @@ def test_optimizer_moves_a_weight_by_its_formula(settings: dict[str, Any], weigh
 def test_betas_weigh_old_gradients() -> None:
     def after_a_turn(*betas: float) -> float:
         weight = nn.Parameter(torch.ones(1, 1))
-        optimizer = make_optimizer([("weight", weight)], OptimizerConfig(name="adam", lr=0.1, betas=betas))
+        config = OptimizerConfig(name="adam", lr=0.1, betas=betas)
+        optimizer = make_optimizer([ParameterGroup({"weight": weight}, 0.0)], config)
         for gradient in (1.0, -1.0):
             weight.grad = torch.full((1, 1), gradient)
             optimizer.step()

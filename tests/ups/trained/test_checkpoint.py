@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import save_file
 
-from ups.errors import CheckpointError, OutputError
+from ups.errors import CheckpointError, OtherTensorsError, OutputError
 from ups.trained.checkpoint import fill_weights, hash_tensors, load_checkpoint, read_document, save_checkpoint
 
 DOCUMENT = {"lr": 0.1 + 0.2, "nan": math.nan, "nested": {"list": [1, "ä"]}}
@@ -185,10 +185,14 @@ def test_weights_of_another_model_are_refused_by_name(path: Path) -> None:
     model = torch.nn.Linear(4, 3)
     fill_weights(model, {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, path=path)
     assert float(model.weight.detach().sum()) == 12.0
-    with pytest.raises(CheckpointError) as caught:
-        fill_weights(model, {"weight": torch.ones(3, 5), "bias": torch.zeros(3)}, path=path)
+    other = {"weight": torch.ones(3, 5), "scale": torch.zeros(3)}
+    says = r"missing bias; unexpected scale; of another shape weight \(3, 5\) and not \(3, 4\)"
+    with pytest.raises(OtherTensorsError, match=says) as caught:
+        fill_weights(model, other, path=path)
     assert (caught.value.kind, caught.value.path) == ("other_weights", str(path))
-    assert "weight" in caught.value.found
+    found = caught.value.missing, caught.value.unexpected, caught.value.reshaped
+    assert found == (("bias",), ("scale",), ("weight",))
+    assert float(model.weight.detach().sum()) == 12.0
 
 
 def _tensor(first: object, end: object, **changes: object) -> dict[str, object]:

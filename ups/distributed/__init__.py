@@ -1,0 +1,5 @@
+"""Processes that train one model together: who they are, and parameters that are sharded over them."""
+
+from ups.errors import check_installed
+
+check_installed("torch", extra="train")
