@@ -125,7 +125,7 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
         **options: As `torch.compile` has them.
     """
     failures, limit_reached = _failures()
-    _expect_complex_numbers()
+    _expect_warnings()
     chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
     is_limited = False
 
@@ -159,9 +159,11 @@ def _error_at_limit() -> AbstractContextManager[None]:
     return patched
 
 
-def _expect_complex_numbers() -> None:
-    """Spectral layers have some; Inductor says that it calls those operations as they are, which is right."""
+def _expect_warnings() -> None:
+    """Inductor says that it calls the complex operations of spectral layers as they are, which is right; and
+    Dynamo looks at `grad` of whatever a compiled function is given, which PyTorch warns about."""
     warnings.filterwarnings("ignore", message="Torchinductor does not support code generation for complex")
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
 
 
 def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: Any) -> Callable[..., Any]:
@@ -175,7 +177,7 @@ def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: A
         A function whose first calls compile, and raise ConfigError of kind "compile" where that fails.
     """
     failures = _failures()
-    _expect_complex_numbers()
+    _expect_warnings()
     compiled = torch.compile(function, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -101,6 +101,7 @@ def test_step_of_the_operator_grows_with_its_steps_and_rows(tmp_path_factory: py
         )
 
     assert count(6, 1) - count(4, 1) == count(4, 1) - count(2, 1) > 0
-    # The first step's input needs no gradient: that product alone is missing.
-    into = simulator.operator.into.weight.numel()
-    assert count(2, 2) == 2 * count(2, 1) + 2 * 2 * 8 * into
+    # Conditions are embedded once for all steps, and the first step's input needs no gradient.
+    into = 2 * 2 * 8 * simulator.operator.into.weight.numel()
+    assert count(2, 3) - count(2, 2) == count(2, 2) - count(2, 1)
+    assert into < count(2, 2) - count(2, 1) < count(2, 1) + into
