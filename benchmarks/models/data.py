@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.models.questions import TEST, TRAIN, VAL, Question
+from benchmarks.models.questions import TEST, TRAIN, VAL, Question, hash_of
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_datasets
 from ups.output import Note, write_atomically
@@ -92,6 +92,12 @@ def run_values(question: Question, data: Path) -> dict[str, Any]:
         "training": {**training, "horizon": 1, "lambda_relative": 1.0},
         "stages": {name: {**stage, "optimizer": {"lr": rate}} for name, rate in rates.items()},
     }
+
+
+def training_identity(question: Question) -> str:
+    """Hash of what decides a training's result, as far as it is said here: data, sizes, rates, budget."""
+    keys = [question.key(name) for name in question.sets]
+    return hash_of([keys, list(question.overrides), run_values(question, Path("data"))])
 
 
 def shifted(config: RunConfig, question: Question, name: str, folder: Path) -> RunConfig:

@@ -68,15 +68,11 @@ class Question:
 
     def key(self, name: str) -> str:
         """Hash of what makes a set, so that data are made again when that changes."""
-        return _hash([self.task, self.sets[name], self.samples_of(name), self.seed_of(name)])
-
-    @property
-    def identity(self) -> str:
-        """Hash of what decides a training's result, as far as it is said here."""
-        return _hash([[self.key(name) for name in self.sets], self.patch, self.flops, list(self.overrides)])
+        return hash_of([self.task, self.sets[name], self.samples_of(name), self.seed_of(name)])
 
 
-def _hash(values: Any) -> str:
+def hash_of(values: Any) -> str:
+    """Of JSON values, short."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 

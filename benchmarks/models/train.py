@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models.data import remove_training, shifted
+from benchmarks.models.data import remove_training, shifted, training_identity
 from benchmarks.models.questions import TEST, Question
 from ups.config import RunConfig, load_config
 from ups.data.trajectories import open_trajectories
@@ -36,7 +36,7 @@ def known_scores(question: Question, model: str, seed: int, folder: Path) -> dic
     if not path.exists():
         return None
     scores: dict[str, Any] = json.loads(path.read_text())
-    return scores if scores["identity"] == question.identity else None
+    return scores if scores["identity"] == training_identity(question) else None
 
 
 def train_and_score(
@@ -53,14 +53,14 @@ def train_and_score(
         note: Called with what is being done.
     """
     home = folder / question.name
-    checkpoints = home / f"{model}-{seed}-{question.identity}"
+    checkpoints = home / f"{model}-{seed}-{training_identity(question)}"
     overrides = [*question.overrides, f"seed={seed}", f"checkpoint.dir={json.dumps(str(checkpoints))}"]
     config = load_config(config_path, overrides=overrides, note=note)
     began = time.perf_counter()
     trained = {} if model == PERSISTENCE else run_stage(model, config, note=note)
     forecaster, size = _load(model, checkpoints)
     scores = {
-        "identity": question.identity,
+        "identity": training_identity(question),
         "question": question.name,
         "model": model,
         "seed": seed,
