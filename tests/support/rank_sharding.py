@@ -19,8 +19,17 @@ from ups.config import OptimizerConfig
 from ups.config.run import BASELINES
 from ups.data.batches import endless
 from ups.distributed.ranks import Ranks
-from ups.distributed.sharding import load_shards, save_shards, whole
-from ups.optim import AveragedWeights
+from ups.distributed.sharding import (
+    ShardedPart,
+    load_shards,
+    save_shards,
+    shard_part,
+    shared_out,
+    whole,
+)
+from ups.models.latent_operator import LatentOperator
+from ups.models.operator_size import OperatorSize, TokenAxis
+from ups.optim import AveragedWeights, hidden_matrices, make_optimizer, parameter_groups
 from ups.train.best import export
 from ups.train.distributed import joined_ranks
 from ups.train.stage import Stage, make_stage
@@ -134,10 +143,36 @@ def validate_copies(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
     return measure(stage_of(name, folder, ranks))
 
 
+def step_by_muon(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """How far steps of a sharded operator end from those of a whole one with the same gradients."""
+    config = OptimizerConfig(name="muon_hybrid", lr=0.01, weight_decay=0.1)
+    ends = []
+    for is_sharded in (False, True):
+        torch.manual_seed(0)
+        size = OperatorSize(width=8, depths=(1, 1), mixers=("hybrid",), num_heads=2)
+        axes = (TokenAxis(16, False),)
+        model = LatentOperator(4, num_tasks=1, ranges=[(0.01, 0.1)], size=size, axes=axes)
+        if is_sharded:
+            shard_part(ShardedPart(model), init_device_mesh("cpu", (ranks.world_size,)))
+        groups = parameter_groups(model, weight_decay=config.weight_decay)
+        optimizer = make_optimizer(groups, config, hidden=hidden_matrices(model))
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = shared_out(torch.randn(parameter.shape, generator=generator), parameter)
+            optimizer.step()
+        tensors = StateTensors(model=model, optimizer=optimizer, averaged=None, stage={})
+        ends.append(whole(tensors.now()))
+    first, second = ends
+    assert first.keys() == second.keys()
+    return {"difference": max((first[key] - second[key]).abs().max().item() for key in first)}
+
+
 CASES: dict[str, Callable[[str, Path, Ranks], dict[str, Any]]] = {
     "parts": train_in_parts,
     "sharded": validate_sharded,
     "copies": validate_copies,
+    "muon": step_by_muon,
 }
 
 

@@ -17,7 +17,6 @@ from ups.optim import (
     LearningRate,
     ParameterGroup,
     WeightsCopy,
-    check_optimizer,
     make_optimizer,
     parameter_groups,
     set_learning_rate,
@@ -160,17 +159,3 @@ def test_device_that_is_not_there_falls_back_and_says_so() -> None:
     assert choose_device("cpu", note=notes.append) == torch.device("cpu")
     with pytest.raises(ConfigError, match=r"training\.device: expected auto, cpu"):
         choose_device("gpu0", note=notes.append)
-
-
-def test_optimizer_that_is_not_there_yet_is_refused() -> None:
-    with pytest.raises(ConfigError, match="muon_hybrid") as caught:
-        make_optimizer([], OptimizerConfig(name="muon_hybrid", lr=0.1))
-    assert caught.value.kind == "not_yet"
-
-
-def test_optimizer_that_is_not_there_yet_is_named_with_its_stage() -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_optimizer(OptimizerConfig(name="muon_hybrid"), stage="operator")
-    says = "stages.operator.optimizer.name = muon_hybrid: it isn't there yet: expected adamw, adam or sgd"
-    assert (str(caught.value), caught.value.kind) == (says, "not_yet")
-    check_optimizer(OptimizerConfig(name="sgd"), stage="operator")

@@ -65,9 +65,18 @@ class OptimizerConfig(Section):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), description="Adam's moments")
     eps: Positive = Field(1e-8, description="Adam's epsilon")
     momentum: Fraction = Field(0.9, description="of SGD")
-    muon_momentum: Fraction = Field(0.95, description="of Muon's matrices")
-    muon_ns_steps: Count = Field(5, description="Newton-Schulz iterations of Muon")
-    muon_backend: str = Field("auto", description="implementation of Muon")
+    implementation: Literal["auto", "fused", "foreach", "for_loop"] = Field(
+        "auto", description="how PyTorch loops over parameters; auto: fused where that can be"
+    )
+    muon_momentum: Fraction = Field(0.95, description="of the matrices that muon_hybrid gives to Muon")
+    muon_ns_steps: Annotated[Count, Field(lt=100)] = Field(
+        5, description="Newton-Schulz iterations of Muon, fewer than 100"
+    )
+    muon_adjust_lr: Literal["match_rms_adamw", "original"] = Field(
+        "match_rms_adamw",
+        description="Muon's learning rate by a matrix's shape; match_rms_adamw: steps as large as AdamW's",
+    )
+    muon_backend: str = Field("auto", description="of earlier configurations; Muon is always PyTorch's")
 
     @field_validator("name", mode="before")
     @classmethod

@@ -6,6 +6,7 @@ check_installed("torch", extra="train")
 
 from ups.optim.averages import AveragedWeights, WeightsCopy  # noqa: E402
 from ups.optim.learning_rate import LearningRate  # noqa: E402
+from ups.optim.muon import MuonHybrid, hidden_matrices  # noqa: E402
 from ups.optim.optimizers import (  # noqa: E402
     ParameterGroup,
     check_optimizer,
@@ -17,9 +18,11 @@ from ups.optim.optimizers import (  # noqa: E402
 __all__ = [
     "AveragedWeights",
     "LearningRate",
+    "MuonHybrid",
     "ParameterGroup",
     "WeightsCopy",
     "check_optimizer",
+    "hidden_matrices",
     "make_optimizer",
     "parameter_groups",
     "set_learning_rate",

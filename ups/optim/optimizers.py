@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,27 +11,29 @@ from torch import nn
 
 from ups.config import OptimizerConfig
 from ups.errors import ConfigError
+from ups.optim.muon import NUM_MATRICES, MuonHybrid
 
-_THERE = ("adamw", "adam", "sgd")
 _LR_FACTOR = "lr_factor"  # key of a group of PyTorch's optimisers
 
 
 def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:
-    """Refuse an optimiser that isn't there yet; needs no parameters, so it is refused before the work.
+    """Refuse an optimiser that can't be had here; needs no parameters, so it is refused before the work.
 
     Args:
         config: Kind and settings.
         stage: Whose it is, for the key that is named.
 
     Raises:
-        ConfigError: Kind "not_yet".
+        ConfigError: Kind "old_torch".
     """
-    if config.name not in _THERE:
+    if config.name == "muon_hybrid" and not hasattr(torch.optim, "Muon"):
         where = "" if stage is None else f"stages.{stage}."
         raise ConfigError(
-            f"{where}optimizer.name = {config.name}: it isn't there yet",
-            kind="not_yet",
-            expected="adamw, adam or sgd",
+            f"{where}optimizer.name = {config.name}: this PyTorch has no Muon",
+            kind="old_torch",
+            expected="torch 2.9 or later",
+            found=str(torch.__version__),
+            hint="upgrade torch, or take adamw",
         )
 
 
@@ -59,38 +61,85 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Parameter
     return [group for group in groups if group.parameters]
 
 
-def make_optimizer(groups: Sequence[ParameterGroup], config: OptimizerConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    groups: Sequence[ParameterGroup], config: OptimizerConfig, *, hidden: Mapping[str, int] | None = None
+) -> torch.optim.Optimizer:
     """Make an optimiser by its name.
 
     Args:
         groups: What is trained.
         config: Kind and settings, with `lr` filled in.
+        hidden: What of it Muon takes, as `hidden_matrices` says it.
 
     Raises:
-        ConfigError: As `check_optimizer`.
+        ConfigError: As `check_optimizer`; kind "not_fused", if it is to be fused and can't be; kind
+            "no_matrices", if there is nothing for Muon.
     """
     check_optimizer(config)
     assert config.lr is not None
-    tables: list[dict[str, Any]] = [
-        {
-            "params": list(group.parameters.values()),
-            "weight_decay": group.weight_decay,
-            _LR_FACTOR: group.lr_factor,
-        }
-        for group in groups
-    ]
-    if config.name == "sgd":
-        return torch.optim.SGD(tables, lr=config.lr, momentum=config.momentum)
-    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     trained = [p for group in groups for p in group.parameters.values()]
-    return kind(tables, lr=config.lr, betas=config.betas, eps=config.eps, fused=_can_be_fused(trained))
+    how = _implementation(config, trained)
+    if config.name == "muon_hybrid":
+        return _make_muon_hybrid(groups, config, hidden or {}, how)
+    tables = [_table(group) for group in groups]
+    if config.name == "sgd":
+        return torch.optim.SGD(tables, lr=config.lr, momentum=config.momentum, **how)
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    return kind(tables, lr=config.lr, betas=config.betas, eps=config.eps, **how)
+
+
+def _make_muon_hybrid(
+    groups: Sequence[ParameterGroup],
+    config: OptimizerConfig,
+    hidden: Mapping[str, int],
+    how: dict[str, Any],
+) -> MuonHybrid:
+    tables = []
+    for group in groups:
+        for num in sorted({hidden.get(name, 0) for name in group.parameters}):
+            chosen = {name: p for name, p in group.parameters.items() if hidden.get(name, 0) == num}
+            table = _table(replace(group, parameters=chosen))
+            tables.append({**table, NUM_MATRICES: num} if num else table)
+    if not any(NUM_MATRICES in table for table in tables):
+        raise ConfigError(
+            "optimizer.name = muon_hybrid: the model has no hidden matrices that are trained",
+            kind="no_matrices",
+            hint="take adamw",
+        )
+    muon = {
+        "momentum": config.muon_momentum,
+        "ns_steps": config.muon_ns_steps,
+        "adjust_lr_fn": config.muon_adjust_lr,
+    }
+    adamw = {"betas": config.betas, "eps": config.eps, **how}
+    return MuonHybrid(tables, muon={"lr": config.lr, **muon}, adamw={"lr": config.lr, **adamw})
+
+
+def _table(group: ParameterGroup) -> dict[str, Any]:
+    """A group as PyTorch's optimisers take it."""
+    return {
+        "params": list(group.parameters.values()),
+        "weight_decay": group.weight_decay,
+        _LR_FACTOR: group.lr_factor,
+    }
+
+
+def _implementation(config: OptimizerConfig, trained: list[nn.Parameter]) -> dict[str, Any]:
+    """`fused` and `foreach` of PyTorch's optimisers, where None leaves it to them."""
+    can_be_fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trained)
+    if config.implementation == "auto":
+        return {"fused": None if config.name == "sgd" else can_be_fused or None, "foreach": None}
+    if config.implementation == "fused" and not can_be_fused:
+        raise ConfigError(
+            "optimizer.implementation = fused: it can't be",
+            kind="not_fused",
+            expected="real parameters on a CPU or a CUDA device",
+            hint="take auto",
+        )
+    return {"fused": config.implementation == "fused", "foreach": config.implementation == "foreach"}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Give every group the schedule's learning rate, times its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(_LR_FACTOR, 1.0)
-
-
-def _can_be_fused(parameters: list[nn.Parameter]) -> bool:
-    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)

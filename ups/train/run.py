@@ -29,12 +29,13 @@ with needs("train"):
 
 # Which kinds of optimiser and schedule read a setting.
 _READ_BY_OPTIMIZER = {
-    "betas": ("adamw", "adam"),
-    "eps": ("adamw", "adam"),
+    "betas": ("adamw", "adam", "muon_hybrid"),
+    "eps": ("adamw", "adam", "muon_hybrid"),
     "momentum": ("sgd",),
     "muon_momentum": ("muon_hybrid",),
     "muon_ns_steps": ("muon_hybrid",),
-    "muon_backend": ("muon_hybrid",),
+    "muon_adjust_lr": ("muon_hybrid",),
+    "muon_backend": (),
 }
 _READ_BY_SCHEDULER = {
     "t_max": ("cosine",),

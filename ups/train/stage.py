@@ -20,7 +20,7 @@ from ups.device import with_compiled
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import ShardedPart, shard_part
 from ups.errors import ConfigError, did_you_mean
-from ups.optim import ParameterGroup, make_optimizer, parameter_groups
+from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
 from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
 
@@ -139,7 +139,8 @@ class Stage(ABC):
         Raises:
             ConfigError: As `make_optimizer`.
         """
-        return make_optimizer(self.parameter_groups(settings), settings)
+        hidden = hidden_matrices(self.model) if settings.name == "muon_hybrid" else {}
+        return make_optimizer(self.parameter_groups(settings), settings, hidden=hidden)
 
     def after_step(self, step: int) -> None:  # noqa: B027
         """Called after every optimiser step, with their number; such as for a target that follows."""

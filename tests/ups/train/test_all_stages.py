@@ -180,11 +180,6 @@ def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_
     [
         ("operator.pdet.num_heads=3", "num_heads", "operator.pdet.hidden_dim = 16"),
         ("training.use_inverse_losses=true", "inverse_losses_frozen", "--stage joint"),
-        (
-            "stages.operator.optimizer.name=muon_hybrid",
-            "not_yet",
-            "stages.operator.optimizer.name = muon_hybrid",
-        ),
         ("encoder.patch_size=5", "patch_size", "32 points: expected a divisor of all of them: 1, 2, 4"),
         ("latent.tokens=7", "num_tokens", "latent.tokens = 7 of 8 patches: expected"),
     ],
@@ -354,10 +349,6 @@ def test_script_prints_json_alone_on_stdout_and_tables_without(run: Path) -> Non
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),
         (["--stage", "operator", "--epochs", "0"], "stages.operator.epochs = 0 leaves the stage out"),
-        (
-            ["--stage", "operator", "stages.operator.optimizer.name=muon_hybrid"],
-            "stages.operator.optimizer.name = muon_hybrid: it isn't there yet",
-        ),
     ],
 )
 def test_script_tells_mistakes_in_a_sentence(run: Path, arguments: list[str], says: str) -> None:
