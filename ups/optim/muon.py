@@ -64,13 +64,8 @@ class MuonHybrid(torch.optim.Optimizer):
         # Both are handed groups and state in every step, since loading a state makes new ones.
         self._muon = torch.optim.Muon([{"params": []}], **muon)
         self._adamw = torch.optim.AdamW([{"params": []}], **adamw)
-        super().__init__(
-            [
-                {**(self._muon if NUM_MATRICES in group else self._adamw).defaults, **group}
-                for group in groups
-            ],
-            {},
-        )
+        defaults = {True: self._muon.defaults, False: self._adamw.defaults}
+        super().__init__([{**defaults[NUM_MATRICES in group], **group} for group in groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -108,10 +103,11 @@ class MuonHybrid(torch.optim.Optimizer):
         for matrix, part in zip(matrices, grad.reshape(rows, -1).chunk(num), strict=True):
             matrix.grad = part
         self._muon.param_groups = [{**group, "params": list(matrices)}]
-        self._muon.state.clear()
         for matrix, part in zip(matrices, momenta, strict=True):
             self._muon.state[matrix] = {_MOMENTUM: part}
         self._muon.step()
+        self._muon.param_groups.clear()  # what it holds is as large as the parameter
+        self._muon.state.clear()
 
 
 def _whole(tensor: Tensor) -> Tensor:
