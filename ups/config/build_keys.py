@@ -41,6 +41,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("matmul_precision", "compile"),
         *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
         *(
+            "activation_checkpointing",
             "augment",
             "query_sampling",
             "physics_priors",

@@ -279,6 +279,11 @@ class TrainingConfig(Section):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
         "default", description="of torch.compile"
     )
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="what the backward pass computes once more, to need less memory: nothing; what isn't a "
+        "product, an attention or an FFT; or whole blocks",
+    )
     patience: Count | None = Field(None, description="epochs after the best one until training stops")
     log_path: LocalPath | None = Field(
         None, description="JSON lines; by default <checkpoint.dir>/<stage>.jsonl"
@@ -431,6 +436,9 @@ class PdetConfig(Section):
     attention_type: Literal["standard"] = Field("standard", description="in shifted windows")
     drop_path: Fraction | None = Field(None, description="share of residual branches dropped")
     dropout: Fraction | None = Field(None, description="share of the MLPs' activations dropped")
+    use_activation_checkpoint: bool = Field(
+        False, description="true means training.activation_checkpointing=full"
+    )
 
     @model_validator(mode="after")
     def _has_one_depth(self) -> PdetConfig:
@@ -610,6 +618,18 @@ class RunConfig(Section):
     )
     seed: CountOrZero = Field(0, description="of weights, data order and augmentation")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _activation_checkpointing_of_earlier_key(cls, values: Any) -> Any:
+        operator = values.get("operator") if isinstance(values, dict) else None
+        pdet = operator.get("pdet") if isinstance(operator, dict) else None
+        training = values.get("training", {}) if isinstance(values, dict) else None
+        if not isinstance(pdet, dict) or not isinstance(training, dict):
+            return values
+        if pdet.get("use_activation_checkpoint") is not True:
+            return values
+        return {**values, "training": {"activation_checkpointing": "full", **training}}
+
     @field_validator("stages")
     @classmethod
     def _known_stages(cls, value: dict[str, StageConfig]) -> dict[str, StageConfig]:
@@ -632,6 +652,12 @@ class RunConfig(Section):
         pdet_dim = self.operator.pdet.input_dim
         if pdet_dim not in (None, self.latent.dim):
             raise ValueError(f"operator.pdet.input_dim = {pdet_dim}, but latent.dim = {self.latent.dim}")
+        how = self.training.activation_checkpointing
+        if self.operator.pdet.use_activation_checkpoint and how != "full":
+            raise ValueError(
+                "operator.pdet.use_activation_checkpoint means training.activation_checkpointing = full, "
+                f"not {how}"
+            )
         return self
 
     @property

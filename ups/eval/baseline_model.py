@@ -39,6 +39,7 @@ from ups.eval.baselines import (
 from ups.eval.forecasters import Start, shown_size
 from ups.eval.training_logs import StageLog, read_stage_log
 from ups.grid import FIELDS, GridSpec
+from ups.nn.activation_checkpointing import recomputed
 from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.trained.specs import incomplete_spec
 
@@ -91,8 +92,17 @@ class NeuraloperatorFNO(FieldNetwork):
         """See `FieldNetwork.compute`."""
         x_BWG = padded(self.lift(given_BXG), self.periodic)
         for number in range(self.layers.n_layers):
-            x_BWG = self.layers(x_BWG, number)
-        out: Tensor = self.out(cut_to(x_BWG, given_BXG.shape[2:]))
+            x_BWG = self._layer(x_BWG, number)
+        return self._output(cut_to(x_BWG, given_BXG.shape[2:]))
+
+    @recomputed
+    def _layer(self, x_BWG: Tensor, number: int) -> Tensor:
+        after: Tensor = self.layers(x_BWG, number)
+        return after
+
+    @recomputed
+    def _output(self, x_BWG: Tensor) -> Tensor:
+        out: Tensor = self.out(x_BWG)
         return out
 
 

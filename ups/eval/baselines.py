@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.errors import ConfigError
+from ups.nn.activation_checkpointing import Recomputing, recomputed
 from ups.nn.layers import GridConv, pointwise
 from ups.nn.spectral import SpectralConv
 
 GROUPS = 4  # of the U-Net's group norm; they divide its width
 
 
-class FieldNetwork(nn.Module):
+class FieldNetwork(Recomputing):
     """What all baselines share: what a point is given, and what becomes of the output.
 
     Args:
@@ -96,13 +97,21 @@ class FourierNeuralOperator(FieldNetwork):
     def compute(self, given_BXG: Tensor) -> Tensor:
         """See `FieldNetwork.compute`."""
         x_BWG = padded(self.lift(given_BXG), self.periodic)
-        for spectral, local in zip(self.spectral, self.local, strict=True):
-            x_BWG = x_BWG + F.gelu(spectral(x_BWG) + local(x_BWG))
-        out: Tensor = self.out(cut_to(x_BWG, given_BXG.shape[2:]))
+        for number in range(len(self.local)):
+            x_BWG = self._layer(x_BWG, number)
+        return self._output(cut_to(x_BWG, given_BXG.shape[2:]))
+
+    @recomputed
+    def _layer(self, x_BWG: Tensor, number: int) -> Tensor:
+        return x_BWG + F.gelu(self.spectral[number](x_BWG) + self.local[number](x_BWG))
+
+    @recomputed
+    def _output(self, x_BWG: Tensor) -> Tensor:
+        out: Tensor = self.out(x_BWG)
         return out
 
 
-class ConvBlock(nn.Module):
+class ConvBlock(Recomputing):
     """Two convolutions with group norm.
 
     Args:
@@ -122,6 +131,7 @@ class ConvBlock(nn.Module):
             nn.GELU(),
         )
 
+    @recomputed
     def forward(self, x_BWG: Tensor) -> Tensor:
         """(B, in_width, G) to (B, out_width, G)."""
         out: Tensor = self.layers(x_BWG)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ups.errors import ShapeError
 from ups.grid import FIELDS, GridSpec, TokenGrid
+from ups.nn.activation_checkpointing import Recomputing, recomputed
 from ups.nn.layers import (
     Condition,
     ConditionEmbedding,
@@ -116,7 +117,7 @@ class Waves(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-class AnyPointDecoder(nn.Module):
+class AnyPointDecoder(Recomputing):
     """Tokens' patches in a linear basis, interpolated at every query, plus what a network adds to them.
 
     The network: residual blocks over the tokens, then cross-attention of every query to the tokens around it.
@@ -235,9 +236,14 @@ class AnyPointDecoder(nn.Module):
         for block in self.blocks:
             x_BWG = block(x_BWG, condition_BE)
         read_BPW = self._attend(x_BWG.flatten(2).transpose(1, 2), query_QPN)
+        return self._values(read_BPW, array)
+
+    @recomputed
+    def _values(self, read_BPW: Tensor, array: str) -> Tensor:
         values_BPC: Tensor = self.out[array](read_BPW + self.hidden(read_BPW))
         return values_BPC
 
+    @recomputed
     def _attend(self, tokens_BLW: Tensor, query_QPN: Tensor) -> Tensor:
         near = self.near(query_QPN)
         place_QPKW = self.place(torch.cat([near.offset, self.half_waves(near.offset)], dim=-1))

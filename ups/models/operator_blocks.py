@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ups.models.operator_size import Mixer, OperatorSize, TokenAxis
 from ups.models.token_geometry import LevelGeometry
+from ups.nn.activation_checkpointing import Recomputing, recomputed
 from ups.nn.layers import pad_axis
 from ups.nn.shifted_window import ShiftedWindowAttention
 from ups.nn.spectral import SpectralConv, num_modes, padding_behind
@@ -100,7 +101,7 @@ class ConvolutionMixer(nn.Module):
         return sum(parts[1:], start=parts[0]) if parts else torch.zeros_like(tokens)
 
 
-class Block(nn.Module):
+class Block(Recomputing):
     """What blocks share: parts of the condition, and stochastic depth.
 
     Args:
@@ -144,6 +145,7 @@ class MixingBlock(Block):
         self.linear = nn.Linear(place.width, place.width)
         self.has_norm = size.has_norm
 
+    @recomputed
     def forward(self, tokens: Tensor, parts: Sequence[Tensor], level: LevelGeometry) -> Tensor:
         """(B, *grid, W) to the same shape; `parts` are those of `kinds`, each (B, 1.., W)."""
         scale, shift = parts
@@ -176,15 +178,24 @@ class AttentionBlock(Block):
 
     def forward(self, tokens: Tensor, parts: Sequence[Tensor], level: LevelGeometry) -> Tensor:
         """(B, *grid, W) to the same shape; `parts` are those of `kinds`, each (B, 1.., W)."""
-        scale_1, shift_1, gate_1, scale_2, shift_2, gate_2 = parts
-        given = torch.addcmul(shift_1, normed(tokens), scale_1)
+        return self._transformed(self._mixed(tokens, parts[:3], level), parts[3:])
+
+    # Apart, so that the backward pass holds what one of them makes, not both.
+    @recomputed
+    def _mixed(self, tokens: Tensor, parts: Sequence[Tensor], level: LevelGeometry) -> Tensor:
+        scale, shift, gate = parts
+        given = torch.addcmul(shift, normed(tokens), scale)
         attention, *others = self.mixers
         mixed = attention(given, level.windows)
         for mixer in others:
             mixed = mixed + mixer(given, periodic=level.periodic)
-        tokens = torch.addcmul(tokens, gate_1, self.dropped(mixed))
-        changed = self.mlp(torch.addcmul(shift_2, normed(tokens), scale_2))
-        return torch.addcmul(tokens, gate_2, self.dropped(changed))
+        return torch.addcmul(tokens, gate, self.dropped(mixed))
+
+    @recomputed
+    def _transformed(self, tokens: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        scale, shift, gate = parts
+        changed = self.mlp(torch.addcmul(shift, normed(tokens), scale))
+        return torch.addcmul(tokens, gate, self.dropped(changed))
 
 
 def _attention(place: Place, size: OperatorSize) -> nn.Module:

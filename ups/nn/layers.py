@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY
+from ups.nn.activation_checkpointing import Recomputing, recomputed
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _EPS = 1e-6
@@ -103,7 +104,7 @@ def zero_init(layer: nn.Module) -> None:
         nn.init.zeros_(parameter)
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(Recomputing):
     """x + MLP(conv(norm(x))), scaled and shifted by the condition; a condition has no effect at first.
 
     Args:
@@ -119,6 +120,7 @@ class ResidualBlock(nn.Module):
         self.out = pointwise(width, width, ndim=len(periodic))
         zero_init(self.modulation)
 
+    @recomputed
     def forward(self, x_BWG: Tensor, condition_BE: Tensor) -> Tensor:
         """(B, W, G) to the same shape."""
         places = (1,) * (x_BWG.ndim - 2)
@@ -266,7 +268,7 @@ def boundary_features(position_PN: Tensor, *, cells: tuple[int, ...], periodic: 
     return torch.stack(features, dim=-1) if features else position_PN[..., :0]
 
 
-class GroupPooling(nn.Module):
+class GroupPooling(Recomputing):
     """Pool groups of patches; each head starts out looking at another patch of the group.
 
     Args:
@@ -291,6 +293,7 @@ class GroupPooling(nn.Module):
         own = heads[:, None] % num_patches == patches
         self.bias = nn.Parameter(_OWN_PATCH_BIAS * own.float())
 
+    @recomputed
     def forward(self, x_BWG: Tensor) -> Tensor:
         """(B, W, patches) to (B, W, tokens)."""
         x_BLMW = cut_cells(x_BWG.movedim(1, -1), self.groups)

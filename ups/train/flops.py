@@ -4,7 +4,8 @@ PyTorch's `FlopCounterMode` counts a multiply-add as 2 operations, as everywhere
 as nothing or too little: an FFT of n points takes 5 n log2 n operations (the radix-2 count that FFT
 benchmarks use, see fftw.org/speed), and half of that from or to real numbers; a complex multiply-add is four
 real ones; attention takes its matrix products, whichever kernel computes it. Elementwise operations, norms
-and optimisers aren't counted, as is usual. So the count depends on shapes alone, on no machine.
+and optimisers aren't counted, as is usual; nor is what activation checkpointing computes once more. So the
+count depends on shapes alone, on no machine, and a budget is as many steps with every such switch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from ups.nn.activation_checkpointing import without_recomputation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +72,8 @@ def count_step(
         total = torch.stack(list(losses.values())).sum()
         torch.autograd.grad(total, trained, allow_unused=True)
 
-    with _random_numbers_kept(batch.draws.generator, trained[0].device):
+    random_numbers_kept = _random_numbers_kept(batch.draws.generator, trained[0].device)
+    with without_recomputation(stage.model), random_numbers_kept:
         return count_flops(work)
 
 

@@ -20,6 +20,7 @@ from ups.device import with_compiled
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import ShardedPart, shard_part
 from ups.errors import ConfigError, did_you_mean
+from ups.nn.activation_checkpointing import set_activation_checkpointing
 from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
 from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
@@ -245,7 +246,8 @@ class Schedule:
 
 
 def forward_of(stage: Stage, config: TrainingConfig, *, note: Note) -> nn.Module:
-    """How a stage's model is called: compiled where the configuration says so."""
+    """How a stage's model is called, as the configuration says: compiled, with activation checkpointing."""
+    set_activation_checkpointing(stage.model, config.activation_checkpointing)
     if not config.compile:
         return stage.model
     return with_compiled(stage.model, stage.compiled, note=note, mode=config.compile_mode)

@@ -169,6 +169,8 @@ _FREE_KEYS = (
     "training.global_batch_size",
     "training.device",
     "training.rank_timeout_s",
+    "training.activation_checkpointing",
+    "operator.pdet.use_activation_checkpoint",
     "training.num_workers",
     "training.pin_memory",
     "training.prefetch_factor",

@@ -353,7 +353,9 @@ def autocast_of(config: RunConfig, device: torch.device) -> Callable[[], torch.a
     """What forward passes are made in, with the precision of `training.amp`."""
     training = config.training
     dtype = getattr(torch, training.amp_dtype)
-    return partial(torch.autocast, device.type, dtype, enabled=training.amp)
+    # A second pass looks for the operations of the first, of which a cache of weights leaves some out.
+    cache_enabled = False if training.activation_checkpointing == "selective" else None
+    return partial(torch.autocast, device.type, dtype, enabled=training.amp, cache_enabled=cache_enabled)
 
 
 def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

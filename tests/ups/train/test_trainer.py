@@ -209,6 +209,8 @@ def test_state_of_another_configuration_is_refused_with_the_keys(tmp_path: Path)
         "training.pin_memory=false",
         "training.latent_cache_dir=elsewhere",
         "training.latent_cache_dtype=float32",
+        "training.activation_checkpointing=selective",
+        "operator.pdet.use_activation_checkpoint=true",
     ],
 )
 def test_key_that_changes_no_step_may_differ_between_a_run_and_its_continuation(
