@@ -191,7 +191,10 @@ class ConditionEmbedding(nn.Module):
 
 
 def _parameter_features(parameters_BP: Tensor, ends_2P: Tensor | None) -> Tensor:
-    """Whether it is there, its signed logarithm, and its value squashed; shape (B, 3 P)."""
+    """Whether it is there, its signed logarithm, and its value squashed; shape (B, 3 P).
+
+    The last two are moved and scaled so that the ends of a given range have `_END` and its negative.
+    """
     there = torch.isfinite(parameters_BP)
     value = parameters_BP.nan_to_num(0.0, posinf=0.0, neginf=0.0)
     features = [there.to(value.dtype)]
