@@ -8,7 +8,7 @@ OUT ?=
 QUICK ?=
 CONFIG ?= demo
 
-.PHONY: install demo compare test test-slow lint format interop bench bench-peers bench-models wheel package docs docs-serve hexdump clean
+.PHONY: install demo compare test test-slow lint format interop bench bench-peers bench-models bench-generative wheel package docs docs-serve hexdump clean
 
 install: $(VENV)/.installed
 
@@ -67,6 +67,11 @@ bench-peers: install
 # docs/results/models.md. Stopped, it goes on; FULL=1 is for a GPU, ONLY="burgers darcy" for some tasks.
 bench-models: install
 	$(BIN)/python -m benchmarks.models.run $(if $(FULL),--full) $(addprefix --only ,$(ONLY)) $(if $(ONLY)$(FULL),,--docs)
+
+# The operator alone, with its corrector and with students, on three tasks, three seeds each, into
+# docs/results/generative.md: an hour of one core. Stopped, it goes on.
+bench-generative: install
+	$(BIN)/python -m benchmarks.generative.run $(addprefix --only ,$(ONLY)) $(if $(ONLY),,--docs)
 
 # What is published: dist/*.tar.gz and a manylinux wheel; without auditwheel and patchelf one for this machine alone.
 wheel: install

@@ -1,6 +1,7 @@
 """Training stack for neural PDE solvers, reading its data from `ups_store` files.
 
-`ups.load("checkpoints/operator.safetensors").rollout(fields, steps)` predicts; torch comes with `load`.
+`ups.load("checkpoints/operator.safetensors").rollout(fields, steps)` predicts; `corrector.safetensors` gives
+ensembles, with `members=64`. Torch comes with `load`.
 `pip install 'ups-store[train]'` brings what all of it needs.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ups.trained.simulator import load_simulator as load
+    from ups.trained.loading import load as load
     from ups_store import __version__ as __version__
 
 __all__ = ["load"]
@@ -17,9 +18,9 @@ __all__ = ["load"]
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from ups.trained.simulator import load_simulator
+        from ups.trained.loading import load
 
-        return load_simulator
+        return load
     if name == "__version__":
         from ups_store import __version__
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import os
+import platform
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import ups_store
 from ups.errors import ConfigError, needs
@@ -25,6 +28,7 @@ with needs("train"):
 
 MatmulPrecision = Literal["highest", "high", "medium"]
 Module = TypeVar("Module", bound="nn.Module")
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # which Inductor reads whenever it looks for what it compiled
 
 
 def choose_device(name: str, *, note: Note, key: str = "training.device") -> torch.device:
@@ -59,6 +63,32 @@ def device_of_rank(device: torch.device, *, variables: Mapping[str, str] = os.en
     return torch.device("cuda", int(variables.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
+def describe_device(device: torch.device) -> str:
+    """Its name, and PyTorch's version, for what was measured on it."""
+    if device.type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
+    else:
+        hardware = f"{processor_name()}, {torch.get_num_threads()} threads"
+    return f"{hardware}, PyTorch {torch.__version__}"
+
+
+def cuda_state(device: torch.device) -> str:
+    """What PyTorch's allocator says of a GPU's memory, for people; of another device that there is none."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return "no CUDA state"
+    return torch.cuda.memory_summary(device)
+
+
+def processor_name() -> str:
+    """The processor's name as the kernel has it; where that doesn't say (no /proc), its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
 def _unknown(name: str, key: str) -> ConfigError:
     return ConfigError(key, expected="auto, cpu, cuda or cuda:N", found=repr(name))
 
@@ -81,6 +111,32 @@ def matmul_precision(precision: MatmulPrecision, *, note: Note) -> Iterator[None
         torch.set_float32_matmul_precision(before)
 
 
+@contextmanager
+def compile_cache(
+    folder: Path | None, *, note: Note, variables: MutableMapping[str, str] = os.environ
+) -> Iterator[None]:
+    """Inside, what is compiled is kept in a folder, from which the next run takes it.
+
+    It holds machine code and pickles of Inductor's: a folder that others can't write to.
+
+    Args:
+        folder: As `training.compile_cache`; None for Inductor's own, which is below the temporary folder.
+        note: Called if the environment names another one, which is used then.
+        variables: The environment.
+    """
+    named = variables.get(_CACHE_VARIABLE)
+    if folder is None or named is not None:
+        if folder is not None and Path(named or "") != folder.absolute():
+            note(f"{_CACHE_VARIABLE}={named} is used, not training.compile_cache = {folder}")
+        yield
+        return
+    variables[_CACHE_VARIABLE] = str(folder.absolute())
+    try:
+        yield
+    finally:
+        del variables[_CACHE_VARIABLE]
+
+
 def with_compiled(model: Module, methods: Iterable[str], *, note: Note, **options: Any) -> Module:
     """The same model, weights and buffers shared, some of whose methods are compiled.
 
@@ -94,6 +150,48 @@ def with_compiled(model: Module, methods: Iterable[str], *, note: Note, **option
     for name in methods:
         setattr(compiled, name, _compiled_for_each_kind(getattr(model, name), note=note, **options))
     return compiled
+
+
+def with_compiled_blocks(model: Module, blocks: Iterable[nn.Module], *, note: Note, **options: Any) -> Module:
+    """The same model, weights and buffers shared, some of whose blocks are compiled, each kind once.
+
+    Blocks of one class whose parameters have the same shapes share what is compiled, which is why it takes
+    less time than the whole model; what is between blocks isn't compiled.
+
+    Args:
+        model: Stays as it is.
+        blocks: Modules in it that are called as such.
+        note: Called at a failure, once for each reason.
+        **options: As `torch.compile` has them.
+    """
+    said, kinds = set[str](), dict[Any, Callable[..., Any]]()
+
+    def note_once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            note(text)
+
+    twins = dict[nn.Module, nn.Module]()
+    for block in blocks:
+        kind = (type(block), *(weight.shape for weight in block.parameters()))
+        if kind not in kinds:
+            forward = _with_own_code(type(block).forward)
+            kinds[kind] = compiled_or_eager(forward, note=note_once, **options)
+        twins[block] = copy.copy(block)
+        setattr(twins[block], "forward", partial(kinds[kind], block))  # noqa: B010  # mypy: a method
+    return cast("Module", _with_twins(model, twins))
+
+
+def _with_twins(module: nn.Module, twins: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A module in which others take the place of some modules; itself where there are none of them."""
+    if module in twins:
+        return twins[module]
+    children = {name: child and _with_twins(child, twins) for name, child in module._modules.items()}
+    if all(child is module._modules[name] for name, child in children.items()):
+        return module
+    twin = copy.copy(module)
+    twin._modules = children
+    return twin
 
 
 def _compiled_for_each_kind(method: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
@@ -167,7 +265,7 @@ def _expect_warnings() -> None:
 
 
 def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: Any) -> Callable[..., Any]:
-    """Compile a function for who may not go on without: the result says that it was compiled.
+    """Compile a function for callers that can't go on without: the result says that it was compiled.
 
     Args:
         function: What is compiled.
@@ -193,7 +291,7 @@ def compiled_or_refused(function: Callable[..., Any], *, hint: str, **options: A
 def _failures() -> tuple[type[Exception], type[Exception]]:
     """What a compiler fails with, and what it raises at its limit.
 
-    Importing them takes seconds, so only who compiles does.
+    Importing them takes seconds, so only those that compile do.
     """
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
@@ -239,7 +337,11 @@ def with_own_code(method: Callable[..., Any]) -> Callable[..., Any]:
     would count as one.
     """
     assert isinstance(method, MethodType)
-    function = method.__func__
+    return MethodType(_with_own_code(method.__func__), method.__self__)
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    assert isinstance(function, FunctionType)
     copy = FunctionType(
         function.__code__.replace(),
         function.__globals__,
@@ -248,7 +350,7 @@ def with_own_code(method: Callable[..., Any]) -> Callable[..., Any]:
         function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
-    return MethodType(copy, method.__self__)
+    return copy
 
 
 def free_bytes(device: torch.device) -> int:

@@ -7,10 +7,12 @@ sentence: where, what was found, what was expected, what to do. A missing packag
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ups_store.errors import MissingExtraError as MissingExtraError
-from ups_store.errors import StoreError
+from ups_store.errors import StoreError, common_kind, mistakes
 from ups_store.errors import check_installed as check_installed
 from ups_store.errors import did_you_mean as did_you_mean
 from ups_store.errors import needs as needs
@@ -67,10 +69,24 @@ class UpsError(Exception):
 
 
 class ConfigError(UpsError, ValueError):
-    """A configuration key, flag or combination of them is wrong."""
+    """A configuration key, flag or combination of them is wrong.
+
+    Attributes:
+        problems: The single ones, where this one says several at once; else empty.
+    """
 
     kind = "config"
     exit_code = 2
+    problems: tuple[UpsError, ...] = ()
+
+    @classmethod
+    def joined(cls, problems: Sequence[UpsError]) -> UpsError:
+        """One error of several, a line each; of one kind if all are. One alone stays as it is."""
+        if len(problems) == 1:
+            return problems[0]
+        error = cls(mistakes(problems), kind=common_kind(problems))
+        error.problems = tuple(problems)
+        return error
 
 
 class ShapeError(UpsError, ValueError):
@@ -146,6 +162,42 @@ class InterruptedTrainingError(UpsError):
 
     kind = "interrupted"
     exit_code = 5
+
+
+class StalledError(UpsError):
+    """Training didn't get on for `training.stall_timeout_s` and was ended; what was saved before is kept."""
+
+    kind = "stalled"
+    exit_code = 4
+
+
+class GateMissedError(UpsError):
+    """A run didn't reach what its configuration asks for; everything that it made is kept.
+
+    Attributes:
+        verdicts: On every gate of the evaluation, JSON values.
+        report: Of the stage that missed them, JSON values; empty where it was an evaluation.
+    """
+
+    kind = "gate_missed"
+    exit_code = 10
+    verdicts: tuple[dict[str, Any], ...] = ()
+    report: Mapping[str, Any] = MappingProxyType({})
+
+
+class LaunchError(UpsError):
+    """No machine was rented, or it doesn't start; the message says whether one has to be paid for.
+
+    Attributes:
+        instance: Number of the instance that there is; None if there is none.
+    """
+
+    kind = "launch"
+    instance: int | None = None
+
+
+class MissedGatesWarning(UserWarning):
+    """A model that was exported although it isn't as good as it should be."""
 
 
 class ConfigWarning(UserWarning):

@@ -50,8 +50,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise OutputError.of(error, path) from error
 
 
-def write_together(files: Mapping[Path, bytes]) -> None:
+def write_together(files: Mapping[Path, bytes | Callable[[Path], object]]) -> None:
     """Write files of one folder tree, all of them before the first appears; folders are made if missing.
+
+    Args:
+        files: Contents, or what writes a file that is there and empty.
 
     Raises:
         OSError: Such as on a full disk; none of the files is changed then.
@@ -60,7 +63,8 @@ def write_together(files: Mapping[Path, bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as whole:
         for path, content in files.items():
-            whole.enter_context(appears_whole(path)).write_bytes(content)
+            partial = whole.enter_context(appears_whole(path))
+            partial.write_bytes(content) if isinstance(content, bytes) else content(partial)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """One split = one file: a mapped, checked, resumable Zarr v3 store.
 
-`create` and `join` write, `open` reads; `docs/format/spec.md` says what lies in the file.
+`write` makes one of anything iterable, `create` and `join` take commits, `open` reads;
+`docs/format/spec.md` says what lies in the file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         CorruptChunkError,
         DeviceError,
         DiskFullError,
+        DownloadError,
         ExternalDataError,
         FormatError,
         IdentityMismatchError,
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
         NotCommittedError,
         ReadOnlyError,
         ReadTimeoutError,
+        RemoteError,
         SampleIndexError,
         SourceError,
         SpecError,
+        StalledError,
         StoreClosedError,
         StoreError,
         StoreNotFoundError,
@@ -46,9 +50,13 @@ if TYPE_CHECKING:
     from ups_store.read.ragged import RaggedArray
     from ups_store.read.store import Store
     from ups_store.read.store_set import StoreSet
+    from ups_store.remote.store import RemoteStore
     from ups_store.system.memory import available_bytes as available_memory_bytes
+    from ups_store.write.cached import cached, cached_in
     from ups_store.write.create import create, join
+    from ups_store.write.from_iterable import write
     from ups_store.write.parts import PartsWriter, append, write_parts
+    from ups_store.write.saved import load, save
     from ups_store.write.writer import Committer, StoreWriter
 
 __version__ = "0.1.0"
@@ -66,6 +74,7 @@ __all__ = [
     "CorruptChunkError",
     "DeviceError",
     "DiskFullError",
+    "DownloadError",
     "ExternalDataError",
     "FormatError",
     "IdentityMismatchError",
@@ -78,9 +87,12 @@ __all__ = [
     "RaggedArray",
     "ReadOnlyError",
     "ReadTimeoutError",
+    "RemoteError",
+    "RemoteStore",
     "SampleIndexError",
     "SourceError",
     "SpecError",
+    "StalledError",
     "Store",
     "StoreClosedError",
     "StoreError",
@@ -92,11 +104,16 @@ __all__ = [
     "VersionTooNewError",
     "append",
     "available_memory_bytes",
+    "cached",
+    "cached_in",
     "create",
     "describe_differences",
     "differences",
     "join",
+    "load",
     "open",
+    "save",
+    "write",
     "write_parts",
 ]
 
@@ -117,8 +134,14 @@ _HOMES = {  # module and name there; everything else is an error class
     "PartitionedStore": ("read.partitioned", "PartitionedStore"),
     "PartsWriter": ("write.parts", "PartsWriter"),
     "RaggedArray": ("read.ragged", "RaggedArray"),
+    "RemoteStore": ("remote.store", "RemoteStore"),
     "StoreSet": ("read.store_set", "StoreSet"),
     "append": ("write.parts", "append"),
+    "cached": ("write.cached", "cached"),
+    "cached_in": ("write.cached", "cached_in"),
+    "load": ("write.saved", "load"),
+    "save": ("write.saved", "save"),
+    "write": ("write", ""),  # the room itself, which can be called
     "write_parts": ("write.parts", "write_parts"),
 }
 
@@ -131,7 +154,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module, attribute = _HOMES.get(name, ("errors", name))
-    value = globals()[name] = getattr(import_module(f"ups_store.{module}"), attribute)
+    found = import_module(f"ups_store.{module}")
+    value = globals()[name] = getattr(found, attribute) if attribute else found
     return value
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from ups_store.console import set_quiet, set_verbosity
 from ups_store.errors import needs
 from ups_store.old_names import FLAGS
-from ups_store.system.paths import check_local
+from ups_store.system.paths import check_local, is_remote
 
 with needs("cli"):
     import typer
     from typer.core import TyperCommand, TyperGroup
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_URL_ARGUMENTS = "url_arguments"  # attribute of a verb: names of those that may be URLs
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -83,14 +86,25 @@ def make_single(function: Callable[..., Any], *, cls: type[Verb] = Verb) -> type
     return app
 
 
+def reading_urls(*names: str) -> Callable[[_Function], _Function]:
+    """Have a verb take URLs as these of its arguments, which it gives to `ups_store.open`."""
+
+    def mark(verb: _Function) -> _Function:
+        verb.__dict__[_URL_ARGUMENTS] = names
+        return verb
+
+    return mark
+
+
 def _refusing_urls(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, which never sees what `pathlib` makes of a URL."""
+    """The verb, which never sees what `pathlib` makes of a URL, unless it reads URLs."""
+    read = getattr(verb, _URL_ARGUMENTS, ())
 
     @wraps(verb)
     def checked(*arguments: Any, **given: Any) -> Any:
-        for value in given.values():
+        for name, value in given.items():
             for path in value if isinstance(value, list) else [value]:
-                if isinstance(path, Path):
+                if isinstance(path, Path) and not (name in read and is_remote(path)):
                     check_local(path)
         return verb(*arguments, **given)
 

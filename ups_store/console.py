@@ -24,7 +24,7 @@ from typing import Annotated, Any, NoReturn
 
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError, needs
 from ups_store.printable import json_text, one_line, printable
-from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, interrupt
+from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, STOPPING, interrupt
 from ups_store.system.interrupt import importing as importing  # for verbs, too
 
 with needs("cli"):
@@ -152,7 +152,7 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     # last, this is the first exit handler that runs: the others and Python's own end come after it. Not set
     # here and now, for whoever catches SystemExit goes on and needs Ctrl-C; waiting for threads, which comes
     # before the handlers, can be interrupted, too.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *STOPPING):
         atexit.register(signal.signal, number, signal.SIG_IGN)
     _forget_interrupts()
     sys.exit(code or 0)
@@ -203,15 +203,15 @@ def _open_standard_streams() -> None:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, unless it is ignored or handled by somebody else."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, interrupt)
+    """Treat SIGTERM and SIGUSR1 like Ctrl-C, where they aren't ignored or handled by somebody else."""
+    free = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in free:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in free:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -243,14 +243,15 @@ def _interruptible_anywhere() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(hint: str = "run the same command again to continue") -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, and both as `BuildInterruptedError`: whoever works says what is kept."""
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    """Treat SIGTERM and SIGUSR1 like Ctrl-C, and all as `BuildInterruptedError`, which says what is kept."""
+    previous = {number: signal.signal(number, interrupt) for number in STOPPING}
     try:
         yield
     except KeyboardInterrupt as error:
         raise BuildInterruptedError("interrupted", hint=hint) from error
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def report(error: BaseException) -> int:
@@ -271,7 +272,7 @@ def _tell(error: BaseException) -> None:
         error.show(usage)  # type: ignore[attr-defined]  # with the usage of the verb
         sys.stderr.write(printable(usage.getvalue()))
     else:
-        log(_message_of(error), label="error", style="red")
+        log(message_of(error), label="error", style="red")
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -294,7 +295,8 @@ def _is_usage_error(error: BaseException) -> bool:
     return hasattr(error, "show") and hasattr(error, "exit_code")
 
 
-def _message_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What a person reads of an error: its sentence where it was raised on purpose."""
     if _is_own(error):
         return str(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):

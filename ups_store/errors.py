@@ -8,7 +8,7 @@ This module imports nothing of ours, so everything else may import it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from ups_store.printable import one_line, printable
@@ -184,6 +184,13 @@ class StoreReplacedError(StoreError):
     kind = "replaced"
 
 
+class RemoteError(StoreError):
+    """An object store didn't give what was asked for: it refuses, or can't be reached before the deadline."""
+
+    kind = "remote"
+    exit_code = 3
+
+
 class StoreClosedError(StoreError, ValueError):
     """The store or writer was closed."""
 
@@ -249,6 +256,13 @@ class BuildInterruptedError(StoreError):
     exit_code = 5
 
 
+class StalledError(StoreError):
+    """An encode call or a commit of a build took too long, and ended the process; what is committed stays."""
+
+    kind = "stalled"
+    exit_code = 4
+
+
 class SpecError(StoreError, ValueError):
     """Arguments that no valid store could be made from: shapes, dtypes, names, dimensions."""
 
@@ -257,10 +271,35 @@ class SpecError(StoreError, ValueError):
 
 
 class ConfigError(StoreError, ValueError):
-    """A configuration key, flag or combination of them is wrong."""
+    """A configuration key, flag or combination of them is wrong.
+
+    Attributes:
+        problems: The single ones, where this one says several at once; else empty.
+    """
 
     kind = "config"
     exit_code = 2
+    problems: tuple[ConfigError, ...] = ()
+
+    @classmethod
+    def joined(cls, problems: Sequence[ConfigError]) -> ConfigError:
+        """One error of several, a line each; of one kind if all are. One alone stays as it is."""
+        if len(problems) == 1:
+            return problems[0]
+        error = cls(mistakes(problems), kind=common_kind(problems))
+        error.problems = tuple(problems)
+        return error
+
+
+def mistakes(problems: Sequence[Exception]) -> str:
+    """What is wrong with a configuration, a line each."""
+    return "\n  ".join((f"{len(problems)} mistakes in the configuration:", *map(str, problems)))
+
+
+def common_kind(problems: Iterable[Any]) -> str | None:
+    """The kind of all of some errors, if it is one."""
+    kinds = {problem.kind for problem in problems}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 class MissingExtraError(StoreError, ImportError):
@@ -338,6 +377,12 @@ class ReadTimeoutError(SourceError):
 
     kind = "read_timeout"
     exit_code = 4
+
+
+class DownloadError(SourceError):
+    """A source couldn't be fetched, or what came isn't what was expected."""
+
+    kind = "download"
 
 
 class MemoryLimitError(StoreError):

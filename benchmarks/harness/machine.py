@@ -21,6 +21,7 @@ def describe(folder: Path) -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
+        "caches": caches(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": f"{platform.system()} {platform.release()}",
         "file_system": file_system(folder),
@@ -42,6 +43,19 @@ def cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def caches() -> str:
+    """Sizes of the first core's caches of data, such as "L1 32K, L2 1024K, L3 32768K"."""
+    found = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, sort, size = (
+            (folder / name).read_text().strip() if (folder / name).exists() else ""
+            for name in ("level", "type", "size")
+        )
+        if sort != "Instruction" and size:
+            found[f"L{level}"] = size
+    return ", ".join(f"{level} {size}" for level, size in found.items()) or "caches unknown"
 
 
 def file_system(folder: Path) -> str:

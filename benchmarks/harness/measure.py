@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,16 @@ Limit = float | Mapping[Any, float]
 
 TIME = "x time"  # ours over the reference: lower is better
 RATE = "x rate"  # the reference over ours: higher is better
+_LEAST_S = 2e-5  # of processor time, below which its clock says little
+
+
+class UnavailableError(Exception):
+    """What a benchmark needs isn't on this machine; its row says what."""
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, which of a traceback is the error."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was said")
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,8 @@ class Comparison:
         ours_s: Median seconds of ours.
         reference_s: Median seconds of the reference.
         nbytes: Bytes that each of them moves; 0 where that says nothing.
+        processor_ratio: As `time_ratio`, of the processor time of this process and its threads; None where
+            one of the two takes next to none, or works in other processes.
     """
 
     time_ratio: float
@@ -36,6 +48,7 @@ class Comparison:
     ours_s: float
     reference_s: float
     nbytes: int
+    processor_ratio: float | None = None
 
     @classmethod
     def of(cls, ours: Sequence[float], reference: Sequence[float], *, nbytes: int = 0) -> Comparison:
@@ -55,17 +68,51 @@ def compare(
     """Measure both in turns, after some unmeasured pairs: what both read is then in the same caches."""
     for i in range(num_unmeasured):
         ours(i), reference(i)
-    seconds = [(ours(i), reference(i)) for i in range(1, pairs + 1)]
-    return Comparison.of(*zip(*seconds, strict=True), nbytes=nbytes)
+    seconds, processor = [], []
+    for i in range(1, pairs + 1):
+        seconds.append((ours(i), reference(i)))
+        processor.append((_processor_s(ours), _processor_s(reference)))
+    found = Comparison.of(*zip(*seconds, strict=True), nbytes=nbytes)
+    if np.max(processor, initial=0) <= 0 or np.median(processor, axis=0).min() < _LEAST_S:
+        return found
+    return replace(found, processor_ratio=float(np.median(np.divide(*np.transpose(processor)))))
 
 
-def timed(function: Callable[[int], object]) -> Timed:
+def _processor_s(timed: Timed) -> float:
+    return timed.processor_s if isinstance(timed, Stopwatch) else 0.0
+
+
+class Stopwatch:
+    """A function that returns how long it took, in wall time.
+
+    Attributes:
+        processor_s: Processor time of its last call, of all threads of this process.
+    """
+
+    def __init__(self, function: Callable[[int], object]) -> None:
+        self._function = function
+        self.processor_s = 0.0
+
+    def __call__(self, i: int) -> float:
+        processor, began = time.process_time(), time.perf_counter()
+        self._function(i)
+        seconds = time.perf_counter() - began
+        self.processor_s = time.process_time() - processor
+        return seconds
+
+
+def timed(function: Callable[[int], object]) -> Stopwatch:
     """The function, returning how long it took."""
+    return Stopwatch(function)
+
+
+def processor_timed(function: Callable[[int], object]) -> Timed:
+    """The function, returning its processor time: what else runs on the machine isn't in it."""
 
     def call(i: int) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         function(i)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     return call
 

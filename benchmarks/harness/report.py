@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.harness.measure import RATE, TIME, Comparison, Limit
 
 BEGIN, END = "<!-- table: written by benchmarks/harness/run.py -->\n", "<!-- end of table -->"
-_COLUMNS = ("what", "with", "result", "quartiles", "ours", "reference", "target", "verdict")
+BEGIN_TRAINING = "<!-- training: written by benchmarks/harness/run.py -->\n"
+END_TRAINING = "<!-- end of training -->"
+COLUMNS = ("what", "with", "result", "quartiles", "processor", "ours", "reference", "target", "verdict")
 _WORDS = {"sample_bytes": "bytes a sample", "num_samples": "samples", "batch_mib": "MiB a batch",
           "num_threads": "threads", "output": "output", "method": "method"}  # fmt: skip
 
@@ -26,37 +29,44 @@ class Result:
         benchmark: asv's name of it.
         title: What was measured.
         parameters: Values of the parameters, by name.
-        value: The number.
+        value: The number; None where it couldn't be measured.
         unit: Its unit.
         at_most: Target, where less is better.
         at_least: Target, where more is better.
         comparison: What a ratio is made of.
+        failure: Why there is no number.
     """
 
     benchmark: str
     title: str
     parameters: dict[str, Any]
-    value: float
+    value: float | None
     unit: str
     at_most: float | None = None
     at_least: float | None = None
     comparison: Comparison | None = None
+    failure: str | None = None
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the target is met; None where there is none."""
+        """Whether the target is met; None where there is none, or no number."""
+        return None if self.value is None else self.is_met_by(self.value)
+
+    def is_met_by(self, value: float) -> bool | None:
+        """Whether such a value would meet the target; None where there is none."""
         if self.at_most is not None:
-            return self.value <= self.at_most
-        return None if self.at_least is None else self.value >= self.at_least
+            return value <= self.at_most
+        return None if self.at_least is None else value >= self.at_least
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Texts of a row, by `_COLUMNS`."""
+        """Texts of a row, by `COLUMNS`."""
         with_ = ", ".join(_parameter(name, value) for name, value in self.parameters.items())
         target = f"≤ {self.at_most:g}" if self.at_most is not None else ""
         target = f"≥ {self.at_least:g}" if self.at_least is not None else target
         verdict = {None: "", True: "met", False: "missed"}[self.is_met]
-        return self.title, with_, f"{self.value:.3g} {self.unit}", *_details(self), target, verdict
+        number = self.failure or "" if self.value is None else f"{self.value:.3g} {self.unit}"
+        return self.title, with_, number, *_details(self), target, verdict
 
 
 def limit_of(limit: Limit | None, parameters: Sequence[Any]) -> float | None:
@@ -73,14 +83,21 @@ def _parameter(name: str, value: Any) -> str:
     )
 
 
-def _details(result: Result) -> tuple[str, str, str]:
-    """Quartiles, and the two sides as rates or times."""
+def _details(result: Result) -> tuple[str, str, str, str]:
+    """Quartiles, the ratio of processor times, and the two sides as rates or times."""
     found = result.comparison
     if found is None:
-        return "", "", ""
+        return "", "", "", ""
     low, high = found.quartiles if result.unit != RATE else (1 / found.quartiles[1], 1 / found.quartiles[0])
     quartiles = f"{low:.2f} to {high:.2f}" if result.unit in (TIME, RATE) else ""
-    return quartiles, _side(found.ours_s, found.nbytes), _side(found.reference_s, found.nbytes)
+    sides = _side(found.ours_s, found.nbytes), _side(found.reference_s, found.nbytes)
+    return quartiles, _processor(result.unit, found), *sides
+
+
+def _processor(unit: str, found: Comparison) -> str:
+    if found.processor_ratio is None or unit not in (TIME, RATE):
+        return ""
+    return f"{found.processor_ratio if unit == TIME else 1 / found.processor_ratio:.3g}"
 
 
 def _side(seconds: float, nbytes: int) -> str:
@@ -91,28 +108,42 @@ def _side(seconds: float, nbytes: int) -> str:
 
 def table(results: Sequence[Result]) -> Table:
     """For the terminal."""
-    shown = Table(*_COLUMNS, title="Speed, ours beside a reference in one run")
+    shown = Table(*COLUMNS, title="Speed, ours beside a reference in one run")
     for result in results:
         style = {None: "", True: "green", False: "bold red"}[result.is_met]
         *cells, verdict = result.cells
-        shown.add_row(*cells, f"[{style}]{verdict}[/]" if style else verdict)
+        shown.add_row(*map(escape, cells), f"[{style}]{verdict}[/]" if style else verdict)
     return shown
 
 
-def markdown(results: Sequence[Result], about: Mapping[str, Any]) -> str:
-    """For the documentation."""
-    machine = about["machine"]
+def markdown(
+    results: Sequence[Result],
+    about: Mapping[str, Any],
+    elsewhere: Mapping[int, Sequence[object]] | None = None,
+) -> str:
+    """For the documentation.
+
+    Args:
+        results: The rows.
+        about: Date, mode and machine.
+        elsewhere: By the place of a row, what says that other machines miss its target.
+    """
+    machine, missed = about["machine"], elsewhere or {}
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
     lines = [
         f"{about['date']}, `--{about['mode']}`: {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_gib']} GiB, {machine['kernel']}, {machine['file_system']}, "
+        f"{machine['caches']}, {machine['memory_gib']} GiB, {machine['kernel']}, {machine['file_system']}, "
         f"load {machine['load']} at the start; Python {machine['python']}, {packages}; "
         f"batches copied by {machine['copies']}.",
         "",
-        "| " + " | ".join(_COLUMNS) + " |",
-        "|---|---|---:|---:|---:|---:|---:|---|",
-        *("| " + " | ".join(result.cells) + " |" for result in results),
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
+    for place, result in enumerate(results):
+        *cells, verdict = result.cells
+        others = [str(one) for one in missed.get(place, ())]
+        row = [*cells, "; ".join(["met here" if others and result.is_met else verdict, *others])]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join(lines) + "\n"
 
 

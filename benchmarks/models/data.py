@@ -89,7 +89,7 @@ def run_values(question: Question, data: Path) -> dict[str, Any]:
             "val_trajectories": 24,
         },
         "baselines": BASELINES[num_spatial],
-        "training": {**training, "horizon": 1, "lambda_relative": 1.0},
+        "training": {**training, "horizon": 1},
         "stages": {name: {**stage, "optimizer": {"lr": rate}} for name, rate in rates.items()},
     }
 

@@ -14,7 +14,7 @@ from ups.eval.intervals import Interval, Paired, Resampled, Resamples, compare
 
 LABELS = {"operator": "operator", "fno": "FNO", "unet": "U-Net", PERSISTENCE: "persistence"}
 OWN, PEERS = MODELS[0], MODELS[1:]
-_WORDS = {"ahead": "**ahead**", "behind": "behind", "can't be told": "can't be told"}
+WORDS = {"ahead": "**ahead**", "behind": "behind", "can't be told": "can't be told"}
 
 Scores = Mapping[str, Any]
 
@@ -55,13 +55,13 @@ def rows_of(question: Question, scores: Mapping[str, Mapping[int, Scores]]) -> I
     seeds = tuple(sorted(scores[OWN]))
     usual: dict[str, float] = {}
     for name in (TEST, *question.shifts):
-        found = {model: _values(by_seed, name) for model, by_seed in scores.items()}
+        found = {model: values_of(by_seed, name) for model, by_seed in scores.items()}
         known = {model: values for model, values in found.items() if values}
         if not known:
             continue
         resamples = Resamples(len(next(iter(known.values()))[0]))
         resampled = {model: resamples.of(values, row=model) for model, values in known.items()}
-        nrmse = {model: each.interval() for model, each in resampled.items()}
+        nrmse = {model: each.interval(is_positive=True) for model, each in resampled.items()}
         usual = usual or {model: interval.mean for model, interval in nrmse.items()}
         yield Row(
             question.name,
@@ -75,7 +75,7 @@ def rows_of(question: Question, scores: Mapping[str, Mapping[int, Scores]]) -> I
         )
 
 
-def _values(by_seed: Mapping[int, Scores], name: str) -> list[np.ndarray[Any, Any]]:
+def values_of(by_seed: Mapping[int, Scores], name: str) -> list[np.ndarray[Any, Any]]:
     """nRMSE of each trajectory, shape (B, 1), by seed; what blew up is infinite. Empty if it was refused."""
     sets = [scores["sets"].get(name, {}) for _, scores in sorted(by_seed.items())]
     if not all("nrmse" in each for each in sets):
@@ -103,7 +103,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         worst = max(pairs, key=lambda key: pairs[key].ratio.mean, default=None)
         found[peer] = {
             "rows": len(pairs),
-            **{verdict: verdicts.count(verdict) for verdict in _WORDS},
+            **{verdict: verdicts.count(verdict) for verdict in WORDS},
             "worst": None if worst is None else [*worst, pairs[worst].ratio.mean],
         }
     return found
@@ -123,7 +123,7 @@ def markdown(questions: Sequence[Question], rows: Sequence[Row], scores: Mapping
 def _sentence(peer: str, found: Mapping[str, Any]) -> str:
     worst = found["worst"]
     furthest = "" if worst is None else f"; its largest ratio is {worst[2]:.2f}, on {worst[0]}, {worst[1]}"
-    ahead, behind, untold = (found[verdict] for verdict in _WORDS)
+    ahead, behind, untold = (found[verdict] for verdict in WORDS)
     return (
         f"- The operator beside {LABELS[peer]}, {found['rows']} rows: ahead on {ahead}, behind on {behind}; "
         f"on {untold} it can't be told{furthest}."
@@ -154,7 +154,7 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
         cells = [_cell(row, model) for model in columns]
         for peer in PEERS:
             pair = row.paired.get(peer)
-            cells += ["–", "–"] if pair is None else [_interval(pair.ratio), _WORDS[pair.verdict]]
+            cells += ["–", "–"] if pair is None else [shown_interval(pair.ratio), WORDS[pair.verdict]]
         name = "as trained" if row.set == TEST else row.set
         yield f"| {name} | {row.num_trajectories} | {' | '.join(cells)} |"
 
@@ -162,10 +162,10 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
 def _cell(row: Row, model: str) -> str:
     if model not in row.nrmse:
         return "refused" if model in row.refused else "–"
-    return _interval(row.nrmse[model])
+    return shown_interval(row.nrmse[model])
 
 
-def _interval(interval: Interval) -> str:
+def shown_interval(interval: Interval) -> str:
     if not interval.is_known:
         return f"{interval.mean:.3g}"
     return f"{interval.mean:.3g} ({interval.low:.3g} to {interval.high:.3g})"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from benchmarks.models.data import remove_training, shifted, training_identity
 from benchmarks.models.questions import TEST, Question
@@ -25,14 +27,16 @@ MODELS = ("operator", "fno", "unet")
 PERSISTENCE = "persistence"
 
 
-def score_path(question: Question, model: str, seed: int, folder: Path) -> Path:
+def score_path(question: Question, model: str, seed: int, folder: Path, *, variant: str = "") -> Path:
     """Where the scores of a training are."""
-    return folder / "scores" / f"{question.name}-{model}-{seed}.json"
+    return folder / "scores" / f"{_named(question.name, variant, model, str(seed))}.json"
 
 
-def known_scores(question: Question, model: str, seed: int, folder: Path) -> dict[str, Any] | None:
+def known_scores(
+    question: Question, model: str, seed: int, folder: Path, *, variant: str = ""
+) -> dict[str, Any] | None:
     """The scores of a training that was done as the question now says; None if there is none."""
-    path = score_path(question, model, seed, folder)
+    path = score_path(question, model, seed, folder, variant=variant)
     if not path.exists():
         return None
     scores: dict[str, Any] = json.loads(path.read_text())
@@ -40,7 +44,16 @@ def known_scores(question: Question, model: str, seed: int, folder: Path) -> dic
 
 
 def train_and_score(
-    question: Question, model: str, seed: int, *, config_path: Path, folder: Path, note: Note
+    question: Question,
+    model: str,
+    seed: int,
+    *,
+    config_path: Path,
+    folder: Path,
+    note: Note,
+    variant: str = "",
+    stages: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train from where it was left, or from the start, and write its scores in one step.
 
@@ -51,13 +64,19 @@ def train_and_score(
         config_path: Of the question's runs.
         folder: Of the benchmark.
         note: Called with what is being done.
+        variant: Name of what is otherwise than in the benchmark.
+        stages: What is trained, one after the other; by default the stage that is called as the model.
+        overrides: Further `key=value` that follow from those of the question.
     """
     home = folder / question.name
-    checkpoints = home / f"{model}-{seed}-{training_identity(question)}"
-    overrides = [*question.overrides, f"seed={seed}", f"checkpoint.dir={json.dumps(str(checkpoints))}"]
-    config = load_config(config_path, overrides=overrides, note=note)
+    checkpoints = home / _named(variant, model, str(seed), training_identity(question))
+    paths = [f"checkpoint.dir={json.dumps(str(checkpoints))}"]
+    config = load_config(
+        config_path, overrides=[*question.overrides, *overrides, f"seed={seed}", *paths], note=note
+    )
     began = time.perf_counter()
-    trained = {} if model == PERSISTENCE else run_stage(model, config, note=note)
+    stages = () if model == PERSISTENCE else stages or (model,)
+    trained = [run_stage(stage, config, note=note) for stage in stages]
     forecaster, size = _load(model, checkpoints)
     scores = {
         "identity": training_identity(question),
@@ -65,12 +84,12 @@ def train_and_score(
         "model": model,
         "seed": seed,
         "size": size,
-        "steps": trained.get("steps"),
+        "steps": trained[-1]["steps"] if trained else None,
         "seconds": round(time.perf_counter() - began, 1),
-        "cpu_seconds": round(trained.get("cpu_seconds", 0.0), 1),
+        "cpu_seconds": round(sum(report["cpu_seconds"] for report in trained), 1),
         "sets": dict(_scores_of_sets(forecaster, question, config, home)),
     }
-    path = score_path(question, model, seed, folder)
+    path = score_path(question, model, seed, folder, variant=variant)
     write_atomically(path, json.dumps(scores, indent=1, allow_nan=False).encode())
     remove_training(checkpoints)
     return scores
@@ -102,5 +121,19 @@ def _scores_of_sets(
         except ShapeError as error:  # another grid than the model can take
             yield name, {"refused": str(error)}
             continue
-        by_trajectory = errors.nrmse.flatten(1).mean(1).tolist()
-        yield name, {"nrmse": [value if math.isfinite(value) else None for value in by_trajectory]}
+        yield (
+            name,
+            {
+                "nrmse": _values(errors.nrmse.flatten(1).mean(1)),
+                "first_step": _values(errors.nrmse[:, 0].flatten(1).mean(1)),
+            },
+        )
+
+
+def _values(by_trajectory: Tensor) -> list[float | None]:
+    """As JSON knows them: None for what blew up."""
+    return [value if math.isfinite(value) else None for value in by_trajectory.tolist()]
+
+
+def _named(*parts: str) -> str:
+    return "-".join(part for part in parts if part)

@@ -23,7 +23,9 @@ def main() -> int:
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
-    if not _install(python, "torch==2.13.0") or not _install(python, "--editable", str(_ROOT)):
+    if not _install(python, "torch==2.13.0") or not _install(
+        python, "--editable", f"{_ROOT}[train,zarr,bench]"
+    ):
         return 1
     for name, options in _LISTS:
         for requirement in _requirements(_HERE / name):

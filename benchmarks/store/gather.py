@@ -360,7 +360,8 @@ class GatherChecked(_Random):
         self.checked.gather(self.distinct[i], [NAME], out=self.out)
 
     def gather_distinct(self, i: int) -> None:
-        self.store.gather(self.distinct[i], [NAME], out=self.out)
+        far = (i + len(self.distinct) // 2) % len(self.distinct)  # not what was just brought into the caches
+        self.store.gather(self.distinct[far], [NAME], out=self.out)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, Comparison]:

@@ -21,6 +21,7 @@ import numpy as np
 import ups_store
 from benchmarks.harness.inputs import NAME, Folder, check, make_store, values_of
 from benchmarks.harness.measure import RATE, TIME, compare, timed, tracked
+from benchmarks.harness.memory import pss_bytes
 from benchmarks.harness.scale import MIB, SCALE
 
 SAMPLE_BYTES = 102_400
@@ -110,20 +111,8 @@ def _read_all(path: Path, barrier: Barrier, answers: Connection) -> None:
         for first in range(0, NUM_SAMPLES, BATCH):
             store[NAME][first : first + BATCH].sum()
         barrier.wait()
-        answers.send(_pss(path))
+        answers.send(pss_bytes(path))
         barrier.wait()  # none leaves before all were counted
-
-
-def _pss(path: Path) -> int:
-    """This process's share of the pages of the file's mappings, in bytes (proc(5), smaps)."""
-    total, is_meant = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        field = line.split(maxsplit=1)[0]
-        if not field.endswith(":"):
-            is_meant = line.endswith(str(path))
-        elif is_meant and field == "Pss:":
-            total += int(line.split()[1]) * 1024
-    return total
 
 
 class PreloadCopy(_Stored):

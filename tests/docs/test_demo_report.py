@@ -55,7 +55,7 @@ def test_quick_demo_ends_with_a_report_of_all_rows(tmp_path: Path) -> None:
         assert (nrmse["mean"] > 0, nrmse["low"], nrmse["high"]) == (True, None, None), name  # 2 trajectories
     assert (found["split"], found["test_uses"]) == ("dev", 0)
     assert set(found["stages"]) == {"operator"}  # its autoencoder is a basis, which needs no training
-    assert {"data", "field stores", "latent stores", "evaluation"} <= set(found["seconds"])
+    assert {"data", "field stores", "latent-stores", "evaluation"} <= set(found["seconds"])
     assert 0 <= found["data_wait_share"] < 1
     assert re.fullmatch(r"FNO \(9\.\d+e\+09 FLOP\)", found["rows"]["fno_flops"]["label"])  # whole steps
     expect_shown(done.stdout, tmp_path)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from remote_stores import object_server
 from small_stores import build
 
 import ups_store
@@ -65,9 +68,23 @@ def test_xarray_snippet_finds_places_by_x_and_times_by_t(fields: np.ndarray) -> 
     left["store"].close()
 
 
+def test_snippets_of_object_stores_run_on_one(fields: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    first, second, third = snippets("docs/guides/remote.md")
+    with object_server(monkeypatch) as server:
+        data = Path("burgers1d_train.zarr.zip").read_bytes()
+        server.objects["bucket/burgers1d_train.zarr.zip"] = data
+        left = run(first)
+        np.testing.assert_array_equal(left["batch"]["fields"], fields[[2, 0]])
+        np.testing.assert_array_equal(left["windows"]["fields"], [fields[1, :2], fields[2, 1:3]])
+        run(second)["store"].close()
+        np.testing.assert_array_equal(run(third)["fields"], fields[1])
+
+
 def test_readme_snippet_writes_and_gathers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = snippets("README.md")
+    first, code = snippets("README.md")
+    assert run(first)["store"][7]["text"] == "sample 7"
     small = code.replace("(1000, 64, 256)", "(600, 4, 8)").replace("(64, 256)", "(4, 8)")
     assert small.count("(600, 4, 8)") == 1
     left = run(small)
@@ -75,6 +92,23 @@ def test_readme_snippet_writes_and_gathers(tmp_path: Path, monkeypatch: pytest.M
     expected = np.random.default_rng(512).standard_normal((4, 8), "f4")
     np.testing.assert_array_equal(left["batch"]["u"][2], expected)
     assert len(ups_store.open("wave_train.zarr.zip")) == 600
+
+
+def test_snippets_of_the_guide_to_writing_run(tmp_path: Path) -> None:
+    """As scripts, for `cached_in` reads a function's source, and workers import the function."""
+    *plain, last = [code for code in snippets("docs/guides/write.md") if "frames" not in code]
+    (frames,) = [code for code in snippets("docs/guides/write.md") if "frames" in code]
+    frames = f"paths = ['a', 'bc']\ndef decode(path): yield from ([ord(x)] for x in path)\n{frames}"
+    plain.append(last + "\nassert len(train) == 1000 and arrays['u'].shape == (100, 64)")
+    for code in (
+        "\n".join(["import numpy as np", *plain]),
+        f"import ups_store\n{frames}    print(store['image'])",
+    ):
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        subprocess.run([sys.executable, script], cwd=tmp_path, check=True, timeout=100)
+    with ups_store.open(tmp_path / "frames.zarr.zip") as store:
+        assert store["image"][:, 0].tolist() == list(map(ord, "abc"))
 
 
 PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -93,7 +127,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 
 def test_quickstart_begins_with_the_example_of_the_readme() -> None:
-    assert snippets("docs/quickstart.md")[0] == snippets("README.md")[0]
+    assert snippets("docs/quickstart.md")[0] == snippets("README.md")[1]
 
 
 def is_generated(page: Path) -> bool:

@@ -16,11 +16,12 @@ from pydantic import BaseModel
 
 from ups.cli.app import app
 from ups.config import RunConfig
-from ups.config.old_keys import MEANINGLESS, NOT_YET
-from ups.config.run import LATER_STAGES, STAGE_NAMES
+from ups.config.old_keys import MEANINGLESS
+from ups.config.stages import STAGE_NAMES
 from ups.train.stage import STAGES
 from ups_store import old_names
 
+EARLIER: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "earlier_names.yaml").read_text())
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "migrate.md").read_text()
 OLD = sorted((Path(__file__).parents[1] / "ups" / "configs").glob("old_*.yaml"))
 KEY = re.compile(r"`([a-z_]+(?:\.[a-z_0-9*]+)*)`")
@@ -83,22 +84,12 @@ def test_meaningless_keys_are_all_named_and_no_others() -> None:
     assert keys_of_first_column(section("Keys that mean nothing any more")) == set(MEANINGLESS)
 
 
-def test_features_that_are_not_there_yet_are_all_named() -> None:
-    said = keys_of_first_column(section("Features that aren't there yet"))
-    expected = {*NOT_YET, *(f"stages.{name}" for name in LATER_STAGES)}
-    assert {key.removesuffix(".enabled") for key in said} == {
-        key.removesuffix(".enabled") for key in expected
-    }
-
-
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
 def test_every_key_of_an_old_file_is_named(path: Path) -> None:
     said = [
         *keys_that_are_the_same(),
         *old_names.KEYS,
         *MEANINGLESS,
-        *NOT_YET,
-        *(f"stages.{name}" for name in LATER_STAGES),
     ]
     patterns = [pattern for key in said for pattern in (key, f"{key}.*")]
     keys = list(leaves(yaml.safe_load(path.read_text())))
@@ -108,7 +99,9 @@ def test_every_key_of_an_old_file_is_named(path: Path) -> None:
 
 def test_flags_are_named_and_still_there() -> None:
     said = set(re.findall(r"--[a-z-]+", section("Flags")))
-    assert {*PRECOMPUTE_FLAGS, "--epochs", "--seed"} <= said
+    skips = {"--skip-validation", "--skip-data-check", "--skip-dry-run"}
+    assert {*PRECOMPUTE_FLAGS, *skips, "--epochs", "--seed"} <= said
+    assert skips <= flags_of(app, "run")
     present = {old_names.FLAGS.get(flag, flag) for flag in PRECOMPUTE_FLAGS}
     assert flags_of(importlib.import_module("ups_store.build.command").app) >= present
     assert {"--config", "--epochs", "--seed", "--stage"} <= flags_of(app, "train")
@@ -120,21 +113,58 @@ def test_words_that_have_changed_are_all_named_with_what_they_are_now() -> None:
     assert set(old_names.KEYS.values()) <= known_keys(RunConfig)
 
 
-def test_stages_are_named_and_are_there_or_refused() -> None:
+def test_stages_are_named_and_are_there() -> None:
     said = set(KEY.findall(section("Stages")))
     assert set(STAGE_NAMES) <= said
-    assert set(STAGE_NAMES) == {*STAGES, *LATER_STAGES}
-    assert not set(STAGES) & set(LATER_STAGES)
+    assert set(STAGE_NAMES) == set(STAGES)
 
 
-def test_scripts_files_and_metrics_of_old_are_named() -> None:
-    for title, names in {
-        "Scripts": ("scripts/precompute_latent_cache.py", "scripts/train.py"),
-        "Files": ("sample_*.pt", "operator.safetensors", "autoencoder.safetensors"),
-        "Metrics": (
-            "training/gpu_utilization_pct",
-            "training/epoch_time_sec",
-            "startup/total_startup_time_min",
-        ),
-    }.items():
-        assert [name for name in names if name not in section(title)] == []
+def earlier_names(kind: str) -> list[str]:
+    names = EARLIER[kind]
+    return names if isinstance(names, list) else [flag for flags in names.values() for flag in flags]
+
+
+def said_in_code(text: str) -> list[str]:
+    """What stands in backticks, with `a.{b,c}` as `a.b` and `a.c`."""
+    said = []
+    for code in re.findall(r"`([^`\n]+)`", text):
+        head, brace, rest = code.partition("{")
+        inner = rest.partition("}")[0].split(",") if brace else [""]
+        said += [f"{head}{each}" for each in inner] if brace else [code]
+    return said
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EARLIER if kind != "flags"])
+def test_every_name_of_the_earlier_system_is_on_the_page(kind: str) -> None:
+    said = said_in_code(PAGE)
+    starts = re.compile(r"[\w<]")
+    missing = [
+        name
+        for name in earlier_names(kind)
+        # As a whole: not within a longer name.
+        if not any(
+            re.search(rf"(?<![\w]){re.escape(name)}" + (r"(?![\w])" if name[-1].isalnum() else ""), code)
+            for code in said
+            if starts.search(code)
+        )
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("script", EARLIER["flags"])
+def test_every_flag_of_an_earlier_script_is_in_a_row_about_it(script: str) -> None:
+    rows = [line for line in PAGE.splitlines() if script in line]
+    rows += [line for line in section("Words that have changed").splitlines() if line.startswith("| `--")]
+    if script == "precompute_latent_cache.py":
+        rows += [line for line in section("Flags").splitlines() if line.startswith("| its `")]
+    said = {flag for row in rows for flag in re.findall(r"--[a-z-]+", row)}
+    assert [flag for flag in EARLIER["flags"][script] if flag not in said] == []
+
+
+def test_python_names_of_now_can_be_imported() -> None:
+    column = [line.split("|")[2] for line in section("Python names").splitlines() if line.startswith("| `")]
+    paths = [code for text in column for code in re.findall(r"`(ups(?:_store)?\.[\w.]+)", text)]
+    assert len(paths) > 6
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), path

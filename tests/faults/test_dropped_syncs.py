@@ -26,6 +26,7 @@ from crash_builds import (
     killed_before_the_name_was_durable,
     undisturbed,
 )
+from crash_copies import check_copying
 from crash_files import MAKERS, check_everywhere
 from crash_ragged import check_growing, check_merging
 from small_stores import begin, build, mixed_values
@@ -124,6 +125,11 @@ def makes(name: str) -> Check:
     return lambda path, disk_type: check_everywhere(MAKERS[name], path.parent, disk_type=disk_type)
 
 
+def copying(path: Path, disk_type: Callable[..., Disk]) -> object:
+    """Check every image of copies of sources."""
+    return check_copying(path.parent / "copies", disk_type)
+
+
 TAKING_BACK = builds(lambda run: run.to_the_end(), before=damaged_build)
 NEEDED: dict[Place, Check] = {
     ("write/commit.py", "commit_pieces", 1): builds(in_three_batches),
@@ -145,6 +151,10 @@ NEEDED: dict[Place, Check] = {
     ("system/replacement.py", "_write_new", 1): makes("small file"),
     ("write/part_files.py", "_opened_lock", 1): functools.partial(check_merging, stride=7),
     ("write/parts.py", "_name_parts", 1): check_growing,
+    ("sources/copies.py", "publish", 1): copying,
+    ("sources/download.py", "run", 1): copying,
+    ("sources/download.py", "_sync", 1): copying,
+    ("sources/download.py", "_start_again", 1): copying,
 }
 DEARER = {
     ("write/create.py", "create_building", 3),
@@ -160,6 +170,15 @@ STAYS = {
     ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
     "kept in order, which not every file system promises",
 }
+OF_OTHER_MACHINES = {  # of a server's disk, or after the bytes were synced by `download.fetch`
+    (
+        "remote/shared_folder.py",
+        "create",
+        1,
+    ): "the copy before its link: a store that a server lost is damaged, which a pull finds",
+    ("remote/shared_folder.py", "create", 2): "a name that is lost is pushed again",
+    ("remote/transfer.py", "_land", 1): "a name that is lost is pulled again",
+}
 OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_before_the_name_is_given
     ("write/commit.py", "publish", 1),
     ("write/target.py", "publish_file", 1),
@@ -167,7 +186,7 @@ OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_befo
 
 
 def test_every_sync_of_the_package_is_listed() -> None:
-    assert {*NEEDED, *STAYS, *OF_PERMISSIONS} == set(PLACES.values())
+    assert {*NEEDED, *STAYS, *OF_OTHER_MACHINES, *OF_PERMISSIONS} == set(PLACES.values())
 
 
 def _name(place: Place) -> str:

@@ -31,7 +31,7 @@ FOR_USERS = (
     "torch",
     "train",
 )  # and those of the next line
-OTHERS = ("wandb", "torchao", "neuraloperator", "tune", "s3")
+OTHERS = ("wandb", "tensorboard", "torchao", "neuraloperator", "tune", "s3")
 MODULE_OF = {"ml-dtypes": "ml_dtypes", "pyyaml": "yaml", "neuraloperator": "neuralop"}
 BROUGHT_BY_OTHERS = {
     "cli": {"pydantic"},
@@ -98,7 +98,7 @@ def test_every_module_is_imported_by_the_core_or_names_an_extra() -> None:
 
 def test_extras_are_those_that_are_promised() -> None:
     assert {*FOR_USERS, *OTHERS} == extras_in("all") - {"all"}
-    assert set(EXTRAS) == {*FOR_USERS, *OTHERS, "all", "dev", "bench", "docs", "interop"}
+    assert set(EXTRAS) == {*FOR_USERS, *OTHERS, "vast", "all", "dev", "bench", "docs", "interop"}
     assert {name_of(item) for item in PROJECT["dependencies"]} == {"crc32c", "numpy", "rfc8785", "zlib-ng"}
 
 

@@ -17,16 +17,28 @@ from ups_store.launch import check_shared, log_origin, not_shared_note, rank_of,
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 BATCH = {"SLURM_JOB_ID": "17", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}  # also of a script without `srun`
 STEP = {**BATCH, "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "8"}
+PLACED = {**STEP, "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}
+ARRAY = {
+    "SLURM_ARRAY_JOB_ID": "16",
+    **{
+        f"SLURM_ARRAY_TASK_{name}": value
+        for name, value in (("ID", "2"), ("COUNT", "4"), ("MIN", "0"), ("MAX", "3"))
+    },
+}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 PMI = {"PMI_RANK": "0", "PMI_SIZE": "4"}
 
-SEVERAL = {
+IN_A_STEP = {
     "first of a step": (STEP, "process 0 of 8 that Slurm started", 0),
     "third of a step": ({**STEP, "SLURM_PROCID": "3"}, "process 3 of 8 that Slurm started", 3),
+}
+SEVERAL = {
     "second, no step": ({**BATCH, "SLURM_PROCID": "1"}, "process 1 of 8 that Slurm started", 1),
     "mpirun": (OPEN_MPI, "process 2 of 4 that Open MPI started", 2),
     "mpirun in a batch script": ({**BATCH, **OPEN_MPI}, "process 2 of 4 that Open MPI started", 2),
     "mpiexec": (PMI, "process 0 of 4 that MPI started", 0),
+    "mpirun by srun": ({**STEP, **OPEN_MPI}, "process 2 of 4 that Open MPI started", 2),
+    "mpiexec by srun": ({**STEP, **PMI}, "process 0 of 4 that MPI started", 0),
 }
 ALONE = {
     "nothing": {},
@@ -51,6 +63,99 @@ def test_several_processes_that_would_share_nothing_are_refused(
     assert rank_of(variables) == rank
 
 
+@pytest.mark.parametrize(("variables", "said", "rank"), IN_A_STEP.values(), ids=IN_A_STEP)
+def test_tasks_of_srun_share_builds_but_no_other_work(
+    variables: dict[str, str], said: str, rank: int
+) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        check_shared(variables)
+    assert caught.value.kind == "one_of_several"
+    assert rank_of(variables) == rank
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, BuildRank(0, 3, 0, 3)),
+        ({"SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}, BuildRank(1, 3, 1, 3)),
+        ({"SLURM_PROCID": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}, BuildRank(1, 2, 2, 3)),
+        # `--distribution=cyclic` numbers tasks across nodes first
+        ({"SLURM_PROCID": "1", "SLURM_NODEID": "1"}, BuildRank(0, 3, 1, 3)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "8"}, BuildRank(0, 3, 0, 3)),  # srun --mpi=pmi2
+        ({"SLURM_STEP_TASKS_PER_NODE": "8"}, BuildRank(0, 8)),
+        ({**ARRAY, "SLURM_PROCID": "3", "SLURM_NODEID": "1"}, BuildRank(0, 3, 7, 12)),
+    ],
+)
+def test_tasks_of_srun_build_a_partition_on_every_node(said: dict[str, str], expected: BuildRank) -> None:
+    assert BuildRank.from_environment({**PLACED, **said}) == expected
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"SLURM_STEP_TASKS_PER_NODE": "3(x2)"},  # are 6
+        {"SLURM_STEP_TASKS_PER_NODE": "8(y)"},
+        {"SLURM_NODEID": "3"},
+        {"SLURM_LOCALID": "3"},
+        {"SLURM_LOCALID": ""},
+        {"SLURM_PROCID": "8"},
+    ],
+)
+def test_variables_of_srun_that_contradict_each_other_are_refused(said: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BuildRank.from_environment({**PLACED, **said})
+    assert caught.value.kind == "slurm"
+
+
+def array(number: int, count: int, first: int, last: int, **more: str) -> dict[str, str]:
+    names = ("ID", "COUNT", "MIN", "MAX")
+    values = zip(names, (number, count, first, last), strict=True)
+    return {**{f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in values}, **more}
+
+
+@pytest.mark.parametrize(
+    ("variables", "machine", "count"),
+    [
+        (array(0, 16, 0, 15), 0, 16),
+        (array(16, 16, 1, 16), 15, 16),
+        (array(0, 1, 0, 0), 0, 1),
+        (array(3, 1, 3, 3, UPS_ARRAY_SIZE="16"), 3, 16),
+        (array(9, 2, 4, 9, UPS_ARRAY_SIZE="16"), 9, 16),
+        (array(0, 1, 0, 0, UPS_ARRAY_SIZE="16"), 0, 16),
+        ({**array(2, 4, 0, 3), **BATCH}, 2, 4),  # a script that starts no step is one process
+        ({**array(2, 4, 0, 3), **STEP, "SLURM_STEP_NUM_TASKS": "1"}, 2, 4),
+        ({**array(2, 4, 0, 3), "RANK": "0", "WORLD_SIZE": "1"}, 0, 1),  # said by hand: all of it
+    ],
+)
+def test_every_job_of_an_array_builds_a_partition(
+    variables: dict[str, str], machine: int, count: int
+) -> None:
+    assert BuildRank.from_environment(variables) == BuildRank(0, 1, machine, count)
+
+
+def test_torchrun_in_every_job_of_an_array_makes_a_partition_of_each_machine() -> None:
+    ranks = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    place = BuildRank.from_environment({**ARRAY, **ranks, "TORCHELASTIC_RUN_ID": "none"})
+    assert place == BuildRank(1, 2, 5, 8)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        array(3, 1, 3, 3),  # one that is submitted again
+        array(4, 3, 0, 8),  # --array=0,4,8
+        array(5, 3, 5, 7),
+        array(16, 1, 16, 16, UPS_ARRAY_SIZE="16"),
+        array(1, 16, 0, 15, UPS_ARRAY_SIZE="many"),
+    ],
+)
+def test_array_whose_jobs_cannot_be_counted_is_refused(variables: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BuildRank.from_environment(variables)
+    assert caught.value.kind in ("array", "slurm")
+    assert "UPS_ARRAY_SIZE" in str(caught.value)
+
+
 @pytest.mark.parametrize("variables", ALONE.values(), ids=ALONE)
 def test_process_of_its_own_goes_on(variables: dict[str, str]) -> None:
     assert BuildRank.from_environment(variables) == BuildRank()
@@ -63,7 +168,7 @@ def test_only_process_of_a_batch_script_goes_on_and_says_so() -> None:
     assert "8 tasks" in not_shared_note(BATCH)
 
 
-@pytest.mark.parametrize("variables", [value for value, *_ in SEVERAL.values()], ids=list(SEVERAL))
+@pytest.mark.parametrize("variables", [value for value, *_ in (SEVERAL | IN_A_STEP).values()])
 def test_ranks_of_torchrun_share_whatever_the_scheduler_says(variables: dict[str, str]) -> None:
     together = {**variables, **TORCHRUN}
     assert BuildRank.from_environment(together) == BuildRank(local_rank=1, num_local=2)
@@ -79,6 +184,7 @@ def test_ranks_of_torchrun_share_whatever_the_scheduler_says(variables: dict[str
         ({"TORCHELASTIC_RUN_ID": "nightly", "SLURM_JOB_ID": "17"}, "nightly"),
         ({"TORCHELASTIC_RUN_ID": "none", **STEP}, "17.3"),
         (BATCH, "17"),
+        ({**BATCH, **ARRAY}, "16"),  # all its jobs
     ],
 )
 def test_run_has_the_id_that_its_environment_gives(variables: dict[str, str], expected: str) -> None:

@@ -23,7 +23,6 @@ from ups_store.sources import open_source
 from ups_store.sources.source_files import find_sources
 from ups_store.sources.tasks import get_task
 from ups_store.system.paths import check_local
-from ups_store.torch import StoreDataset, make_loader
 from ups_store.write.concat import concat_stores, split_store
 
 URL = "s3://bucket/a.zarr.zip"
@@ -31,12 +30,8 @@ ARRAYS = {"u": ups_store.ArraySpec((1, 2), "float32")}
 EXTRA = "ups-store[s3]"
 
 READERS: dict[str, Callable[[Any], object]] = {
-    "open": ups_store.open,
     "join": lambda url: ups_store.join(url, identity={}),
     "create": lambda url: ups_store.create(url, ARRAYS, identity={}),
-    "dataset": StoreDataset,
-    "loader": lambda url: make_loader(url, batch_size=1),
-    "loader of several": lambda url: make_loader([url, url], batch_size=1),
     "doctor": examine,
     "import-pt": lambda url: import_pt(url, "out.zarr.zip"),
     "source": open_source,
@@ -112,8 +107,6 @@ def test_folder_that_looks_like_a_scheme_is_taken_once_it_is_there() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("info", URL),
-        ("verify", "a.zarr.zip", URL),
         ("verify", "a.zarr.zip", "--repair", "https://host/a.yaml"),
         ("doctor", URL),
         ("doctor", "a.zarr.zip", "--salvage", URL),
@@ -142,7 +135,7 @@ def test_verb_of_the_training_stack_refuses_a_url(words: tuple[str, ...]) -> Non
     assert f"error: {URL}: this is a URL" in done.stderr
 
 
-@pytest.mark.parametrize("key", ["data.root", "cache.dir"])
+@pytest.mark.parametrize("key", ["data.stage_dir", "cache.dir"])
 def test_configuration_names_the_key_that_has_a_url(key: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"{key}: expected a path on this machine, found s3://b/a;"
@@ -161,6 +154,18 @@ def test_configuration_does_not_include_a_url() -> None:
     Path("a.yaml").write_text("include: https://host/b.yaml\n")
     with pytest.raises(SpecError, match=r"https://host/b\.yaml: this is a URL"):
         load_config(Path("a.yaml"))
+
+
+@pytest.mark.parametrize("url", ["memory://a", "simplecache::s3://b/a", "s3://bucket", "ftp://h/a"])
+def test_open_refuses_a_url_that_names_no_object(url: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        ups_store.open(url)
+    assert (caught.value.kind, caught.value.path) == ("url", url)
+
+
+def test_open_of_a_file_url_says_its_path() -> None:
+    with pytest.raises(SpecError, match=r"say /data/a$"):
+        ups_store.open("file:///data/a")
 
 
 def test_files_of_a_configuration_are_no_urls() -> None:

@@ -146,15 +146,33 @@ def figure() -> None:
 
 
 def wandb() -> None:
-    from ups.train.sinks import import_wandb
+    from ups.config.run import WandbConfig
+    from ups.train.wandb_sink import open_wandb
 
-    import_wandb()
+    def refuse(warning: str) -> None:
+        raise CommandError(warning)
+
+    sink = open_wandb(WandbConfig(enabled=True), here, job="feature", run_config={}, note=refuse)
+    if sink is not None:
+        sink.close(has_failed=False)
+
+
+def tensorboard() -> None:
+    from ups.train.tensorboard_sink import check_tensorboard
+
+    check_tensorboard()
 
 
 def neuraloperator() -> None:
-    from ups.eval.baseline_model import check_neuraloperator
+    from ups.eval.neuraloperator import check_neuraloperator
 
     check_neuraloperator()
+
+
+def torchao() -> None:
+    from ups.optim.torchao_optimizers import import_torchao
+
+    import_torchao()
 
 
 def tune() -> None:
@@ -196,7 +214,9 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "ups_verb": (("train",), ups_verb),
     "figure": (("train", "plot"), figure),
     "wandb": (("train", "wandb"), wandb),
+    "tensorboard": (("train", "tensorboard"), tensorboard),
     "neuraloperator": (("train", "neuraloperator"), neuraloperator),
+    "torchao": (("train", "torchao"), torchao),
     "tune": (("train", "tune"), tune),
 }
 

@@ -98,6 +98,14 @@ def prepare(folder: Path) -> None:
         build(folder, *overrides)
 
 
+def prepare_fields(folder: Path) -> None:
+    """All that an operator on the fields of Burgers' equation needs; nothing is trained."""
+    make_dataset("burgers1d", folder / "data", num_samples=20, points=32, frames=9, nu=0.1)
+    settings = {**SETTINGS, "data": {"task": "burgers1d", "root": "data"}}
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings))
+    build(folder, "latent.encoder=none")
+
+
 def build(folder: Path, *overrides: str) -> list[bool]:
     """Build the stores of a run; whether each was valid already."""
     report = build_all(load_build_config(folder / "run.yaml", overrides=overrides), watcher=Quiet())

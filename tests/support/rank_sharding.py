@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ups.config import OptimizerConfig
-from ups.config.run import BASELINES
+from ups.config.stages import BASELINES
 from ups.data.batches import endless
-from ups.distributed.ranks import Ranks
+from ups.distributed.ranks import ALONE, Ranks
 from ups.distributed.sharding import (
     ShardedPart,
     load_shards,
-    save_shards,
+    own_shards,
     shard_part,
     shared_out,
     whole,
@@ -44,6 +44,12 @@ SETTINGS = (
     "training.use_inverse_losses=true",
     "stages.joint.epochs=1",
     "stages.autoencoder.epochs=1",
+    "stages.diff_residual.epochs=1",
+    "diffusion.num_sampler_steps=2",
+    "diffusion.export_anyway=true",
+    "stages.consistency_distill.epochs=1",
+    "stages.consistency_distill.method=consistency",
+    "diffusion.num_pairs=40",
     "training.augment=false",
     "baselines.fno.width=8",
     "baselines.fno.modes=4",
@@ -66,6 +72,15 @@ def stage_of(name: str, folder: Path, ranks: Ranks) -> Stage:
                 parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     stage.ranks = ranks
     return stage
+
+
+def add_operator(folder: Path) -> None:
+    """An operator that a corrector can be trained for, and a corrector that can be distilled."""
+    for name in ("operator", "diff_residual"):
+        stage = stage_of(name, folder, ALONE)
+        path = stage.export({}, stage.model.state_dict())
+        path.rename(path.with_name(path.name.replace(".candidate", "")))
+        stage.close()
 
 
 class Run:
@@ -117,7 +132,14 @@ def train_in_parts(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
     first = Run(stage_of(name, folder, ranks), ranks)
     first.train(0, BETWEEN)
     tensors = first.tensors.now()
-    save_shards(folder / "shards", tensors)
+    own = own_shards(tensors, ranks)
+    save_checkpoint(
+        folder / "shards" / f"{ranks.rank}.safetensors",
+        {name: shard.values for name, shard in own.items()},
+        kind="shards",
+        document={},
+        offsets={name: shard.offsets for name, shard in own.items()},
+    )
     if kept := whole(tensors, is_kept=ranks.is_first):
         save_checkpoint(folder / "half.safetensors", kept, kind="training", document={})
     ranks.tell()  # it is written

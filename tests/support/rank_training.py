@@ -7,16 +7,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import on_demand_helpers
 import torch
 from numbered_batches import numbered_loader
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from ups.config import RunConfig, load_config
 from ups.data.augment import Draws
@@ -122,6 +125,35 @@ def make_config(folder: Path, *overrides: str) -> RunConfig:
     return load_config(overrides=[*common, *settings, *overrides])
 
 
+def _newton_schulz_in_float32() -> AbstractContextManager[Any]:
+    """Inside, Muon rounds nothing: in bfloat16 sums in another order already give other matrices."""
+    plain = torch.optim._muon._zeropower_via_newtonschulz
+
+    def exact(*args: Any) -> Tensor:
+        with patch.object(Tensor, "bfloat16", Tensor.float):
+            return plain(*args)
+
+    return patch("torch.optim._muon._zeropower_via_newtonschulz", exact)
+
+
+def _compiled_by_aot_eager() -> AbstractContextManager[Any]:
+    """Inside, the compiler goes without code of its own, which would take minutes to make."""
+    plain = torch.compile
+    return patch("torch.compile", lambda function, **options: plain(function, backend="aot_eager"))
+
+
+PATCHES = {"+float32_muon": _newton_schulz_in_float32, "+aot_eager": _compiled_by_aot_eager}
+
+
+@contextmanager
+def patched(settings: Sequence[str]) -> Iterator[list[str]]:
+    """Overrides of a configuration without those that are patches, which hold inside."""
+    with ExitStack() as stack:
+        for name in PATCHES.keys() & set(settings):
+            stack.enter_context(PATCHES[name]())
+        yield [setting for setting in settings if setting not in PATCHES]
+
+
 ONE_TASK = ["data.tasks=[burgers1d]", "training.accum_steps=1"]  # of 4 tokens, too few to be halved
 
 
@@ -147,14 +179,30 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
 }
 
 
-def train(case: str, folder: Path, ranks: Ranks, device: torch.device) -> dict[str, Any]:
+def train(case: str, folder: Path, ranks: Ranks, device: torch.device, *given: str) -> dict[str, Any]:
     if case in TRAINERS:
-        trainer = TRAINERS[case](folder, ranks)
+        trainer = TRAINERS[case](folder, ranks, overrides=given) if given else TRAINERS[case](folder, ranks)
         return trainer.fit() | {"step": trainer.step, "gradients": trainer.stage.gradients}
+    if case in ("all the same", "some"):
+        return _count_exchanges(case, folder, ranks, *given)
     stage = Waves(on_batch=lambda number: _happen(case, number, ranks.rank))
-    overrides = ["training.device=cpu"]
+    overrides = ["training.device=cpu", *given]
     trainer = Trainer(stage, make_config(folder, *overrides), device=device, ranks=ranks)
     return trainer.fit() | {"step": trainer.step}
+
+
+def _count_exchanges(case: str, folder: Path, ranks: Ranks, *given: str) -> dict[str, Any]:
+    """How often gradients are exchanged in an optimiser step of four batches."""
+    stage = Waves()
+    if case == "all the same":
+        stage.gradients = "the same"
+        stage.loader = numbered_loader(lambda number: stage.batch(0), 6)
+    config = make_config(folder, "training.device=cpu", "training.accum_steps=4", *given)
+    trainer = Trainer(stage, config, device=CPU, ranks=ranks)
+    trainer.train_step()
+    with patch.object(_fsdp_param_group, "foreach_reduce", wraps=_fsdp_param_group.foreach_reduce) as sent:
+        trainer.train_step()
+    return {"exchanges": sent.call_count}
 
 
 def _happen(case: str, number: int, rank: int) -> None:
@@ -164,15 +212,20 @@ def _happen(case: str, number: int, rank: int) -> None:
         raise UpsError("no data on this rank")
     if case == "die" and number == 3 and rank == 1:
         os._exit(9)
+    if case == f"kill at {number}" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(case: str, folder: Path) -> int:
+def main(case: str, folder: Path, *overrides: str) -> int:
     """Train; what a rank has to say goes to `rank<number>.json`, and its kind of error to the exit code."""
     torch.set_num_threads(1)
     began = time.monotonic()
     try:
-        with joined_ranks("cpu", timeout_s=60, note=print) as (ranks, device):
-            said = train(case, folder, ranks, device)
+        with (
+            patched(overrides) as given,
+            joined_ranks("cpu", timeout_s=60, note=print) as (ranks, device),
+        ):
+            said = train(case, folder, ranks, device, *given)
     except UpsError as error:
         said = {"kind": error.kind, "message": str(error)}
     said |= {"seconds": time.monotonic() - began, "rng": int(torch.get_rng_state().sum())}

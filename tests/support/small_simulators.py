@@ -8,8 +8,9 @@ from typing import Any
 from tiny_autoencoders import SIZES
 
 from ups.config import RunConfig, load_config
-from ups.data.fields import Fields, open_fields, parameter_names
+from ups.data.fields import Fields, parameter_names
 from ups.data.solvers import make_dataset
+from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
 from ups.data.trajectories import open_trajectories
 from ups.grid import boundary_types

@@ -8,17 +8,26 @@ import json
 import math
 import subprocess
 import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import ups_store
 from benchmarks.harness import report, run
+from benchmarks.harness.elsewhere import missed_elsewhere
+from benchmarks.harness.inputs import NAME, values_of
+from benchmarks.harness.measure import UnavailableError, compare, timed, tracked
 from benchmarks.harness.report import Result
 from benchmarks.harness.scale import Scale
 from benchmarks.peers import table
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.measure import PeerResult
+from benchmarks.store import large
+from benchmarks.train import earlier_step
 
 REPO = Path(__file__).resolve().parents[2]
 TINY = Scale(
@@ -77,13 +86,104 @@ def test_operation_measures_itself(operation: str, tiny: Any, monkeypatch: pytes
     for result in results:
         assert math.isfinite(result.value)
         assert result.value > 0
-        assert len(result.cells) == 8
+        assert len(result.cells) == len(report.COLUMNS)
 
 
 def test_every_file_of_operations_is_run() -> None:
     files = (REPO / "benchmarks").glob("[!p]*/*.py")
     has_tracks = {f"{path.parent.name}.{path.stem}" for path in files if "def track_" in path.read_text()}
-    assert has_tracks == set(run.OPERATIONS) == set(TRIED)
+    assert has_tracks == {*run.OPERATIONS, *run.OF_TRAINING}
+    assert set(run.OPERATIONS) == set(TRIED)
+
+
+def test_sparse_store_has_all_its_samples_and_takes_the_room_of_the_real_ones(tmp_path: Path) -> None:
+    path = tmp_path / "large.zarr.zip"
+    large.make_sparse(path, 200_000, 4096)
+    assert path.stat().st_blocks * 512 < path.stat().st_size / 10
+    with ups_store.open(path, verify="touch") as store:
+        assert len(store) == 200_000
+        real = np.array([0, large.NUM_REAL - 1])
+        assert np.array_equal(store.gather(real)[NAME], values_of(real, 4096))
+        with pytest.raises(ups_store.CorruptChunkError):
+            store.gather([199_999])
+    with ups_store.open(path) as store:
+        assert not store.gather([199_999])[NAME].any()
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_step_is_measured_beside_that_of_the_earlier_commit(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tiny("train.earlier_step")
+    for name, number in {"_PAIRS": 3, "_STEPS": 1, "_WARM_UP": 1}.items():
+        monkeypatch.setattr(module, name, number)
+    monkeypatch.setattr(module.EarlierStep, "params", ("demo of then",))
+    rows = list(
+        run._measure(module.EarlierStep, "train.earlier_step.EarlierStep", ["track_a_step", "track_loss"])
+    )
+    if rows[0].failure and rows[0].failure.startswith("not measured"):
+        pytest.skip(rows[0].failure)
+    assert [row.failure for row in rows] == [None, None]
+    assert all(row.value and row.value > 0 for row in rows)
+
+
+# --- failures -----------------------------------------------------------------------------------------
+
+
+class Failing:
+    """Some of it can't be measured: for one parameter nothing at all."""
+
+    param_names = ("size",)
+    params = ("good", "broken", "absent")
+
+    def setup(self, size: str) -> None:
+        if size == "broken":
+            raise subprocess.CalledProcessError(1, ["build"], stderr="Traceback\nBuildError: a | b\n")
+        if size == "absent":
+            raise UnavailableError("the commit isn't here")
+
+    def teardown(self, size: str) -> None:
+        raise RuntimeError("after the numbers")
+
+    @tracked("a pipe", "x time", at_most=1)
+    def track_pipe(self, size: str) -> float:
+        raise BrokenPipeError("nobody listens")  # which click takes for a closed terminal, and exits silently
+
+    @tracked("a number", "x time", at_most=1)
+    def track_number(self, size: str) -> float:
+        return 0.5
+
+
+def test_failure_is_a_row_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list(run._measure(Failing, "a.Failing", ["track_pipe", "track_number"]))
+    assert [row.value for row in rows] == [None, 0.5, None, None, None, None]
+    cells = [(row.cells[2], row.cells[-1]) for row in rows]
+    assert cells[:2] == [("failed: BrokenPipeError: nobody listens", ""), ("0.5 x time", "met")]
+    assert cells[2] == cells[3] == ("failed: CalledProcessError: BuildError: a | b", "")
+    assert cells[4] == cells[5] == ("not measured: the commit isn't here", "")
+    about = {"date": "today", "mode": "quick", "machine": MACHINE | {"packages": {}, "copies": "code"}}
+    table_rows = report.markdown(rows, about).splitlines()[4:]
+    assert r"BuildError: a \| b" in table_rows[2]
+    report.table(rows)
+
+
+def test_dead_server_of_steps_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "server.py"
+    script.write_text("import sys; sys.exit('FormatError: another format')")
+    monkeypatch.setattr(earlier_step, "_SERVER", script)
+    server = earlier_step.Server(tmp_path)
+    try:
+        with pytest.raises(earlier_step.ServerError, match="code 1: FormatError: another format"):
+            server.train(1)
+    finally:
+        server.close()
+
+
+def test_commit_that_a_clone_lacks_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(earlier_step, "COMMIT", "0" * 40)
+    with pytest.raises(UnavailableError, match="needs a clone with its history"):
+        earlier_step.check_out(tmp_path)
 
 
 @pytest.mark.slow
@@ -116,6 +216,42 @@ def test_row_tells_its_target_and_whether_it_is_met(
     assert Result("a.A.track_a", "a", {}, value, "x time", **limits).cells[-2:] == texts
 
 
+def test_target_is_met_only_where_the_latest_result_of_every_machine_meets_it(tmp_path: Path) -> None:
+    rows = [
+        Result("a.A.track_a", "gather", {"sample_bytes": 4096}, 1.0, "x time", at_most=1.25),
+        Result("a.A.track_b", "open", {}, 2.0, "ms", at_most=1.0),
+    ]
+    machine = {"cpu": "B", "cores": 2, "file_system": "e"}
+    for date, cpu, values in (
+        ("2026-01-01", "A", (9.0, 9.0)),  # older than the next
+        ("2026-01-02", "A", (1.5, 0.5)),
+        ("2026-01-03", "B", (9.0, 9.0)),  # this machine's own
+    ):
+        found = [asdict(replace(row, value=value)) for row, value in zip(rows, values, strict=True)]
+        report.write_results(
+            tmp_path / f"{date}-{cpu}.json", found, {"date": date, "machine": {**machine, "cpu": cpu}}
+        )
+    elsewhere = missed_elsewhere(rows, tmp_path, machine)
+    assert {place: list(map(str, each)) for place, each in elsewhere.items()} == {
+        0: ["missed on A: 1.5 (2026-01-02)"]
+    }
+    about = {"date": "today", "mode": "quick", "machine": {**MACHINE, "packages": {}, "copies": "NumPy"}}
+    gather, opened = report.markdown(rows, about, elsewhere).splitlines()[-2:]
+    assert gather.endswith("| met here; missed on A: 1.5 (2026-01-02) |")
+    assert opened.endswith("| missed |")
+
+
+def test_processor_time_stands_beside_wall_time() -> None:
+    numbers = np.arange(2_000_000)
+    found = compare(timed(lambda i: numbers.sum()), timed(lambda i: numbers.sum()), pairs=3)
+    assert found.processor_ratio is not None
+    assert found.processor_ratio > 0
+    row = Result("a.A.track_a", "a", {}, 1.0, "x rate", comparison=replace(found, processor_ratio=0.5))
+    assert row.cells[4] == "2"
+    slept = compare(timed(lambda i: time.sleep(1e-3)), timed(lambda i: None), pairs=3)
+    assert slept.processor_ratio is None
+
+
 def test_target_may_depend_on_the_first_parameter() -> None:
     assert report.limit_of({102_400: 1.25}, (102_400, "own")) == 1.25
     assert report.limit_of({102_400: 1.25}, (4096, "own")) is None
@@ -125,6 +261,7 @@ def test_target_may_depend_on_the_first_parameter() -> None:
 MACHINE = {
     "cpu": "A",
     "cores": 2,
+    "caches": "L1 32K",
     "memory_gib": 1,
     "kernel": "L",
     "file_system": "e",

@@ -9,11 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
+from torch import Tensor
 
-from benchmarks.models import run, table, train
-from benchmarks.models.data import make_data
+from benchmarks.models import ablations, run, table, train
+from benchmarks.models.ablations import ABLATIONS, QUESTIONS
+from benchmarks.models.data import make_data, run_values
+from benchmarks.models.patched import full_resolution_lift, with_input_added
 from benchmarks.models.questions import BURGERS, FULL, SMALL, TEST, TRAIN, Question
+from ups.config import load_config
 from ups.data.solvers import SOLVERS
+from ups.models.latent_operator import LatentOperator
+from ups.models.operator_size import OperatorSize, TokenAxis
+from ups.nn.layers import Condition
+from ups.output import discard
 
 TINY = dataclasses.replace(
     BURGERS,
@@ -23,7 +33,12 @@ TINY = dataclasses.replace(
     num_held_out=10,
     patch=4,
     flops=1e8,
-    overrides=("baselines.unet.width=4", "training.batch_size=4", "operator.pdet.hidden_dim=16"),
+    overrides=(
+        "baselines.unet.width=4",
+        "baselines.fno.modes=8",
+        "training.batch_size=4",
+        "operator.pdet.hidden_dim=16",
+    ),
 )
 
 
@@ -131,3 +146,71 @@ def test_run_trains_what_is_missing_and_keeps_what_is_there(
     assert json.dumps(again, sort_keys=True) == json.dumps(found, sort_keys=True)
     with pytest.raises(AssertionError, match="trained again"):
         run.run_questions([dataclasses.replace(TINY, flops=2e8)], wanted, folder=tmp_path)
+
+
+# --- ablations ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_ablation_changes_the_configuration_of_its_tasks_or_the_model(name: str, tmp_path: Path) -> None:
+    ablation = ABLATIONS[name]
+    assert ablation.against in ABLATIONS
+    for question in map(QUESTIONS.__getitem__, ablation.questions):
+        path = tmp_path / f"{question.name}.yaml"
+        path.write_text(yaml.safe_dump(run_values(question, tmp_path)))
+        changed = load_config(path, overrides=ablation.of(question).overrides, note=discard)
+        beside = ABLATIONS[ablation.against]
+        assert question.name in beside.questions, "nothing to compare with"
+        same = load_config(path, overrides=beside.of(question).overrides, note=discard) == changed
+        if name != ablation.against:
+            assert not same or ablation.patched != beside.patched or ablation.model != beside.model
+
+
+@pytest.mark.parametrize(("factor", "tokens", "dim"), [(2, 32, 2), (4, 32, 1), (8, 16, 1)])
+def test_linear_latents_hold_as_many_numbers_as_the_ablation_says(factor: int, tokens: int, dim: int) -> None:
+    overrides = ABLATIONS[f"linear-{factor}x"].of(QUESTIONS["burgers"]).overrides
+    assert {f"latent.tokens={tokens}", f"latent.dim={dim}"} <= set(overrides)
+    assert tokens * dim * factor == QUESTIONS["burgers"].settings["points"]
+
+
+def test_ablation_is_compared_with_what_it_names_and_not_with_the_base() -> None:
+    levels = {"base": 0.01, "linear-2x": 0.1, "latent-noise-0": 0.05}
+    question = QUESTIONS["burgers"]
+    found = {
+        name: [{**scores(name, seed, level=level, question=question)} for seed in range(3)]
+        for name, level in levels.items()
+    }
+    for one in (one for seeds in found.values() for one in seeds):
+        for values in one["sets"].values():
+            values["first_step"] = values["nrmse"]
+    text = ablations.markdown({"burgers": found})
+    (row,) = (line for line in text.split("\n### ")[0].splitlines() if "noise 0 |" in line)
+    assert "| linear latents, 2x |" in row
+    assert "**ahead**" in row
+    assert "residual" not in text, "it isn't trained"
+
+
+@pytest.mark.parametrize("patched", [full_resolution_lift, with_input_added])
+def test_patched_operator_is_at_first_what_it_would_be_and_differs_inside_alone(patched: Any) -> None:
+    def make() -> LatentOperator:
+        size, axes = OperatorSize(width=8, depths=(1,)), (TokenAxis(4, True), TokenAxis(4, True))
+        return LatentOperator(4, num_tasks=1, ranges=[(0.0, 1.0)], size=size, axes=axes)
+
+    def step(operator: LatentOperator, *, steady: bool) -> Tensor:
+        told = {"dt_B": torch.ones(2), "condition": Condition(0, torch.zeros(2, 1)), "grid": (4, 4)}
+        return operator(latent_BLD, boundary=("wall", "wall"), steady=steady, **told)
+
+    latent_BLD = torch.randn(2, 16, 4)
+    with patched():
+        operator = make()
+    assert torch.equal(step(operator, steady=False), latent_BLD), "untrained it is persistence"
+    assert vars(operator)["adds_input"] is (patched is with_input_added)
+    assert (type(operator.into) is torch.nn.Linear) is (patched is with_input_added)
+    assert type(make().into) is torch.nn.Linear
+    assert not make().adds_input
+    if patched is full_resolution_lift:
+        with torch.no_grad():
+            for weight in operator.parameters():
+                weight.normal_()
+        changed = step(operator, steady=False) - latent_BLD
+        assert changed.abs().min() > 0

@@ -1,11 +1,11 @@
-"""Choosing the device: by name, told where it isn't there, and by rank."""
+"""Choosing the device: by name, told where it isn't there, and by rank; the precision of its products."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ups.device import choose_device, device_of_rank
+from ups.device import MatmulPrecision, choose_device, device_of_rank, matmul_precision
 from ups.errors import ConfigError
 
 
@@ -33,3 +33,20 @@ def test_every_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.Monkey
     assert device_of_rank(cuda, variables={}).index == 0
     for named in (torch.device("cpu"), torch.device("cuda", 1)):
         assert device_of_rank(named, variables={"LOCAL_RANK": "0"}) == named
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_precision_of_products_is_the_one_that_is_said_while_inside(precision: MatmulPrecision) -> None:
+    before, notes = torch.get_float32_matmul_precision(), list[str]()
+    with matmul_precision(precision, note=notes.append):
+        assert torch.get_float32_matmul_precision() == precision
+    assert torch.get_float32_matmul_precision() == before
+    assert len(notes) == (precision != "highest")
+    assert all(precision in note and "training.matmul_precision" in note for note in notes)
+
+
+def test_precision_of_products_is_as_before_after_an_error() -> None:
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(ConfigError), matmul_precision("medium", note=lambda note: None):
+        raise ConfigError("anything")
+    assert torch.get_float32_matmul_precision() == before

@@ -5,11 +5,12 @@ from __future__ import annotations
 from ups_store.system.interrupt import importing
 
 
-def main(verb: str | None = None) -> None:
+def main(*verb: str) -> None:
     """Run the verb that the command line names, and end the process with its exit code.
 
     Args:
-        verb: Run this one, and take the command line for its arguments, as `scripts/<verb>.py` does.
+        verb: Run this one, such as "validate", "config", and take the command line for its arguments, as
+            `scripts/<verb>.py` does; by default the command line names it.
     """
     with importing():
         import sys
@@ -19,5 +20,4 @@ def main(verb: str | None = None) -> None:
         check_installed("typer", "rich", "omegaconf", "pydantic", "torch", extra="train")
         from ups.cli.app import run_verb
         from ups_store.console import run
-    words = sys.argv[1:] if verb is None else [verb, *sys.argv[1:]]
-    run(lambda: run_verb(words))
+    run(lambda: run_verb([*verb, *sys.argv[1:]]))

@@ -7,27 +7,37 @@ from typing import Annotated, Any
 
 import typer
 
+from ups.cli.common import STORE_IS_SOURCE, UNREADABLE_STORE
 from ups.cli.compare import compare
 from ups.cli.configs import app as configs
 from ups.cli.demo import demo
+from ups.cli.dry_run import dry_run
 from ups.cli.evaluate import evaluate
+from ups.cli.launch import app as launch
+from ups.cli.leaderboard import leaderboard
+from ups.cli.lineage import lineage
 from ups.cli.make_data import make_data
 from ups.cli.predict import predict
+from ups.cli.run import run
+from ups.cli.status import status
 from ups.cli.train import train
 from ups.cli.train_baselines import train_baselines
 from ups.cli.tune import tune
+from ups.cli.validate import app as validate
 from ups_store.command_line import make_app
 from ups_store.console import print_lines
-from ups_store.errors import CorruptChunkError, FormatError, StoreNotFoundError
-
-_UNREADABLE = 3  # a store that is read is a source, as HDF5 files are of a build
 
 app = make_app(
     {
+        "run": run,
         "train": train,
+        "dry-run": dry_run,
         "evaluate": evaluate,
         "predict": predict,
         "compare": compare,
+        "status": status,
+        "leaderboard": leaderboard,
+        "lineage": lineage,
         "train-baselines": train_baselines,
         "tune": tune,
         "make-data": make_data,
@@ -35,6 +45,8 @@ app = make_app(
     }
 )
 app.add_typer(configs, name="configs")
+app.add_typer(validate, name="validate")
+app.add_typer(launch, name="launch")
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -60,6 +72,6 @@ def run_verb(words: Sequence[str]) -> Any:
     """Parse and run; errors pass, each with its exit code."""
     try:
         return app(words, prog_name="ups", standalone_mode=False)
-    except (CorruptChunkError, FormatError, StoreNotFoundError) as error:
-        error.exit_code = _UNREADABLE
+    except UNREADABLE_STORE as error:
+        error.exit_code = STORE_IS_SOURCE
         raise

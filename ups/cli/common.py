@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +13,14 @@ from ups.errors import ConfigError, InterruptedTrainingError, UpsError
 from ups_store.build import shipped_configs
 from ups_store.command_line import completing
 from ups_store.console import log, print_json, print_lines, results
-from ups_store.errors import StoreError
+from ups_store.errors import CorruptChunkError, FormatError, StoreError, StoreNotFoundError
 from ups_store.launch import rank_of
 
 if TYPE_CHECKING:
     from ups.eval.report import Report
+
+UNREADABLE_STORE = (CorruptChunkError, FormatError, StoreNotFoundError)
+STORE_IS_SOURCE = 3  # exit code of these: a store that is read is a source, as HDF5 files are of a build
 
 _WITHOUT_RESTART = "the same command without --restart"
 
@@ -50,6 +53,13 @@ Kinds = Annotated[
     list[str] | None, typer.Option("--kind", help="fno, unet or fno_neuraloperator [default: fno, unet]")
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="train again what is there already")]
+ExportAnyway = Annotated[
+    bool,
+    typer.Option(
+        "--export-anyway",
+        help="as diffusion.export_anyway=true: a model that missed its gates, too, marked",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout")]
 
 
@@ -60,12 +70,17 @@ def note(text: str, *, is_last: bool = False) -> None:
         text: The message; it may begin with "warning: ".
         is_last: Whether it says how the command ended, which -q leaves, too.
     """
-    who = f"rank {rank_of()}: " if rank_of() else ""
+    prefix = f"rank {rank_of()}: " if rank_of() else ""
     warning = text.removeprefix("warning: ")
     if warning == text:
-        log(f"{who}{text}", is_last=is_last)
+        log(f"{prefix}{text}", is_last=is_last)
     else:
-        log(f"{who}{warning}", label="warning", style="yellow")
+        log(f"{prefix}{warning}", label="warning", style="yellow")
+
+
+def exporting_anyway(wanted: bool) -> list[str]:
+    """What --export-anyway says, as overrides."""
+    return ["diffusion.export_anyway=true"] if wanted else []
 
 
 @contextmanager
@@ -89,6 +104,11 @@ def ending(restart: bool) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
 
 
+def columns(names: Iterable[str]) -> int:
+    """Width of a column of names, with a gap behind it."""
+    return max(map(len, names), default=0) + 2
+
+
 def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
     """Numbers by name from `name=number`.
 
@@ -107,13 +127,16 @@ def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def publish(report: Report, folder: Path, *, as_json: bool) -> None:
+def publish(report: Report, folder: Path, *, as_json: bool) -> dict[str, Path]:
     """Write a report; on stdout are its table and where its files lie, or all of it as JSON.
 
     Args:
         report: What was found.
         folder: Where `report.json`, `report.csv` and `report.html` go.
         as_json: Whether stdout is for a program: then stderr has where the files lie.
+
+    Returns:
+        The three files, by suffix.
 
     Raises:
         OutputError: None of the files is changed then.
@@ -128,3 +151,4 @@ def publish(report: Report, folder: Path, *, as_json: bool) -> None:
         show_evaluation(report, results())
     for path in paths.values():
         (note if as_json else print_lines)(str(path))
+    return paths

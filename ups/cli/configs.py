@@ -14,6 +14,8 @@ from ups_store.build import near_config, shipped_configs
 from ups_store.command_line import Verb, Verbs
 from ups_store.console import print_json, print_lines
 
+_FIRST = "demo"  # where to begin; the others as their names are sorted
+
 app = typer.Typer(cls=Verbs, invoke_without_command=True)
 
 
@@ -22,7 +24,9 @@ def configs(context: typer.Context, as_json: AsJson = False) -> None:
     """List the shipped configurations; `ups train --config NAME` takes one."""
     if context.invoked_subcommand:
         return
-    found = {name: _first_sentence(file) for name, file in shipped_configs().items()}
+    shipped = shipped_configs()
+    names = sorted(shipped, key=lambda name: name != _FIRST)
+    found = {name: _first_sentence(shipped[name]) for name in names}
     if as_json:
         print_json(found)
         return

@@ -65,17 +65,15 @@ def demo(
     build = [*STORE, "build", "--config", str(config)]
     fields = [*build, "--manifest", str(out / "manifest.json"), "latent.encoder=none"]
     seconds["field stores"] = _show_stores(out, fields, task=TASK, root=out / "data")
-    _title("Make an autoencoder: fields to latent tokens and back")
-    _run(_ups("train", "--config", config, "--stage", "autoencoder"))
-    _title("Build stores of its latents")
-    seconds["latent stores"] = _run(build)
-    _title("Train an operator that advances latents")
-    _run(_ups("train", "--config", config, "--stage", "operator"))
+    unasked = ("--skip-validation", "--skip-data-check", "--skip-dry-run", "--skip-small-eval")
+    run = _ups("run", config, f"pipeline.report_dir={report}", *unasked)
+    _title("Make an autoencoder, stores of its latents, and an operator that advances them")
+    _run([*run, "--skip-full-eval"])
     _title("Train FNO and U-Net on the fields, with as many operations as the operator took")
     _run(_ups("train-baselines", "--config", config))
-    _title("Evaluate all of them on the development split, which nothing was trained on or chosen by")
+    _title("The same run goes on: all of them on the development split, and promotion")
     phases = [word for name, value in seconds.items() for word in ("--phase", f"{name}={value:.1f}")]
-    _run(_ups("evaluate", "--config", config, "--out", report, *phases))
+    _run([*run, *phases])
     _title("Next")
     _show_next(out, out / "cache" / f"{TASK}_train.zarr.zip", TASK, report=report, config=config)
 

@@ -30,8 +30,20 @@ def evaluate(
     checkpoint: Checkpoint = None,
     seeds: Seeds = None,
     split: Split = None,
-    horizon: Annotated[int | None, typer.Option(help="steps to predict [default: to the end]")] = None,
+    horizon: Annotated[
+        int | None, typer.Option(help="steps to predict [default: evaluation.horizon, or to the end]")
+    ] = None,
+    members: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="members of ensembles, of models that have any [default: evaluation.members]"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the members' noise")] = 0,
     also: Also = None,
+    best: Annotated[
+        Path | None, typer.Option(help="the best operator so far, for a row of its own, whatever its seed")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("reports/evaluation"),
     title: Annotated[str | None, typer.Option(help="heading of the report")] = None,
     phase: Annotated[
@@ -49,6 +61,7 @@ def evaluate(
     with importing():
         from ups.config.seeds import parse_seeds
         from ups.eval.runs import evaluate_run
+        from ups.train.send_report import send_report
     report = evaluate_run(
         checkpoint,
         config_path=config,
@@ -56,9 +69,13 @@ def evaluate(
         seeds=parse_seeds(seeds) if seeds else (),
         split=split,
         horizon=horizon,
+        members=members,
+        seed=seed,
         also=also or (),
+        best=best,
         phases=phases,
         title=title,
         note=note,
     )
-    publish(report, out, as_json=as_json)
+    files = publish(report, out, as_json=as_json)
+    send_report(report, files, name=out.name, note=note, joins=True)

@@ -1,8 +1,9 @@
 """The earlier script `precompute_latent_cache.py`: `ups-store build` with the same flags, of latents.
 
 That command builds stores of fields unless a section `latent` or `--checkpoint` says otherwise; this one
-builds stores of latents unless `latent.encoder=none` does. Where `logging.wandb.enabled` is set, the seconds
-by phase and the throughput go to Weights & Biases, too.
+builds stores of latents unless `latent.encoder=none` does. Where the command line names neither a
+configuration nor a task, it takes `configs/cache_precompute_defaults.yaml`. Where `logging.wandb.enabled` is
+set, the seconds by phase and the throughput go to Weights & Biases, too.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
 
 # A section, in which everything has its default; what the configuration and the flags say merges in.
 _LATENTS = "latent={}"
+_DEFAULTS = "configs/cache_precompute_defaults.yaml"  # the user's own, or the shipped one
+_JOB = "precompute"  # what its metrics are called at Weights & Biases
+_NAMING = ("--config", "--tasks", "--task", "data.tasks", "data.task")
 
 
 def precompute() -> None:
     """Build stores of latents as the command line says, and end the process with the build's exit code."""
-    sys.argv.insert(1, _LATENTS)
+    named = {word.partition("=")[0] for word in sys.argv[1:]}
+    defaults = [] if named.intersection(_NAMING) else ["--config", _DEFAULTS]
+    sys.argv[1:1] = [_LATENTS, *defaults]
     main(begin=begin)
 
 
@@ -32,7 +38,7 @@ def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildRepor
     """What the build's report is given to: a run of Weights & Biases, if the configuration wants one.
 
     Raises:
-        ConfigError: If `logging` is wrong, or wandb isn't installed; before hours of work.
+        ConfigError: If `logging` is wrong; before hours of work.
     """
     from ups_store.build import read_config
 
@@ -42,15 +48,19 @@ def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildRepor
     settings = _wandb(values["logging"], config, overrides)
     if not settings.enabled:
         return None
-    from ups.train.sinks import WandbSink, import_wandb
+    from ups.cli.common import note
+    from ups.train.launched import of_stores
+    from ups.train.wandb_sink import open_wandb
 
-    import_wandb()
     folder = Path((values.get("checkpoint") or {}).get("dir") or "checkpoints")
 
     def log(report: BuildReport) -> None:
-        sink = WandbSink(settings, stage="build", folder=folder, run_config=values, run_id=None)
-        sink.write({"event": "startup", "stage": "build", **report.startup.metrics()})
-        sink.close(has_failed=False)
+        sink = open_wandb(settings, folder, job=_JOB, run_config=values, note=note)
+        if sink is not None:
+            startup = report.startup
+            promised = of_stores(startup.seconds["total"], is_reused=startup.reused)
+            sink.write({"event": "startup", "stage": _JOB, **startup.metrics(), **promised})
+            sink.close(has_failed=False)
 
     return log
 

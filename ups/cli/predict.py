@@ -38,6 +38,17 @@ def predict(
     ttc: Annotated[
         bool | None, typer.Option(help="choose and correct steps by the task's laws [default: ttc.enabled]")
     ] = None,
+    members: Annotated[
+        int | None, typer.Option(help="of an ensemble of each sample, from a model that has any")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the members' noise")] = 0,
+    observed: Annotated[
+        str | None,
+        typer.Option(
+            help="where a prior of partly observed inputs knows them: a .npy file of true and false, on the "
+            "grid or for each sample, or a number of random points"
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a store that is there")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,6 +72,9 @@ def predict(
         device=device,
         replace=force,
         ttc=ttc,
+        members=members,
+        seed=seed,
+        observed=observed,
     )
     with ExitStack() as bars:
         begun: list[Callable[[float], None]] = []

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.common import AsJson, Config, Overrides, Seeds, ending, note
+from ups.cli.common import (
+    AsJson,
+    Config,
+    ExportAnyway,
+    Overrides,
+    Seeds,
+    ending,
+    exporting_anyway,
+    note,
+)
+from ups.cli.notify import Notice, Notify, notifying
 from ups.errors import ConfigError
 from ups.output import discard
 from ups_store.command_line import completing
@@ -20,6 +30,10 @@ if TYPE_CHECKING:
     from ups.config import RunConfig
 
 ALL = "all"
+STAGES = (
+    *("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior"),
+    *("fno", "unet", ALL),
+)
 
 
 def train(
@@ -29,9 +43,9 @@ def train(
     stage: Annotated[
         str,
         typer.Option(
-            help="autoencoder, joint or operator; all: those of the configuration, in order; fno, unet: "
-            "baselines, one for each task",
-            autocompletion=completing(lambda: ("autoencoder", "joint", "operator", "fno", "unet", ALL)),
+            help="autoencoder, joint, operator, diff_residual, consistency_distill or steady_prior; all: "
+            "those of the configuration, in order; fno, unet: baselines, one for each task",
+            autocompletion=completing(lambda: STAGES),
         ),
     ] = ALL,
     epochs: Annotated[int | None, typer.Option(help="of the stage, or of each stage")] = None,
@@ -43,9 +57,25 @@ def train(
     restart: Annotated[
         bool, typer.Option("--restart", help="start from scratch, not where a run was stopped")
     ] = False,
+    unless_valid: Annotated[
+        bool,
+        typer.Option(
+            "--unless-valid", help="as all does: begin again where the state is of other data or another run"
+        ),
+    ] = False,
+    export_anyway: ExportAnyway = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="show the resolved configuration and stop")
     ] = False,
+    profile: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS",
+            min=1,
+            help="record so many steps of each stage: a trace beside the checkpoints, and what bounds them",
+        ),
+    ] = None,
+    notify: Notify = None,
     as_json: AsJson = False,
 ) -> None:
     """Train; run it again to continue after an interruption.
@@ -54,7 +84,7 @@ def train(
 
     Under torchrun: torchrun --nproc-per-node 2 -m ups train ...
     """
-    with ending(restart):
+    with ending(restart), notifying(None if print_config else notify) as notice:
         with importing():
             from ups.config import dump_config, load_config
             from ups.config.seeds import parse_seeds
@@ -62,7 +92,7 @@ def train(
             raise ConfigError("--seed and --seeds", expected="one of them", found="both")
         wanted = parse_seeds(seeds) if seeds is not None else ()
         _check_processes(wanted)
-        given = [*(overrides or ()), *_flags(seed, allow_unknown_encoder)]
+        given = [*(overrides or ()), *_flags(seed, allow_unknown_encoder, export_anyway)]
         resolved = load_config(config, overrides=given, note=_note_once)
         if epochs is not None:
             given += [f"stages.{name}.epochs={epochs}" for name in _stages_of(stage, resolved)]
@@ -70,7 +100,10 @@ def train(
         if print_config:
             print_lines(*dump_config(resolved).splitlines())
             return
-        report = _train(stage, resolved, wanted, config=config, overrides=given, restart=restart)
+        notice.run = resolved.checkpoint.dir
+        options: dict[str, Any] = {"restart": restart, "unless_valid": unless_valid}
+        options |= {"notice": notice, "profiled_steps": profile or 0}
+        report = _train(stage, resolved, wanted, config=config, overrides=given, **options)
     if rank_of() == 0:
         _show(report, as_json=as_json)
 
@@ -88,9 +121,10 @@ def _check_processes(seeds: Sequence[int]) -> None:
         )
 
 
-def _flags(seed: int | None, allow_unknown_encoder: bool) -> list[str]:
+def _flags(seed: int | None, allow_unknown_encoder: bool, export_anyway: bool) -> list[str]:
     """What the flags say, as overrides."""
     allowed = ["training.allow_unknown_encoder=true"] if allow_unknown_encoder else []
+    allowed += exporting_anyway(export_anyway)
     return allowed if seed is None else [*allowed, f"seed={seed}"]
 
 
@@ -98,8 +132,9 @@ def _stages_of(stage: str, config: RunConfig) -> Sequence[str]:
     """The stages that --epochs is about; one that the configuration leaves out stays out."""
     if stage != ALL:
         return [stage]
-    names = ("joint" if config.trains_jointly else "autoencoder", "operator")
-    return [name for name in names if config.stage(name).epochs]
+    from ups.pipeline.nodes import training_nodes
+
+    return [node.stage for node in training_nodes(config) if node.stage]
 
 
 def _train(
@@ -110,30 +145,47 @@ def _train(
     config: Path | None,
     overrides: Sequence[str],
     restart: bool,
+    unless_valid: bool,
+    notice: Notice,
+    profiled_steps: int,
 ) -> dict[str, Any]:
     # DDP would warn that `find_unused_parameters` isn't needed whenever a batch needs all parameters.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with importing():
-        from ups.config.run import BASELINES
-        from ups.config.seeds import with_seeds
-        from ups.train.all_stages import run_all, run_all_seeds
-        from ups.train.meter import process_began
-        from ups.train.run import run_stage, unused_in_one_stage
+        from ups.config.seeds import seed_folder, with_seeds
+        from ups.config.stages import BASELINES
+        from ups.pipeline.training import run_all, run_all_seeds
+        from ups.train.launched import process_began
+        from ups.train.profile import profiling
+        from ups.train.run import run_stage, train_unless_valid
+        from ups.train.stalls import listening_to_stalls
         from ups.train.train_baselines import train_stage_of_baselines
+        from ups.train.unused import unused_in_one_stage
+        from ups.train.wandb_context import CONTEXT_FILE, forget_run, handing_on
     if unshared := not_shared_note():
         note(f"warning: {unshared}")
+    folder = resolved.checkpoint.dir
+    if restart and rank_of() == 0:
+        for each in [seed_folder(folder, seed) for seed in seeds] or [folder]:
+            forget_run(each)
     common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
-    if stage == ALL and seeds:
-        return run_all_seeds(resolved, seeds, config_path=config, overrides=overrides, **common)
-    if stage == ALL:
-        return run_all(resolved, config_path=config, overrides=overrides, **common)
-    for text in unused_in_one_stage(resolved):
-        _note_once(f"warning: {text}")
-    train_one = train_stage_of_baselines if stage in BASELINES else run_stage
-    if not seeds:
-        return train_one(stage, resolved, **common)
-    configs = with_seeds(resolved, seeds, config_path=config, overrides=overrides)
-    return {"stage": stage, "seeds": {own.seed: train_one(stage, own, **common) for own in configs}}
+    with listening_to_stalls(notice.failed), profiling(profiled_steps):
+        if stage == ALL and seeds:
+            return run_all_seeds(resolved, seeds, config_path=config, overrides=overrides, **common)
+        if stage == ALL:
+            return run_all(resolved, config_path=config, overrides=overrides, **common)
+        if unless_valid and stage not in BASELINES and not seeds:  # a node of a run
+            return train_unless_valid(stage, resolved, **common)
+        for text in unused_in_one_stage(resolved):
+            _note_once(f"warning: {text}")
+        train_one = train_stage_of_baselines if stage in BASELINES else run_stage
+        if not seeds:
+            return train_one(stage, resolved, **common)
+        reports: dict[int, Any] = {}
+        for own in with_seeds(resolved, seeds, config_path=config, overrides=overrides):
+            with handing_on(own.checkpoint.dir / CONTEXT_FILE):  # each seed is a run of its own
+                reports[own.seed] = train_one(stage, own, **common)
+        return {"stage": stage, "seeds": reports}
 
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:

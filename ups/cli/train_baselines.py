@@ -22,14 +22,23 @@ def train_baselines(
     ] = None,
     budget_samples: Annotated[int | None, typer.Option(help="training windows that each sees")] = None,
     budget_seconds: Annotated[float | None, typer.Option(help="processor time of each")] = None,
+    configured: Annotated[
+        bool,
+        typer.Option("--configured", help="FNO and U-Net of evaluation.baseline_*, as `ups run` does"),
+    ] = False,
     restart: Restart = False,
     as_json: AsJson = False,
 ) -> None:
     """Train each baseline on every task of a run, into <checkpoint.dir>/baselines."""
     with ending(restart):
         with importing():
+            from ups.config import load_config
             from ups.config.seeds import parse_seeds
-            from ups.train.train_baselines import train_baselines_of_run
+            from ups.train.train_baselines import train_baselines_of_run, train_configured_baselines
+        if configured:
+            resolved = load_config(config, overrides=overrides or (), note=note)
+            train_configured_baselines(resolved, restart=restart, note=note)
+            return
         trained = train_baselines_of_run(
             config,
             overrides=overrides or (),

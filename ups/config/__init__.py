@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ups.config.loading import dump_config, load_config
-    from ups.config.run import OptimizerConfig, RunConfig, SchedulerConfig, StageConfig, TrainingConfig
+    from ups.config.run import RunConfig
+    from ups.config.stages import OptimizerConfig, SchedulerConfig, StageConfig
+    from ups.config.training import TrainingConfig
+
+# Module of each name.
+_HOMES = {
+    "OptimizerConfig": "stages",
+    "RunConfig": "run",
+    "SchedulerConfig": "stages",
+    "StageConfig": "stages",
+    "TrainingConfig": "training",
+    "dump_config": "loading",
+    "load_config": "loading",
+}
 
 __all__ = [
     "OptimizerConfig",
@@ -23,13 +36,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     from ups.errors import needs
 
-    module = "loading" if name.endswith("_config") else "run"
     with needs("train"):
-        value = globals()[name] = getattr(import_module(f"ups.config.{module}"), name)
+        value = globals()[name] = getattr(import_module(f"ups.config.{_HOMES[name]}"), name)
     return value

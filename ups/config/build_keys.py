@@ -11,17 +11,16 @@ to import; `tests/ups/config/test_keys_of_build.py` holds them to those.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ups.config.old_keys import MEANINGLESS, NOT_YET
+from ups.config.old_keys import MEANINGLESS
 from ups_store.errors import near_word
 
 SECTIONS = frozenset(
     (
         *("encoder", "decoder", "operator", "baselines", "training", "stages", "checkpoint", "logging"),
-        *("evaluation", "laws", "ttc", "seed"),
+        *("evaluation", "pipeline", "laws", "ttc", "diffusion", "steady_prior", "seed"),
     )
 )
 # All keys of the sections that the build takes something from.
@@ -38,10 +37,18 @@ KEYS: dict[str, tuple[str, ...]] = {
             "amp",
             "amp_dtype",
         ),
-        *("matmul_precision", "compile"),
-        *("compile_mode", "patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
+        *("matmul_precision", "compile", "compile_mode", "compile_regions", "compile_cache"),
+        *("patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
+        "stall_timeout_s",
         *(
+            "parallel",
+            "async_checkpoint",
+            "shard_size",
+            "num_gpus",
+            "use_fsdp2",
             "activation_checkpointing",
+            "use_flex",
+            "cpu_offload_optimizer",
             "augment",
             "query_sampling",
             "physics_priors",
@@ -53,12 +60,15 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("stride", "horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
         *("allow_unknown_encoder", "inverse_loss_frequency", "lambda_inv_enc", "lambda_inv_dec"),
         *("inverse_loss_warmup_epochs", "inverse_loss_max_weight"),
-        *("reconstruction_loss", "rollout_loss", "pushforward", "lambda_alignment"),
+        *("reconstruction_loss", "rollout_loss", "pushforward", "lambda_alignment", "tau_distribution"),
+        *("distill_num_steps", "distill_num_pairs", "distill_num_taus", "distill_own_times"),
+        *("distill_num_intervals", "distill_target_decay", "distill_micro_batch", "distill_hidden_dim"),
+        *("distill_depths", "distill_teacher", "distill_compile_teacher", "distill_pair_dir"),
     ),
     "checkpoint": ("dir", "interval", "keep_training_state"),
 }
 # Sections and keys of earlier configurations that have no effect (docs/guides/migrate.md).
-OLD_SECTIONS = frozenset(key.partition(".")[0] for key in (*MEANINGLESS, *NOT_YET)) - {"data", "training"}
+OLD_SECTIONS = frozenset(key.partition(".")[0] for key in MEANINGLESS) - {"data", "training"}
 OLD_KEYS: dict[str, frozenset[str]] = {
     section: frozenset(
         name for key in MEANINGLESS if (name := key.removeprefix(f"{section}.")) != key and "." not in name
@@ -68,9 +78,10 @@ OLD_KEYS: dict[str, frozenset[str]] = {
 
 # Beginnings of keys that say where something is or how it is done, not what is trained or stored.
 PLACES = (
-    *("checkpoint.", "logging.", "training.log_", "training.device", "training.rank_timeout_s"),
+    *("checkpoint.", "logging.", "pipeline.", "training.log_", "training.device", "training.rank_timeout_s"),
+    "training.stall_timeout_s",
     *("training.num_workers", "training.pin_memory", "training.prefetch_factor", "training.preload"),
-    *("training.use_parallel_encoding", "training.latent_cache_dir"),
+    *("training.use_parallel_encoding", "training.latent_cache_dir", "training.compile_cache"),
 )
 
 LISTS_KEYS = "`ups train --config demo --print-config`"
@@ -91,15 +102,10 @@ def without_effect(values: dict[str, Any]) -> Iterator[str]:
     for section, known in KEYS.items():
         passed = {*known, *OLD_KEYS.get(section, ())}
         for name in map(str, _section(values, section)):
-            if name not in passed and not _is_later(f"{section}.{name}"):
+            if name not in passed:
                 near = near_word(name, known)
                 hint = f"did you mean {section}.{near}?" if near else f"{LISTS_KEYS} shows the known keys"
                 yield f"{section}.{name} is no key and has no effect; {hint}"
-
-
-def _is_later(key: str) -> bool:
-    """Whether its feature isn't there yet; a training says so where it is switched on."""
-    return any(fnmatch(key, pattern) for pattern in NOT_YET)
 
 
 def to_build(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Reading a run's configuration and writing it back; what is wrong with one, said about its keys.
+"""Reading a run's configuration and writing it back; all that is wrong with one, said about its keys.
 
 What pydantic finds wrong is said about the configuration's keys. A key of earlier configurations that means
-nothing any more is dropped with a warning. A key whose feature isn't there yet may stand in a file as long as
-it is switched off; switched on it is an error, so that you don't believe to use what isn't used.
+nothing any more is dropped with a warning.
 """
 
 from __future__ import annotations
@@ -10,16 +9,20 @@ from __future__ import annotations
 import fnmatch
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ups.config.build_keys import LISTS_KEYS
-from ups.config.old_keys import MEANINGLESS, NOT_YET, SET_BY_STAGE
-from ups.config.run import RunConfig, StageConfig, TrainingConfig
+from ups.config.checks import misfits
+from ups.config.old_keys import MEANINGLESS
+from ups.config.run import RunConfig
+from ups.config.stages import BASELINES, StageConfig
+from ups.config.training import TrainingConfig
 from ups.errors import ConfigError, ConfigWarning, needs
 from ups.output import Note
-from ups_store.build import config_error, read_config
+from ups_store.build import config_errors, read_config
 from ups_store.errors import ConfigError as StoreConfigError
 from ups_store.old_names import with_present_names as with_present_names
 from ups_store.printable import printable
@@ -33,6 +36,25 @@ _OF_STAGES: dict[str, tuple[str, ...]] = {
     key: (key,) for key in TrainingConfig.model_fields if key in StageConfig.model_fields
 }
 _OF_STAGES["lr"] = ("optimizer", "lr")
+_OF_STAGES["cpu_offload_optimizer"] = ("optimizer", "cpu_offload")
+# What stands for a key that is needed and wrong, so that the others can be looked at.
+_NEEDED: dict[tuple[str, ...], Any] = {("data", "tasks"): ["burgers1d"], ("data", "root"): "data"}
+_MOST_ROUNDS = 8  # of leaving out what is wrong
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a configuration says, and everything that is wrong with it.
+
+    Attributes:
+        config: With defaults instead of what is wrong; None where too much is.
+        problems: What is wrong, each by itself; empty for a configuration that a run takes.
+        left_out: Dotted keys that have their defaults because what was said is wrong.
+    """
+
+    config: RunConfig | None
+    problems: tuple[ConfigError, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def load_config(
@@ -72,21 +94,76 @@ def load_config(
 def _load(
     source: str | os.PathLike[str] | Mapping[str, Any] | None, overrides: Sequence[str], name: str | None
 ) -> RunConfig:
+    loaded = load_leniently(source, overrides=overrides, name=name)
+    if loaded.problems:
+        raise ConfigError.joined(loaded.problems)
+    assert loaded.config is not None
+    return loaded.config
+
+
+def load_leniently(
+    source: str | os.PathLike[str] | Mapping[str, Any] | None,
+    *,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+) -> Loaded:
+    """Read a configuration with everything that is wrong with it, instead of raising; as `load_config` else.
+
+    What is wrong is left out, and the rest looked at again: so problems of sections and of the whole are
+    found together with those of single keys. A problem that names a key that was left out isn't repeated.
+    """
     path = None if source is None or isinstance(source, Mapping) else Path(source)
-    where = name or path
     try:
         given = source if isinstance(source, Mapping) else path
-        values = read_config(given, overrides=overrides, adjust=_without_overridden)
+        read = read_config(given, overrides=overrides, adjust=_without_overridden)
     except StoreConfigError as error:
-        raise as_own(error) from error
-    try:
-        declared = tuple(map(str, values.get("tasks") or ()))
-        return RunConfig.model_validate(take_out_old_names(values), context={"tasks": declared})
-    except ValidationError as error:
-        outside = [override.partition("=")[0] for override in overrides]
-        raise as_own(
-            config_error(error, model=RunConfig, path=where, outside=outside, see=LISTS_KEYS)
-        ) from error
+        return Loaded(None, (as_own(error),))
+    outside = [override.partition("=")[0] for override in overrides]
+    values, problems = take_out_old_names(read), list[ConfigError]()
+    left_out: list[str] = []
+    for _ in range(_MOST_ROUNDS):
+        try:
+            declared = tuple(map(str, _section(values, "tasks")))
+            config = RunConfig.model_validate(values, context={"tasks": declared})
+        except ValidationError as error:
+            options: dict[str, Any] = {"path": name or path, "outside": outside, "see": LISTS_KEYS}
+            found = config_errors(error, model=RunConfig, **options)
+            problems += _not_about(left_out, map(as_own, found))
+            values, keys = _without_wrong(values, error)
+            left_out += keys
+        else:
+            where = name or path
+            for problem in _not_about(left_out, misfits(config)):
+                problem.path = None if where is None else str(where)
+                problems.append(problem)
+            return Loaded(config, tuple(problems), tuple(left_out))
+    return Loaded(None, tuple(problems), tuple(left_out))
+
+
+def _not_about(left_out: Sequence[str], problems: Iterable[ConfigError]) -> list[ConfigError]:
+    """Problems of what was said, and not of what stands for it."""
+    said = ((problem, f"{problem.problem} {problem.expected}") for problem in problems)
+    return [problem for problem, sentence in said if not any(key in sentence for key in left_out)]
+
+
+def _without_wrong(values: dict[str, Any], error: ValidationError) -> tuple[dict[str, Any], list[str]]:
+    """The values without those that pydantic found wrong, and their keys."""
+    keys = dict[str, None]()
+    for one in error.errors():
+        names, inner = [], values
+        for part in one["loc"]:  # lists, and what pydantic adds to a key, aren't gone into
+            if not isinstance(inner, dict) or part not in inner:
+                break
+            names.append(str(part))
+            inner = inner[part]
+        if one["type"] != "missing" and names:
+            values = _without(values, ".".join(names))
+            keys[".".join(names)] = None
+    for (section, name), value in _NEEDED.items():
+        if name not in _section(values, section):
+            values = {**values, section: {**_section(values, section), name: value}}
+            keys[f"{section}.{name}"] = None
+    return values, list(keys)
 
 
 def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> dict[Any, Any]:
@@ -113,8 +190,14 @@ def _section(values: Any, *names: Any) -> dict[Any, Any]:
 
 
 def dump_config(config: RunConfig) -> str:
-    """Write a configuration as YAML that `load_config` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    """Write a configuration as YAML that `load_config` reads back to an equal one.
+
+    Stages of baselines hold what was said of them alone: the rest is the operator's.
+    """
+    values = config.model_dump(mode="json")
+    for name in values["stages"].keys() & {*BASELINES}:
+        values["stages"][name] = config.stages[name].model_dump(mode="json", exclude_unset=True)
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def as_own(error: StoreConfigError) -> ConfigError:
@@ -124,50 +207,31 @@ def as_own(error: StoreConfigError) -> ConfigError:
 
 
 def take_out_old_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration without keys that mean nothing; warn about each.
+    """Return the configuration without keys that mean nothing, and warn about each.
 
     Args:
         values: Configuration as nested dictionaries; unchanged.
-
-    Raises:
-        ConfigError: Kind "not_yet", for a feature that is switched on but isn't there yet.
     """
     kept = values
-    for key, value in list(_walk(values)):
+    for key in list(_walk(values)):
         reason = _find(MEANINGLESS, key)
         if reason is not None:
             warnings.warn(f"{key} has no effect: {reason}", ConfigWarning, stacklevel=2)
             kept = _without(kept, key)
-        elif (later := _find(NOT_YET, key)) is not None:
-            kept = _take_out_later(kept, key, value, *later)
     return kept
-
-
-def _take_out_later(
-    values: dict[str, Any], key: str, value: Any, feature: str, off: tuple[Any, ...]
-) -> dict[str, Any]:
-    if any(fnmatch.fnmatch(key, pattern) for pattern in SET_BY_STAGE):
-        return _without(values, key)
-    if isinstance(value, dict):
-        if value.get("enabled") not in off:
-            return values  # its own key `enabled` is refused
-        return _without(values, key)
-    if value not in off:
-        raise ConfigError(f"{key} = {value}: {feature} isn't there yet", kind="not_yet", hint="switch it off")
-    return _without(values, key)
 
 
 def _find(table: dict[str, Any], key: str) -> Any:
     return next((value for pattern, value in table.items() if fnmatch.fnmatch(key, pattern)), None)
 
 
-def _walk(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with their values, inner keys before the outer ones that hold them."""
+def _walk(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys, inner keys before the outer ones that hold them."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
             yield from _walk(value, f"{key}.")
-        yield key, value
+        yield key
 
 
 def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
@@ -177,3 +241,22 @@ def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
     if not rest:
         return {other: value for other, value in values.items() if other != name}
     return {**values, name: _without(values[name], rest)}
+
+
+def write_standalone(source: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> str:
+    """What a file, those that it includes, and overrides say, as the YAML of one file, without defaults.
+
+    Args:
+        source: YAML file or the name of a shipped one.
+        overrides: `key=value` with dotted keys, as `load_config` takes them.
+
+    Raises:
+        ConfigError: If it can't be read; keys aren't checked.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConfigWarning)  # `load_config` gives them
+            values = read_config(Path(source), overrides=overrides, adjust=_without_overridden)
+    except StoreConfigError as error:
+        raise as_own(error) from error
+    return yaml.safe_dump(values, sort_keys=False)

@@ -1,4 +1,4 @@
-"""Keys of earlier configurations that mean nothing any more, and those whose feature isn't there yet.
+"""Keys of earlier configurations that mean nothing any more.
 
 A training and a build read the same files and both pass over these keys; a build shall not wait for an import
 of the models, so none is needed here.
@@ -6,12 +6,9 @@ of the models, so none is needed here.
 
 from __future__ import annotations
 
-from typing import Any
-
 # Patterns of dotted keys, and why the key means nothing.
 MEANINGLESS = {
     "training.dt": "the physical step is the difference of the stored times",
-    "training.num_gpus": "`torchrun --nproc-per-node N` starts a process a GPU",
     "training.persistent_workers": "readers live as long as the build does",
     "training.cache_dir": "training.latent_cache_dir says where latents are",
     "training.checkpoint_interval": "checkpoint.interval says it, in optimiser steps",
@@ -32,17 +29,9 @@ MEANINGLESS = {
     "ttc.sampler": "ttc.noise_std says it",
     "ttc.reward": "candidates are scored by the laws of their task",
     "ttc.decoder": "the operator's file holds its decoder",
+    "stages.consistency_distill.tau_schedule": "training.distill_num_taus says it, for all epochs",
+    "stages.consistency_distill.target_loss": "gates decide on a student, and no single loss",
+    "stages.consistency_distill.distill_*": "training.distill_num_taus and distill_micro_batch say it",
     "benchmark": "cuDNN chooses its algorithms itself",
     "deterministic": "runs on a CPU always repeat to the bit",
 }
-
-# Patterns of dotted keys whose feature isn't there yet, its name, and the values that leave it off.
-NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "training.use_fsdp2": ("sharded training (FSDP2)", (None, False)),
-    "training.cpu_offload_optimizer": ("optimiser states on the CPU", (None, False)),
-    "training.distill_*": ("distillation", ()),
-    "training.tau_distribution": ("distillation", ()),
-    "diffusion": ("the diffusion corrector", ()),
-}
-# Settings of features that have no switch of their own: their stage is the switch, and it isn't there yet.
-SET_BY_STAGE = ("training.distill_*", "training.tau_distribution", "diffusion")

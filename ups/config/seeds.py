@@ -7,16 +7,23 @@ them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ups.config.loading import load_config
 from ups.config.run import RunConfig
+from ups.config.stage_keys import flat_keys
 from ups.errors import ConfigError
 from ups.output import discard
 from ups.trained.specs import OPERATOR_FILE
 
 _PREFIX = "seed-"
+# What `seed_overrides` changes, and a run's own folders.
+_OF_A_SEED = (
+    *("seed", "checkpoint.dir", "training.latent_cache_dir", "training.log_path", "logging.wandb.run_name"),
+    *("pipeline.dir", "pipeline.report_dir"),
+)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -62,6 +69,15 @@ def seed_overrides(config: RunConfig, seed: int) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
 
 
+def without_seed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a configuration by dotted key, but the seed and where its own files go.
+
+    Args:
+        values: Of `RunConfig.model_dump`.
+    """
+    return {key: value for key, value in flat_keys(values).items() if key not in _OF_A_SEED}
+
+
 def with_seeds(
     config: RunConfig, seeds: Sequence[int], *, config_path: Path | None, overrides: Sequence[str]
 ) -> list[RunConfig]:
@@ -83,7 +99,8 @@ def family_of(config: RunConfig) -> str:
     """What decides a training but for its seed: equal for runs that differ in nothing else, as JSON text."""
     values = config.model_dump(mode="json")
     training = _without(values["training"], ("device", "latent_cache_dir", "log_path", "log_every"))
-    others = _without(values, ("seed", "checkpoint", "evaluation", "logging", "training", "reading", "cache"))
+    of_no_training = ("seed", "checkpoint", "evaluation", "pipeline", "logging", "reading", "cache")
+    others = _without(values, (*of_no_training, "training"))
     return json.dumps({**others, "training": training}, sort_keys=True)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,9 @@ _ODD_REFLECTION = frozenset({"burgers1d"})
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for some rows of a batch, the same whichever ranks share it: drawn for all, then cut.
+    """Random numbers for some rows of a batch, the same whichever ranks share it.
+
+    Single numbers are drawn for all rows, then cut; arrays of them by each row for itself.
 
     Attributes:
         generator: Source of randomness, on the CPU; a function of the batch's number.
@@ -37,21 +40,30 @@ class Draws:
 
     def integers(self, limit: int) -> Tensor:
         """From 0 to `limit` - 1, int64, shape (B,)."""
-        return self._mine(torch.randint(limit, (self.num_rows,), generator=self.generator))
+        return self.of_rows(torch.randint(limit, (self.num_rows,), generator=self.generator))
 
     def uniform(self) -> Tensor:
         """From 0 to 1, float32, shape (B,)."""
-        return self._mine(torch.rand(self.num_rows, generator=self.generator))
+        return self.of_rows(torch.rand(self.num_rows, generator=self.generator))
 
     def normal(self, shape: torch.Size) -> Tensor:
-        """Of mean 0 and deviation 1, float32, shape (B, *shape)."""
-        return self._mine(torch.randn((self.num_rows, *shape), generator=self.generator))
+        """Of mean 0 and deviation 1, float32, shape (B, *shape); no other rows are made.
+
+        A counter-based generator (Salmon et al. 2011) has a stream of its own for each place in the batch.
+        """
+        key = int(torch.randint(2**63 - 1, (), generator=self.generator))
+        rows = np.empty((self.num, *shape), np.float32)
+        for number in range(self.num):
+            philox = np.random.Philox(key=key, counter=[0, 0, 0, self.first + number])
+            rows[number] = np.random.Generator(philox).standard_normal(shape, np.float32)
+        return torch.from_numpy(rows)
 
     def order(self, num: int) -> Tensor:
         """The numbers from 0 to `num` - 1 at random, the same for all rows, int64, shape (num,)."""
         return torch.randperm(num, generator=self.generator)
 
-    def _mine(self, values: Tensor) -> Tensor:
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Those of these rows among values that were drawn for the whole batch, shape (num_rows, ...)."""
         return values[self.first : self.first + self.num]
 
 

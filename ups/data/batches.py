@@ -26,6 +26,7 @@ __all__ = [
     "batch_size_of",
     "endless",
     "random_order",
+    "rows_of_rank",
     "seed_of",
 ]
 
@@ -60,6 +61,27 @@ class TaskBatch:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
+
+    def split(self, num: int) -> list[Self]:
+        """Parts of neighbouring rows, whose shares add up to that of all of them.
+
+        Where there are fewer rows than parts, the last row is repeated, with a share of 0: so every rank has
+        as many parts as the others.
+        """
+        rows = {len(value) for value in vars(self).values() if isinstance(value, Tensor)}
+        (total,) = rows
+        size = -(-total // num)
+        ends = [(min(part * size, total), min((part + 1) * size, total)) for part in range(num)]
+        return [self._rows(first, last, (last - first) / total) for first, last in ends]
+
+    def repeated(self, num: int) -> Self:
+        """Each row so many times, one after the other."""
+        return self if num == 1 else map_tensors(self, lambda tensor: tensor.repeat_interleave(num, dim=0))
+
+    def _rows(self, first: int, last: int, share: float) -> Self:
+        first = min(first, last - 1)  # of an empty part
+        part = map_tensors(self, lambda tensor: tensor[first:last])
+        return dataclasses.replace(part, share=self.share * share)
 
     def of_step(self, step: Step, *, seed: int) -> Self:
         """With what is drawn for a step; rows that only fill up a batch are left out.
@@ -133,6 +155,11 @@ def batch_size_of(settings: StageConfig) -> int:
         return settings.global_batch_size
     assert settings.batch_size is not None  # one of both is taken from `training`
     return settings.batch_size * ranks_of_torch()[1]
+
+
+def rows_of_rank(settings: StageConfig) -> int:
+    """Rows of a batch that a rank has, at most."""
+    return -(-batch_size_of(settings) // ranks_of_torch()[1])
 
 
 def random_order(

@@ -201,7 +201,7 @@ def spread_batches(
         batch_size: Frames of a batch, at most.
         max_frames: Of each array of each task, over all ranks.
         parameters: Names of the parameters, in the order that batches give them.
-        ranks: Who looks at them together: this rank's `share`, in as many batches as on any other.
+        ranks: Processes that look at them together: this rank's `share`, in as many batches as on any other.
     """
     for stream in _streams(fields):
         items = ranks.share(spread_frames(stream.fields, stream.array, max_frames))

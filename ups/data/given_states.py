@@ -60,6 +60,11 @@ class GivenStates:
             digest.update(name.encode() + np.ascontiguousarray(self.parameters[name]).tobytes())
         return digest.hexdigest()
 
+    def known_at(self, mask: npt.NDArray[np.bool_]) -> GivenStates:
+        """The same states, 0 where a mask (N, X...) is false: what isn't known there may be no number."""
+        known = mask.reshape(*mask.shape, *(1,) * (self.values.ndim - mask.ndim))
+        return replace(self, values=np.where(known, self.values, np.float32(0)))
+
     def with_parameters(self, given: Mapping[str, float]) -> GivenStates:
         """The same states with some parameters set to a number, for all samples."""
         columns = {name: np.full(len(self.values), value, np.float64) for name, value in given.items()}

@@ -10,15 +10,9 @@ import numpy.typing as npt
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import (
-    Array,
-    Fields,
-    FieldsInfo,
-    part_of_split,
-    stored_parameters,
-    stored_split,
-    stored_times,
-)
+from ups.data.fields import Array, Fields, FieldsInfo, stored_parameters, stored_times
+from ups.data.origins import identity_of_store
+from ups.data.splits import part_of_split, stored_split
 from ups.data.stores import Store, latent_folder, place_of, store_path
 from ups.data.trajectories import Trajectories, times_of
 from ups.data.windows import TaskWindows
@@ -49,7 +43,7 @@ class LatentFields:
             parameters=windows.parameters,
             steady=windows.is_steady,
         )
-        self.origin, self.identity = str(store.path), f"store {store.config_hash}"
+        self.origin, self.identity = str(store.path), identity_of_store(store)
         self.num_steps = windows.num_steps
 
     def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
@@ -94,8 +88,20 @@ def open_latent_fields(config: RunConfig, task: str, split: str) -> Fields:
 
 
 def open_latent_trajectories(
-    config: RunConfig, task: str, split: str, *, stride: int, horizon: int | None
+    config: RunConfig,
+    task: str,
+    split: str,
+    *,
+    stride: int,
+    horizon: int | None,
+    max_trajectories: int | None = None,
 ) -> Trajectories:
     """Open trajectories of latents; see `ups.data.trajectories.open_trajectories`."""
     fields = open_latent_fields(config, task, split)
-    return Trajectories(fields, stored_t=times_of(fields), stride=stride, horizon=horizon)
+    return Trajectories(
+        fields,
+        stored_t=times_of(fields),
+        stride=stride,
+        horizon=horizon,
+        max_trajectories=max_trajectories,
+    )

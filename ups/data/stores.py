@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ups_store
 from ups.config import RunConfig
+from ups.config.build_keys import to_build
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 from ups.trained.encoder import LatentEncoder
-from ups_store.build import BuildRank, DataConfig
+from ups_store.build import BuildConfig, BuildRank, CacheConfig, DataConfig, LatentConfig, ReadingConfig
 from ups_store.errors import CorruptChunkError, FormatError, StoreError, StoreNotFoundError
 
 __all__ = ["UNREADABLE", "Store", "StoreError"]  # the others go without saying
@@ -25,9 +27,46 @@ _SUFFIX = ".zarr.zip"
 _PRECISION = ("compute_dtype",)
 
 
+def open_as(path: Path, identity: Mapping[str, Any]) -> ups_store.Store | None:
+    """A store that is there already, if it is the one that is wanted; None if it has to be built.
+
+    Args:
+        path: Where it would be.
+        identity: What was passed to `ups_store.create`.
+    """
+    try:
+        store = ups_store.open(path)
+    except UNREADABLE:
+        return None
+    if isinstance(store, ups_store.Store) and not ups_store.differences(store.identity, identity):
+        return store
+    store.close()
+    return None
+
+
 def latent_folder(config: RunConfig) -> Path:
     """Where the latent stores lie: `training.latent_cache_dir`, or `cache.dir` where that isn't said."""
     return config.training.latent_cache_dir or config.cache.dir
+
+
+def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> BuildConfig:
+    """The configuration of `ups-store build` that makes the stores of a run.
+
+    Args:
+        config: Configuration of the run.
+        autoencoder_path: The encoder's checkpoint.
+        device: Where to encode.
+    Raises:
+        ConfigError: If the run's stores hold fields.
+    """
+    if config.latent.encoder == "none":
+        hint = "leave latent.encoder out"
+        raise ConfigError("latent.encoder", expected="an encoder", found="none: stores of fields", hint=hint)
+    sections = {"training", "checkpoint", "cache", "reading", "latent"}
+    said = to_build({"latent": {}} | config.model_dump(include=sections, exclude_unset=True))
+    latent = LatentConfig(**{**said["latent"], "checkpoint": autoencoder_path, "device": device})
+    cache, reading = CacheConfig(**said["cache"]), ReadingConfig(**said.get("reading", {}))
+    return config.build.model_copy(update={"cache": cache, "latent": latent, "reading": reading})
 
 
 def open_latents(
@@ -180,10 +219,16 @@ def differing_selection(store: Store, data: DataConfig) -> dict[str, tuple[Any, 
     return {key: (content.get(key), value) for key, value in wanted.items() if content.get(key) != value}
 
 
-def own_manifest(path: Path) -> Path:
-    """Where a build that is given a manifest's path writes it: each of several machines has its own.
+def are_reused(manifest: Path) -> bool:
+    """Whether a build has found all stores valid.
+
+    Args:
+        manifest: The path that it was given; of several machines each has its own.
 
     Raises:
         ups_store.ConfigError: If the variables of `torchrun` contradict each other.
+        OSError: If there is none.
     """
-    return BuildRank.from_environment().own_file(path)
+    own = BuildRank.from_environment().own_file(manifest)
+    stores = json.loads(own.read_text(encoding="utf-8"))["stores"]
+    return all(store["reused"] for store in stores)

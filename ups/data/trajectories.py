@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.fields import STEP_TOLERANCE, Fields, FieldsInfo, open_fields
+from ups.data.fields import STEP_TOLERANCE, Fields, FieldsInfo
+from ups.data.splits import open_fields
 from ups.errors import ConfigError
 from ups.grid import FIELDS
 from ups_store.build import BuildConfig
@@ -51,6 +52,7 @@ class Trajectories:
         stored_t: Time of every stored time step; None where the source has none, then steps are counted.
         stride: Stored time steps from one frame to the next.
         horizon: Frames to be predicted; by default as many as every trajectory has.
+        max_trajectories: At most so many of them, spread evenly over the split.
 
     Attributes:
         info: What the fields are.
@@ -72,8 +74,10 @@ class Trajectories:
         stored_t: npt.NDArray[np.float64] | None,
         stride: int = 1,
         horizon: int | None = None,
+        max_trajectories: int | None = None,
     ) -> None:
         self.info, self.origin, self.fields, self._stride = fields.info, fields.origin, fields, stride
+        self._samples = _spread(len(fields.num_steps), max_trajectories)
         self.given_array = given_array(fields.info)
         longest = 1 if self.info.steady else (int(fields.num_steps.min()) - 1) // stride
         self.horizon = _checked_horizon(horizon, longest, fields, stride)
@@ -82,7 +86,7 @@ class Trajectories:
         self.dt = None if self.info.steady else float(self.t[-1] / self.horizon)
 
     def __len__(self) -> int:
-        return len(self.fields.num_steps)
+        return len(self._samples)
 
     def batches(self, batch_size: int | None = None) -> Iterator[TrajectoryBatch]:
         """All trajectories in order; by default as many at a time as take about 64 MiB."""
@@ -90,8 +94,9 @@ class Trajectories:
         for first in range(0, len(self), size):
             yield self.read(np.arange(first, min(first + size, len(self))))
 
-    def read(self, samples: npt.NDArray[np.int64]) -> TrajectoryBatch:
-        """Trajectories of these numbers, shape (B,)."""
+    def read(self, numbers: npt.NDArray[np.int64]) -> TrajectoryBatch:
+        """Trajectories of these numbers, from 0 on, shape (B,)."""
+        samples = self._samples[numbers]
         first = int(not self.info.steady)
         frames = [
             self.fields.read(FIELDS, samples, np.full(len(samples), step * self._stride))
@@ -119,23 +124,31 @@ def open_trajectories(
     source: Any = "auto",
     stride: int = 1,
     horizon: int | None = None,
+    max_trajectories: int | None = None,
 ) -> Trajectories:
     """Open the trajectories of a task and split.
 
     Args:
         config: Which samples of which files, and where field stores lie.
         task: Name of the task.
-        split: "train", "val", "dev" or "test"; "val" and "dev" as in `ups.data.fields.part_of_split`.
+        split: "train", "val", "dev" or "test"; "val" and "dev" as in `ups.data.splits.part_of_split`.
         source: As in `open_fields`.
         stride: Stored time steps from one frame to the next.
         horizon: Frames to be predicted.
+        max_trajectories: As `Trajectories`.
 
     Raises:
         ConfigError: As `open_fields` and `Trajectories`.
         ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
     fields = open_fields(config, task, split, source=source)
-    return Trajectories(fields, stored_t=times_of(fields), stride=stride, horizon=horizon)
+    return Trajectories(
+        fields,
+        stored_t=times_of(fields),
+        stride=stride,
+        horizon=horizon,
+        max_trajectories=max_trajectories,
+    )
 
 
 def times_of(fields: Fields) -> npt.NDArray[np.float64] | None:
@@ -180,6 +193,13 @@ def given_array(info: FieldsInfo) -> str:
             found=", ".join(constant) or "none",
         )
     return constant[0]
+
+
+def _spread(num: int, most: int | None) -> npt.NDArray[np.int64]:
+    """Numbers of the trajectories that are taken: all, or as many as are wanted, the first and last too."""
+    if most is None or most >= num:
+        return np.arange(num)
+    return np.linspace(0, num - 1, most).round().astype(np.int64)
 
 
 def _checked_horizon(horizon: int | None, longest: int, fields: Fields, stride: int) -> int:

@@ -20,7 +20,7 @@ import ups_store
 from ups.conditions import NUM_STEPS, conditions_among
 from ups.data.augment import augment_trajectories, shift_periodic
 from ups.data.batches import TaskBatch, TrainingData, random_order
-from ups.data.fields import CONSTANT_FIELDS, STEP_TOLERANCE, TIMES, stored_parameters
+from ups.data.fields import CONSTANT_FIELDS, STEP_TOLERANCE, TIMES, stored_parameters, too_short
 from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
@@ -211,14 +211,8 @@ class TaskWindows:
     def _make_index(self) -> WindowIndex:
         index = WindowIndex(Window(horizon=self.horizon, stride=self._stride), self.num_steps)
         if not len(index) and not self.is_steady:
-            raise ConfigError(
-                f"training.horizon = {self.horizon} with training.stride = {self._stride}",
-                kind="horizon",
-                path=self.store.path,
-                expected=f"trajectories of at least {index.window.span + 1} time steps",
-                found=f"at most {int(self.num_steps.max(initial=0))}",
-                hint="take a shorter horizon or a smaller stride",
-            )
+            longest = int(self.num_steps.max(initial=0))
+            raise too_short(self.horizon, self._stride, path=self.store.path, longest=longest)
         return index
 
     def _make_times(self, *, is_complete: bool) -> npt.NDArray[np.float64] | None:

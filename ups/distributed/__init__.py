@@ -1,4 +1,4 @@
-"""Processes that train one model together: who they are, and parameters that are sharded over them."""
+"""Processes that train one model together: which rank each has, and parameters that are sharded over them."""
 
 from ups.errors import check_installed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,21 @@ class Ranks:
         rank: Number of this process, from 0.
         world_size: Number of processes.
         local_rank: Number of this process on its machine.
+        local_world_size: Number of processes on its machine.
+        group: Through which they send; by default the one of all.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_world_size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    def apart(self) -> Ranks:
+        """The same ranks with a group of their own, for another thread than the one that trains."""
+        if self.world_size == 1:
+            return self
+        return replace(self, group=dist.new_group(backend="gloo"))
 
     @property
     def is_first(self) -> bool:
@@ -65,9 +75,9 @@ class Ranks:
             return value
         raw = json.dumps(value).encode() if self.is_first else b""
         nbytes = torch.tensor(len(raw))
-        dist.broadcast(nbytes, src=0)
+        dist.broadcast(nbytes, src=0, group=self.group)
         text = torch.frombuffer(bytearray(raw or int(nbytes)), dtype=torch.uint8)
-        dist.broadcast(text, src=0)
+        dist.broadcast(text, src=0, group=self.group)
         return json.loads(text.numpy().tobytes())
 
     def first_does(self, work: Callable[[], Any]) -> Any:
@@ -90,7 +100,7 @@ class Ranks:
         if self.world_size == 1:
             return values.cpu().unsqueeze(0)
         parts = [torch.empty_like(values, device="cpu") for _ in range(self.world_size)]
-        dist.all_gather(parts, values.cpu())
+        dist.all_gather(parts, values.cpu(), group=self.group)
         return torch.stack(parts)
 
     def share(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -124,7 +134,7 @@ class Ranks:
     def _reduced(self, values: Tensor, kind: dist.ReduceOp.RedOpType) -> Tensor:
         values = values.cpu()
         if self.world_size > 1:
-            dist.all_reduce(values, kind)
+            dist.all_reduce(values, kind, group=self.group)
         return values
 
 

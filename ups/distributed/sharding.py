@@ -15,12 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ups.device import compiled_or_eager, with_own_code
+from ups.distributed.ranks import Ranks
+from ups.output import Note, each_once
 
 # What has no forward pass of its own.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -47,12 +51,35 @@ def shard_part(part: ShardedPart, mesh: DeviceMesh, **options: Any) -> None:
         mesh: Over which ranks.
         **options: As `fully_shard` has them.
     """
+    # The rest would stay whole after a pass without gradients, and then miss a change of the weights.
+    options = {"reshard_after_forward": True, **options}
     for block in blocks_of(part.module):
         fully_shard(block, mesh=mesh, **options)
     fully_shard(part.module, mesh=mesh, **options)
     for method in part.methods:
         if method != "forward":
             register_fsdp_forward_method(part.module, method)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether parts of a model are."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def compile_blocks(part: ShardedPart, *, note: Note, **options: Any) -> None:
+    """Compile the forward pass of each block of a part in place, before it is sharded.
+
+    Weights are gathered and given back around it, uncompiled.
+
+    Args:
+        part: Which module.
+        note: Called once if the compiler fails; then it is called as it is.
+        **options: As `torch.compile` has them.
+    """
+    once = each_once(note)
+    for block in blocks_of(part.module):
+        compiled = compiled_or_eager(with_own_code(block.forward), note=once, **options)
+        setattr(block, "forward", compiled)  # noqa: B010  # mypy: a method
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -104,28 +131,61 @@ def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def save_shards(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors of any form, each rank its own shards, as safetensors files; a collective.
+@dataclass(frozen=True)
+class Shard:
+    """A part of a tensor.
+
+    Attributes:
+        values: Of the part.
+        offsets: Where it begins along each axis.
+    """
+
+    values: Tensor
+    offsets: tuple[int, ...]
+
+
+def own_shards(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Shard]:
+    """What this rank has of tensors of any form, so that all ranks together have each number once.
+
+    What several ranks have, they take in turns.
 
     Args:
-        folder: New or empty, where all ranks see it.
-        tensors: By name, on every rank the same names.
+        tensors: By name, on every rank the same names in the same order.
+        ranks: All of them.
+
+    Returns:
+        Views, by name; without those that other ranks take.
     """
-    writer = HuggingFaceStorageWriter(os.fspath(folder), save_distributed=True)
-    packed = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}  # as safetensors wants
-    with _without_group():
-        state_dict_saver.save(packed, storage_writer=writer)
+    own = {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        if not isinstance(tensor, DTensor):
+            if number % ranks.world_size == ranks.rank:
+                own[name] = Shard(tensor.detach(), (0,) * tensor.ndim)
+        elif (local := tensor.to_local().detach()).numel() and _is_in_turn(tensor, number):
+            (chunk,) = tensor.__create_chunk_list__()
+            own[name] = Shard(local, tuple(chunk.offsets))
+    return own
+
+
+def _is_in_turn(tensor: DTensor, number: int) -> bool:
+    """Whether this rank's shard, of those that are equal, is the one that counts."""
+    mesh = tensor.device_mesh
+    return all(
+        mesh.get_local_rank(axis) == number % mesh.size(axis)
+        for axis, placement in enumerate(tensor.placements)
+        if placement.is_replicate()
+    )
 
 
 def load_shards(
     folder: str | os.PathLike[str], form_of: Callable[[str], Tensor | None] = lambda name: None
 ) -> dict[str, Tensor]:
-    """Read what `save_shards` wrote, on any number of ranks, in whole form or sharded over others.
+    """Read the safetensors files of a folder, which hold shards, in whole form or sharded over other ranks.
 
     No collective: every rank reads what it needs, also a process without a group.
 
     Args:
-        folder: Of `save_shards`.
+        folder: Of files that say where their shards begin (`save_checkpoint` with `offsets`).
         form_of: Given a name, a tensor in whose form it is wanted; where there is none of its shape, it is
             read whole.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ups.config import RunConfig
-from ups.config.run import BASELINES
+from ups.config.stages import BASELINES
 from ups.errors import ConfigError, MissingExtraError
 from ups.eval.baseline_model import Baseline, load_baseline
 from ups.output import Note

@@ -1,142 +1,39 @@
 """`Baseline`: a trained network with what it needs to predict, and the file that holds it.
 
-Beside our FNO and U-Net it may be the FNO of the package neuraloperator, to check ours against: its layers,
-ratios of widths and initialisation are the package's defaults (Kossaifi et al. 2024, arXiv:2412.10354),
-inputs, outputs and training are those of `ups.eval.baselines.FourierNeuralOperator`. Letters: B trajectories,
-K steps, X and G the axes of the grid, C channels, P parameters, W width.
+Letters: B trajectories, K steps, X the axes of the grid, C channels, P parameters.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.config.run import BaselinesConfig, FnoConfig, UnetConfig, shown_amount
-from ups.data.fields import FieldsInfo
-from ups.data.statistics import measure_statistics
-from ups.data.trajectories import Trajectories, given_array
+from ups.config.stages import shown_amount
 from ups.data.windows import parameter_table
-from ups.errors import ConfigError, MissingExtraError, check_installed
+from ups.errors import ConfigError, MissingExtraError
+from ups.eval.baseline_spec import LABELS, BaselineSpec, Kind
 from ups.eval.baselines import (
-    GROUPS,
     FieldNetwork,
     FourierNeuralOperator,
     UNet,
     beside_fields,
     coordinates_of,
-    cut_to,
-    padded,
-    zeroed,
 )
 from ups.eval.forecasters import Start, shown_size
+from ups.eval.neuraloperator import NeuraloperatorFNO
 from ups.eval.training_logs import StageLog, read_stage_log
-from ups.grid import FIELDS, GridSpec
-from ups.nn.activation_checkpointing import recomputed
+from ups.grid import FIELDS
 from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
 from ups.trained.specs import incomplete_spec
 
 BASELINE = "baseline"  # kind of checkpoint
-Kind = Literal["fno", "unet", "fno_neuraloperator"]
-LABELS: Mapping[Kind, str] = {"fno": "FNO", "unet": "U-Net", "fno_neuraloperator": "FNO of neuraloperator"}
-DEFAULT_KINDS: tuple[Kind, ...] = ("fno", "unet")  # those that need no other package
 _DT_TOLERANCE = 1e-3
-_MODES = {1: 16, 2: 12}  # of both FNOs, along each axis
-_LEVELS = 4  # of the U-Net
-
-
-class NeuraloperatorFNO(FieldNetwork):
-    """neuraloperator's FNO; axes that aren't periodic are treated as in our own.
-
-    On two axes version 2.0.0 moves the spectrum by one mode where the first has an odd length, the zeros
-    behind it counted (mended later: pull request 688 of neuraloperator), so grids should be even there.
-
-    Args:
-        channels: C.
-        width: W.
-        modes: Fourier modes along each axis, as in our own FNO.
-        depth: Layers.
-        shared: See `FieldNetwork`.
-
-    Raises:
-        MissingExtraError: If the package isn't installed.
-    """
-
-    def __init__(
-        self, channels: int, *, width: int = 32, modes: int = 16, depth: int = 4, **shared: Any
-    ) -> None:
-        super().__init__(channels, **shared)
-        check_neuraloperator()
-        from neuralop.models import FNO
-
-        fno = FNO(
-            n_modes=neuraloperator_modes(modes, ndim=self.ndim),
-            in_channels=self.num_given,
-            out_channels=channels,
-            hidden_channels=width,
-            n_layers=depth,
-            positional_embedding=None,
-        )
-        # Its parts, not itself: the arguments of its constructor would be among the weights of a checkpoint.
-        self.lift, self.layers, self.out = fno.lifting, fno.fno_blocks, fno.projection
-        zeroed(self.out.fcs[-1])
-
-    def compute(self, given_BXG: Tensor) -> Tensor:
-        """See `FieldNetwork.compute`."""
-        x_BWG = padded(self.lift(given_BXG), self.periodic)
-        for number in range(self.layers.n_layers):
-            x_BWG = self._layer(x_BWG, number)
-        return self._output(cut_to(x_BWG, given_BXG.shape[2:]))
-
-    @recomputed
-    def _layer(self, x_BWG: Tensor, number: int) -> Tensor:
-        after: Tensor = self.layers(x_BWG, number)
-        return after
-
-    @recomputed
-    def _output(self, x_BWG: Tensor) -> Tensor:
-        out: Tensor = self.out(x_BWG)
-        return out
-
-
-def neuraloperator_modes(modes: int, *, ndim: int) -> tuple[int, ...]:
-    """`n_modes` of neuraloperator's layers that keep what `SpectralConv(modes=(modes,) * ndim)` keeps.
-
-    It counts modes of both signs; of the last axis, where one sign suffices, it keeps n // 2 + 1.
-    """
-    return (*(2 * modes,) * (ndim - 1), 2 * (modes - 1))
-
-
-def check_neuraloperator() -> None:
-    """Check that the package is there.
-
-    Raises:
-        MissingExtraError: If it isn't.
-    """
-    check_installed("neuralop", extra="neuraloperator")
-
-
-def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
-    """Kinds of baselines; those that need no other package by default.
-
-    Raises:
-        ConfigError: For another name.
-        MissingExtraError: For neuraloperator's, if its package is missing.
-    """
-    known: dict[str, Kind] = {kind: kind for kind in LABELS}
-    if unknown := [kind for kind in kinds or () if kind not in known]:
-        raise ConfigError("--kind", expected=" or ".join(known), found=repr(unknown[0]))
-    wanted = [known[kind] for kind in kinds or DEFAULT_KINDS]
-    if "fno_neuraloperator" in wanted:
-        check_neuraloperator()
-    return wanted
 
 
 _NETWORKS: Mapping[Kind, Callable[..., FieldNetwork]] = {
@@ -144,48 +41,6 @@ _NETWORKS: Mapping[Kind, Callable[..., FieldNetwork]] = {
     "unet": UNet,
     "fno_neuraloperator": NeuraloperatorFNO,
 }
-
-
-@dataclass(frozen=True)
-class BaselineSpec:
-    """Everything about a baseline but its weights.
-
-    Attributes:
-        kind: "fno", "unet" or "fno_neuraloperator".
-        task: The one task that it is for.
-        grid: Its grid.
-        given_array: Array that a prediction starts from.
-        dt: Time from one frame to the next in training; None of a steady task.
-        stride: Stored time steps from one frame to the next.
-        parameters: Names of the parameters, in the order that the network takes them.
-        statistics: For "fields" and the given array {"mean": [...], "std": [...]} by channel; for
-            "parameters" the same by parameter. Of the training split.
-        size: Arguments of the network.
-    """
-
-    kind: Kind
-    task: str
-    grid: GridSpec
-    given_array: str
-    dt: float | None
-    stride: int
-    parameters: tuple[str, ...]
-    statistics: Mapping[str, Mapping[str, list[float]]]
-    size: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values, for `from_json`."""
-        return {**asdict(self), "grid": self.grid.to_json(), "parameters": list(self.parameters)}
-
-    def as_stored(self) -> Any:
-        """What reading `to_json` from a file gives: lists for tuples."""
-        return json.loads(json.dumps(self.to_json()))
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> BaselineSpec:
-        """The spec that `to_json` described."""
-        grid = GridSpec.from_json(values["grid"])
-        return cls(**{**values, "grid": grid, "parameters": tuple(values["parameters"])})
 
 
 @dataclass(frozen=True)
@@ -233,6 +88,9 @@ class Baseline(nn.Module):
         spec: What it is.
         effort: What its training was allowed and took; None until it is over.
         log: Of its training, where it lies beside its file.
+
+    Attributes:
+        path: The file that it was loaded from; None for one that wasn't.
     """
 
     coordinates: Tensor  # along axes with ends, a function of the grid alone
@@ -240,6 +98,7 @@ class Baseline(nn.Module):
     def __init__(self, spec: BaselineSpec, effort: Effort | None = None, log: StageLog | None = None) -> None:
         super().__init__()
         self.spec, self.effort, self.log = spec, effort, log
+        self.path: Path | None = None
         channels = dict(spec.grid.channels)[FIELDS]
         if dict(spec.grid.channels)[spec.given_array] != channels:
             raise ConfigError(
@@ -284,13 +143,19 @@ class Baseline(nn.Module):
         Parameters are in physical units.
         """
         parameters_BP = self.normalise(parameters_BP, array="parameters")
-        beside, frames = beside_fields(parameters_BP, self.coordinates), []
+        beside, frames = beside_fields(parameters_BP, self._coordinates_at(given_BXC.shape[1:-1])), []
         # Laid out as the later fields are: a compiled step has one form then.
         field_BCX = given_BXC.movedim(-1, 1).clone(memory_format=torch.contiguous_format)
         for _ in range(steps):
             field_BCX = self.advance(field_BCX, beside)
             frames.append(field_BCX.movedim(1, -1))
         return torch.stack(frames, dim=1)
+
+    def _coordinates_at(self, points: tuple[int, ...]) -> Tensor:
+        """Of the training's grid, or of another one in the same domain."""
+        if self.coordinates.shape[1:] == points:
+            return self.coordinates
+        return coordinates_of(points, self.spec.grid.periodic).to(self.coordinates.device)
 
     def advance(self, field_BCX: Tensor, beside: Tensor) -> Tensor:
         """One step from a normalised field and what stands beside it, (B, C, X...) to the same shape."""
@@ -316,94 +181,13 @@ class Baseline(nn.Module):
         return frames * self.get_buffer("fields_std") + self.get_buffer("fields_mean")
 
 
-def make_spec(
-    kind: Kind, trajectories: Trajectories, *, stride: int, sizes: BaselinesConfig | None = None
-) -> BaselineSpec:
-    """What a baseline will be; reads all training fields for their statistics.
-
-    Args:
-        kind: Which.
-        trajectories: Of the training split of one task.
-        stride: Stored time steps from one frame to the next.
-        sizes: Of the networks.
-
-    Raises:
-        ConfigError: As `network_size`.
-    """
-    fields = trajectories.fields
-    info: FieldsInfo = fields.info
-    size = network_size(kind, info.grid, sizes or BaselinesConfig())
-    statistics: dict[str, Any] = {
-        array: values.to_json() for array, values in measure_statistics(fields).items()
-    }
-    columns = fields.parameters(np.arange(len(fields.num_steps)))
-    table = np.stack([columns[name] for name in info.parameters], 1) if info.parameters else np.zeros((1, 0))
-    # A parameter that doesn't vary says nothing.
-    spread = np.where(np.ptp(table, axis=0) > 0, table.std(0), 1.0)
-    statistics["parameters"] = {"mean": table.mean(0).tolist(), "std": spread.tolist()}
-    return BaselineSpec(
-        kind=kind,
-        task=info.task,
-        grid=info.grid,
-        given_array=given_array(info),
-        dt=trajectories.dt,
-        stride=stride,
-        parameters=info.parameters,
-        statistics=statistics,
-        # From its input to a solution there is no change: they are different quantities.
-        size=size | ({"predicts_change": False} if info.steady else {}),
-    )
-
-
-def network_size(kind: Kind, grid: GridSpec, sizes: BaselinesConfig) -> dict[str, int]:
-    """Arguments of the network that suit a grid.
-
-    Args:
-        kind: Which.
-        grid: Of the task.
-        sizes: As configured; what they leave open is no more than the grid has room for.
-
-    Raises:
-        ConfigError: For fields of more than two axes; kind "size", for more modes or levels than there is
-            room for, or a width that groups don't divide.
-    """
-    if grid.ndim not in _MODES:
-        raise ConfigError("baselines are made for 1D and 2D fields", found=f"{grid.ndim} axes")
-    if kind == "unet":
-        return _unet_size(sizes.unet, grid)
-    size: FnoConfig = getattr(sizes, kind)
-    most = min(grid.points) // 2
-    if size.modes is not None and size.modes > most:
-        raise _too_large(f"baselines.{kind}.modes", most, size.modes, grid)
-    modes = size.modes or min(_MODES[grid.ndim], most)
-    return {"width": size.width, "modes": modes, "depth": size.depth}
-
-
-def _unet_size(size: UnetConfig, grid: GridSpec) -> dict[str, int]:
-    if size.width % GROUPS:
-        raise ConfigError(
-            "baselines.unet.width", kind="size", expected=f"a multiple of {GROUPS}", found=size.width
-        )
-    most = 1
-    while most < (size.levels or _LEVELS) and all(points % 2**most == 0 for points in grid.points):
-        most += 1
-    if size.levels is not None and size.levels > most:
-        raise _too_large("baselines.unet.levels", most, size.levels, grid)
-    return {"width": size.width, "levels": most}
-
-
-def _too_large(key: str, most: int, found: int, grid: GridSpec) -> ConfigError:
-    return ConfigError(
-        f"{key} on a grid of {grid.name}", kind="size", expected=f"at most {most}", found=found
-    )
-
-
 def save_baseline(
     path: str | os.PathLike[str],
     model: Baseline,
     *,
     config: Mapping[str, Any],
     report: Mapping[str, Any],
+    data: Mapping[str, str] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a baseline with its effort, the configuration of its training, and the validation's report.
@@ -413,6 +197,7 @@ def save_baseline(
         model: To be written.
         config: Of the run.
         report: Validation errors by name.
+        data: What training data were, by task, such as the hash of a store.
         weights: Its `state_dict`, whole; by default the model's own.
     """
     effort = None if model.effort is None else asdict(model.effort)
@@ -421,6 +206,7 @@ def save_baseline(
         "effort": effort,
         "config": dict(config),
         "report": dict(report),
+        "data": dict(data or {}),
     }
     tensors = model.state_dict() if weights is None else weights
     save_checkpoint(path, tensors, kind=BASELINE, document=document)
@@ -445,4 +231,5 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise incomplete_spec(error, path, what="baseline") from error
     fill_weights(model, tensors, path=path)
+    model.path = Path(path)
     return model.eval()

@@ -15,11 +15,14 @@ from typing import Literal
 import torch
 
 from ups.config import RunConfig
-from ups.data.fields import Fields, open_fields
+from ups.data.fields import Fields
 from ups.data.latent_trajectories import open_latent_fields, open_latent_trajectories
+from ups.data.splits import open_fields
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.errors import ConfigError
 from ups.eval.baseline_model import Baseline
+from ups.eval.ensemble_files import corrected_forecaster, prior_forecaster
+from ups.eval.equal_budgets import used_stages
 from ups.eval.forecasters import (
     AutoencoderFloor,
     Forecaster,
@@ -33,9 +36,12 @@ from ups.eval.reconstruction import spectrum_of_fields
 from ups.eval.training_logs import StageLog
 from ups.eval.ttc import conditioned
 from ups.models.operator_size import OperatorSize
+from ups.trained.corrected import CorrectedSimulator
+from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
 
+BEST = "best"  # name of a row
 _LABELS = {"latent": "latent operator", "fields": "operator on fields"}
 
 
@@ -81,12 +87,16 @@ class TrainedRun:
         seed: Of the training.
         baselines: Trained with the same seed, of any of the tasks.
         logs: Of its training.
+        corrected: The operator with its corrector, and with a student, where ensembles are asked for.
+        prior: Of steady solutions, where ensembles are asked for.
     """
 
     simulator: Simulator
     seed: int
     baselines: Sequence[Baseline] = ()
     logs: Sequence[StageLog] = ()
+    corrected: Sequence[CorrectedSimulator] = ()
+    prior: SteadyPrior | None = None
 
 
 @dataclass(frozen=True)
@@ -116,10 +126,10 @@ def make_comparison(
     """Everything that an operator has to be compared with.
 
     Args:
-        config: Configuration of the run.
+        config: Configuration of the run; its evaluation says how many trajectories are taken.
         runs: What it trained, by seed; alike but for that.
         task: Name of the task.
-        split: As in `ups.data.fields.open_fields`.
+        split: As in `ups.data.splits.open_fields`.
         horizon: Steps to predict; None to the end. A steady task has one.
         others: Other operators, on fields that are known; left out where errors are of latents.
 
@@ -150,7 +160,10 @@ def _compare_fields(
     others: Sequence[Entry],
 ) -> Comparison:
     source, stride = config.training.field_source, runs[0].simulator.spec.stride
-    trajectories = open_trajectories(config.build, task, split, source=source, stride=stride, horizon=horizon)
+    most = config.evaluation.max_trajectories
+    trajectories = open_trajectories(
+        config.build, task, split, source=source, stride=stride, horizon=horizon, max_trajectories=most
+    )
     _check_same_grid(runs[0].simulator, trajectories)
     train = open_fields(config.build, task, "train", source=source)
     operators = [
@@ -160,6 +173,7 @@ def _compare_fields(
     lengths = trajectories.info.domain_lengths
     if steered := [row for run in runs for row in conditioned(run.simulator, config, task, lengths=lengths)]:
         entries.append(Entry(steered, _seeds_of(runs)))
+    entries += [*_corrected_entries(runs), *_prior_entries(runs, task)]
     entries += [*others, *_baseline_entries(runs, task)]
     entries += [] if trajectories.info.steady else [Entry([Persistence()])]
     entries.append(Entry([TrainingMean(train)]))
@@ -170,6 +184,26 @@ def _compare_fields(
 
 def _seeds_of(runs: Sequence[TrainedRun]) -> tuple[int, ...]:
     return tuple(run.seed for run in runs)
+
+
+def _corrected_entries(runs: Sequence[TrainedRun]) -> list[Entry]:
+    """A row for correctors, and one for students; a seed may lack them."""
+    found: dict[str, dict[int, Forecaster]] = {}
+    for run in runs:
+        for model in run.corrected:
+            forecaster = corrected_forecaster(model)
+            found.setdefault(forecaster.name, {})[run.seed] = forecaster
+    return [Entry(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
+
+
+def _prior_entries(runs: Sequence[TrainedRun], task: str) -> list[Entry]:
+    """A row for priors of a steady task; a seed may lack one."""
+    found = {
+        run.seed: prior_forecaster(run.prior)
+        for run in runs
+        if run.prior is not None and task in run.prior.spec.tasks
+    }
+    return [Entry(list(found.values()), tuple(found))] if found else []
 
 
 def _baseline_entries(runs: Sequence[TrainedRun], task: str) -> list[Entry]:
@@ -198,7 +232,10 @@ def _compare_latents(
 ) -> Comparison:
     """On latents of an unknown encoder: there are no baselines and no floor, as there are no fields."""
     stride = runs[0].simulator.spec.stride
-    trajectories = open_latent_trajectories(config, task, split, stride=stride, horizon=horizon)
+    most = config.evaluation.max_trajectories
+    trajectories = open_latent_trajectories(
+        config, task, split, stride=stride, horizon=horizon, max_trajectories=most
+    )
     train = open_latent_fields(config, task, "train")
     operators = [LatentForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs]
     entries = [Entry(operators, _seeds_of(runs))]
@@ -260,6 +297,13 @@ def entries_of(others: Sequence[OtherOperator], own: Simulator) -> list[Entry]:
     return entries
 
 
+def entry_of_best(best: OtherOperator) -> Entry:
+    """The row `best`: what a run has to improve on, by itself whatever seed it was trained with."""
+    note = f"{best.path}; {operator_note(best.simulator, best.logs)}"
+    forecaster = OperatorForecaster(best.simulator, note=note, name=BEST, label="best operator so far")
+    return Entry([forecaster], (best.seed,))
+
+
 def _families(others: Sequence[OtherOperator]) -> list[list[OtherOperator]]:
     """Operators of one row each; the same seed again is a row of its own."""
     rows: list[list[OtherOperator]] = []
@@ -282,7 +326,7 @@ def operator_note(simulator: Simulator, logs: Sequence[StageLog]) -> str:
     parts += [
         f"{log.stage} trained for {log.seconds - log.startup_s:.0f} s after {log.startup_s:.0f} s of "
         f"startup, {log.steps:,} steps, {log.samples:,} samples{_work(log)}"
-        for log in logs
+        for log in used_stages(logs)
     ]
     return "; ".join(parts)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ups.config.run import BUDGETS, BudgetConfig, Limit
+from ups.config.stages import BUDGETS, BudgetConfig, Limit
 from ups.errors import ConfigError
 from ups.eval.training_logs import StageLog
 
@@ -92,7 +92,7 @@ def encoding_seconds(logs: Sequence[StageLog]) -> float:
 
 
 def used_stages(logs: Sequence[StageLog]) -> list[StageLog]:
-    """Logs of one autoencoder and of what came after it: another one's work made nothing that is used."""
+    """Logs of what made the operator: its own, and that of one autoencoder, the one that it uses."""
     encoders = [log for log in logs if log.stage in _ENCODERS]
     last = max(encoders, key=lambda log: log.trained_at, default=None)
-    return [log for log in logs if log is last or log.stage not in _ENCODERS]
+    return [log for log in logs if log is last or log.stage == "operator"]

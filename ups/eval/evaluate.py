@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,11 +12,22 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.fields import SPLITS, Split
+from ups.data.origins import Origin, origin_of_checkpoint, origins_of_data
+from ups.data.splits import Split
 from ups.data.trajectories import Trajectories
-from ups.errors import ConfigError, did_you_mean
-from ups.eval.baseline_model import Baseline
-from ups.eval.comparison import Comparison, Entry, OtherOperator, TrainedRun, entries_of, make_comparison
+from ups.eval.baseline_model import BASELINE, Baseline
+from ups.eval.comparison import (
+    Comparison,
+    Entry,
+    OtherOperator,
+    TrainedRun,
+    entries_of,
+    entry_of_best,
+    make_comparison,
+)
+from ups.eval.ensemble_figures import ensemble_figures
+from ups.eval.ensemble_files import kind_of
+from ups.eval.ensemble_rows import EnsembleRequest, with_ensembles
 from ups.eval.figures import errors_in_time, run_figures, task_figures
 from ups.eval.intervals import Resamples
 from ups.eval.report import Report, Row, TaskReport
@@ -24,7 +35,10 @@ from ups.eval.rollout import Rollout, roll_out
 from ups.eval.scores import LATENT_METRICS, score
 from ups.eval.training_logs import StageLog, data_wait_share, read_stage_logs
 from ups.output import Note
+from ups.trained.corrected import CorrectedSimulator
+from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator
+from ups.trained.specs import OPERATOR, PRIOR
 
 
 def evaluate(
@@ -33,8 +47,13 @@ def evaluate(
     *,
     split: Split = "dev",
     horizon: int | None = None,
+    members: int | None = None,
+    seed: int = 0,
     baselines: Sequence[Baseline] = (),
+    corrected: Sequence[CorrectedSimulator] = (),
+    prior: SteadyPrior | None = None,
     also: Sequence[OtherOperator] = (),
+    best: OtherOperator | None = None,
     logs: Sequence[StageLog] | None = None,
     other_seeds: Sequence[TrainedRun] = (),
     phases: Mapping[str, float] | None = None,
@@ -46,27 +65,38 @@ def evaluate(
         config: Configuration of the run: which data, where logs lie, seed of the training and the resampling.
         simulator: In evaluation mode, on its device.
         split: "dev", "val", "test" or "train".
-        horizon: Steps to predict; by default to the end of the shortest trajectory.
+        horizon: Steps to predict; by default as `evaluation.horizon` says.
+        members: Of the ensembles of models that have members; by default as `evaluation.members` says, and
+            without it nothing is scored as an ensemble.
+        seed: Of the members' noise, the same for all models.
         baselines: Trained baselines of any of the tasks.
+        corrected: The simulator with its corrector, and with a student.
+        prior: Of steady solutions, for a row on tasks that it knows.
         also: Other operators, each `check_comparable` to the simulator.
+        best: The best operator so far, likewise; a row of its own.
         logs: Of the run's training; by default read from where the configuration has them.
         other_seeds: What was trained alike with other seeds; it joins the simulator's and baselines' rows.
         phases: Seconds of what happened before, by name, for the report.
         note: Called with what is being done.
 
     Raises:
-        ConfigError: Kinds "other_grid", "other_task", and those of `open_trajectories`, such as "empty_split"
-            and "horizon".
+        ConfigError: Kinds "members", "other_grid", "other_task", and those of `open_trajectories`, such as
+            "empty_split" and "horizon".
         ups_store.StoreError: If the data can't be read.
     """
     began = time.perf_counter()
+    horizon = config.evaluation.horizon if horizon is None else horizon
+    members = config.evaluation.members if members is None else members
+    wanted = None if members is None else EnsembleRequest(members, seed)
     logs = read_stage_logs(config, note=note) if logs is None else logs
-    runs = [TrainedRun(simulator, config.seed, baselines, logs), *other_seeds]
-    others = entries_of(also, simulator)
-    tasks = []
+    runs = [TrainedRun(simulator, config.seed, baselines, logs, corrected, prior), *other_seeds]
+    others = [*([entry_of_best(best)] if best else []), *entries_of(also, simulator)]
+    origins, tasks = list(_checkpoints(runs, [*([best] if best else []), *also])), []
     for task in config.data.tasks:
         comparison = make_comparison(config, runs, task, split=split, horizon=horizon, others=others)
-        tasks.append(_evaluate_task(comparison, config, split, note))
+        fields = comparison.trajectories.fields
+        origins += origins_of_data(fields.identity, role=f"{split} split of {task}", path=fields.origin)
+        tasks.append(_evaluate_task(comparison, config, split, wanted, note))
     return Report(
         title=f"{', '.join(config.data.tasks)}: evaluation on {split}",
         tasks=tasks,
@@ -76,51 +106,34 @@ def evaluate(
         data_wait_share=data_wait_share(logs),
         config=config.model_dump(mode="json"),
         figures=run_figures(logs, baselines),
+        made_from=origins,
     )
 
 
-def check_split(split: str) -> Split:
-    """One of the splits; "valid" is "val", as for the build.
-
-    Raises:
-        ConfigError: For another name.
-    """
-    known: dict[str, Split] = {name: name for name in SPLITS} | {"valid": "val"}
-    if split not in known:
-        hint = did_you_mean(split, known)
-        raise ConfigError("--split", expected="dev, val, test or train", found=repr(split), hint=hint)
-    return known[split]
-
-
-def daily_split(split: str | None, configured: str, *, note: Note) -> Split:
-    """The split of an evaluation that isn't `ups evaluate --split test`: never "test".
-
-    Configurations of earlier versions name the test split, as every one did by default: they get "dev".
-
-    Args:
-        split: What the command line says.
-        configured: `evaluation.split`.
-        note: Called where the configuration names the test split.
-
-    Raises:
-        ConfigError: For a name that is no split; kind "test_split", if the command line names that.
-    """
-    wanted = check_split(split or configured)
-    if wanted != "test":
-        return wanted
-    if split is not None:
-        raise ConfigError(
-            "the test split isn't for comparing while you work",
-            kind="test_split",
-            expected="--split dev, val or train",
-            found="test",
-            hint="`ups evaluate --split test` takes it, and counts how often it was used",
-        )
-    note("evaluation.split = test is taken as dev: only `ups evaluate --split test` uses the test split")
-    return "dev"
+def _checkpoints(runs: Sequence[TrainedRun], others: Sequence[OtherOperator]) -> Iterator[Origin]:
+    """What predicts, as far as it was loaded from a file."""
+    for run in runs:
+        of_seed = f" (seed {run.seed})" if len(runs) > 1 else ""
+        if run.simulator.path is not None:
+            role = f"operator{of_seed}"
+            yield origin_of_checkpoint(run.simulator.path, role=role, kind=OPERATOR)
+        for each in run.corrected:
+            if each.path is not None:
+                yield origin_of_checkpoint(each.path, role=f"{kind_of(each)}{of_seed}", kind=kind_of(each))
+        if run.prior is not None and run.prior.path is not None:
+            yield origin_of_checkpoint(run.prior.path, role=f"prior{of_seed}", kind=PRIOR)
+        for model in run.baselines:
+            if model.path is not None:
+                role = f"{model.name} of {model.spec.task}{of_seed}"
+                yield origin_of_checkpoint(model.path, role=role, kind=BASELINE)
+    for other in others:
+        if other.simulator.path is not None:
+            yield origin_of_checkpoint(other.simulator.path, role="other operator", kind=OPERATOR)
 
 
-def _evaluate_task(comparison: Comparison, config: RunConfig, split: Split, note: Note) -> TaskReport:
+def _evaluate_task(
+    comparison: Comparison, config: RunConfig, split: Split, wanted: EnsembleRequest | None, note: Note
+) -> TaskReport:
     trajectories, models = comparison.trajectories, {one.name: one.members[0] for one in comparison.entries}
     task, t = trajectories.info.task, torch.from_numpy(trajectories.t)
     resamples = Resamples(len(trajectories), seed=config.seed)
@@ -134,6 +147,11 @@ def _evaluate_task(comparison: Comparison, config: RunConfig, split: Split, note
         figures = task_figures(rows, rollouts, models, trajectories)
     else:
         figures = errors_in_time(rows, trajectories)
+    if wanted is not None and comparison.space == "latent":
+        note(f"warning: {task}: no ensembles, as nothing decodes these latents")
+    elif wanted is not None:
+        rows, errors = with_ensembles(rows, comparison, wanted, resamples=resamples, note=note)
+        figures += ensemble_figures(rows, errors, models, trajectories, seed=wanted.seed)
     return TaskReport(
         task=task,
         protocol=_protocol(trajectories, split, comparison.space),

@@ -47,6 +47,8 @@ _MODELS = {
     "operator_fields": ("#56B4E9", "-", "s"),
     "operator_latent": ("#332288", "-", "s"),
     "joint": ("#332288", "-", "o"),
+    "corrected": ("#882255", "-", "X"),
+    "student": ("#999933", "-", "h"),
     "fno": ("#D55E00", "-", "^"),
     "fno_neuraloperator": ("#E69F00", "-", "v"),
     "unet": ("#009E73", "-", "D"),
@@ -55,7 +57,7 @@ _MODELS = {
     "persistence": ("#737373", "--", ""),
     "mean": ("#A6A6A6", ":", ""),
 }
-_OTHERS = ("#882255", "#999933", "#44AA99", "#661100")  # of models that the table doesn't have
+_OTHERS = ("#AA4499", "#44AA99", "#661100")  # of models that the table doesn't have
 _DASHES = ("--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _VARIANTS = {"samples": 0, "flops": 1, "seconds": 2}
 

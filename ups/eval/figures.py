@@ -5,6 +5,7 @@ Every model has one colour in all of them (`ups.eval.figure_style`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,7 @@ def error_figure(
     t: Values,
     metric: str,
     time: str = "t",
+    within: tuple[float, float] = (0.0, math.inf),
 ) -> Drawing:
     """Errors against time with their intervals, a line a model.
 
@@ -108,6 +110,7 @@ def error_figure(
         t: Time since the frame that was given, shape (T,).
         metric: Name of the error.
         time: Name of the time, with its unit.
+        within: What the axis shows at most; what lies beyond is cut off.
     """
     models = list(dict.fromkeys(model for rows in panels.values() for model in rows))
 
@@ -123,7 +126,8 @@ def error_figure(
                     axes.fill_between(t, *ends, color=line_of(model)["color"], alpha=0.15, linewidth=0)
             axes.set(xlabel=f"{time} since the given frame", title=title)
             axes.grid(visible=True)
-        grid[0].set_ylabel(metric)
+        low, high = grid[0].get_ylim()
+        grid[0].set(ylabel=metric, ylim=(max(low, within[0]), min(high, within[1])))
         log_ticks(grid[0].yaxis)
         _legend(figure, grid)
 

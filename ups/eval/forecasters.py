@@ -5,9 +5,9 @@ Letters: B trajectories, T time steps, X the axes of the grid, C channels, P par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ups.data.windows import evenly_spread, parameter_table
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.trained.autoencoder import Autoencoder
+from ups.trained.corrected import CorrectedSimulator
 from ups.trained.isometry import DecoderSpectrum
 from ups.trained.simulator import Simulator
 
@@ -64,6 +65,30 @@ class Forecaster(Protocol):
     def forecast(self, start: Start, steps: int) -> Tensor:
         """Predict the frames after the given one, physical units, shape (B, steps, X..., C)."""
         ...
+
+
+class EnsembleForecaster(Forecaster, Protocol):
+    """Something that predicts several equally probable futures."""
+
+    def forecast_members(self, start: Start, steps: int, *, members: int, seed: int) -> Iterator[Tensor]:
+        """Predict members time step by time step, so that those of a long rollout needn't fit into memory.
+
+        Args:
+            start: Where they all start.
+            steps: T.
+            members: M.
+            seed: Decides all that is random, the same for every forecaster of the same states: a student with
+                the seed of its teacher starts at the same noise.
+
+        Yields:
+            T times the members of a time step, physical units, shape (B, M, X..., C); the caller's.
+        """
+        ...
+
+
+def has_members(forecaster: object) -> TypeGuard[EnsembleForecaster]:
+    """Whether it is an `EnsembleForecaster`."""
+    return callable(getattr(forecaster, "forecast_members", None))
 
 
 class Persistence:
@@ -127,6 +152,63 @@ class OperatorForecaster:
         parameters = {name: values for name, values in start.parameters.items() if name in known}
         return self.simulator.rollout(
             start.given, steps, task=start.task, parameters=parameters, dt=start.dt, resample=self._resample
+        )
+
+
+class CorrectedForecaster:
+    """The operator with its corrector: ensembles, and their mean where one forecast is asked for.
+
+    Args:
+        model: In evaluation mode.
+        note: What the reader has to know.
+        name: Of its row.
+        label: For people.
+        members: Of the ensemble whose mean `forecast` gives.
+        seed: Of that ensemble.
+        **sampling: `sampler` and `num_sampler_steps`, as `CorrectedSimulator.rollout` has them.
+    """
+
+    def __init__(
+        self,
+        model: CorrectedSimulator,
+        *,
+        note: str = "",
+        name: str = "corrected",
+        label: str = "operator with corrector",
+        members: int = 16,
+        seed: int = 0,
+        **sampling: Any,
+    ) -> None:
+        self.model, self.note, self.name, self.label = model, note, name, label
+        self._members, self._seed, self._sampling = members, seed, sampling
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """The mean of an ensemble; see `Forecaster.forecast`."""
+        frames = self.forecast_members(start, steps, members=self._members, seed=self._seed)
+        return torch.stack([frame.mean(dim=1) for frame in frames], dim=1)
+
+    def forecast_members(self, start: Start, steps: int, *, members: int, seed: int) -> Iterator[Tensor]:
+        """Predict the frames after the given one, as an ensemble, a time step at a time.
+
+        Args:
+            start: What is given.
+            steps: How many frames.
+            members: M.
+            seed: Of the ensemble; a member is the same whatever their number.
+        Returns:
+            An iterator over physical fields of shape (B, M, X..., C), one for each time step.
+        """
+        known = self.model.spec.tasks[start.task].parameters
+        parameters = {name: values for name, values in start.parameters.items() if name in known}
+        return self.model.rollout_steps(
+            start.given,
+            steps,
+            members=members,
+            seed=seed,
+            task=start.task,
+            parameters=parameters,
+            dt=start.dt,
+            **self._sampling,
         )
 
 

@@ -54,6 +54,11 @@ class Interval:
         return self.low == self.low
 
 
+def as_columns(values: Sequence[Interval]) -> dict[str, list[float]]:
+    """Intervals as lists of their means and ends."""
+    return {part: [getattr(value, part) for value in values] for part in ("mean", "low", "high")}
+
+
 @dataclass(frozen=True)
 class Paired:
     """A row beside the table's first one, on the same trajectories.
@@ -95,7 +100,7 @@ class Resampled:
                 {row: function(values) for row, values in self.without_seed.items()},
             )
 
-    def columns(self, chosen: slice) -> Resampled:
+    def columns(self, chosen: slice | npt.NDArray[np.bool_]) -> Resampled:
         """Some of the M numbers."""
         return self.map(lambda values: values[:, chosen])
 
@@ -117,8 +122,33 @@ class Resampled:
                 },
             )
 
-    def intervals(self) -> list[Interval]:
-        """An interval of each number; without ends where R is 0 or a number isn't finite."""
+    def intervals(self, *, is_positive: bool = False) -> list[Interval]:
+        """An interval of each number; without ends where R is 0 or a number isn't finite.
+
+        Args:
+            is_positive: Whether the numbers can't be negative, as errors are. Ends are found on a logarithmic
+                scale then, so that none lies below zero; next to zero itself they are as for other numbers.
+        """
+        plain = self._intervals()
+        if not is_positive or not len(self.draws):
+            return plain
+        is_above_zero_M = np.all([part.min(0) > 0 for part in self._parts()], axis=0)
+        logarithms = self.map(np.log)._intervals()
+        return [
+            Interval(one.mean, *np.exp([log.low, log.high]).tolist()) if is_above_zero else one
+            for one, log, is_above_zero in zip(plain, logarithms, is_above_zero_M, strict=True)
+        ]
+
+    def interval(self, *, is_positive: bool = False) -> Interval:
+        """The interval of the only number."""
+        (interval,) = self.intervals(is_positive=is_positive)
+        return interval
+
+    def _parts(self) -> list[Values]:
+        """What is resampled, each shape (N, M)."""
+        return [self.draws, self.without_trajectory, *self.without_seed.values()]
+
+    def _intervals(self) -> list[Interval]:
         if not len(self.draws):
             return [Interval(float(value)) for value in self.value]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -127,14 +157,9 @@ class Resampled:
         ends = zip(self.value, low_M * widening_M, high_M * widening_M, strict=True)
         return [Interval(float(value), float(value + low), float(value + high)) for value, low, high in ends]
 
-    def interval(self) -> Interval:
-        """The interval of the only number."""
-        (interval,) = self.intervals()
-        return interval
-
     def _widening(self) -> Values:
         """By what the draws' quantiles are too close to their mean, shape (M,)."""
-        parts = [self.without_trajectory, *self.without_seed.values()]
+        parts = self._parts()[1:]
         variances = [(len(part) - 1) * part.var(0) for part in parts]  # of the jackknife
         total_M = np.sum(variances, axis=0)
         shares = [

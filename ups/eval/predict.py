@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,21 +13,29 @@ import numpy.typing as npt
 import torch
 
 import ups
+from ups.config import RunConfig
 from ups.data.given_states import ALL, AskSplit, GivenStates, Where, read_given
+from ups.data.observations import check_observed, masks_of_samples, read_mask
+from ups.data.origins import origin_of_checkpoint, origin_of_given
 from ups.data.prediction_files import PredictionStore, save_preview_of
 from ups.device import choose_device
 from ups.errors import ConfigError
+from ups.eval.ensembles import check_members, seed_of
 from ups.eval.field_figures import Trajectory, fields_figure, points_along
 from ups.eval.figure_style import IMAGES
 from ups.eval.runs import config_of
 from ups.eval.ttc import ConditionedForecaster
 from ups.grid import FIELDS
 from ups.output import Note, check_writable, write_atomically
-from ups.trained.checkpoint import hash_tensors
-from ups.trained.simulator import check_room
+from ups.trained.checkpoint import missing_checkpoint, read_any_document
+from ups.trained.loading import Loaded
+from ups.trained.prior import SteadyPrior
+from ups.trained.rollout_inputs import check_room
+from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatedTask, check_simulated_task
 
 Frames = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
 Rollout = Callable[..., torch.Tensor]  # called as `Simulator.rollout`
 
 
@@ -50,6 +59,9 @@ class PredictionRequest:
         device: As `training.device`.
         replace: Whether a store that is there may be replaced.
         ttc: Whether rollouts are conditioned at test time; None for what the checkpoint's configuration says.
+        members: Of an ensemble for each sample; None for a single forecast.
+        seed: With a sample's number it decides its members.
+        observed: Where a prior of partly observed inputs knows them: a .npy file, or a number of points.
     """
 
     source: Path
@@ -67,6 +79,9 @@ class PredictionRequest:
     device: str = "auto"
     replace: bool = False
     ttc: bool | None = None
+    members: int | None = None
+    seed: int = 0
+    observed: str | None = None
 
 
 def predict_store(
@@ -88,7 +103,9 @@ def predict_store(
         Where the store and the figure are, as JSON values.
 
     Raises:
-        ConfigError: If there is a store already (kind "exists"), or the source doesn't go with the operator.
+        ConfigError: If there is a store already (kind "exists"), or the source doesn't go with the operator;
+            kinds "members", "no_ensemble", "no_memory" of members; kinds "observed", "observed_points" of
+            observed points.
         CheckpointError: If the checkpoint is missing or damaged.
         OutputError: If there can be no file in a folder, before the work; or the figure can't be written.
         ups_store.StoreError: If the source can't be read or the store not be written.
@@ -99,7 +116,12 @@ def predict_store(
         check_writable(path.parent)
     if request.figure:
         _suffix_of(request.figure)
-    config = config_of(request.checkpoint, (), note=note)
+    if request.members is not None:
+        check_members(request.members, flag="--members")
+    if not request.checkpoint.exists():
+        raise missing_checkpoint(request.checkpoint, hint="train it with `ups train`")
+    kind, _ = read_any_document(request.checkpoint)
+    config = config_of(request.checkpoint, (), note=note, kind=kind)
     device = choose_device(request.device, note=note, key="--device")
     simulator = ups.load(request.checkpoint, device=str(device))
     name = check_simulated_task(simulator.spec, request.task)
@@ -117,39 +139,126 @@ def predict_store(
     )
     source = read_given(request.source, name, where, config=config.build, ask=ask, note=note)
     given = source.with_parameters({**_only_values(task, source), **request.parameters})
+    mask = _observed(simulator, given, task, request)
+    if mask is not None:
+        given = given.known_at(mask)
     dt = None if task.steady else request.dt or task.dt
     note(f"{name}: {len(given.values)} samples of {given.origin}, {request.steps} steps")
-    identity: dict[str, Any] = {"checkpoint": hash_tensors(request.checkpoint), "dt": dt}
-    rollout: Rollout = simulator.rollout
-    if config.ttc.enabled if request.ttc is None else request.ttc:
-        conditioned = ConditionedForecaster(simulator, config, lengths={name: _domain_lengths(given)})
-        rollout = conditioned.rollout
-        identity["ttc"] = {**config.ttc.model_dump(mode="json", exclude={"enabled"}), "seed": config.seed}
-        note(f"test-time conditioning: {conditioned.note}")
+    operator = origin_of_checkpoint(request.checkpoint, role=kind, kind=kind)
+    rollout, chosen = _what_predicts(simulator, config, name, given, request, note=note)
+    if mask is not None:
+        chosen = {**chosen, "observed": hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()}
     # Mistakes are found before a file is begun.
-    largest = min(request.batch_size, len(given.values))
-    check_room(task, num=largest, steps=request.steps, device=simulator.device)
+    if request.members is None:
+        batch_size = min(request.batch_size, len(given.values))
+        check_room(task, num=batch_size, steps=request.steps, device=simulator.device)
+    else:
+        batch_size = 1
+        room: dict[str, Any] = {"members": request.members, "device": torch.device("cpu")}
+        check_room(task, num=1, steps=request.steps, **room)
     tried = request.steps if task.steady else min(request.steps, 1)
-    _predict(rollout, task, name, given, np.arange(1), replace(request, steps=tried))
+    _predict(rollout, task, name, given, np.arange(1), replace(request, steps=tried), mask)
     store = PredictionStore(
         request.out,
         given,
         task=name,
         frame_shape=(*task.grid.points, dict(task.grid.channels)[FIELDS]),
         steps=request.steps,
+        members=request.members,
         dt=dt,
         given_array=task.input_array,
-        identity=identity,
+        identity={"checkpoint": operator.hash, "dt": dt, **chosen},
+        made_from=[operator, origin_of_given(request.source, role="given states")],
     )
     with store:
         missing = store.missing()
-        for first in range(0, len(missing), request.batch_size):
-            samples = missing[first : first + request.batch_size]
-            store.commit(samples, _predict(rollout, task, name, given, samples, request))
+        for first in range(0, len(missing), batch_size):
+            samples = missing[first : first + batch_size]
+            store.commit(samples, _predict(rollout, task, name, given, samples, request, mask))
             progress(len(given.values) - len(missing) + first + len(samples), len(given.values))
         path = store.finish()
-    figure = _draw(rollout, task, name, given, request) if request.figure else None
+    figure = _draw(rollout, task, name, given, request, mask) if request.figure else None
     return {"store": str(path), "figure": figure}
+
+
+def _what_predicts(
+    simulator: Loaded,
+    config: RunConfig,
+    name: str,
+    given: GivenStates,
+    request: PredictionRequest,
+    *,
+    note: Note,
+) -> tuple[Rollout, dict[str, Any]]:
+    """What is called as `Simulator.rollout`, and what decides its predictions besides the checkpoint."""
+    is_conditioned = config.ttc.enabled if request.ttc is None else request.ttc
+    if request.members is not None:
+        members = _members_of(simulator, request, is_conditioned=is_conditioned)
+        return members, {"members": request.members, "seed": request.seed}
+    if not is_conditioned:
+        return simulator.rollout, {}
+    if not isinstance(simulator, Simulator):
+        raise ConfigError(
+            "test-time conditioning is of an operator alone",
+            kind="ttc",
+            path=request.checkpoint,
+            hint="say --no-ttc, or take operator.safetensors",
+        )
+    conditioned = ConditionedForecaster(simulator, config, lengths={name: _domain_lengths(given)})
+    note(f"test-time conditioning: {conditioned.note}")
+    settings = {**config.ttc.model_dump(mode="json", exclude={"enabled"}), "seed": config.seed}
+    return conditioned.rollout, {"ttc": settings}
+
+
+def _members_of(model: object, request: PredictionRequest, *, is_conditioned: bool) -> Rollout:
+    """What predicts the members of one sample, called as `Simulator.rollout`, shape (1, M, K, X..., C).
+
+    They are joined on the CPU: the device has those of one time step.
+
+    Raises:
+        ConfigError: Kind "no_ensemble".
+    """
+    steps_of = getattr(model, "rollout_steps", None)
+    if steps_of is None or is_conditioned:
+        raise ConfigError(
+            "--members",
+            kind="no_ensemble",
+            path=request.checkpoint,
+            expected="the checkpoint of a generative model, without test-time conditioning",
+            found="test-time conditioning" if is_conditioned else "a model that predicts one future",
+            hint="say --no-ttc" if is_conditioned else "leave out --members",
+        )
+
+    def rollout(fields: torch.Tensor, steps: int, *, sample: int, **conditions: Any) -> torch.Tensor:
+        seed = seed_of(request.seed, sample)
+        frames = steps_of(fields, steps, members=request.members, seed=seed, **conditions)
+        return torch.stack([frame.cpu() for frame in frames], dim=2)
+
+    return rollout
+
+
+def _observed(
+    model: Loaded, given: GivenStates, task: SimulatedTask, request: PredictionRequest
+) -> Mask | None:
+    """Where inputs are known, shape (N, X...); None for a model that is given all of them."""
+    num = model.prior_spec.observed_points if isinstance(model, SteadyPrior) else None
+    if num is None and request.observed is None:
+        return None
+    if num is None or request.observed is None:
+        raise ConfigError(
+            "--observed",
+            kind="observed",
+            path=request.checkpoint,
+            expected="none: the model is given whole inputs" if num is None else "where the input is known",
+            found=request.observed or "no mask",
+            hint="leave it out" if num is None else f"say --observed {num}, or --observed MASK.npy",
+        )
+    points, digits = task.grid.points, request.observed.strip()
+    if digits.isdecimal() and int(digits):
+        check_observed(int(digits), task.grid, task=request.task or "the task", key="--observed")
+        values = torch.from_numpy(given.values.reshape(len(given.values), *points, -1))
+        return masks_of_samples(values, num=int(digits), seed=request.seed).numpy()
+    return read_mask(Path(request.observed), points, num=len(given.values))
 
 
 def check_split_or_all(split: str | None) -> str | None:
@@ -187,18 +296,23 @@ def _predict(
     given: GivenStates,
     samples: npt.NDArray[np.int64],
     request: PredictionRequest,
+    mask: Mask | None,
 ) -> Frames:
-    """Predicted frames of some samples, shape (B, K, X..., C)."""
+    """Predicted frames of some samples, shape (B, K, X..., C), or of one sample (1, M, K, X..., C)."""
     taken = {*task.parameters, *request.parameters}  # a flag for what the operator doesn't know is refused
     parameters = {
         key: torch.from_numpy(values[samples]) for key, values in given.parameters.items() if key in taken
     }
+    own: dict[str, Any] = {} if request.members is None else {"sample": int(samples[0])}
+    if mask is not None:
+        own["observed"] = mask[samples]
     frames = rollout(
         torch.from_numpy(given.values[samples]),
         request.steps,
         task=name,
         parameters=parameters,
         dt=None if task.steady else request.dt,
+        **own,
     )
     return frames.cpu().numpy()
 
@@ -211,7 +325,12 @@ def _suffix_of(figure: Path) -> str:
 
 
 def _draw(
-    rollout: Rollout, task: SimulatedTask, name: str, given: GivenStates, request: PredictionRequest
+    rollout: Rollout,
+    task: SimulatedTask,
+    name: str,
+    given: GivenStates,
+    request: PredictionRequest,
+    mask: Mask | None,
 ) -> str:
     """Truth, prediction and error of the first sample where the source has it; else what was written."""
     assert request.figure is not None
@@ -220,7 +339,10 @@ def _draw(
         request.figure.parent.mkdir(parents=True, exist_ok=True)
         save_preview_of(request.out, request.figure)
         return str(request.figure)
-    prediction, truth = _predict(rollout, task, name, given, np.arange(1), request)[0], given.after[0]
+    prediction, truth = _predict(rollout, task, name, given, np.arange(1), request, mask)[0], given.after[0]
+    label = "operator"
+    if request.members is not None:
+        prediction, label = prediction.mean(0), f"mean of {request.members} members"
     t = given.t + np.arange(request.steps + 1) * task.dt
     if task.steady:
         t = t[:1]
@@ -230,7 +352,7 @@ def _draw(
     shown = Trajectory(
         truth[..., 0],
         {"operator": prediction[..., 0]},
-        {"operator": "operator"},
+        {"operator": label},
         {
             "t": t,
             **points_along(

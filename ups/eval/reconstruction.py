@@ -83,7 +83,7 @@ def measure_floor(
         batches: Frames of validation or test.
         queries: Centres of the grid's cells by task, shape (P, N), on the model's device.
         latent_dtype: Dtype that the latents are rounded to before decoding, as in a store.
-        ranks: Who measures together, each its share of the frames; then it is a collective.
+        ranks: The processes that measure together, each its share of the frames; then it is a collective.
 
     Raises:
         ConfigError: Kind "zero_truth", if all frames of an array are zero throughout.

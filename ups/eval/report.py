@@ -6,23 +6,25 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ups.data.fields import Split
+from ups.data.origins import MADE_FROM, Origin
+from ups.data.splits import Split
+from ups.eval.ensemble_scores import EnsembleScores
 from ups.eval.figure_style import Drawing
-from ups.eval.intervals import LEAST_TRAJECTORIES, Interval, Paired
+from ups.eval.intervals import LEAST_TRAJECTORIES, Interval, Paired, as_columns
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
 from ups.output import with_nulls
 
 # What fits beside the labels into 80 columns; the report has the others.
 _COLUMNS = {"nrmse": "nRMSE", "correlation_time": "corr. > 0.8 until"}
-_PAIRED = "nrmse"  # whose verdict is shown
+_ENSEMBLE_COLUMNS = {"crps": "CRPS", "energy_score": "energy score", "spread_skill": "spread / skill"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Row:
         seconds: Wall time of predicting all trajectories, once.
         seeds: With which it was trained; empty for what isn't trained.
         paired: By metric, beside the table's first row; empty for that row and for one that sees the truth.
+        ensemble: Scores of its members, or of its forecasts as ensembles of one; None where none were asked.
     """
 
     name: str
@@ -46,6 +49,17 @@ class Row:
     seconds: float | None = None
     seeds: Sequence[int] = ()
     paired: Mapping[str, Paired] = field(default_factory=dict)
+    ensemble: EnsembleScores | None = None
+
+    @property
+    def of_ensemble(self) -> Row:
+        """The same model in the table of ensembles; there has to be an `ensemble`."""
+        own = self.ensemble
+        assert own is not None
+        note = "a point forecast" if own.is_point else f"{own.num_members} members, seed {own.seed}"
+        return replace(
+            self, scores=own.scores, paired=own.paired, seconds=own.seconds, note=note, ensemble=None
+        )
 
     @property
     def sees_truth(self) -> bool:
@@ -60,6 +74,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """JSON values: every metric beside label and note, then what is by time step."""
         scores = self.scores
+        ensemble = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
         return {
             "label": self.label,
             "note": self.note,
@@ -69,7 +84,8 @@ class Row:
             "paired": {name: asdict(pair) for name, pair in self.paired.items()},
             "by_seed": {name: list(values) for name, values in scores.by_seed.items()},
             "pdebench_compat": dict(scores.pdebench_compat),
-            "by_step": {name: _columns(steps) for name, steps in scores.by_step.items()},
+            "by_step": {name: as_columns(steps) for name, steps in scores.by_step.items()},
+            **ensemble,
         }
 
 
@@ -94,6 +110,11 @@ class TaskReport:
     space: Literal["fields", "latent"] = "fields"
     num_trajectories: int = 0
     figures: Sequence[Drawing] = ()
+
+    @property
+    def ensembles(self) -> list[Row]:
+        """The table of ensembles; empty where none were asked for."""
+        return [row.of_ensemble for row in self.rows if row.ensemble is not None]
 
     @property
     def confidence(self) -> str:
@@ -138,6 +159,7 @@ class Report:
         config: The resolved configuration.
         figures: What is drawn of the run, such as training curves.
         test_uses: How often the run was evaluated on the test split, this time included; None if unknown.
+        made_from: Checkpoints that predicted, and data that they predicted.
     """
 
     title: str
@@ -149,13 +171,16 @@ class Report:
     config: Mapping[str, Any] = field(default_factory=dict)
     figures: Sequence[Drawing] = ()
     test_uses: int | None = None
+    made_from: Sequence[Origin] = ()
 
     @property
     def shown_test_uses(self) -> str:
         """How often the test split was used, for people."""
         if self.test_uses is None:
             return ""
-        times = {0: "never", 1: "once"}.get(self.test_uses, f"{self.test_uses} times")
+        if self.test_uses == 0:
+            return "The test split hasn't been used so far."
+        times = "once" if self.test_uses == 1 else f"{self.test_uses} times"
         return f"The test split was used {times} so far."
 
     @property
@@ -177,6 +202,7 @@ class Report:
             "stages": {log.stage: log.to_json() for log in self.stages},
             "data_wait_share": self.data_wait_share,
             "figures": {drawing.name: drawing.caption for drawing in self.drawings},
+            MADE_FROM: [origin.to_json() for origin in self.made_from],
             "config": dict(self.config),
         }
         return dict(with_nulls(values))
@@ -187,12 +213,14 @@ class Report:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*_FIRST_COLUMNS, *_PAIRED_COLUMNS, "note"])
         for task in self.tasks:
-            for row in task.rows:
-                for name, step, value in _lines(row):
-                    t = "" if step == "" else task.t[int(step) - 1]
-                    seeds = " ".join(map(str, row.seeds))
-                    line = (task.task, task.space, row.name, seeds, name, step, t, *_ends(value))
-                    writer.writerow([*line, *_paired_columns(row, name, step), row.note])
+            for prefix, rows in (("", task.rows), ("ensemble/", task.ensembles)):
+                for row in rows:
+                    for name, step, value in _lines(row):
+                        t = "" if step == "" else task.t[int(step) - 1]
+                        seeds = " ".join(map(str, row.seeds))
+                        where = (task.task, task.space, row.name, seeds, f"{prefix}{name}", step, t)
+                        line = (*where, *_ends(value), *_paired_columns(row, name, step), row.note)
+                        writer.writerow(line)
         return text.getvalue()
 
 
@@ -223,34 +251,40 @@ def _lines(row: Row) -> Iterator[tuple[str, int | str, Interval]]:
             yield name, step, value
 
 
-def _columns(steps: Sequence[Interval]) -> dict[str, list[float]]:
-    return {part: [getattr(step, part) for step in steps] for part in ("mean", "low", "high")}
-
-
 def show_evaluation(report: Report, console: Console) -> None:
     """Print the headline metrics of every task."""
     for task in report.tasks:
-        columns = [name for name in _COLUMNS if any(name in row.scores.metrics for row in task.rows)]
         title = task.task if task.space == "fields" else f"{task.task} (errors of latents, not of fields)"
-        table = Table(title=title, title_justify="left", show_lines=True)
-        table.add_column("", no_wrap=True)
-        for name in columns:
-            table.add_column(_COLUMNS[name])
-        has_pairs = any(row.paired for row in task.rows)
-        if has_pairs:
-            table.add_column(f"nRMSE beside the {task.rows[0].label}'s")
-        for row in task.rows:
-            label = Text.assemble(row.label, *[("\n" + seeds, "dim") for seeds in [row.shown_seeds] if seeds])
-            cells = [_shown(row.scores.metrics.get(name)) for name in columns]
-            cells += [_shown_pair(row.paired.get(_PAIRED))] if has_pairs else []
-            table.add_row(label, *cells)
-        console.print(table)
-        for row in task.rows:
-            if row.note:
-                console.print(f"{row.label}: {row.note}", style="dim", markup=False)
+        _show_rows(task.rows, _COLUMNS, title, console)
+        if task.ensembles:
+            _show_rows(task.ensembles, _ENSEMBLE_COLUMNS, f"{task.task}: ensembles", console)
         console.print(f"{task.protocol} {task.confidence}", style="dim", markup=False)
     if report.shown_test_uses:
         console.print(report.shown_test_uses, style="dim", markup=False)
+
+
+def _show_rows(rows: Sequence[Row], titles: Mapping[str, str], title: str, console: Console) -> None:
+    """A table, with the verdict on the first of its metrics, and notes below."""
+    columns = {
+        name: shown for name, shown in titles.items() if any(name in row.scores.metrics for row in rows)
+    }
+    judged = next(iter(titles))
+    table = Table(title=title, title_justify="left", show_lines=True)
+    table.add_column("", no_wrap=True)
+    for shown in columns.values():
+        table.add_column(shown)
+    has_pairs = any(row.paired for row in rows)
+    if has_pairs:
+        table.add_column(f"{titles[judged]} beside the {rows[0].label}'s")
+    for row in rows:
+        label = Text.assemble(row.label, *[("\n" + seeds, "dim") for seeds in [row.shown_seeds] if seeds])
+        cells = [_shown(row.scores.metrics.get(name)) for name in columns]
+        cells += [_shown_pair(row.paired.get(judged))] if has_pairs else []
+        table.add_row(label, *cells)
+    console.print(table)
+    for row in rows:
+        if row.note:
+            console.print(f"{row.label}: {row.note}", style="dim", markup=False)
 
 
 def _shown(value: Interval | None) -> Text:

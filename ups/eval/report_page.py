@@ -16,6 +16,7 @@ from pathlib import Path
 from string import Template
 from urllib.parse import quote
 
+from ups.data.origins import Origin
 from ups.errors import OutputError
 from ups.eval.figure_style import Drawing
 from ups.eval.intervals import Interval, Paired
@@ -70,6 +71,21 @@ _HEADLINE = {
     "drift": "drift of the mean at the end",
 }
 
+# The same of the table of ensembles.
+_ENSEMBLE_HEADLINE = {
+    "mean_nrmse": "nRMSE of the ensemble mean",
+    "crps": "CRPS",
+    "energy_score": "energy score",
+    "spread_skill": "spread / skill",
+    "band_high": "energy of the high band / the truth's",
+}
+_ENSEMBLES = (
+    "CRPS and energy score are fair: what an ensemble of infinitely many such members would score. A "
+    "point forecast is one that is sure: its CRPS is its mean absolute error, its energy score its root "
+    "mean square error. All are relative to the root mean square of each channel over the split's truth. "
+    "Spread over skill and ratios of energy are best at 1."
+)
+
 _TRAJECTORIES = {
     "train": "on the trajectories that models were trained on",
     "val": "on validation trajectories, by which the best weights were chosen",
@@ -86,6 +102,8 @@ def to_html(report: Report) -> str:
     sections = [_task_section(task) for task in report.tasks]
     tables = _stages_table(report.stages) + _seconds_table(report.seconds)
     sections.append(_section("The run", tables + _figures(report.figures)))
+    if report.made_from:
+        sections.append(_section("Made from", _origins_table(report.made_from)))
     config = html.escape(json_text(with_nulls(report.config), indent=2, default=str))
     sections.append(_section("Configuration", _details("resolved configuration", f"<pre>{config}</pre>")))
     return _PAGE.substitute(
@@ -122,7 +140,20 @@ def _task_section(task: TaskReport) -> str:
     if any(row.scores.pdebench_compat for row in task.rows):
         title = f"PDEBench's metrics as its own evaluation averages them, batches of {COMPAT_BATCH_SIZE}"
         body += _details(title, _compat_table(task.rows))
-    return _section(task.task, body + _figures(task.figures))
+    return _section(task.task, body + _ensembles(task.ensembles) + _figures(task.figures))
+
+
+def _ensembles(rows: Sequence[Row]) -> str:
+    """The table of ensembles, and what its scores mean."""
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for row in rows for name in row.scores.metrics))
+    titles = {name: _ENSEMBLE_HEADLINE.get(name, name) for name in names}
+    first = {name: title for name, title in _ENSEMBLE_HEADLINE.items() if name in titles}
+    body = f"<h3>Ensembles</h3><p>{html.escape(_ENSEMBLES)}</p>{_errors_table(rows, first)}"
+    body += _paired_table(rows, titles)
+    others = {name: title for name, title in titles.items() if name not in first}
+    return body + (_details("other scores of ensembles", _errors_table(rows, others)) if others else "")
 
 
 def _section(title: str, body: str) -> str:
@@ -233,6 +264,17 @@ def _stages_table(stages: Sequence[StageLog]) -> str:
 def _seconds_table(seconds: Mapping[str, float]) -> str:
     lines = [[f"<td>{html.escape(name)}</td>", f"<td>{value:.1f} s</td>"] for name, value in seconds.items()]
     return _table(["phase, startup included", "wall time"], lines) if lines else ""
+
+
+def _origins_table(origins: Sequence[Origin]) -> str:
+    """What the report was made from; `ups lineage report.json` looks for it."""
+    lines = []
+    for origin in origins:
+        place = "" if origin.path is None else _note(origin.path)
+        digest = "not known" if origin.hash is None else f"<code>{html.escape(origin.hash)}</code>"
+        cells = (f"{html.escape(origin.role)}{place}", origin.kind, f"{origin.hash_of}<br>{digest}")
+        lines.append([f"<td>{cell}</td>" for cell in cells])
+    return _table(["", "kind", "hash"], lines)
 
 
 def _figures(figures: Sequence[Drawing]) -> str:

@@ -45,7 +45,7 @@ def roll_out(
     """Predict all trajectories of a split and measure the errors, a batch at a time.
 
     Args:
-        forecaster: Who predicts.
+        forecaster: What predicts.
         trajectories: Of a split.
         batch_size: Trajectories at a time; by default by their size.
 
@@ -75,7 +75,7 @@ def predict(
     forecaster: Forecaster | AutoencoderFloor, batch: TrajectoryBatch, trajectories: Trajectories
 ) -> Tensor:
     """The predicted frames of a batch, on the CPU, shape (B, T, X..., C)."""
-    start = Start(trajectories.info.task, batch.given, batch.parameters, trajectories.dt)
+    start = start_of(batch, trajectories)
     if isinstance(forecaster, AutoencoderFloor):
         return forecaster.restore(batch.truth, start)
     prediction = forecaster.forecast(start, trajectories.horizon).cpu()
@@ -84,3 +84,8 @@ def predict(
             f"forecast of {forecaster.name}", expected=tuple(batch.truth.shape), found=tuple(prediction.shape)
         )
     return prediction
+
+
+def start_of(batch: TrajectoryBatch, trajectories: Trajectories) -> Start:
+    """What forecasters are given of a batch."""
+    return Start(trajectories.info.task, batch.given, batch.parameters, trajectories.dt)

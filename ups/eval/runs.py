@@ -9,17 +9,18 @@ from pathlib import Path
 from ups.config import RunConfig, load_config
 from ups.config.seeds import family_of, seed_folder, trained_seeds, with_seeds
 from ups.device import choose_device
-from ups.errors import ConfigError
+from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_files import find_baselines
 from ups.eval.comparison import OtherOperator, TrainedRun, check_comparable
-from ups.eval.evaluate import check_split, daily_split, evaluate
+from ups.eval.ensemble_files import find_corrected, find_prior
+from ups.eval.evaluate import evaluate
 from ups.eval.report import Report
-from ups.eval.split_uses import count_test_uses, record_test_use
+from ups.eval.split_uses import check_split, count_test_uses, daily_split, record_test_use
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.output import Note, check_writable, discard
 from ups.trained.checkpoint import missing_checkpoint, read_document
 from ups.trained.simulator import Simulator, load_simulator
-from ups.trained.specs import OPERATOR, OPERATOR_FILE
+from ups.trained.specs import CORRECTOR, OPERATOR, OPERATOR_FILE, STUDENT
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,10 @@ def evaluate_run(
     seeds: Sequence[int] = (),
     split: str | None = None,
     horizon: int | None = None,
+    members: int | None = None,
+    seed: int = 0,
     also: Sequence[Path] = (),
+    best: Path | None = None,
     phases: Mapping[str, float] | None = None,
     title: str | None = None,
     note: Note,
@@ -62,8 +66,11 @@ def evaluate_run(
         overrides: As `open_runs`.
         seeds: As `open_runs`.
         split: By default `evaluation.split`, and "dev" where that is "test".
-        horizon: Steps to predict; by default to the end of the shortest trajectory.
+        horizon: Steps to predict; by default as `evaluation.horizon` says.
+        members: Of ensembles; by default as `evaluation.members` says.
+        seed: Of the members' noise.
         also: Checkpoints of other operators of the same tasks.
+        best: Checkpoint of the best operator so far, for a row of its own.
         phases: Seconds of what happened before, by name, for the report.
         title: Heading of the report.
         note: Takes warnings, and what is being done.
@@ -79,34 +86,44 @@ def evaluate_run(
     if is_test:
         check_writable(first.folder)
     others = open_others(also, first.config, first.simulator, note=note)
-    trained = [_with_baselines(run, note=note) for run in runs]
+    rival = open_others([best] if best else [], first.config, first.simulator, note=note)
+    has_members = (first.config.evaluation.members if members is None else members) is not None
+    trained = [_with_others(run, has_members=has_members, note=note) for run in runs]
     trained, others = join_alike(trained, others, first, note=note)
     report = evaluate(
         first.config,
         first.simulator,
         also=others,
+        best=rival[0] if rival else None,
         split=which,
         horizon=horizon,
+        members=members,
+        seed=seed,
         baselines=trained[0].baselines,
+        corrected=trained[0].corrected,
+        prior=trained[0].prior,
         logs=trained[0].logs,
         other_seeds=trained[1:],
         phases=phases,
         note=note,
     )
     if is_test:
-        paths = [*(run.path for run in runs), *_operators(also)]
+        paths = [*(run.path for run in runs), *_operators([*also, *([best] if best else [])])]
         record_test_use(first.folder, config=first.config, checkpoints=paths)
     report = replace(report, test_uses=count_test_uses(first.folder))
     return replace(report, title=title) if title else report
 
 
-def _with_baselines(run: OpenedRun, *, note: Note) -> TrainedRun:
-    """A run and the baselines that lie with it."""
+def _with_others(run: OpenedRun, *, has_members: bool, note: Note) -> TrainedRun:
+    """A run, the baselines that lie with it, and where ensembles are asked for what makes them."""
+    device = str(run.simulator.device)
     return TrainedRun(
         run.simulator,
         run.config.seed,
         find_baselines(run.config, run.simulator, note=note),
         read_stage_logs(run.config, note=note),
+        find_corrected(run.path, device=device, note=note) if has_members else (),
+        find_prior(run.path, device=device) if has_members else None,
     )
 
 
@@ -125,14 +142,14 @@ def join_alike(
     return joined, left
 
 
-def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note) -> RunConfig:
-    """The configuration that an operator's checkpoint was made with, with overrides.
+def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note, kind: str = OPERATOR) -> RunConfig:
+    """The configuration that a checkpoint, by default an operator's, was made with, with overrides.
 
     Raises:
         CheckpointError: If there is no such checkpoint, or it is damaged.
         ConfigError: If it is no configuration of today, or an override is wrong.
     """
-    document = read_document(checkpoint, kind=OPERATOR)
+    document = read_document(checkpoint, kind=kind)
     where = f"the configuration in {checkpoint}"
     return load_config(dict(document["config"]), overrides=overrides, name=where, note=note)
 
@@ -164,6 +181,8 @@ def open_runs(
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
     if checkpoint is not None and seeds:
         raise ConfigError("--seeds", expected="--config FILE without --checkpoint", found="--checkpoint")
+    if checkpoint is not None:
+        _check_operator(checkpoint)
     if checkpoint is not None and config_path is None:
         config = config_of(checkpoint, overrides, note=note)
     else:
@@ -185,6 +204,24 @@ def open_runs(
         OpenedRun(own, load_simulator(path, device=str(device)), path, folder)
         for own, path in zip(configs, paths, strict=True)
     ]
+
+
+def _check_operator(path: Path) -> None:
+    """Refuse the checkpoint of another kind, saying what evaluates it.
+
+    Raises:
+        CheckpointError: As `read_document`.
+    """
+    try:
+        read_document(path, kind=OPERATOR)
+    except CheckpointError as error:
+        if error.kind == "other_kind" and error.found in (CORRECTOR, STUDENT):
+            operator = path.with_name(OPERATOR_FILE)
+            error.hint = (
+                f"give the operator that it corrects, such as {operator}; --members evaluates the corrector "
+                "and the student beside --checkpoint, too"
+            )
+        raise
 
 
 def _default_seeds(folder: Path, *, note: Note) -> tuple[int, ...]:
@@ -233,6 +270,7 @@ def open_others(
     """
     found = []
     for path in _operators(paths):
+        _check_operator(path)
         theirs = load_simulator(path, device=str(simulator.device))
         trained = _trained_with(path, note=note)
         other = OtherOperator(

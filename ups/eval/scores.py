@@ -22,7 +22,8 @@ COMPAT_BATCH_SIZE = 50
 LATENT_METRICS = ("nrmse", "vrmse", "relative_l2", "correlation", "correlation_time")
 MORE_IS_BETTER = frozenset({"correlation_time"})
 # What doesn't move doesn't drift; and nothing says how far the largest of all errors is from that of others.
-NO_CONTEST = frozenset({"drift", "max_error"})
+# Spread isn't good by itself, and the energy of a band is best where it is the truth's.
+NO_CONTEST = frozenset({"drift", "max_error", "spread", "spread_skill", "band_low", "band_mid", "band_high"})
 _PER_STEP = ("nrmse", "vrmse", "rmse", "brmse")  # of every trajectory, time step and channel a number
 _ORDER = (
     *("nrmse", "vrmse", "relative_l2", "correlation_time", "drift"),
@@ -84,14 +85,17 @@ def score(errors: Sequence[TrajectoryErrors], *, t: Tensor, resamples: Resamples
     by_step = _means_by_step(errors, resamples, row)
     roots = _roots(errors, resamples, row)
     resampled = overall | {name: steps.mean() for name, steps in roots.items()}
-    drift = by_step["drift"].intervals()[-1]
+    drift = by_step["drift"].intervals(is_positive=True)[-1]
     # Of a largest value a bootstrap says nothing (Bickel and Freedman 1981), so it has no interval.
     largest = Interval(float(np.mean([each.max_error.max().item() for each in errors])))
-    found = {name: value.interval() for name, value in resampled.items()}
+    found = {name: value.interval(is_positive=True) for name, value in resampled.items()}
     found |= {"drift": drift, "max_error": largest}
     return Scores(
         metrics={name: found[name] for name in _ORDER if name in found},
-        by_step={name: steps.intervals() for name, steps in (by_step | roots).items()},
+        by_step={
+            name: steps.intervals(is_positive=name != "correlation")
+            for name, steps in (by_step | roots).items()
+        },
         by_seed=_by_seed(errors, t, found),
         pdebench_compat=_compat(errors, found),
         resampled=resampled,

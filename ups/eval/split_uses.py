@@ -1,7 +1,7 @@
-"""How often a run was evaluated on its test split: a line of a file beside its checkpoints for every time.
+"""Which split an evaluation takes, and how often that was the test split.
 
-Each look at a test split, and what is changed after it, makes it more of a development split, so reports show
-the number.
+For every use there is a line of a file beside the checkpoints. Each look at a test split, and what is changed
+after it, makes it more of a development split, so reports show the number.
 """
 
 from __future__ import annotations
@@ -15,10 +15,53 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ups.config import RunConfig
-from ups.errors import OutputError
+from ups.data.splits import SPLITS, Split
+from ups.errors import ConfigError, OutputError, did_you_mean
+from ups.output import Note
 from ups.trained.checkpoint import hash_tensors
 
 FILE = "test_uses.jsonl"
+
+
+def check_split(split: str) -> Split:
+    """One of the splits; "valid" is "val", as for the build.
+
+    Raises:
+        ConfigError: For another name.
+    """
+    known: dict[str, Split] = {name: name for name in SPLITS} | {"valid": "val"}
+    if split not in known:
+        hint = did_you_mean(split, known)
+        raise ConfigError("--split", expected="dev, val, test or train", found=repr(split), hint=hint)
+    return known[split]
+
+
+def daily_split(split: str | None, configured: str, *, note: Note) -> Split:
+    """The split of an evaluation that isn't `ups evaluate --split test`: never "test".
+
+    Configurations of earlier versions name the test split, as every one did by default: they get "dev".
+
+    Args:
+        split: What the command line says.
+        configured: `evaluation.split`.
+        note: Called where the configuration names the test split.
+
+    Raises:
+        ConfigError: For a name that is no split; kind "test_split", if the command line names that.
+    """
+    wanted = check_split(split or configured)
+    if wanted != "test":
+        return wanted
+    if split is not None:
+        raise ConfigError(
+            "the test split isn't for comparing while you work",
+            kind="test_split",
+            expected="--split dev, val or train",
+            found="test",
+            hint="`ups evaluate --split test` takes it, and counts how often it was used",
+        )
+    note("evaluation.split = test is taken as dev: only `ups evaluate --split test` uses the test split")
+    return "dev"
 
 
 def count_test_uses(folder: Path) -> int:

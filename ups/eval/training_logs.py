@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.run import STAGE_NAMES
+from ups.config.stages import STAGE_NAMES
 from ups.output import Note
 
 _WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
-_STARTUP = "startup/total_startup_time_min"
+_STARTUP = "startup/total_startup_time_min"  # from the launch of the command
+_EARLIER = "startup/earlier_sec"  # until it was the stage's turn
 _FLOPS, _PROCESSOR = "training/flops", "training/processor_s"
 _SHOWN = 60  # characters of a line that can't be read
 
@@ -145,7 +146,7 @@ def _summarise(stage: str, records: Sequence[Mapping[str, Any]]) -> StageLog:
     return StageLog(
         stage=stage,
         seconds=sum(_run_seconds(run) for run in runs),
-        startup_s=sum(60 * float(record[_STARTUP]) for record in records if _STARTUP in record),
+        startup_s=sum(_startup_s(record) for record in records if _STARTUP in record),
         train_s=train_s,
         data_wait_s=wait_s,
         steps=last,
@@ -210,8 +211,13 @@ def _run_seconds(run: Sequence[Mapping[str, Any]]) -> float:
     began, ended = float(run[0]["time"]), float(run[-1]["time"])
     startup = next((record for record in run if _STARTUP in record), None)
     if startup is not None:
-        began = min(began, float(startup["time"]) - 60 * float(startup[_STARTUP]))
+        began = min(began, float(startup["time"]) - _startup_s(startup))
     return ended - began
+
+
+def _startup_s(record: Mapping[str, Any]) -> float:
+    """Seconds of a stage's own start."""
+    return 60 * float(record[_STARTUP]) - float(record.get(_EARLIER, 0.0))
 
 
 def _samples_per_step(records: Sequence[Mapping[str, Any]]) -> int:

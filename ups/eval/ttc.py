@@ -20,21 +20,15 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.config.run import TtcConfig
+from ups.config.training import TtcConfig
 from ups.errors import ConfigError
 from ups.eval.forecasters import Start
 from ups.eval.physics import physics_of
 from ups.grid import FIELDS
 from ups.physics.residual import LINE_EQUATIONS
 from ups.physics.task_physics import Prior, Step, TaskPhysics
-from ups.trained.simulator import (
-    Numbers,
-    Simulator,
-    check_room,
-    frames_of,
-    parse_parameters,
-    step_times,
-)
+from ups.trained.rollout_inputs import Numbers, check_room, frames_of, parse_parameters, step_times
+from ups.trained.simulator import Simulator
 from ups.trained.specs import check_known_encoder
 
 # What a candidate's score sums, all relative.

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ups.nn.layers import halved_axes
-from ups.nn.shifted_window import MAX_WINDOW
+from ups.nn.token_axes import MAX_WINDOW, halved_axes
 
 Mixer = Literal["spectral", "convolution", "attention", "hybrid"]
 NORMALISED = ("attention", "hybrid")  # their blocks always normalise what they are given
@@ -32,6 +31,8 @@ class OperatorSize:
         modes: Fourier modes along each axis; None for all.
         padding: Zeros behind an axis with ends before a Fourier transform, over its length.
         has_norm: Whether spectral and convolution blocks normalise what they are given.
+        adds_input: Whether the input of a steady task is added to what is computed, as a state is to its
+            change; so it was until 2026-11-23.
     """
 
     width: int = 96
@@ -45,6 +46,7 @@ class OperatorSize:
     modes: int | None = None
     padding: float = 0.125
     has_norm: bool = False
+    adds_input: bool = False
 
     def mixer(self, level: int) -> Mixer:
         """What mixes the tokens of a level."""
@@ -57,7 +59,10 @@ class OperatorSize:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> OperatorSize:
         """The size that `to_json` described."""
-        return cls(**{**values, "depths": tuple(values["depths"]), "mixers": tuple(values["mixers"])})
+        missing = {"adds_input": True}  # of a file of before that date
+        return cls(
+            **{**missing, **values, "depths": tuple(values["depths"]), "mixers": tuple(values["mixers"])}
+        )
 
 
 # With attention, parameter counts of S, B and L are of the order of the paper's 33, 130 and 518 million.

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.grid import PERIODIC
-from ups.nn.layers import boundary_features, boundary_flags, halved_axes
+from ups.nn.layers import boundary_features, boundary_flags
 from ups.nn.shifted_window import Windows
+from ups.nn.token_axes import halved_axes
 
 Grid = tuple[int, ...]
 
@@ -50,6 +51,7 @@ class TokenGeometry(nn.Module):
 
     Attributes:
         grid: As given.
+        steady: As given.
         levels: The grid as it is at each level.
     """
 
@@ -59,7 +61,7 @@ class TokenGeometry(nn.Module):
         self, grid: Grid, boundary: Sequence[str], *, steady: bool, windows: Sequence[int | None]
     ) -> None:
         super().__init__()
-        self.grid = grid
+        self.grid, self.steady = grid, steady
         self.register_buffer(
             "flags", torch.tensor([[*boundary_flags(boundary), float(steady)]]), persistent=False
         )

@@ -1,7 +1,7 @@
 """Activation checkpointing: what a forward pass doesn't keep, the backward pass computes once more.
 
 It trades operations for memory and changes neither weights nor their names. Methods that may be computed once
-more are marked in their class (`recomputed`); a model is told how (`set_activation_checkpointing`). Source:
+more are marked in their class (`recomputed`); `set_activation_checkpointing` tells a model how. Source:
 Chen et al. 2016 (arXiv:1604.06174); selective: Korthikanti et al. 2022 (arXiv:2205.05198).
 """
 

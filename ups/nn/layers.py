@@ -43,7 +43,6 @@ BOUNDARY_TYPES = (
 )
 _DECAY_LENGTHS = (1.0, 4.0)  # in tokens or patches: the layer at the boundary, and its surroundings
 _OWN_PATCH_BIAS = 2.0
-MIN_TOKENS = 8  # along an axis that is still halved
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -307,11 +306,6 @@ class GroupPooling(Recomputing):
         pooled_BLW = torch.einsum("blmh,blmhk->blhk", weights_BLMH, values).flatten(2)
         tokens_BLW = x_BLMW.mean(dim=2) + self.out(pooled_BLW)
         return tokens_BLW.transpose(1, 2).unflatten(2, self.tokens)
-
-
-def halved_axes(grid: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes of a token grid that are long and even enough to be halved."""
-    return tuple(axis for axis, length in enumerate(grid) if length >= MIN_TOKENS and length % 2 == 0)
 
 
 class Coarser(nn.Module):

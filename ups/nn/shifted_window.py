@@ -8,29 +8,27 @@ attention); Holzschuh et al. 2025 (PDE-Transformer).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
+from ups.nn.flex_attention import flex_window_attention, window_block_mask
 from ups.nn.layers import cut_cells, join_cells
+from ups.nn.token_axes import MAX_WINDOW, window_size
 
-MAX_WINDOW = 8  # tokens along an axis, as in PDE-Transformer
-_MIN_WINDOW = 4  # a grid that divides only into smaller windows is one window
+Attention = Literal["sdpa", "flex"]
+
 _MASKED = -1e4  # exp of it is 0 in every precision, and float16 holds it
 _MAX_LOG_SCALE = math.log(100.0)
 _BIAS_WIDTH = 64
+_LEAST_LENGTH = 1e-12  # of a vector that is normalised, as `F.normalize` has it
 
 Grid = tuple[int, ...]
-
-
-def window_size(length: int, *, largest: int = MAX_WINDOW) -> int:
-    """Tokens of a window along an axis: the largest divisor up to `largest`, or all where that is tiny."""
-    if length <= largest:
-        return length
-    size = next(size for size in range(largest, 0, -1) if length % size == 0)
-    return size if size >= min(_MIN_WINDOW, largest) else length
 
 
 def partition_windows(tokens: Tensor, window: Grid) -> Tensor:
@@ -51,14 +49,14 @@ def merge_windows(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
     return join_cells(windows.unflatten(0, (-1, num_windows)), window, points=grid)
 
 
-def window_mask(grid: Grid, window: Grid, shift: Grid, periodic: Sequence[bool]) -> Tensor:
-    """Which pairs of tokens of a shifted window may see each other.
+def window_pieces(grid: Grid, window: Grid, shift: Grid, periodic: Sequence[bool]) -> Tensor:
+    """To which piece of its shifted window each token belongs; only those of one piece see each other.
 
     On a periodic axis the roll is what the field does; on another one the window that wraps around the edge
     holds two pieces that don't touch.
 
     Returns:
-        Shape (number of windows, N, N), bool.
+        Numbers, float32, shape (number of windows, N).
     """
     piece = torch.zeros(1, *grid, 1)
     for axis, (length, step) in enumerate(zip(grid, shift, strict=True)):
@@ -67,8 +65,7 @@ def window_mask(grid: Grid, window: Grid, shift: Grid, periodic: Sequence[bool])
             shape = [1] * (len(grid) + 2)
             shape[axis + 1] = length
             piece = piece + wrapped.reshape(shape) * 2**axis
-    pieces = partition_windows(piece, window)
-    return pieces == pieces.transpose(1, 2)
+    return partition_windows(piece, window)[..., 0]
 
 
 def relative_offsets(window: Grid, circular: Sequence[bool]) -> Tensor:
@@ -94,6 +91,7 @@ class Windows(nn.Module):
     Attributes:
         window: Tokens of a window along each axis.
         shift: How far windows are moved where they are shifted: half a window along an axis that has several.
+        block_masks: Of windows as they are and shifted, once `make_block_masks` was called.
     """
 
     offsets: Tensor  # of a window's pairs, log-spaced; the shorter way around a periodic axis of one window
@@ -110,9 +108,19 @@ class Windows(nn.Module):
         self.register_buffer("offsets", scaled, persistent=False)
         mask = None
         if any(step and not wraps for step, wraps in zip(self.shift, periodic, strict=True)):
-            sees = window_mask(grid, window, self.shift, periodic)
+            pieces = window_pieces(grid, window, self.shift, periodic)
+            sees = pieces[:, :, None] == pieces[:, None]
             mask = torch.where(sees, 0.0, _MASKED)[None, :, None]
         self.register_buffer("mask", mask, persistent=False)
+        self._grid, self._periodic = grid, tuple(periodic)
+        self.block_masks = dict[bool, BlockMask]()
+
+    def make_block_masks(self) -> None:
+        """Make what FlexAttention takes, on the device on which the windows are."""
+        for is_moved in (False, True):
+            shift = self.shift if is_moved else (0,) * len(self.shift)
+            pieces = window_pieces(self._grid, self.window, shift, self._periodic).to(self.offsets.device)
+            self.block_masks[is_moved] = window_block_mask(pieces.flatten(), math.prod(self.window))
 
 
 class RelativeBias(nn.Module):
@@ -144,7 +152,12 @@ class ShiftedWindowAttention(nn.Module):
         num_heads: H; divides D.
         num_axes: A.
         is_shifted: Whether windows are moved by half their size.
+
+    Attributes:
+        kernel: What computes it, see `set_attention`.
     """
+
+    kernel: Attention = "sdpa"
 
     def __init__(self, width: int, *, num_heads: int, num_axes: int, is_shifted: bool) -> None:
         super().__init__()
@@ -168,8 +181,11 @@ class ShiftedWindowAttention(nn.Module):
         axes, is_moved = tuple(range(1, len(grid) + 1)), self.is_shifted and any(windows.shift)
         if is_moved:
             tokens = tokens.roll([-step for step in windows.shift], axes)
-        bias, mask = self.bias(windows.offsets), windows.mask if is_moved else None
-        mixed = self._attend(partition_windows(tokens, window), bias, mask)
+        bias, cut = self.bias(windows.offsets), partition_windows(tokens, window)
+        if self.kernel == "flex":
+            mixed = self._attend_flex(cut, bias, windows.block_masks[is_moved], num=len(tokens))
+        else:
+            mixed = self._attend(cut, bias, windows.mask if is_moved else None)
         tokens = merge_windows(mixed, window, grid)
         return tokens.roll(windows.shift, axes) if is_moved else tokens
 
@@ -183,12 +199,73 @@ class ShiftedWindowAttention(nn.Module):
         apart = 1 if mask is None else mask.shape[1]
         heads = self.qkv(windows).reshape(num // apart, apart, size, 3, self.num_heads, -1)
         query, key, value = heads.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind()
-        scale = self.log_scale.clamp(max=_MAX_LOG_SCALE).exp().repeat(apart, 1, 1)
-        query, key = F.normalize(query, dim=-1) * scale, F.normalize(key, dim=-1)
+        query, key = self._normalised(query, key, times=apart)
         bias = bias.to(query.dtype)[None]
         if mask is not None:
             bias = (bias + mask.to(query.dtype)).flatten(1, 2)
-        mixed = F.scaled_dot_product_attention(query, key.to(query.dtype), value, attn_mask=bias, scale=1.0)
+        mixed = biased_attention(query, key, value, bias=bias)
         mixed = mixed.unflatten(1, (apart, self.num_heads)).permute(0, 1, 3, 2, 4)
         out: Tensor = self.out(mixed.reshape(num, size, width))
         return out
+
+    def _attend_flex(self, windows: Tensor, bias: Tensor, mask: BlockMask, *, num: int) -> Tensor:
+        """As `_attend`, of a batch of so many grids; the windows of each are one sequence."""
+        heads = self.qkv(windows).reshape(num, -1, 3, self.num_heads, windows.shape[-1] // self.num_heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()
+        query, key = self._normalised(query, key)
+        mixed = flex_window_attention(
+            query, key, value.to(query.dtype), bias_HNN=bias.to(query.dtype), mask=mask
+        )
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(windows.shape))
+        return out
+
+    def _normalised(self, query: Tensor, key: Tensor, *, times: int = 1) -> tuple[Tensor, Tensor]:
+        """Both normalised, queries scaled; `times` windows stand beside each other as heads."""
+        scale = self.log_scale.clamp(max=_MAX_LOG_SCALE).exp().repeat(times, 1, 1)
+        query, key = query * (scale / _length(query)), key * _length(key).reciprocal()
+        return query, key.to(query.dtype)
+
+
+def set_attention(model: nn.Module, kernel: Attention) -> None:
+    """Say what computes the attention of all parts of a model; weights and results are the same.
+
+    Args:
+        model: On its device.
+        kernel: "sdpa", PyTorch's `scaled_dot_product_attention`, or "flex", its FlexAttention, which a CPU
+            has no backward pass of.
+    """
+    for module in model.modules():
+        if isinstance(module, ShiftedWindowAttention):
+            module.kernel = kernel
+        if isinstance(module, Windows) and kernel == "flex":
+            module.make_block_masks()
+
+
+@contextmanager
+def with_sdpa(model: nn.Module) -> Iterator[None]:
+    """Inside, `scaled_dot_product_attention` computes all attention."""
+    layers = [module for module in model.modules() if isinstance(module, ShiftedWindowAttention)]
+    before = [layer.kernel for layer in layers]
+    for layer in layers:
+        layer.kernel = "sdpa"
+    try:
+        yield
+    finally:
+        for layer, kernel in zip(layers, before, strict=True):
+            layer.kernel = kernel
+
+
+def _length(vectors: Tensor) -> Tensor:
+    """(..., K) to (..., 1). Multiplying by its inverse takes less than dividing as `F.normalize` does."""
+    return torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(_LEAST_LENGTH)
+
+
+def biased_attention(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor) -> Tensor:
+    """Softmax attention with a bias that is trained, all (..., N, K).
+
+    On the CPU no kernel takes such a bias. There PyTorch's own decomposition also scales, and looks for rows
+    without any pair, which windows don't have: that takes a tenth of a step.
+    """
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
+    return (query @ key.transpose(-2, -1) + bias).softmax(dim=-1) @ value

@@ -9,7 +9,6 @@ from ups.optim.learning_rate import LearningRate  # noqa: E402
 from ups.optim.muon import MuonHybrid, hidden_matrices  # noqa: E402
 from ups.optim.optimizers import (  # noqa: E402
     ParameterGroup,
-    check_optimizer,
     make_optimizer,
     parameter_groups,
     set_learning_rate,
@@ -21,7 +20,6 @@ __all__ = [
     "MuonHybrid",
     "ParameterGroup",
     "WeightsCopy",
-    "check_optimizer",
     "hidden_matrices",
     "make_optimizer",
     "parameter_groups",

@@ -36,10 +36,6 @@ class WeightsCopy:
         finally:
             self._swap()
 
-    def adopt(self) -> None:
-        """Give the model the copied weights for good."""
-        self._swap()
-
     @torch.no_grad()
     def _swap(self) -> None:
         for name, parameter in self._parameters.items():

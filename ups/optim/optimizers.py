@@ -8,33 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ups.config import OptimizerConfig
+from ups.config.checks import check_optimizer
 from ups.errors import ConfigError
 from ups.optim.muon import NUM_MATRICES, MuonHybrid
+from ups.optim.torchao_optimizers import AdamW8bit, OffloadedAdamW
 
 _LR_FACTOR = "lr_factor"  # key of a group of PyTorch's optimisers
-
-
-def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:
-    """Refuse an optimiser that can't be had here; needs no parameters, so it is refused before the work.
-
-    Args:
-        config: Kind and settings.
-        stage: Whose it is, for the key that is named.
-
-    Raises:
-        ConfigError: Kind "old_torch".
-    """
-    if config.name == "muon_hybrid" and not hasattr(torch.optim, "Muon"):
-        where = "" if stage is None else f"stages.{stage}."
-        raise ConfigError(
-            f"{where}optimizer.name = {config.name}: this PyTorch has no Muon",
-            kind="old_torch",
-            expected="torch 2.9 or later",
-            found=str(torch.__version__),
-            hint="upgrade torch, or take adamw",
-        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +55,9 @@ def make_optimizer(
 
     Raises:
         ConfigError: As `check_optimizer`; kind "not_fused", if it is to be fused and can't be; kind
-            "no_matrices", if there is nothing for Muon.
+            "no_matrices", if there is nothing for Muon; kind "not_real", if there are complex parameters, and
+            "not_shardable", if they are shared out, for those of torchao.
+        MissingExtraError: As `check_optimizer`.
     """
     check_optimizer(config)
     assert config.lr is not None
@@ -82,6 +66,8 @@ def make_optimizer(
     if config.name == "muon_hybrid":
         return _make_muon_hybrid(groups, config, hidden or {}, how)
     tables = [_table(group) for group in groups]
+    if config.name == "adamw8bit" or config.cpu_offload:
+        return _make_of_torchao(tables, config, trained)
     if config.name == "sgd":
         return torch.optim.SGD(tables, lr=config.lr, momentum=config.momentum, **how)
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
@@ -113,6 +99,28 @@ def _make_muon_hybrid(
     }
     adamw = {"betas": config.betas, "eps": config.eps, **how}
     return MuonHybrid(tables, muon={"lr": config.lr, **muon}, adamw={"lr": config.lr, **adamw})
+
+
+def _make_of_torchao(
+    tables: list[dict[str, Any]], config: OptimizerConfig, trained: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    settings: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    if any(isinstance(parameter, DTensor) for parameter in trained):
+        raise ConfigError(
+            f"optimizer.name = {config.name}: torchao's states aren't shared out over ranks",
+            kind="not_shardable",
+            expected="all of the parameters on every rank, as with DDP",
+            hint="take adamw without cpu_offload",
+        )
+    if config.cpu_offload:
+        return OffloadedAdamW(tables, **settings)
+    if not all(parameter.is_floating_point() for parameter in trained):
+        raise ConfigError(
+            "optimizer.name = adamw8bit: the model has parameters that aren't real",
+            kind="not_real",
+            hint="take adamw",
+        )
+    return AdamW8bit(tables, **settings)
 
 
 def _table(group: ParameterGroup) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.data.batches import batch_size_of
 from ups.data.field_batches import FrameBatch, augmented, frame_data, spread_batches
-from ups.data.fields import Fields, open_fields, parameter_names
+from ups.data.fields import Fields, parameter_names
 from ups.data.patch_basis import measure_bases
+from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
 from ups.distributed.ranks import ALONE, Ranks
 from ups.distributed.sharding import ShardedPart

@@ -23,17 +23,8 @@ from ups.data.trajectories import Trajectories, open_trajectories
 from ups.data.windows import WindowBatch, augment_windows
 from ups.distributed.sharding import ShardedPart
 from ups.errors import ConfigError
-from ups.eval.baseline_model import (
-    BASELINE,
-    Baseline,
-    BaselineSpec,
-    Effort,
-    Kind,
-    check_kinds,
-    load_baseline,
-    make_spec,
-    save_baseline,
-)
+from ups.eval.baseline_model import BASELINE, Baseline, Effort, load_baseline, save_baseline
+from ups.eval.baseline_spec import BaselineSpec, Kind, check_kinds, make_spec
 from ups.eval.forecasters import Persistence
 from ups.eval.training_logs import log_path, read_stage_log
 from ups.grid import FIELDS
@@ -122,6 +113,8 @@ class BaselineStage(Stage):
         self.name: Kind = model.spec.kind
         self.model, self._config, self._validation, self._device = model, config, validation, device
         settings, own = config.stage(self.name), config.baselines
+        self._is_compiled = bool(settings.compile)
+        self._data = {model.spec.task: trajectories.fields.identity}
         horizon = 1 if trajectories.info.steady else own.horizon or config.training.horizon
         source = FieldWindowSource(
             trajectories,
@@ -163,7 +156,7 @@ class BaselineStage(Stage):
         step = partial(forward, parameters_BP=batch.parameters.to(self._device, non_blocking=True))
         if training.pushforward:
             given_BXC, truth_BKXC = push_forward(step, given_BXC, truth_BKXC, num=batch.pushed)
-        given_BXC.requires_grad_(training.compile)  # as in stage operator
+        given_BXC.requires_grad_(self._is_compiled)  # as in stage operator
         return rollout_losses(
             step(given_BXC, steps=truth_BKXC.shape[1]).flatten(2, -2),
             truth_BKXC.flatten(2, -2),
@@ -184,7 +177,7 @@ class BaselineStage(Stage):
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write the model; what its training took is added at the end."""
         config = self._config.model_dump(mode="json")
-        save_baseline(self.path, self.model, config=config, report=metrics, weights=weights)
+        save_baseline(self.path, self.model, config=config, report=metrics, data=self._data, weights=weights)
         return self.path
 
     def exports(self) -> Mapping[Path, str]:
@@ -211,7 +204,8 @@ class BaselineStage(Stage):
         effort = Effort(**self.ranks.first_does(lambda: vars(self._effort())))  # who has written the log
         if self.ranks.is_first:
             model.effort, document = effort, read_document(self.path, kind=BASELINE)
-            save_baseline(self.path, model, config=document["config"], report=document["report"])
+            said = {name: document[name] for name in ("config", "report")}
+            save_baseline(self.path, model, data=self._data, **said)
         measure = partial(self._validation.nrmse, ranks=self.ranks)
         nrmse = measure(model)
         left_out = self._validation.left_out

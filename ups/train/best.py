@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.loading import with_present_names
+from ups.config.stage_keys import flat_keys
 from ups.distributed.ranks import Ranks
 from ups.distributed.sharding import whole
 from ups.errors import CheckpointError, OutputError
 from ups.optim import WeightsCopy
 from ups.output import Note, write_atomically
 from ups.train.stage import Stage
-from ups.train.state import flat_keys
 from ups.trained.checkpoint import read_document, write_card
 
 # What a validation error depends on besides the weights: errors are compared where these agree.
@@ -26,7 +27,9 @@ _VALIDATED_ON = (
     "training.max_val_frames",
     "training.amp",  # and its dtype
     "operator.val_trajectories",
+    "steady_prior.",
 )
+_OF_A_STAGE = re.compile(r"stages\.\w+\.amp(_dtype)?")
 
 
 class BestWeights:
@@ -41,13 +44,15 @@ class BestWeights:
         stage: What is trained, with the weights before the first step.
         config: Configuration of the run.
         validate: Gives the stage's metrics of the present weights; a collective.
-        ranks: Who trains together; the first one exports.
-        note: Told when training made it worse, and when a better checkpoint of an earlier run is set aside.
+        ranks: The processes that train together; the first one exports.
+        note: Called when training made it worse, and when a better checkpoint of an earlier run is set aside.
         is_first_epoch_over: Whether `restore` will be given a state of after the first epoch.
 
     Attributes:
         start: Validation error before the first step, infinite if it isn't finite; None until measured.
         score: The least error; infinite until there is one.
+        ranks: As given.
+        note: As given.
         step: Optimiser step after which it was measured, 0 before the first one; None until there is one.
         bad_epochs: Epochs since the best of the epochs, be that one worse than the weights before the first.
     """
@@ -66,7 +71,7 @@ class BestWeights:
         self.score, self.bad_epochs = math.inf, 0
         self.step: int | None = None
         self._best_epoch_score = math.inf
-        self._stage, self._config, self._ranks, self._note = stage, config, ranks, note
+        self._stage, self._config, self.ranks, self.note = stage, config, ranks, note
         self._validate = validate
         self._initial = None if is_first_epoch_over else WeightsCopy(stage.model, device="cpu")
 
@@ -82,7 +87,7 @@ class BestWeights:
         assert self.start is not None
         if score > self.start:
             worse = f"validation error {score:.4g} after step {step}, {self.start:.4g} before the first one"
-            self._note(f"warning: training made it worse: {worse}; lower training.lr")
+            self.note(f"warning: training made it worse: {worse}; lower training.lr")
         if score < self.score:
             self._export(metrics, replaces_earlier=before is not None)
             self.score, self.step = score, step
@@ -104,6 +109,15 @@ class BestWeights:
         self.score, self.step, self.start = state["best"], state["best_step"], state["start_score"]
         self._best_epoch_score, self.bad_epochs = state["best_epoch_score"], state["bad_epochs"]
 
+    def export_again(self) -> None:
+        """Export the present weights, the best so far, where what was exported is lost; a collective."""
+        metrics = {**self._validate(), "score": self.score}  # on another machine the last bits may differ
+        export(self._stage, metrics, ranks=self.ranks, earlier=None, note=self.note, is_again=True)
+
+    def forget(self) -> None:
+        """What was exported is lost: the next epoch's weights are the best so far."""
+        self.score = math.inf
+
     def _measure_start(self) -> dict[str, float]:
         assert self._initial is not None
         with self._initial.in_place():
@@ -114,20 +128,27 @@ class BestWeights:
 
     def _export(self, metrics: dict[str, float], *, replaces_earlier: bool) -> None:
         earlier = self._config if replaces_earlier else None
-        export(self._stage, metrics, ranks=self._ranks, earlier=earlier, note=self._note)
+        export(self._stage, metrics, ranks=self.ranks, earlier=earlier, note=self.note)
 
 
 def export(
-    stage: Stage, metrics: dict[str, float], *, ranks: Ranks, earlier: RunConfig | None, note: Note
+    stage: Stage,
+    metrics: dict[str, float],
+    *,
+    ranks: Ranks,
+    earlier: RunConfig | None,
+    note: Note,
+    is_again: bool = False,
 ) -> None:
     """Export a stage's present weights, whole; a collective, of which the first rank writes.
 
     Args:
         stage: Whose they are.
         metrics: Of these weights.
-        ranks: Who trains together.
+        ranks: The processes that train together.
         earlier: Configuration of the run, where files of an earlier one are replaced, see `set_aside`.
-        note: Told if one of these is kept.
+        note: Called if one of these is kept.
+        is_again: Whether they were exported before, see `Stage.export_again`.
 
     Raises:
         OutputError: If they can't be written.
@@ -138,7 +159,7 @@ def export(
     if earlier is not None:
         for path, kind in stage.exports().items():
             set_aside(path, kind=kind, metrics=metrics, config=earlier, note=note)
-    stage.export(metrics, weights)
+    (stage.export_again if is_again else stage.export)(metrics, weights)
 
 
 def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: RunConfig, note: Note) -> None:
@@ -152,7 +173,7 @@ def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: Ru
         kind: Its kind of checkpoint.
         metrics: Of what replaces it, with its `score`.
         config: Configuration of the run that replaces it.
-        note: Told.
+        note: Called with messages.
     """
     score_of = partial(_score_of, kind=kind, like=metrics, config=config)
     score = score_of(path)
@@ -197,5 +218,5 @@ def _validated_on(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flat_keys(with_present_names(config)).items()
-        if key.startswith(_VALIDATED_ON)
+        if key.startswith(_VALIDATED_ON) or (_OF_A_STAGE.fullmatch(key) and value is not None)
     }

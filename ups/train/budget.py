@@ -12,7 +12,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -20,16 +20,17 @@ from statistics import median
 import torch
 
 from ups.config import RunConfig, StageConfig
-from ups.config.run import BudgetConfig
+from ups.config.checks import check_countable
+from ups.config.stages import BudgetConfig
 from ups.data.batches import DataOrder, endless
 from ups.data.windows import WindowBatch
 from ups.distributed.ranks import ALONE, Ranks
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError
 from ups.output import Note, discard
 from ups.train.flops import count_step
 from ups.train.rollout_batches import Curriculum
+from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import Stage, StageStart, make_stage
-from ups.train.state import SavedState, state_path
 from ups.train.trainer import Trainer, autocast_of
 
 ROUNDS = 15  # steps of each stage that are timed
@@ -78,10 +79,9 @@ def measure_costs(stage: Stage, config: RunConfig, *, device: torch.device, rank
     Raises:
         ConfigError: Kind "budget", for stage joint, whose steps take turns.
     """
-    if stage.name == "joint":
-        problem = "stage joint has steps of two kinds, so no budget of operations becomes a number of them"
-        raise ConfigError(problem, kind="budget", expected="stages.joint.steps")
-    whole, count = stage.curriculum, partial(count_step, stage, autocast=autocast_of(config, device))
+    check_countable(stage.name)
+    autocast = autocast_of(config, stage.name, device)
+    whole, count = stage.curriculum, partial(count_step, stage, autocast=autocast)
     lengths = range(1, whole.horizon + 1)
     flops, rows, num = [0.0 for _ in lengths], 0, 0
     stage.model.train()
@@ -134,9 +134,9 @@ def within_budget(
         name: Of the stage.
         config: Configuration of the run.
         device: Where it is trained.
-        ranks: Who trains together.
+        ranks: The processes that train together.
         is_continued: Whether a training state that is there is continued from.
-        note: Told the number of steps.
+        note: Called with the number of steps.
 
     Raises:
         ConfigError: As `make_stage` and `measure_costs`.
@@ -210,17 +210,20 @@ def step_seconds(
     seconds: list[list[float]] = [[] for _ in trainers]
     for number in range(-_WARM_UP, rounds):
         for trainer, found in zip(trainers, seconds, strict=True):
-            spent = _seconds_of_step(trainer, share=(max(0, number) + 0.5) / rounds)
+            spent = seconds_of_step(trainer, share=(max(0, number) + 0.5) / rounds)
             if number >= 0:
                 found.append(spent)
     return seconds
 
 
-def _seconds_of_step(trainer: Trainer, *, share: float) -> float:
-    """Of the step after some share of the training."""
-    trainer.seek(int(share * trainer.total_steps))
+def seconds_of_step(
+    trainer: Trainer, *, share: float | None, clock: Callable[[], float] = time.process_time
+) -> float:
+    """Of the step after some share of the training, or of the next one; of a GPU's always wall time."""
+    if share is not None:
+        trainer.seek(int(share * trainer.total_steps))
     is_gpu = trainer.device.type == "cuda"
-    clock = time.perf_counter if is_gpu else time.process_time
+    clock = time.perf_counter if is_gpu else clock
     began = clock()
     trainer.train_step()
     if is_gpu:

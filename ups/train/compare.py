@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.run import BUDGETS, BudgetConfig, Limit
+from ups.config.stages import BUDGETS, BudgetConfig, Limit
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_files import baseline_path
-from ups.eval.baseline_model import BASELINE, Kind, check_kinds, load_baseline
+from ups.eval.baseline_model import BASELINE, load_baseline
+from ups.eval.baseline_spec import Kind, check_kinds
 from ups.eval.comparison import TrainedRun
 from ups.eval.equal_budgets import encoding_seconds, equal_budgets, used_stages
-from ups.eval.evaluate import daily_split, evaluate
+from ups.eval.evaluate import evaluate
 from ups.eval.report import Report
 from ups.eval.runs import join_alike, open_others, open_runs
-from ups.eval.split_uses import count_test_uses
+from ups.eval.split_uses import count_test_uses, daily_split
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.output import Note, discard
 from ups.train.budget import ROUNDS, ratio_of, step_seconds, without_preparing

@@ -2,14 +2,15 @@
 
 `torchrun` starts them and gives each its place; their messages go through the CPU (gloo), so no GPU waits for
 one. Every rank gathers its own rows of a batch. Which rows a batch has, and every random choice that is made
-with it, doesn't depend on the number of ranks; DDP averages the gradients.
+with it, doesn't depend on the number of ranks; DDP, or FSDP2 where parameters are sharded, averages the
+gradients.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -17,31 +18,52 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ups.config import TrainingConfig
+from ups.distributed.layout import make_mesh, set_exchange, sharding_options
 from ups.distributed.ranks import ALONE, Ranks
-from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, UpsError
-from ups.output import Note
+from ups.distributed.sharding import compile_blocks, is_sharded
+from ups.errors import (
+    ConfigError,
+    DivergedError,
+    GateMissedError,
+    InterruptedTrainingError,
+    UpsError,
+)
+from ups.output import Note, discard
+from ups.train.flops import ShapesOf
 from ups.train.interrupt import SAME_COMMAND
 from ups.train.stage import Losses, Stage
 from ups_store.launch import check_shared
 
 # Kinds of errors that all ranks raise at the same point.
-_RAISED_TOGETHER = (InterruptedTrainingError.kind, DivergedError.kind)
+_RAISED_TOGETHER = (InterruptedTrainingError.kind, DivergedError.kind, GateMissedError.kind)
+
+
+# More sockets where there is no InfiniBand, and at least so many channels; the rest is NCCL's own default.
+NCCL_VARIABLES = {
+    "NCCL_NSOCKS_PERTHREAD": "4",
+    "NCCL_SOCKET_NTHREADS": "2",
+    "NCCL_MIN_NCHANNELS": "4",
+    "NCCL_P2P_DISABLE": "0",
+    "NCCL_IB_DISABLE": "0",
+}
 
 
 class ParallelLosses:
     """Losses of this rank's rows of a batch, and gradients averaged over the ranks.
 
-    DDP wraps the losses, not the model: so it sees one forward pass for every backward pass, however often
-    and by whichever methods the losses call the model. Where batches differ in the parameters that they need
-    (another task's), it finds those in every step, so that no rank waits for their gradients. Gradients are
-    views of the buffers that ranks exchange.
+    Sharded parameters exchange their gradients themselves. Else DDP wraps the losses, not the model: so it
+    sees one forward pass for every backward pass, however often and by whichever methods the losses call the
+    model. Where batches differ in the parameters that they need (another task's), it finds those in every
+    step, so that no rank waits for their gradients. Gradients are views of the buffers that ranks exchange.
 
     Args:
         stage: What is trained.
         forward: The model, or its compiled form.
-        ranks: Who takes part.
+        ranks: The processes that take part.
         accum_steps: Batches of an optimiser step.
     """
 
@@ -50,7 +72,10 @@ class ParallelLosses:
     ) -> None:
         self._ranks = ranks
         self._losses: nn.Module = _StageLosses(stage, forward)
-        if ranks.world_size > 1:
+        self._sharded = [part.module for part in stage.sharded_parts()] if is_sharded(stage.model) else []
+        # The last batch of a step may leave out what another one gave gradients to.
+        self._has_one_exchange = stage.gradients != "some"
+        if ranks.world_size > 1 and not self._sharded:
             # A static graph learns from the first backward pass, which may not be one without an exchange.
             is_static = stage.gradients == "the same" and accum_steps == 1
             self._losses = DistributedDataParallel(
@@ -62,6 +87,7 @@ class ParallelLosses:
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
         """Inside, forward and backward pass of a batch; gradients are exchanged at a step's last one."""
+        set_exchange(self._sharded, is_last or not self._has_one_exchange)
         if is_last or not isinstance(self._losses, DistributedDataParallel):
             return nullcontext()
         return self._losses.no_sync()
@@ -69,7 +95,7 @@ class ParallelLosses:
     def __call__(self, batch: Any) -> tuple[Losses, float]:
         """Losses of this rank's rows, and their share of the batch.
 
-        The sum over ranks of losses times shares is the batch's; for gradients DDP divides by the number of
+        The sum over ranks of losses times shares is the batch's; gradients are divided by the number of
         ranks, so there the share is to be multiplied by it.
         """
         return self._losses(batch), batch.share
@@ -88,6 +114,85 @@ class _StageLosses(nn.Module):
         return self._stage.losses(self._model[0], batch)
 
 
+def share_out(
+    stage: Stage,
+    training: TrainingConfig,
+    *,
+    ranks: Ranks,
+    device: torch.device,
+    amp_dtype: torch.dtype | None,
+    compile_mode: str | None,
+    note: Note,
+) -> ShapesOf | None:
+    """Share out a stage's parameters as `training.parallel` says; a collective.
+
+    Order of wrapping: activation checkpointing is inside of what is compiled, by blocks, and that inside of
+    what is sharded, the same blocks.
+
+    Args:
+        stage: With whole parameters, on its device; before there is an optimiser.
+        training: The configuration's section.
+        ranks: The processes that train together.
+        device: Where.
+        amp_dtype: Of autocast; None where there is none.
+        compile_mode: Of `torch.compile`; None if nothing is compiled.
+        note: Called with what can't be done so.
+
+    Returns:
+        Shapes of the whole model; None if it stays whole.
+
+    Raises:
+        ConfigError: As `make_mesh` and `Stage.shard`.
+    """
+    mesh = make_mesh(training.parallel, ranks, device_type=device.type, shard_size=training.shard_size)
+    if mesh is None:
+        return None
+    shapes = ShapesOf(stage.model)
+    if compile_mode is not None:
+        mode = without_graphs(compile_mode, note=note)
+        for part in stage.sharded_parts():
+            compile_blocks(part, mode=mode, note=note)
+    stage.shard(mesh, **sharding_options(amp_dtype))
+    trained = [parameter for parameter in stage.model.parameters() if parameter.requires_grad]
+    assert all(isinstance(parameter, DTensor) for parameter in trained)  # nothing else averages gradients
+    return shapes
+
+
+def without_graphs(mode: str, *, note: Note) -> str:
+    """A mode of `torch.compile` without CUDA graphs, which need weights that stay where they are."""
+    other = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(mode, mode)
+    if other != mode:
+        note(f"training.compile_mode = {mode}: sharded weights move, so it is {other} without CUDA graphs")
+    return other
+
+
+def check_num_ranks(training: TrainingConfig, ranks: Ranks, *, note: Note) -> None:
+    """Refuse to train with another number of ranks than `training.num_gpus`: batches would be others.
+
+    Args:
+        training: The configuration's section.
+        ranks: The processes that train together.
+        note: Called if there is nothing to share out.
+
+    Raises:
+        ConfigError: Kind "num_gpus", with the command that starts so many.
+    """
+    if ranks.world_size == 1 and training.parallel != "ddp":
+        note(
+            f"warning: training.parallel = {training.parallel} has no effect: one process has all parameters"
+        )
+    wanted = training.num_gpus
+    if wanted in (None, ranks.world_size, ranks.local_world_size):
+        return
+    raise ConfigError(
+        f"training.num_gpus = {wanted}",
+        kind="num_gpus",
+        expected=f"as many ranks: `torchrun --nproc-per-node {wanted} -m ups train ...` starts them",
+        found=f"{ranks.world_size} of them" if ranks.world_size > 1 else "one process without torchrun",
+        hint=f"training.num_gpus={ranks.world_size} trains with what there is",
+    )
+
+
 class Agreement:
     """A number that every rank brings along at every step; all learn the largest, one call later.
 
@@ -95,7 +200,7 @@ class Agreement:
     Alone the answer is the number itself.
 
     Args:
-        ranks: Who takes part.
+        ranks: The processes that take part.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -129,15 +234,15 @@ def joined_ranks(
     *,
     timeout_s: float,
     note: Note,
-    variables: Mapping[str, str] = os.environ,
+    variables: MutableMapping[str, str] = os.environ,
 ) -> Iterator[tuple[Ranks, torch.device]]:
     """Inside, this process belongs to the ranks that `torchrun` started; alone without it. May be nested.
 
     Args:
         device_name: As `training.device`.
         timeout_s: Seconds that a rank waits for the others, also while the first one validates.
-        note: Told if a GPU was asked for and there is none.
-        variables: The environment.
+        note: Called if a GPU was asked for and there is none.
+        variables: The environment, to which settings of NCCL are added.
 
     Yields:
         This process's place and its device.
@@ -156,8 +261,11 @@ def joined_ranks(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
+        set_nccl_variables(variables, note=note if ranks.is_first else discard)
     # A gradient of one column has two equal layouts, of which DDP expects one; nothing is lost.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    # What a block returns is changed in place by none.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(.*\) returned a view tensor")
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         yield ranks, device
@@ -178,6 +286,19 @@ def joined_ranks(
     # After other errors the group stays: a rank that waits for this one learns of it when this process ends.
 
 
+def set_nccl_variables(variables: MutableMapping[str, str], *, note: Note) -> None:
+    """Give NCCL's settings the values of `NCCL_VARIABLES`, but for those that are set.
+
+    Args:
+        variables: The environment.
+        note: Called with what is set.
+    """
+    own = {name: value for name, value in variables.items() if name.startswith("NCCL_")}
+    if kept := sorted(own.items() - NCCL_VARIABLES.items()):
+        note(f"settings of NCCL as in the environment: {', '.join(map('='.join, kept))}")
+    variables.update(NCCL_VARIABLES | own)
+
+
 def _leave(ranks: Ranks) -> None:
     """Leave once all ranks are here: none takes away a connection that another one still uses."""
     ranks.sum(torch.zeros(1))
@@ -188,11 +309,12 @@ def _from_environment(variables: Mapping[str, str]) -> Ranks:
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         check_shared(variables)
         return ALONE
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    found = {name: variables.get(name, "0") for name in names}
+    names = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": variables["WORLD_SIZE"]}
+    found = {name: variables.get(name, absent) for name, absent in names.items()}
     try:
-        ranks = Ranks(*(int(found[name]) for name in names))
-        is_sound = 0 <= ranks.rank < ranks.world_size and ranks.local_rank >= 0
+        rank, world_size, local_rank, local_world_size = map(int, found.values())
+        ranks = Ranks(rank, world_size, local_rank, local_world_size)
+        is_sound = 0 <= ranks.rank < ranks.world_size and 0 <= ranks.local_rank < ranks.local_world_size
     except ValueError:
         is_sound = False
     if not is_sound:

@@ -10,21 +10,26 @@ count depends on shapes alone, on no machine, and a budget is as many steps with
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ups.nn.activation_checkpointing import without_recomputation
+from ups.nn.shifted_window import with_sdpa
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ups.train.stage import Stage
+
+Found = TypeVar("Found")
 
 _FFT = 5.0  # operations of a complex transform for each point and factor 2 of its length
 _COMPLEX = 4  # real multiply-adds of a complex one
@@ -47,21 +52,61 @@ def fft_flops(shape: Sequence[int], axes: Sequence[int], *, is_real: bool) -> in
 
 def count_flops(work: Callable[[], object]) -> int:
     """Floating-point operations that some work takes, forward and backward passes in it alike."""
-    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+    with counting() as counter:
         work()
     return int(counter.get_total_flops())
+
+
+def counting() -> FlopCounterMode:
+    """Inside, operations are counted by these formulas."""
+    return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+
+
+class ShapesOf:
+    """A copy of a model without its numbers, for counting what a sharded one computes; made before that.
+
+    Args:
+        model: With whole parameters, on its device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        tensors = (*model.parameters(), *model.buffers())
+        self.model = copy.deepcopy(model, {id(tensor): self._mode.from_tensor(tensor) for tensor in tensors})
+
+    @contextmanager
+    def in_place_of(self, stage: Stage) -> Iterator[None]:
+        """Inside, the stage has the copy, and nothing is computed."""
+        own, stage.model = stage.model, self.model.train(stage.model.training)
+        try:
+            with self._mode:
+                yield
+        finally:
+            stage.model = own
 
 
 def count_step(
     stage: Stage, batch: Any, *, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> int:
-    """Floating-point operations of a stage's losses of a batch and of their gradients.
+    """Floating-point operations of a stage's losses of a batch and of their gradients; see `of_step`."""
+    return of_step(stage, batch, count_flops, autocast=autocast)
+
+
+def of_step(
+    stage: Stage,
+    batch: Any,
+    measure: Callable[[Callable[[], object]], Found],
+    *,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Found:
+    """What is measured of computing a stage's losses of a batch and their gradients.
 
     It computes them once more, uncompiled, and leaves weights, gradients and random numbers as they were.
 
     Args:
-        stage: With its model in training mode.
+        stage: With its model in training mode, not sharded (`ShapesOf.in_place_of`).
         batch: This rank's rows of it.
+        measure: Calls what it is given, and returns what it found.
         autocast: Precision of the forward pass.
     """
     trained = [parameter for parameter in stage.model.parameters() if parameter.requires_grad]
@@ -73,8 +118,8 @@ def count_step(
         torch.autograd.grad(total, trained, allow_unused=True)
 
     random_numbers_kept = _random_numbers_kept(batch.draws.generator, trained[0].device)
-    with without_recomputation(stage.model), random_numbers_kept:
-        return count_flops(work)
+    with without_recomputation(stage.model), with_sdpa(stage.model), random_numbers_kept:
+        return measure(work)
 
 
 def shape_of(batch: Any) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end training after the step that is running."""
+"""SIGTERM, SIGUSR1 and SIGINT end training after the step that is running."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ def before_steps(stage: str, state_path: Path, *, restart: bool = False) -> Iter
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Inside, SIGTERM and SIGINT only leave a note; a second SIGINT interrupts as usual."""
+    """Inside, SIGTERM, SIGUSR1 and SIGINT only leave a note; a second SIGINT interrupts as usual."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may handle signals
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:
         request(number, frame)

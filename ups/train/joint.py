@@ -9,7 +9,7 @@ channels, L tokens, D channels of a token.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ups.conditions import has_boundary_values
 from ups.config import RunConfig
+from ups.config.checks import check_joint
 from ups.data.batches import batch_size_of
 from ups.data.fields import StoreFields
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import INPUT, Statistics, latent_statistics
 from ups.data.windows import TaskWindows, WindowBatch, augment_windows, evenly_spread, window_data
 from ups.distributed.sharding import ShardedPart
-from ups.errors import ConfigError
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS
 from ups.losses import inverse_losses
@@ -40,7 +40,7 @@ from ups.train.schedules import INVERSE_LOSSES, StageLength, inverse_weights, nu
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
-from ups.trained.checkpoint import hash_tensors
+from ups.trained.checkpoint import check_whole, hash_tensors
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import (
     AUTOENCODER,
@@ -213,13 +213,29 @@ class JointStage(Stage):
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `autoencoder.safetensors`, and the simulator that names it, also as the present operator."""
+        return self._export(metrics, weights, simulators=(self.path, self.operator_path))
+
+    def export_again(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
+        """As `export`; the operator that is there stays, which its own stage may have trained since."""
+        is_there = self.operator_path.exists()
+        simulators = (self.path,) if is_there else (self.path, self.operator_path)
+        return self._export(metrics, weights, simulators=simulators)
+
+    def check_exported(self, score: float) -> None:
+        """Of what stage operator doesn't replace."""
+        check_whole(self.path, kind=OPERATOR)
+        check_whole(self.autoencoder_path, kind=AUTOENCODER)
+
+    def _export(
+        self, metrics: dict[str, float], weights: Mapping[str, Tensor], *, simulators: Sequence[Path]
+    ) -> Path:
         said: dict[str, Any] = {"config": self._config.model_dump(mode="json"), "report": metrics}
         said["data"] = as_stores(self._data_hashes)
         own = {name.removeprefix(_INNER): t for name, t in weights.items() if name.startswith(_INNER)}
         save_autoencoder(self.autoencoder_path, self.autoencoder, weights=own, **said)
         digest = hash_tensors(self.autoencoder_path)
         self.model.spec = dataclasses.replace(self.model.spec, autoencoder_sha256=digest)
-        for path in (self.path, self.operator_path):
+        for path in simulators:
             save_simulator(path, self.model, weights=weights, **said)
         return self.path
 
@@ -272,27 +288,6 @@ class JointStage(Stage):
             "persistence_nrmse": self._validation.of(transient).nrmse(Persistence(), ranks=self.ranks),
             "floor_nrmse": measure(AutoencoderFloor(simulator.autoencoder)),
         }
-
-
-def check_joint(config: RunConfig) -> None:
-    """Refuse a configuration with which stage joint would leave nothing of use.
-
-    Raises:
-        ConfigError: Kinds "no_inverse_losses", "no_latents".
-    """
-    if not config.training.use_inverse_losses:
-        raise ConfigError(
-            "without inverse losses stage joint leaves an autoencoder that doesn't restore its fields",
-            kind="no_inverse_losses",
-            expected="training.use_inverse_losses=true",
-        )
-    if config.operator.state != "latent":
-        raise ConfigError(
-            "stage joint trains an operator on latents",
-            kind="no_latents",
-            expected="operator.state=latent",
-            found=config.operator.state,
-        )
 
 
 def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]) -> None:

@@ -24,6 +24,10 @@ _COLUMNS = (
     ("compression", "compression", "{:.3g}x"),
     ("rollout_steps", "steps", "{}"),
     ("nrmse", "nRMSE of rollouts", "{:.3%}"),
+    ("operator_nrmse", "operator alone", "{:.3%}"),
+    ("crps", "CRPS", "{:.3g}"),
+    ("operator_crps", "operator alone", "{:.3g}"),
+    ("spread_skill", "spread over skill", "{:.3g}"),
     ("persistence_nrmse", "persistence", "{:.3%}"),
     ("floor_nrmse", "autoencoder floor, nRMSE", "{:.3%}"),
     ("decoder_condition", "decoder's condition", "{:.3g}"),
@@ -55,6 +59,7 @@ class RunLog:
         self.sinks: list[Sink] = []
         self.console = console or terminal()
         self._stage, self._is_quiet = stage, is_quiet
+        self._unrecorded: list[str] = []  # warnings that came before there were sinks
         name = TextColumn("{task.description}", markup=False)
         columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         rates = TextColumn("{task.fields[rates]}", markup=False)
@@ -67,6 +72,10 @@ class RunLog:
         record = {"event": event, "stage": self._stage, "time": round(time.time(), 3), **values}
         for sink in self.sinks:
             sink.write(record)
+        if self.sinks and self._unrecorded:
+            warnings, self._unrecorded = self._unrecorded, []
+            for text in warnings:
+                self.record("warning", text=text)
 
     def losses(
         self, losses: Mapping[str, float], *, step: int, lr: float, rates: Mapping[str, float]
@@ -85,9 +94,19 @@ class RunLog:
         self._progress.update(self._bar, rates=shown)
 
     def note(self, text: str) -> None:
-        """Say something on the terminal, also before there are sinks."""
-        if not self._is_quiet:
-            self.console.print(text, markup=False, soft_wrap=True)
+        """Say something on the terminal, also before there are sinks; warnings are recorded, too."""
+        if self._is_quiet:
+            return
+        self.console.print(text, markup=False, soft_wrap=True)
+        if (warning := text.removeprefix("warning: ")) != text:
+            self.warned(warning)
+
+    def warned(self, text: str) -> None:
+        """Record a warning that was shown; before there are sinks, once there are."""
+        if self.sinks:
+            self.record("warning", text=text)
+        else:
+            self._unrecorded.append(text)
 
     def epoch(self, number: int, total: int, values: dict[str, float]) -> None:
         """Show the end of an epoch on the terminal."""
@@ -107,7 +126,9 @@ class RunLog:
     ) -> None:
         self._progress.stop()
         has_failed = error is not None and not isinstance(error, InterruptedTrainingError)
-        for sink in self.sinks:
+        if has_failed:
+            self.record("failed", error=str(error) or type(error).__name__)
+        for sink in reversed(self.sinks):  # the file last: it takes what the others warn of
             sink.close(has_failed=has_failed)
 
 

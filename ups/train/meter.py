@@ -6,13 +6,12 @@ Losses are summed on the device, so that no step waits for a number; phases are 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +19,17 @@ from torch import Tensor
 
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import DivergedError
-from ups.train.flops import count_step, shape_of
+from ups.train.flops import ShapesOf, of_step, shape_of
+from ups.train.numbers import STARTUP_MINUTES
+from ups.train.roofline import Cost, Limits, cost_of
 from ups.train.stage import Stage
 
 # Step of a loss that was always finite.
 _NEVER = 2**62
 _SECONDS_END = "_sec"
 _SECONDS = "startup/{}" + _SECONDS_END
-TOTAL = "startup/total_startup_time_min"
 FLOPS, PROCESSOR_S = "training/flops", "training/processor_s"
+MFU, BANDWIDTH_BOUND = "training/mfu", "training/bandwidth_bound_share"
 
 
 @dataclass
@@ -44,7 +45,7 @@ class LossMeter:
     """Sums of named losses, and the first step at which one of them wasn't finite.
 
     Args:
-        ranks: Who trains together; each knows the losses of its rows alone.
+        ranks: The processes that train together; each knows the losses of its rows alone.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
@@ -52,13 +53,14 @@ class LossMeter:
         self._together: dict[tuple[str, ...], _Sums] = {}
 
     @torch.no_grad()
-    def add(self, losses: dict[str, Tensor], *, step: int, share: float = 1.0) -> None:
+    def add(self, losses: dict[str, Tensor], *, step: int, share: float = 1.0, is_rest: bool = False) -> None:
         """Take in the losses of a batch; neither waits for the device nor sends it anything.
 
         Args:
-            losses: Means over this rank's rows.
+            losses: Means over rows of this rank.
             step: The step, counted from 1.
-            share: Share of the batch that this rank's rows are.
+            share: Share of the batch that these rows are.
+            is_rest: Whether other rows of the same batch were taken in before.
         """
         names = tuple(losses)
         values = torch.stack([loss.detach().float() for loss in losses.values()])
@@ -66,7 +68,7 @@ class LossMeter:
             never = torch.full(values.shape, _NEVER, dtype=torch.int64, device=values.device)
             self._together[names] = _Sums(torch.zeros_like(values), never)
         some = self._together[names]
-        some.count += 1
+        some.count += not is_rest
         some.sums.add_(values, alpha=share)
         some.first_bad.masked_fill_(~values.isfinite() & (some.first_bad == _NEVER), step)
 
@@ -109,15 +111,25 @@ class Work:
     Args:
         stage: Whose steps they are.
         autocast: Precision of its forward passes.
-        ranks: Who trains together.
+        ranks: The processes that train together.
+        limits: Gives the most that this rank's device can do, when it is first needed.
+        shapes: Of the model, if that is sharded.
     """
 
     def __init__(
-        self, stage: Stage, *, autocast: Callable[[], AbstractContextManager[Any]], ranks: Ranks = ALONE
+        self,
+        stage: Stage,
+        *,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        limits: Callable[[], Limits],
+        ranks: Ranks = ALONE,
+        shapes: ShapesOf | None = None,
     ) -> None:
-        self._stage, self._autocast, self._ranks = stage, autocast, ranks
-        self._flops_of: dict[tuple[object, ...], int] = {}
-        self._here = torch.zeros(2, dtype=torch.float64)
+        self._stage, self._autocast, self._limits, self._ranks = stage, autocast, limits, ranks
+        self._shapes = shapes
+        self._cost_of: dict[tuple[object, ...], Cost] = {}
+        self._recent = Cost()  # of this rank's steps since the last look
+        self._flops = self._processor_s = 0.0  # of this rank
         self._before = torch.zeros(2, dtype=torch.float64)
 
     @contextmanager
@@ -125,19 +137,40 @@ class Work:
         """Inside, the processor works on a step; so it does where threads of this process prepare batches."""
         began = time.process_time()
         yield
-        self._here[1] += time.process_time() - began
+        self._processor_s += time.process_time() - began
 
     def add(self, batch: Any) -> None:
         """Count a batch that is trained on; the first one of a shape is computed once more for that."""
         began, shape = time.process_time(), shape_of(batch)
-        if shape not in self._flops_of:
-            self._flops_of[shape] = count_step(self._stage, batch, autocast=self._autocast)
-        self._here[0] += self._flops_of[shape]
-        self._here[1] -= time.process_time() - began
+        if shape not in self._cost_of:
+            measure = partial(cost_of, limits=self._limits())
+            with self._shapes.in_place_of(self._stage) if self._shapes is not None else nullcontext():
+                self._cost_of[shape] = of_step(self._stage, batch, measure, autocast=self._autocast)
+        self._recent += self._cost_of[shape]
+        self._flops += self._cost_of[shape].flops
+        self._processor_s -= time.process_time() - began
+
+    def utilization(self, seconds: float) -> dict[str, float]:
+        """How close this rank's steps came to the limits of its device since the last call.
+
+        Args:
+            seconds: How long they took.
+
+        Returns:
+            Model FLOPs utilisation: counted operations over those that the device could have made. And the
+            share that bandwidth bounds: of the least time in which the operations could be made one by one,
+            those that move bytes for longer than they compute. Empty where no step was made.
+        """
+        recent, self._recent = self._recent, Cost()
+        if not recent.least_s:
+            return {}
+        mfu = recent.flops / self._limits().flops_per_s / max(seconds, 1e-9)
+        return {MFU: mfu, BANDWIDTH_BOUND: recent.bandwidth_bound_s / recent.least_s}
 
     def read(self) -> dict[str, float]:
         """Totals since the beginning of the stage, over all ranks; a collective."""
-        flops, processor_s = (self._before + self._ranks.sum(self._here.clone())).tolist()
+        here = torch.tensor([self._flops, self._processor_s], dtype=torch.float64)
+        flops, processor_s = (self._before + self._ranks.sum(here)).tolist()
         return {FLOPS: flops, PROCESSOR_S: processor_s}
 
     def restore(self, totals: Mapping[str, float]) -> None:
@@ -146,9 +179,14 @@ class Work:
 
 
 class StepClock:
-    """Seconds in total and waiting for data, and samples: since the last look and since the beginning."""
+    """Seconds in total and waiting for data, and samples: since the last look and since the beginning.
+
+    Attributes:
+        seconds: That the last look was about.
+    """
 
     def __init__(self) -> None:
+        self.seconds = 0.0
         self._waited = self._waited_before = 0.0
         self._seconds_before = 0.0
         self._begin()
@@ -176,6 +214,7 @@ class StepClock:
             "training/samples_per_sec": self._num_samples / seconds,
             "training/data_wait_share": self._waited / seconds,
         }
+        self.seconds = seconds
         self._seconds_before += seconds
         self._waited_before += self._waited
         self._begin()
@@ -205,7 +244,7 @@ class StartupClock:
         self.metrics = dict(before or {})
         if began is not None:
             measured_s = sum(value for name, value in self.metrics.items() if name.endswith(_SECONDS_END))
-            self._add("imports", time.time() - began - measured_s)
+            self._add("imports", max(0.0, time.time() - began - measured_s))
         self._inner_s: list[float] = []
 
     @contextmanager
@@ -227,22 +266,11 @@ class StartupClock:
 
     def end(self) -> dict[str, float]:
         """All metrics, with the minutes from the beginning until now."""
-        return {**self.metrics, TOTAL: (time.time() - self._began) / 60}
+        return {**self.metrics, STARTUP_MINUTES: (time.time() - self._began) / 60}
 
     def _add(self, name: str, seconds: float) -> None:
         key = _SECONDS.format(name)
         self.metrics[key] = self.metrics.get(key, 0.0) + seconds
-
-
-def process_began() -> float:
-    """When this process was started, in seconds since 1970; where the system doesn't say (no /proc), now."""
-    try:
-        stat = Path("/proc/self/stat").read_text()
-    except OSError:
-        return time.time()
-    ticks = int(stat.rpartition(")")[2].split()[19])  # since the machine's start (proc_pid_stat(5), field 22)
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
 
 
 _clock: ContextVar[StartupClock | None] = ContextVar("startup_clock", default=None)

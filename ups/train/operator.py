@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ups.conditions import has_boundary_values
 from ups.config import RunConfig
+from ups.config.checks import check_latent_size, check_no_inverse_losses
 from ups.data.batches import TrainingData, batch_size_of
 from ups.data.on_demand.opening import open_training_windows
 from ups.data.on_demand.sources import LiveSource
@@ -24,7 +25,7 @@ from ups.data.statistics import measure_state_statistics
 from ups.data.stores import open_field_states, tells_encoder
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
 from ups.distributed.sharding import ShardedPart
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.grid import FIELDS
 from ups.losses import rollout_losses
@@ -53,7 +54,7 @@ def open_windows(
         config: Configuration of the run.
         autoencoder_path: The checkpoint whose latents are wanted.
         device: Where states are used.
-        start: Told what is done, also from a thread in the background; asked before a store is replaced.
+        start: Called with what is done, also from another thread; asked before a store is replaced.
     Raises:
         ConfigError: As `open_training_windows`, `open_field_states` and `TaskWindows`.
         ups_store.StoreError: If a store can't be read.
@@ -133,7 +134,7 @@ def make_operator_stage(
     path = config.autoencoder_path
     autoencoder, digest = None, None
     if config.operator.state == "latent":
-        autoencoder, digest = _load_autoencoder(config, path, device), hash_tensors(path)
+        autoencoder, digest = load_autoencoder_of(config, path, device), hash_tensors(path)
     with startup_phase("data_opening"):
         data = open_windows(config, autoencoder_path=path, device=device, start=start)
         windows = data.source.tasks
@@ -189,6 +190,7 @@ class OperatorStage(Stage):
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
         settings = config.stage(self.name)
+        self._is_compiled = bool(settings.compile)
         self._data = data
         self.loader = data.loader(config, device, prepare=self._prepare)
         self._data_hashes = data_hashes(data.source.tasks)
@@ -242,7 +244,7 @@ class OperatorStage(Stage):
             before = batch.pushed
             given_BLD, truth_BKLD = push_forward(step, given_BLD, truth_BKLD, num=before)
         # Later states need gradients: were the first one to differ, a compiled step would have two forms.
-        given_BLD.requires_grad_(training.compile)
+        given_BLD.requires_grad_(self._is_compiled)
         predicted_BKLD = step(given_BLD, steps=truth_BKLD.shape[1])
         losses = rollout_losses(
             predicted_BKLD,
@@ -352,20 +354,6 @@ def operator_part(model: Simulator) -> ShardedPart:
     return ShardedPart(model.operator, ("conditions", "advance"))
 
 
-def check_no_inverse_losses(config: RunConfig) -> None:
-    """Refuse what would train nothing; a run that has a stage `joint` means that one.
-
-    Raises:
-        ConfigError: Kind "inverse_losses_frozen".
-    """
-    if config.training.use_inverse_losses and not config.trains_jointly:
-        raise ConfigError(
-            "inverse losses train encoder and decoder, and these are frozen in stage operator",
-            kind="inverse_losses_frozen",
-            hint="train them with `--stage joint`, or training.use_inverse_losses=false",
-        )
-
-
 def encoding_flops(autoencoder: Autoencoder, task: str, array: str) -> int:
     """Floating-point operations of encoding one frame of an array of a task."""
     grid, device = autoencoder.spec.tasks[task].grid, autoencoder.normalizer_of(task, FIELDS).std.device
@@ -375,7 +363,13 @@ def encoding_flops(autoencoder: Autoencoder, task: str, array: str) -> int:
         return count_flops(lambda: autoencoder.encode(frame, unknown, task=task, array=array))
 
 
-def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Autoencoder:
+def load_autoencoder_of(config: RunConfig, path: Path, device: torch.device) -> Autoencoder:
+    """The autoencoder whose latents are a stage's states.
+
+    Raises:
+        CheckpointError: If there is none, or it is damaged.
+        ConfigError: Kinds "other_task", "latent_size".
+    """
     try:
         autoencoder = load_autoencoder(path, device=str(device))
     except CheckpointError as error:
@@ -384,15 +378,5 @@ def _load_autoencoder(config: RunConfig, path: Path, device: torch.device) -> Au
         raise
     for task in config.data.tasks:
         check_task(autoencoder.spec, task, path)
-    found = autoencoder.spec.num_tokens, autoencoder.spec.latent_dim
-    wanted = config.latent.tokens, config.latent.dim
-    if found != wanted:
-        raise ConfigError(
-            "latent.tokens, latent.dim",
-            kind="latent_size",
-            path=path,
-            expected=f"{wanted[0]} tokens x {wanted[1]} channels, as configured",
-            found=f"{found[0]} x {found[1]} in the checkpoint",
-            hint="train the autoencoder again, or configure the size that it has",
-        )
+    check_latent_size(config, (autoencoder.spec.num_tokens, autoencoder.spec.latent_dim), path)
     return autoencoder

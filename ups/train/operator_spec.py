@@ -1,35 +1,19 @@
-"""The specification of an operator that is to be trained: tasks, from the stores of their states, and size.
-
-A size has a name, and `operator.pdet` changes single numbers of it.
-"""
+"""The specification of an operator that is to be trained: its tasks, from their stores, and its size."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
-from typing import Any
 
 from ups.config import RunConfig
-from ups.config.run import OperatorConfig, SpectralConfig
+from ups.config.operator_size import operator_size
 from ups.data.fields import StoreFields
 from ups.data.statistics import INPUT, Statistics
 from ups.data.windows import TaskWindows
-from ups.errors import ConfigError, ConfigWarning
+from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
-from ups.models.operator_size import NORMALISED, SIZES, OperatorSize
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import SimulatedTask, SimulatorSpec, TaskSpec
-
-_FIELDS = {
-    "hidden_dim": "width",
-    "depths": "depths",
-    "num_heads": "num_heads",
-    "window_size": "window",
-    "mlp_ratio": "mlp_ratio",
-    "drop_path": "drop_path",
-    "dropout": "dropout",
-}
 
 
 def make_spec(
@@ -145,72 +129,3 @@ def _of_fields(windows: TaskWindows) -> TaskSpec:
 def window_parameters(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted."""
     return tuple(sorted({name for some in windows.values() for name in some.parameters}))
-
-
-def operator_size(config: OperatorConfig) -> OperatorSize:
-    """Architecture of the operator.
-
-    Raises:
-        ConfigError: Kind "mixers" if there are more or fewer of them than levels, "num_heads" if heads don't
-            divide the channels, "architecture" if a stack has several levels.
-    """
-    pdet = config.pdet
-    changed: dict[str, Any] = {
-        field: getattr(pdet, key) for key, field in _FIELDS.items() if getattr(pdet, key) is not None
-    }
-    if pdet.depth is not None:
-        changed["depths"] = (pdet.depth,)
-    changed |= {
-        "mixers": (config.mixer,) if isinstance(config.mixer, str) else config.mixer,
-        "modes": config.spectral.modes,
-        "padding": config.spectral.padding,
-        "has_norm": config.spectral.norm == "layer",
-    }
-    size = dataclasses.replace(SIZES[config.size], **changed)
-    _check_levels(config, size)
-    if _has_attention(size) and size.width % size.num_heads:
-        raise ConfigError(
-            f"operator.pdet.hidden_dim = {size.width}",
-            kind="num_heads",
-            expected=f"a multiple of operator.pdet.num_heads = {size.num_heads}",
-        )
-    _warn_of_no_effect(config, size)
-    return size
-
-
-def _check_levels(config: OperatorConfig, size: OperatorSize) -> None:
-    if config.architecture_type == "pdet_stack" and len(size.depths) != 1:
-        raise ConfigError(
-            "operator.architecture_type = pdet_stack",
-            kind="architecture",
-            expected="one level: operator.pdet.depth",
-            found=f"depths {list(size.depths)}",
-        )
-    if not isinstance(config.mixer, str) and len(size.mixers) != len(size.depths):
-        raise ConfigError(
-            f"operator.mixer = {list(size.mixers)}",
-            kind="mixers",
-            expected=f"one for each of {len(size.depths)} levels, depths {list(size.depths)}",
-            found=len(size.mixers),
-            hint="name one mixer for all levels, or change operator.pdet.depths",
-        )
-
-
-def _has_attention(size: OperatorSize) -> bool:
-    return any(mixer in NORMALISED for mixer in size.mixers)
-
-
-def _warn_of_no_effect(config: OperatorConfig, size: OperatorSize) -> None:
-    reasons = {}
-    if config.pdet.group_size is not None:
-        reasons["pdet.group_size"] = "layers are normalised over all channels"
-    if not config.pdet.qk_norm:
-        reasons["pdet.qk_norm"] = "queries and keys are always normalised"
-    if not _has_attention(size):
-        for key in ("num_heads", "window_size", "mlp_ratio", "dropout"):
-            if getattr(config.pdet, key) is not None:
-                reasons[f"pdet.{key}"] = f"operator.mixer = {config.mixer} has no attention"
-    if set(size.mixers) == {"attention"} and config.spectral != SpectralConfig():
-        reasons["spectral"] = "operator.mixer = attention has no Fourier modes"
-    for key, reason in reasons.items():
-        warnings.warn(f"operator.{key} has no effect: {reason}", ConfigWarning, stacklevel=3)

@@ -119,7 +119,7 @@ def make_priors(
         config: Configuration of the run.
         spec: Of the simulator that is trained.
         windows: Training windows by task, whose stores know the domains.
-        note: Told which priors say nothing about a task.
+        note: Called with the priors that say nothing about a task.
 
     Raises:
         ConfigError: Kind "no_law" if a prior says nothing about any task; "unknown_encoder" where states

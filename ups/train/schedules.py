@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ups.config import RunConfig, TrainingConfig
-from ups.config.run import QuerySamplingConfig
+from ups.config.training import QuerySamplingConfig
 
 INVERSE_LOSSES = frozenset(("decoder_inverse", "encoder_inverse"))
 

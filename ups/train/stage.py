@@ -14,16 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ups.config import OptimizerConfig, RunConfig, StageConfig, TrainingConfig
+from ups.config import OptimizerConfig, RunConfig, StageConfig
 from ups.data.batches import Loader
-from ups.device import with_compiled
+from ups.device import with_compiled, with_compiled_blocks
 from ups.distributed.ranks import ALONE
-from ups.distributed.sharding import ShardedPart, shard_part
+from ups.distributed.sharding import ShardedPart, blocks_of, is_sharded, shard_part
 from ups.errors import ConfigError, did_you_mean
 from ups.nn.activation_checkpointing import set_activation_checkpointing
+from ups.nn.flex_attention import MIN_HEAD_CHANNELS
+from ups.nn.shifted_window import Attention, ShiftedWindowAttention, set_attention
 from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
 from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
+from ups.trained.checkpoint import check_whole
 
 Losses = dict[str, Tensor]
 GradientsOfBatch = Literal["all", "the same", "some"]
@@ -33,19 +36,22 @@ STAGES = {
     "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
     "joint": ("ups.train.joint", "make_joint_stage"),
     "operator": ("ups.train.operator", "make_operator_stage"),
+    "diff_residual": ("ups.train.corrector", "make_corrector_stage"),
+    "consistency_distill": ("ups.train.distillation", "make_student_stage"),
+    "steady_prior": ("ups.train.steady_prior", "make_steady_prior_stage"),
     "fno": ("ups.train.baseline", "make_fno_stage"),
     "unet": ("ups.train.baseline", "make_unet_stage"),
     "fno_neuraloperator": ("ups.train.baseline", "make_neuraloperator_stage"),
 }
-ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.train.all_stages`
+ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.pipeline.training`
 
 
 @dataclass(frozen=True)
 class StageStart:
-    """Who listens while a stage is made.
+    """What listens while a stage is made.
 
     Attributes:
-        note: Told what people should know, such as that a store is built meanwhile; also from a thread.
+        note: Called with what people should know, such as that a store is built; also from a thread.
         check_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
             replaced; raises CheckpointError if the run was begun on other data.
     """
@@ -72,9 +78,12 @@ class Stage(ABC):
         curriculum: How long the rollouts of its batches are.
         compiled: Methods of the model that `training.compile` is about. None of them depends on how long
             rollouts are.
+        num_micro_batches: Parts of a batch, the same on every rank, whose gradients are computed one after
+            the other, where memory doesn't suffice for all rows; a batch has `split` then.
         gradients: Which trained parameters a batch gives gradients to: "all", "the same" in every batch, as
             with one task, or "some". Ranks look in every step which ones have none, unless they know.
-        ranks: Who trains together; known once training begins.
+        ranks: The processes that train together; known once training begins.
+        score_name: What `score` of `validate` is, on the terminal.
         compiled_model: The model as training calls it, perhaps with compiled methods; once training begins.
     """
 
@@ -83,7 +92,9 @@ class Stage(ABC):
     loader: Loader
     curriculum = Curriculum()
     compiled: tuple[str, ...] = ("forward",)
+    num_micro_batches = 1
     gradients: GradientsOfBatch = "some"
+    score_name = "nrmse"
     ranks = ALONE
     compiled_model: nn.Module | None = None
 
@@ -120,11 +131,30 @@ class Stage(ABC):
             weights: The model's `state_dict`, whole.
         """
 
+    def export_again(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
+        """As `export`, of weights that were exported before, where the file is lost."""
+        return self.export(metrics, weights)
+
+    def check_exported(self, score: float) -> None:
+        """Fail unless what was exported last is there, whole; on the first rank.
+
+        Args:
+            score: Validation error of these weights.
+
+        Raises:
+            CheckpointError: About the file.
+        """
+        for path, kind in self.exports().items():
+            check_whole(path, kind=kind)
+
     @abstractmethod
     def finish(self) -> dict[str, Any]:
         """Report on what was exported last, as JSON values, once training is over.
 
         Every rank loads the file and measures its share, in the precision that others use it in.
+
+        Raises:
+            GateMissedError: On every rank, if it isn't good enough to be used.
         """
 
     def parameter_groups(self, settings: OptimizerConfig) -> list[ParameterGroup]:
@@ -245,9 +275,47 @@ class Schedule:
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
 
-def forward_of(stage: Stage, config: TrainingConfig, *, note: Note) -> nn.Module:
-    """How a stage's model is called, as the configuration says: compiled, with activation checkpointing."""
-    set_activation_checkpointing(stage.model, config.activation_checkpointing)
-    if not config.compile:
-        return stage.model
-    return with_compiled(stage.model, stage.compiled, note=note, mode=config.compile_mode)
+def forward_of(stage: Stage, config: RunConfig, *, note: Note) -> nn.Module:
+    """How a stage's model is called, as the configuration says: compiled, with activation checkpointing.
+
+    What nothing of is trained, such as a frozen encoder or a teacher, isn't compiled by blocks. A sharded
+    model has blocks that are compiled already.
+    """
+    training, settings, model = config.training, config.stage(stage.name), stage.model
+    set_activation_checkpointing(model, training.activation_checkpointing)
+    device = next(model.parameters()).device
+    set_attention(model, attention_of(model, config, device=device, note=note))
+    if not settings.compile or is_sharded(model):
+        return model
+    options: dict[str, Any] = {"note": note, "mode": settings.compile_mode}
+    if training.compile_regions == "whole":
+        return with_compiled(model, stage.compiled, **options)
+    blocks = [block for block in blocks_of(model) if any(p.requires_grad for p in block.parameters())]
+    if not blocks:
+        note(f"the model of stage {stage.name} has no blocks: its step is compiled as a whole")
+        return with_compiled(model, stage.compiled, **options)
+    return with_compiled_blocks(model, blocks, **options)
+
+
+def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device, note: Note) -> Attention:
+    """What computes the attention of a model: FlexAttention where it was asked for and can be trained.
+
+    Raises:
+        ConfigError: Kind "flex_heads", if its kernel isn't made for so few channels of a head.
+    """
+    layers = [module for module in model.modules() if isinstance(module, ShiftedWindowAttention)]
+    if config.operator.attention == "sdpa" or not layers:
+        return "sdpa"
+    if device.type != "cuda":
+        note("operator.attention = flex: FlexAttention has no backward pass on a CPU, so sdpa is taken")
+        return "sdpa"
+    least = min(layer.out.in_features // layer.num_heads for layer in layers)
+    if least < MIN_HEAD_CHANNELS:
+        raise ConfigError(
+            "operator.attention = flex",
+            kind="flex_heads",
+            expected=f"at least {MIN_HEAD_CHANNELS} channels of each head",
+            found=least,
+            hint="lower operator.pdet.num_heads, or say operator.attention=sdpa",
+        )
+    return "flex"

@@ -12,18 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig, load_config
-from ups.config.run import BudgetConfig
 from ups.config.seeds import with_seeds
+from ups.config.stages import BudgetConfig
 from ups.errors import CheckpointError, ConfigError, DivergedError
 from ups.eval.baseline_files import baseline_folder, baseline_path
-from ups.eval.baseline_model import (
-    BASELINE,
-    DEFAULT_KINDS,
-    LABELS,
-    Kind,
-    check_kinds,
-    load_baseline,
-)
+from ups.eval.baseline_model import BASELINE, load_baseline
+from ups.eval.baseline_spec import DEFAULT_KINDS, LABELS, Kind, check_kinds
 from ups.eval.equal_budgets import equal_budgets, parse_budgets
 from ups.eval.training_logs import read_stage_logs
 from ups.output import Note, check_writable
@@ -31,8 +25,9 @@ from ups.train.baseline import open_baseline
 from ups.train.budget import with_steps
 from ups.train.distributed import joined_ranks
 from ups.train.run import run_stage, train_unless_valid
-from ups.train.state import differing_keys
+from ups.train.saved_state import differing_keys
 from ups.trained.checkpoint import read_document
+from ups.trained.specs import OPERATOR, OPERATOR_FILE, parse_simulator_spec
 from ups_store.launch import ONLY_ONCE, check_shared
 
 
@@ -70,7 +65,7 @@ def train_stage_of_baselines(
     Args:
         kind: Name of the stage.
         config: Configuration of the run.
-        note: Told what people should know.
+        note: Called with what people should know.
         restart: Begin from scratch although there are states to continue from.
         began: When the process was started, seconds since 1970.
 
@@ -109,7 +104,7 @@ def obtain_baseline(
         budget: How much it may be trained.
         steps: What that is in optimiser steps, where it is known.
         restart: Train again although there is a file.
-        note: Told what is being done.
+        note: Called with what is being done.
 
     Returns:
         Its file.
@@ -150,8 +145,9 @@ def is_trained_alike(path: Path, config: RunConfig, kind: Kind) -> bool:
 def train_configured_baselines(config: RunConfig, *, restart: bool, note: Note) -> None:
     """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
 
-    One that there can't be, such as for three axes, or that diverges, is named and left out: the operator has
-    been trained by now, and is reported on without it.
+    None beside an operator whose errors are of latents, as a baseline's aren't. One that there can't be,
+    such as for three axes, or that diverges, is named and left out: the operator has been trained by now, and
+    is reported on without it.
     """
     evaluation = config.evaluation
     budgets = parse_budgets(
@@ -159,6 +155,9 @@ def train_configured_baselines(config: RunConfig, *, restart: bool, note: Note) 
         samples=evaluation.baseline_samples,
         seconds=evaluation.baseline_seconds,
     )
+    path = config.checkpoint.dir / OPERATOR_FILE
+    if not parse_simulator_spec(read_document(path, kind=OPERATOR), path).is_encoder_known:
+        return
     for task, budget, kind in itertools.product(config.data.tasks, budgets, DEFAULT_KINDS):
         try:
             obtain_baseline(config, kind, task, budget=budget, restart=restart, note=note)

@@ -5,29 +5,40 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ups.config import RunConfig
 from ups.data.batches import endless
 from ups.distributed.ranks import ALONE, Ranks
-from ups.errors import InterruptedTrainingError
+from ups.errors import GateMissedError, InterruptedTrainingError
 from ups.optim import AveragedWeights, LearningRate, set_learning_rate
 from ups.train.best import BestWeights
-from ups.train.distributed import Agreement, ParallelLosses
+from ups.train.distributed import Agreement, ParallelLosses, share_out
 from ups.train.interrupt import SAME_COMMAND, StopRequest, stop_on_signals
 from ups.train.log import RunLog
+from ups.train.lost_export import restore_export
+from ups.train.memory import PeakMemory, memory_of
 from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
+from ups.train.numbers import EPOCH_SECONDS
+from ups.train.profile import StepProfile
+from ups.train.roofline import limits_of, precision_of
+from ups.train.saved_state import SavedState, state_path
 from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Schedule, Stage, forward_of
-from ups.train.state import SavedState, check_batch, check_shared, load_state, save_state, state_path
+from ups.train.stalls import StallWatch
+from ups.train.state import check_batch, check_shared, load_state, save_state
+from ups.train.state_files import StateFiles, remove_state
 from ups.train.state_tensors import StateTensors
 
+_SAVE_FAILED = 1 << 16  # what a rank brings along instead of a signal's number
 GRADIENT_NORM = "training/gradient_norm"  # of the step that a line ends with, before it is clipped
 
 
@@ -38,15 +49,16 @@ class WaitEndedError(Exception):
 class Trainer:
     """Trains a stage.
 
-    Order of wrapping: compilation changes only how the model is called; DDP wraps the stage's losses; the
-    optimiser and the averages take the plain model's parameters.
+    Order of wrapping: compilation changes only how the model is called; DDP wraps the stage's losses, or the
+    parameters are sharded first (`share_out`); the optimiser and the averages take the plain model's
+    parameters.
 
     Args:
         stage: What to train; on every rank the same, with the same weights.
         config: Configuration of the run.
         device: Where.
         restart: Begin from scratch although there is a state to continue from.
-        ranks: Who trains together.
+        ranks: The processes that train together.
         startup: Clock of the phases before the first step.
     """
 
@@ -68,6 +80,17 @@ class Trainer:
         self.steps_per_epoch, self.total_steps = self.schedule.steps_per_epoch, self.schedule.total_steps
         assert self.settings.optimizer.lr is not None
         stage.ranks = ranks
+        self.log = RunLog(stage=stage.name, total_steps=self.total_steps, is_quiet=not ranks.is_first)
+        shapes = share_out(
+            stage,
+            config.training,
+            ranks=ranks,
+            device=device,
+            amp_dtype=getattr(torch, self.settings.amp_dtype or "") if self.settings.amp else None,
+            compile_mode=self.settings.compile_mode if self.settings.compile else None,
+            note=self.log.note,
+        )
+        self._parameters = list(stage.model.train().parameters())
         self.optimizer = stage.configure_optimizer(self.settings.optimizer)
         self.learning_rate = LearningRate(
             self.settings.scheduler,
@@ -77,16 +100,30 @@ class Trainer:
         )
         decay = self.settings.ema_decay
         self.averaged = AveragedWeights(stage.model, decay=decay) if decay else None
-        uses_fp16 = config.training.amp and config.training.amp_dtype == "float16"
-        self.scaler = torch.amp.GradScaler(device.type, enabled=uses_fp16)
+        uses_fp16 = self.settings.amp and self.settings.amp_dtype == "float16"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=bool(uses_fp16))
         self.meter, self.stopwatch, self.gpu = LossMeter(ranks), StepClock(), GpuWatch(device)
-        self._autocast = autocast_of(config, device)
-        self.work = Work(stage, autocast=self._autocast, ranks=ranks)
+        self.peak = PeakMemory(device)
+        self._autocast = autocast_of(config, stage.name, device)
+        limits = partial(
+            limits_of, device, precision_of(self.settings, matmul_precision=config.training.matmul_precision)
+        )
+        self.work = Work(stage, autocast=self._autocast, limits=limits, ranks=ranks, shapes=shapes)
         self.startup, self.startup_metrics = startup or StartupClock(), dict[str, float]()
         self.step, self.gradient_norm = 0, torch.zeros(())
         self.wandb_id: str | None = None
-        self.log = RunLog(stage=stage.name, total_steps=self.total_steps, is_quiet=not ranks.is_first)
         self.state_path = state_path(config, stage.name)
+        self.profile = StepProfile(
+            config.checkpoint.dir, stage=stage.name, device=device, log=self.log, is_first=ranks.is_first
+        )
+        self.watch = StallWatch(
+            config.training.stall_timeout_s,
+            path=config.checkpoint.dir / f"{stage.name}.stalled{f'.{ranks.rank}' if ranks.rank else ''}.txt",
+            stage=stage.name,
+            device=device,
+            record=lambda text: self.log.record("stalled", step=self.step, error=text),
+        )
+        self.files = StateFiles(self.state_path, ranks=ranks, is_async=config.training.async_checkpoint)
         is_continuing = self.state_path.exists() and not restart
         self.best_weights = BestWeights(
             stage,
@@ -96,8 +133,10 @@ class Trainer:
             note=self.log.note,
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
-        stage.compiled_model = forward = forward_of(stage, config.training, note=self.log.note)
-        self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=config.training.accum_steps)
+        stage.compiled_model = forward = forward_of(stage, config, note=self.log.note)
+        self._num_parts = stage.num_micro_batches
+        accum_steps = config.training.accum_steps * self._num_parts
+        self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=accum_steps)
         self._batches: Iterator[Any] | None = None
         if ranks.rank:
             torch.manual_seed(torch.initial_seed() + ranks.rank)  # dropout differs from rank to rank
@@ -125,23 +164,26 @@ class Trainer:
 
     def _train_step(self, is_stopping: Callable[[], bool] | None) -> None:
         accum_steps = self.config.training.accum_steps
-        self.stage.model.train()
+        if not self.stage.model.training:  # going through all modules takes a hundredth of a small step
+            self.stage.model.train()
         set_learning_rate(self.optimizer, self.learning_rate.at(self.step))
         begin, end = self.step * accum_steps, (self.step + 1) * accum_steps
         for number in range(begin, end):
-            with self.stopwatch.waiting():
+            with self.stopwatch.waiting(), self.profile.waiting():
                 batch = self._batch(number, is_stopping=is_stopping if number == begin else None)
-            with self.losses.accumulating(is_last=number == end - 1):
-                with self._autocast():
-                    losses, share = self.losses(batch)
-                # DDP takes the mean over the ranks; shares add up to 1.
-                weight = share * self.ranks.world_size / accum_steps
-                self.scaler.scale(torch.stack(list(losses.values())).sum() * weight).backward()
-            self.meter.add(losses, step=self.step + 1, share=share)
+            parts = batch.split(self._num_parts) if self._num_parts > 1 else [batch]
+            for place, part in enumerate(parts, 1):
+                with self.losses.accumulating(is_last=number == end - 1 and place == len(parts)):
+                    with self._autocast():
+                        losses, share = self.losses(part)
+                    # Ranks take the mean of their gradients; shares add up to 1.
+                    weight = share * self.ranks.world_size / accum_steps
+                    self.scaler.scale(reduce(add, losses.values()) * weight).backward()
+                self.meter.add(losses, step=self.step + 1, share=share, is_rest=place > 1)
+                self.work.add(part)
             self.stopwatch.count(batch.num_rows)
-            self.work.add(batch)
         self.scaler.unscale_(self.optimizer)
-        self.gradient_norm = clipped(self.stage.model, self.settings.grad_clip)
+        self.gradient_norm = clipped(self._parameters, self.settings.grad_clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -154,40 +196,57 @@ class Trainer:
         """Go to a step without training up to it, as a measurement does."""
         self.step, self._batches = step, None
 
+    def measure(self) -> dict[str, float]:
+        """Metrics of the averaged weights where there are any; nothing is exported. A collective."""
+        self.stage.model.eval()
+        with self.averaged.in_place() if self.averaged is not None else nullcontext():
+            return self._metrics()
+
     def fit(self) -> dict[str, Any]:
         """Train to the end, from wherever the run is, and report on what was exported.
 
         Raises:
             InterruptedTrainingError: On SIGTERM or SIGINT to any rank, once the state is saved.
             DivergedError: If a loss or the validation error isn't finite; nothing is saved after it.
+            GateMissedError: As the stage's `finish`; numbers and limits are in the log.
         """
         log = self.log
         if self.ranks.is_first:
-            log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id)
+            log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id, note=log.note)
             self.wandb_id = next((sink.run_id for sink in log.sinks if sink.run_id), None)
-        with log, self.gpu, closing(self.stage.loader), stop_on_signals() as stop:
+        with log, self.gpu, self.watch, self.profile, closing(self.stage.loader), stop_on_signals() as stop:
             log.record(
                 "start",
                 step=self.step,
+                total_steps=self.total_steps,
                 config=self.config.model_dump(mode="json"),
                 global_batch_size=self.stage.loader.order.global_batch_size,
+                effective_batch_size=self._rows_of_step,
                 preparation_flops=self.stage.preparation_flops() if self.ranks.is_first else 0.0,
             )
-            log.note(_sizes(self.stage.model, self.total_steps, self.ranks, resumed_at=self.step))
+            log.note(self._sizes())
             try:
+                self._restore_export()
                 report = self._train(stop)
+                self.files.wait()
+            except GateMissedError as error:
+                said = {"verdicts": list(error.verdicts), "report": dict(error.report)}
+                log.record("gate_missed", step=self.step, **said)
+                raise
             finally:
+                self.files.close()
                 self.stage.close()  # first, or closing the loader waits for a batch that may never come
-            log.record("end", step=self.step, report=report)
+            exports = {str(path): kind for path, kind in self.stage.exports().items() if path.exists()}
+            log.record("end", step=self.step, report=report, exports=exports, **self.peak.read())
         if not self.config.checkpoint.keep_training_state and self.ranks.is_first:
-            self.state_path.unlink(missing_ok=True)
+            remove_state(self.state_path)
         return dict(report)
 
     def save(self) -> None:
-        """Write the state that `fit` continues from; a collective."""
+        """Write the state that `fit` continues from, or let it be written; a collective."""
         own, own_tensors = _parted(self.stage.state())
         save_state(
-            self.state_path,
+            self.files,
             self._tensors(own_tensors),
             scaler=self.scaler,
             config=self.config,
@@ -223,6 +282,7 @@ class Trainer:
         while self.step < self.total_steps and not self._is_patience_over():
             self._run_epoch(stop, agreement)
         agreement.end()
+        self.watch.rest()
         return self.stage.finish()
 
     def _run_epoch(self, stop: StopRequest, agreement: Agreement) -> None:
@@ -233,6 +293,7 @@ class Trainer:
         # Ranks have to stop after the same step: one alone can't give up.
         is_stopping = (lambda: stop.number > 0) if self.ranks.world_size == 1 else None
         while self.step < end:
+            self.watch.expect("step", after=self.step)
             try:
                 self.train_step(is_stopping=is_stopping)
             except WaitEndedError:
@@ -241,18 +302,24 @@ class Trainer:
                 self._interrupted(stop.number)
             if not self.startup_metrics:
                 self._started(seconds=time.perf_counter() - began)
+            if self.profile.is_on:
+                self.watch.rest()  # writing a trace takes as long as it takes
+                self.profile.after_step(self.step, is_last_of_epoch=self.step == end)
             self.log.advance(self.step)
             is_save_due = interval is not None and self.step % interval == 0
-            number = agreement(stop.number)
+            number = self._agreed(agreement, stop)
             if self.step % every == 0 or self.step == end or is_save_due or number:
                 losses = self._log_losses()  # raises if one isn't finite, so nothing bad is saved
                 logged = self.step
             if number and self.step < end:
                 self._interrupted(number)
             if is_save_due and self.step < end:
+                self.watch.expect("saving", after=self.step)
                 self.save()
+        self.watch.expect("validation", after=self.step)
         metrics = self._validate()
         seconds = time.perf_counter() - began
+        self.watch.expect("saving", after=self.step)
         self.save()
         work = self.work.read()
         self.log.record(
@@ -261,15 +328,24 @@ class Trainer:
             epoch=self.epoch,
             **metrics,
             **work,
-            **{"training/epoch_time_sec": seconds},
+            **{EPOCH_SECONDS: seconds},
+            **self.gpu.end_epoch(),
+            **self.peak.read(),
         )
-        shown = {"loss": sum(losses.values()), "nrmse": metrics["score"], "best": self.best_weights.score}
-        shown["s"] = seconds
+        shown = {"loss": sum(losses.values()), self.stage.score_name: metrics["score"]}
+        shown |= {"best": self.best_weights.score, "s": seconds}
         self.log.epoch(self.epoch, self.schedule.epochs, shown)
         self.stopwatch.skip()
-        number = agreement(stop.number)
+        number = self._agreed(agreement, stop)
         if number and self.step < self.total_steps:
             self._interrupted(number)
+
+    def _agreed(self, agreement: Agreement, stop: StopRequest) -> int:
+        """Number of a signal that some rank got before; raises on every rank if a state can't be written."""
+        number = agreement(_SAVE_FAILED if self.files.has_failed else stop.number)
+        if number == _SAVE_FAILED:
+            self.files.wait()
+        return number
 
     def _validate(self) -> dict[str, float]:
         """Metrics of the averaged weights where there are any; the best so far are exported."""
@@ -290,8 +366,14 @@ class Trainer:
     def _log_losses(self) -> dict[str, float]:
         losses, work = self.meter.read(), self.work.read()
         rates, lr = self.stopwatch.read(), self.learning_rate.at(self.step - 1)
+        rates |= self.work.utilization(self.stopwatch.seconds)
         rates[GRADIENT_NORM] = self.gradient_norm.item()
-        self.log.losses(losses, step=self.step, lr=lr, rates={**rates, **work, **self.gpu.read()})
+        self.log.losses(
+            losses,
+            step=self.step,
+            lr=lr,
+            rates={**rates, **work, **self.gpu.read(), **memory_of(self.device)},
+        )
         return losses
 
     def _started(self, *, seconds: float) -> None:
@@ -303,7 +385,9 @@ class Trainer:
         self.log.record("startup", step=self.step, **self.startup_metrics)
 
     def _interrupted(self, number: int) -> None:
+        self.watch.expect("saving", after=self.step)
         self.save()
+        self.files.wait()
         name = signal.Signals(number).name
         self.log.record("interrupted", step=self.step, signal=name)
         where = f"stopped by {name} after step {self.step} of {self.total_steps}"
@@ -311,6 +395,20 @@ class Trainer:
             f"stage {self.stage.name} was {where}, and is saved in {self.state_path}",
             continued_by=SAME_COMMAND,
         )
+
+    def _restore_export(self) -> None:
+        """Export again what is lost of what was exported before, as far as the state has it."""
+        if self.best_weights.step is None:
+            return
+        self.stage.model.eval()
+        with self.averaged.in_place() if self.averaged is not None else nullcontext():
+            restore_export(
+                self.stage,
+                self.best_weights,
+                step=self.step,
+                is_over=self.step >= self.total_steps or self._is_patience_over(),
+                state_path=self.state_path,
+            )
 
     def _is_patience_over(self) -> bool:
         return self.settings.patience is not None and self.best_weights.bad_epochs >= self.settings.patience
@@ -334,39 +432,67 @@ class Trainer:
         self.work.restore(position["work"])
         self.stage.restore(position["stage"] | own_tensors)
 
+    def state_nbytes(self) -> int:
+        """Bytes of weights, buffers, averages and the optimiser's state, as they lie on this rank."""
+        tensors = [*self.stage.model.parameters(), *self.stage.model.buffers()]
+        tensors += self._tensors(_parted(self.stage.state())[1]).now().values()
+        return sum({part.data_ptr(): part.nbytes() for part in map(_storage, tensors)}.values())
+
+    @property
+    def _rows_of_step(self) -> int:
+        """Rows of an optimiser step, over all batches and ranks; fewer where a pass ends."""
+        return self.stage.loader.order.global_batch_size * self.config.training.accum_steps
+
+    def _sizes(self) -> str:
+        trained = (parameter for parameter in self.stage.model.parameters() if parameter.requires_grad)
+        num_parameters = sum(parameter.numel() for parameter in trained)
+        ranks, accum_steps = self.ranks.world_size, self.config.training.accum_steps
+        rows = f"{self._rows_of_step} rows"
+        if ranks * accum_steps > 1:
+            rows += (
+                f" ({self._rows_of_step / (ranks * accum_steps):g} x {ranks} ranks x {accum_steps} batches)"
+            )
+        how = f", {self.config.training.parallel}" if ranks > 1 else ""
+        resumed = f", continuing after step {self.step}" if self.step else ""
+        resumed = ", trained already" if self.step >= self.total_steps else resumed
+        steps = f"{self.total_steps} steps of {rows}"
+        return f"{num_parameters / 1e6:.2f} M parameters, {steps}{how}{resumed}"
+
     def _tensors(self, own: Mapping[str, Tensor]) -> StateTensors:
         return StateTensors(
             model=self.stage.model, optimizer=self.optimizer, averaged=self.averaged, stage=own
         )
 
 
-def clipped(model: nn.Module, most: float | None) -> Tensor:
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.untyped_storage()
+
+
+def clipped(parameters: Sequence[Tensor], most: float | None) -> Tensor:
     """The norm of the gradients, which are then at most that long; of all ranks alike, on the device."""
-    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    gradients = [weight.grad for weight in parameters if weight.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
     if most is not None:
-        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm
 
 
-def autocast_of(config: RunConfig, device: torch.device) -> Callable[[], torch.autocast]:
-    """What forward passes are made in, with the precision of `training.amp`."""
-    training = config.training
-    dtype = getattr(torch, training.amp_dtype)
+def autocast_of(config: RunConfig, stage: str, device: torch.device) -> Callable[[], torch.autocast]:
+    """What a stage's forward passes are made in, with the precision of its `amp`."""
+    settings = config.stage(stage)
+    assert settings.amp_dtype is not None
+    dtype = getattr(torch, settings.amp_dtype)
     # A second pass looks for the operations of the first, of which a cache of weights leaves some out.
-    cache_enabled = False if training.activation_checkpointing == "selective" else None
-    return partial(torch.autocast, device.type, dtype, enabled=training.amp, cache_enabled=cache_enabled)
+    cache_enabled = False if config.training.activation_checkpointing == "selective" else None
+    return partial(
+        torch.autocast, device.type, dtype, enabled=bool(settings.amp), cache_enabled=cache_enabled
+    )
 
 
 def _parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """JSON values, and tensors."""
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     return {name: value for name, value in state.items() if name not in tensors}, tensors
-
-
-def _sizes(model: nn.Module, total_steps: int, ranks: Ranks, *, resumed_at: int) -> str:
-    num_parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    resumed = f", continuing after step {resumed_at}" if resumed_at else ""
-    resumed = ", trained already" if resumed_at >= total_steps else resumed
-    together = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
-    return f"{num_parameters / 1e6:.2f} M parameters, {total_steps} steps{together}{resumed}"

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.config import RunConfig, load_config
-from ups.config.run import BASELINES, BudgetConfig
+from ups.config.stages import BASELINES, BudgetConfig
 from ups.data.batches import seed_of
-from ups.data.fields import open_fields
+from ups.data.splits import open_fields
 from ups.errors import ConfigError, DivergedError, needs
-from ups.eval.baseline_model import check_kinds, network_size
+from ups.eval.baseline_spec import check_kinds, network_size
 from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.output import Note, check_writable, discard, write_atomically
 from ups.train.run import run_stage
-from ups.train.state import differing_keys
+from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import train_stage_of_baselines
 from ups_store.launch import ONLY_ONCE, check_shared, log_origin
 from ups_store.printable import json_text
@@ -145,7 +145,7 @@ def tune(
         num_trials: Trials in all, those of before counted.
         amounts: Budget of each trial, one of "flops", "samples" and "seconds".
         restart: Forget earlier trials.
-        note: Told of every trial.
+        note: Called for every trial.
 
     Returns:
         {"stage", "best": values by key, "score", "trials": records, "file": path of `best.yaml`}.

@@ -8,8 +8,9 @@ from ups.config import RunConfig
 from ups.distributed.ranks import Ranks
 from ups.output import Note
 from ups.train.best import export
+from ups.train.saved_state import state_path
 from ups.train.stage import Stage
-from ups.train.state import state_path
+from ups.train.state_files import remove_state
 
 
 def is_untrained(stage: Stage) -> bool:
@@ -30,7 +31,7 @@ def run_untrained(stage: Stage, config: RunConfig, *, ranks: Ranks, note: Note) 
     metrics = stage.validate()
     export(stage, metrics, ranks=ranks, earlier=config, note=note)
     if ranks.is_first:
-        state_path(config, stage.name).unlink(missing_ok=True)
+        remove_state(state_path(config, stage.name))
     ranks.tell()  # the others read what was exported
     report = stage.finish()
     no_steps: dict[str, Any] = {

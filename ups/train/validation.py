@@ -53,8 +53,8 @@ class RolloutValidation:
         """nRMSE over all predicted steps, trajectories and channels with a truth, by task; physical units.
 
         Args:
-            forecaster: Who predicts.
-            ranks: Who rolls out together, each its share; then it is a collective.
+            forecaster: What predicts.
+            ranks: The processes that roll out together, each its share; then it is a collective.
 
         Raises:
             ConfigError: Kind "zero_truth", if the truth of a task is zero throughout.

@@ -154,6 +154,42 @@ def save_autoencoder(
     save_checkpoint(path, tensors, kind=AUTOENCODER, document=document)
 
 
+def document_with(
+    autoencoder: Autoencoder | None,
+    *,
+    spec: Mapping[str, Any],
+    config: Mapping[str, Any],
+    report: Mapping[str, Any],
+    data: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    """What the file says of a model that holds a frozen autoencoder, or none.
+
+    Args:
+        autoencoder: Within the model.
+        spec: Of the model, JSON values.
+        config: Of the run.
+        report: Validation errors by name.
+        data: What it was trained on, by task, such as the hash of a store.
+    """
+    return {
+        "spec": dict(spec),
+        "autoencoder": None if autoencoder is None else {"spec": autoencoder.spec.to_json()},
+        "config": dict(config),
+        "report": dict(report),
+        "data": dict(data or {}),
+    }
+
+
+def autoencoder_within(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Autoencoder | None:
+    """An untrained autoencoder as a document of `document_with` has it; its weights are the model's.
+
+    Raises:
+        CheckpointError: As `parse_spec`.
+    """
+    inner = document.get("autoencoder")
+    return None if inner is None else Autoencoder(parse_spec(inner, path))
+
+
 def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:
     """Read an autoencoder, in evaluation mode.
 

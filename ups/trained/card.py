@@ -16,8 +16,12 @@ Values = Mapping[str, Any]
 _TITLES = {
     "operator": "Neural operator",
     "autoencoder": "Autoencoder",
+    "corrector": "Operator with a generative corrector",
+    "student": "Operator with a distilled corrector",
+    "prior": "Prior of steady solutions",
     "baseline": "Baseline",
 }
+_ROLLED_OUT = ("operator", "corrector", "student")
 KINDS = frozenset(_TITLES)  # of checkpoints that get a card
 _MEASURED = {
     "nrmse": "nRMSE",
@@ -56,6 +60,7 @@ def model_card(file: str, *, kind: str, document: Values, digest: str, num_weigh
         "Training data": _training_data(document, tasks),
         "Training": _training(document),
         "Validation errors": _errors(report),
+        "Gates": _gates(document),
         "Intended use and limits": _limits(kind, tasks, report),
         "Load it": _loading(file, kind, tasks, spec),
     }
@@ -99,7 +104,7 @@ def _name(kind: str, spec: Values) -> str:
 
 def _what_it_is(kind: str, spec: Values, num_weights: int) -> str:
     size = f"{num_weights:,} weights"
-    if kind == "operator":
+    if kind in _ROLLED_OUT:
         where = "latent tokens of an autoencoder, which is part of the file"
         if spec.get("autoencoder_sha256") is None:
             where = (
@@ -107,14 +112,38 @@ def _what_it_is(kind: str, spec: Values, num_weights: int) -> str:
                 if spec.get("is_encoder_known", True)
                 else "latents of an unknown encoder"
             )
-        return (
-            f"Predicts how fields go on, one step after the other, on {where}. {size}. Operator: "
-            f"{_listed(_section(spec, 'operator'))}."
-        )
+        operator = f"Operator: {_listed(_section(spec, 'operator'))}."
+        text = f"Predicts how fields go on, one step after the other, on {where}. {size}. {operator}"
+        return text if kind == "operator" else f"{text} {_correction(_section(spec, 'corrector'))}"
+    if kind == "prior":
+        network = _listed(_section(spec, "operator"))
+        return f"{_solutions(_section(spec, 'prior'), spec)} {size}. Network: {network}."
     if kind == "autoencoder":
         latent = f"{spec.get('num_tokens', '?')} tokens of {spec.get('latent_dim', '?')} channels"
         return f"Turns a frame of a field into {latent}, and these back into the field at any point. {size}."
     return f"A network that an operator is compared with; one frame in, the next out. {size}."
+
+
+def _solutions(prior: Values, spec: Values) -> str:
+    on = "patches of the fields" if spec.get("autoencoder_sha256") is None else "latents of an autoencoder"
+    num = prior.get("observed_points")
+    given = "their input" if num is None else f"their input at {num} points"
+    if prior.get("method") == "regression":
+        return f"Predicts the mean of steady solutions, given {given}, on {on}."
+    drawn = _listed(_section(prior, "sampling"))
+    return f"Draws steady solutions at random, given {given}, on {on}; drawn by: {drawn}."
+
+
+def _correction(corrector: Values) -> str:
+    sigma = _listed(_section(corrector, "sigma"))
+    operator, taught = corrector.get("operator_sha256"), _section(corrector, "taught")
+    teacher = f" Distilled ({taught['method']}) from `{taught['teacher_sha256']}`." if taught else ""
+    return (
+        "Each step adds a residual that is drawn at random, so several rollouts are an ensemble. Corrector: "
+        f"{_listed(_section(corrector, 'size'))}; root mean square of the residuals, in normalised units: "
+        f"{sigma}; drawn by: {_listed(_section(corrector, 'sampling'))}. Of the operator `{operator}`."
+        f"{teacher}"
+    )
 
 
 def _tasks(kind: str, spec: Values) -> dict[str, Values]:
@@ -199,6 +228,12 @@ def _errors(report: Values) -> str:
     return head + "\n".join(lines)
 
 
+def _gates(document: Values) -> str:
+    gates = document.get("gates", ())
+    lines = [f"- {'passed' if gate['passed'] else '**missed**'}: {gate['says']}" for gate in gates]
+    return "\n".join(lines)
+
+
 def _measured(report: Values) -> list[tuple[str, str, float]]:
     """Metric, task (and array) and value of everything that was validated."""
     found = []
@@ -232,15 +267,21 @@ def _loading(file: str, kind: str, tasks: Mapping[str, Values], spec: Values) ->
     known = tasks[task]
     points = ", ".join(map(str, _section(known, "grid").get("points", ())))
     code = [f"# fields: physical units, float32, shape (B, {points}, C)"]
-    if kind == "operator":
+    if kind in (*_ROLLED_OUT, "prior"):
         code += ["import ups", f'model = ups.load("{file}")']
         if spec.get("is_encoder_known", True):
             ranges = _section(known, "parameters").items()
             varied = {name: round((low + high) / 2, 6) for name, (low, high) in ranges if low != high}
             steps = 1 if known.get("steady") else 10
             given = f", parameters={varied}" if varied else ""
-            call = f'model.rollout(fields, steps={steps}, task="{task}"{given})'
-            code.append(f"frames = {call}  # (B, {steps}, {points}, C)")
+            prior = _section(spec, "prior")
+            is_ensemble = kind in ("corrector", "student") or prior.get("method") == "flow"
+            ensemble, axis = (", members=64, seed=0", "64, ") if is_ensemble else ("", "")
+            if prior.get("observed_points") is not None:
+                code.insert(1, f"# observed: where they are known, bool, shape (B, {points})")
+                given += ", observed=observed"
+            call = f'model.rollout(fields, steps={steps}, task="{task}"{given}{ensemble})'
+            code.append(f"frames = {call}  # (B, {axis}{steps}, {points}, C)")
     elif kind == "autoencoder":
         parameters = spec.get("parameters", ())
         code += [

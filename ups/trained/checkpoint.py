@@ -12,7 +12,8 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +34,29 @@ _NBYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
+_DTYPES = {  # PyTorch's names, and those of safetensors
+    **{"bool": "BOOL", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"},
+    **{f"{sign}int{bits}": f"{sign or 'i'}{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+}
 _MOST_AXES = 64
 _MOST_NAMED = 5  # tensors in one message
-# safetensors writes the entries of `__metadata__` in any order; a single one makes files repeat to the byte.
 _METADATA_KEY = "ups"
+# Where shards begin, as PyTorch's distributed checkpoints read it from safetensors files.
+_SHARDING_KEY, _OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
+_ALIGN = 8  # bytes, of where tensors begin
 _DIGEST_KEY = "tensors_sha256"
 _HINT = "train again, or copy the file again"
 _HOW_TO_MAKE = {"operator": "train it with `ups train`"}  # kinds that one command makes
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, document: Mapping[str, Any]
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    *,
+    kind: str,
+    document: Mapping[str, Any],
+    offsets: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Write tensors and a JSON document; the file appears whole, or the old one stays.
 
@@ -51,22 +64,25 @@ def save_checkpoint(
 
     Args:
         path: Where it goes; the folder is made if missing.
-        tensors: By name; copied to the CPU. Two names may share memory.
+        tensors: By name. Two names may share memory. Only those on a GPU, or with gaps, are copied.
         kind: What the checkpoint is, such as "autoencoder"; `load_checkpoint` asks for it.
         document: JSON values; numbers keep every bit (NaN and infinity included).
+        offsets: Where each of them begins in the tensor that it is a shard of, if they are shards.
 
     Raises:
         OutputError: Such as on a full disk; the old file stays.
     """
-    from safetensors.torch import save
-
     check_local(path)
     path = Path(path)
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     digest = _digest(own)
     ours = {"version": CHECKPOINT_VERSION, "kind": kind, _DIGEST_KEY: digest}
     header = json.dumps({**ours, "document": dict(document)})
-    files = {path: save(own, metadata={_METADATA_KEY: header})}
+    metadata = {_METADATA_KEY: header}
+    if offsets is not None:
+        places = {name: {_OFFSETS_KEY: list(offsets[name])} for name in sorted(own)}
+        metadata |= {_SHARDING_KEY: json.dumps(places)}
+    files: dict[Path, bytes | Callable[[Path], None]] = {path: partial(_write_tensors, own, metadata)}
     if kind in KINDS:
         num_weights = sum(tensor.numel() for tensor in own.values())
         files[card_path(path)] = _card(path, kind, document, digest, num_weights)
@@ -117,16 +133,20 @@ def load_checkpoint(
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise _not_ours(path, str(error)) from error
-    if (found := _digest(tensors)) != ours.get(_DIGEST_KEY):
+    _check_digest(path, expected=str(ours.get(_DIGEST_KEY)), found=_digest(tensors))
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, ours["document"]
+
+
+def _check_digest(path: str | os.PathLike[str], *, expected: str, found: str) -> None:
+    if found != expected:
         raise CheckpointError(
             "its tensors aren't those that were written",
             kind="damaged",
             path=path,
-            expected=f"sha256 {ours.get(_DIGEST_KEY)}",
+            expected=f"sha256 {expected}",
             found=found,
             hint=_HINT,
         )
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, ours["document"]
 
 
 def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, path: str | os.PathLike[str]) -> None:
@@ -187,7 +207,26 @@ def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
     return document
 
 
-def _read_ours(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
+def read_any_document(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Kind and document of a checkpoint of any kind; needs no torch.
+
+    Raises:
+        CheckpointError: As `read_document`, "other_kind" aside.
+    """
+    ours = _read_ours(path)
+    return str(ours["kind"]), ours["document"]
+
+
+def stored_digest(path: str | os.PathLike[str], *, kind: str) -> str:
+    """The sha256 of a checkpoint's tensors that its header says; loading compares it.
+
+    Raises:
+        CheckpointError: As `read_document`.
+    """
+    return str(_read_ours(path, kind=kind).get(_DIGEST_KEY))
+
+
+def _read_ours(path: str | os.PathLike[str], *, kind: str | None = None) -> dict[str, Any]:
     """What `save_checkpoint` put into the header: version, kind, digest of the tensors, document."""
     check_local(path)
     header, _ = _read_header(Path(path), kind=kind)
@@ -207,7 +246,7 @@ def _read_ours(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
             expected=f"at most {CHECKPOINT_VERSION}",
             found=version,
         )
-    if found != kind:
+    if kind is not None and found != kind:
         raise CheckpointError(
             "another kind of checkpoint", kind="other_kind", path=path, expected=kind, found=found
         )
@@ -216,12 +255,10 @@ def _read_ours(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names and bytes of all tensors, which are on the CPU, sorted by name."""
-    import torch
-
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode() + b"\n")
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+        digest.update(_bytes_of(tensors[name]))
     return digest.hexdigest()
 
 
@@ -245,15 +282,71 @@ def hash_tensors(path: str | os.PathLike[str], *, prefix: str = "") -> str:
     if not names:
         raise CheckpointError(f"no tensor is named {prefix}...", kind="no_tensors", path=path)
     digest = hashlib.sha256()
+    for name, values in _values_of(path, header, start, names):
+        shown = [name.removeprefix(prefix), header[name]["dtype"], header[name]["shape"]]
+        digest.update(json.dumps(shown, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+        digest.update(values)
+    return digest.hexdigest()
+
+
+def check_whole(path: str | os.PathLike[str], *, kind: str) -> None:
+    """Fail unless a checkpoint's tensors are those that were written; needs no torch and no NumPy.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`.
+    """
+    expected = stored_digest(path, kind=kind)
+    header, start = _read_header(Path(path))
+    names, digest = sorted(header.keys() - {"__metadata__"}), hashlib.sha256()
+    for name, values in _values_of(Path(path), header, start, names):
+        digest.update(name.encode() + b"\n")
+        digest.update(values)
+    _check_digest(path, expected=expected, found=digest.hexdigest())
+
+
+def _values_of(
+    path: Path, header: Mapping[str, Any], start: int, names: Sequence[str]
+) -> Iterator[tuple[str, bytes]]:
+    """Bytes of tensors by name, one at a time."""
     with path.open("rb") as file:
         for name in names:
-            entry = header[name]
-            shown = [name.removeprefix(prefix), entry["dtype"], entry["shape"]]
-            digest.update(json.dumps(shown, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
-            first, last = entry["data_offsets"]
+            first, last = header[name]["data_offsets"]
             file.seek(start + first)
-            digest.update(file.read(last - first))
-    return digest.hexdigest()
+            yield name, file.read(last - first)
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path) -> None:
+    """Write a safetensors file, one tensor after the other; the wider a dtype, the nearer to the front.
+
+    Args:
+        tensors: By name, contiguous, on the CPU.
+        metadata: Texts by name, in the order in which they are written.
+        path: The file.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        tensor, begin = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {
+            "dtype": _DTYPES[str(tensor.dtype).removeprefix("torch.")],
+            "shape": shape,
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    with path.open("wb") as file:
+        file.write(_LENGTH.pack(len(text)) + text)
+        for name in names:
+            file.write(_bytes_of(tensors[name]))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    import torch
+
+    return tensor.flatten().view(torch.uint8).numpy().data
 
 
 def _read_header(path: Path, *, kind: str | None = None) -> tuple[dict[str, Any], int]:

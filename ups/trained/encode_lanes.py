@@ -47,7 +47,7 @@ class Lanes:
         num: How many jobs at a time.
         device: Where they compute.
         micro_batch: Frames of a job, for messages.
-        note: Told when they become fewer.
+        note: Called when they become fewer.
 
     Attributes:
         num: How many jobs run at a time, at most.

@@ -76,7 +76,7 @@ class BatchEncoder:
     Args:
         encoder: One task's encoder.
         micro_batch: Frames of a micro-batch, at most; fewer where these exceed `MICRO_BATCH_BYTES`.
-        note: Told what the user should know.
+        note: Called with what the user should know.
         num_lanes: Micro-batches that are encoded side by side; by default what the device is good for.
         pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
         compile: Whether the encoder is compiled; if that fails, encoding raises ConfigError.
@@ -183,6 +183,12 @@ class BatchEncoder:
         num = self._num_lanes or num_lanes(device, micro_batch_nbytes=nbytes)
         self._lanes = Lanes(num, device=device, micro_batch=self.micro_batch, note=self.note)
 
+    def device_state(self) -> str:
+        """What is allocated on the device, for a build that stalls."""
+        from ups.device import choose_device, cuda_state
+
+        return cuda_state(choose_device(self.encoder.device, note=lambda message: None))
+
     def _begin_array(
         self, array: str, batch: Arrays, samples: npt.NDArray[np.int64], jobs: list[Future[None]]
     ) -> npt.NDArray[Any]:
@@ -250,7 +256,7 @@ def make_encoder(
         micro_batch: Frames of a micro-batch, at most.
         pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
         compile: Whether the encoder is compiled.
-        note: Told what the user should know.
+        note: Called with what the user should know.
     Raises:
         CheckpointError: Missing, truncated, or not an autoencoder's.
         ConfigError: It isn't of the task.

@@ -140,7 +140,7 @@ def make_isometric(
         model: In evaluation mode, with `encoder.isometry`; its maps are replaced.
         sample: Latents that the model has given.
         queries: Centres of the grid's cells by task, on the model's device.
-        ranks: Who measures together, each its share of the frames; then it is a collective.
+        ranks: The processes that measure together, each its share of the frames; then it is a collective.
     """
     found: dict[tuple[str, str], list[tuple[Tensor, ...]]] = {}
     for frames in sample:

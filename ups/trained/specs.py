@@ -14,6 +14,13 @@ AUTOENCODER = "autoencoder"  # kind of checkpoint
 AUTOENCODER_FILE = "autoencoder.safetensors"
 OPERATOR = "operator"  # kind of checkpoint
 OPERATOR_FILE = "operator.safetensors"
+CORRECTOR = "corrector"  # kind of checkpoint
+CORRECTOR_FILE = "corrector.safetensors"
+STUDENT = "student"  # kind of checkpoint
+STUDENT_FILE = "student.safetensors"
+GATES = "gates"  # key of a document: verdicts on the gates that its model was exported in spite of, or by
+PRIOR = "prior"  # kind of checkpoint, of steady solutions
+PRIOR_FILE = "prior.safetensors"
 States = Literal["latent", "fields"]
 
 

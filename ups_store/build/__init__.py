@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         long_dtype,
     )
     from ups_store.build.config_file import read_config
-    from ups_store.build.config_problems import config_error
+    from ups_store.build.config_problems import config_error, config_errors
     from ups_store.build.digests import DigestCache
     from ups_store.build.explanation import Explanation, explain
     from ups_store.build.fill import Filling
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from ups_store.build.read import UnreadSamplesError
     from ups_store.build.readers import Readers
     from ups_store.build.result import BuildReport
+    from ups_store.build.shared import SharedStores
     from ups_store.build.shipped import near_config, shipped_configs
+    from ups_store.build.staging import stage_sources
     from ups_store.build.store_build import Build, open_build
     from ups_store.build.stores import build_all
 
@@ -58,10 +60,12 @@ __all__ = [
     "QuietWatcher",
     "Readers",
     "ReadingConfig",
+    "SharedStores",
     "UnreadSamplesError",
     "Watcher",
     "build_all",
     "config_error",
+    "config_errors",
     "explain",
     "load_config",
     "long_dtype",
@@ -70,6 +74,7 @@ __all__ = [
     "open_build",
     "read_config",
     "shipped_configs",
+    "stage_sources",
 ]
 
 _HOMES = {  # modules and the names there
@@ -79,7 +84,7 @@ _HOMES = {  # modules and the names there
         *("load_config", "long_dtype"),
     ),
     "config_file": ("read_config",),
-    "config_problems": ("config_error",),
+    "config_problems": ("config_error", "config_errors"),
     "digests": ("DigestCache",),
     "explanation": ("Explanation", "explain"),
     "fill": ("Filling",),
@@ -88,7 +93,9 @@ _HOMES = {  # modules and the names there
     "read": ("UnreadSamplesError",),
     "readers": ("Readers",),
     "result": ("BuildReport",),
+    "shared": ("SharedStores",),
     "shipped": ("near_config", "shipped_configs"),
+    "staging": ("stage_sources",),
     "store_build": ("Build", "open_build"),
     "stores": ("build_all",),
 }

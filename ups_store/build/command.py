@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -64,8 +64,15 @@ def build(
         typer.Option(help="train val test", autocompletion=completing(lambda: ("train", "val", "test"))),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="folder of the HDF5 files [default: $PDEBENCH_ROOT]")
+        str | None, typer.Option(help="folder of the HDF5 files, or its URL [default: $PDEBENCH_ROOT]")
     ] = None,
+    stage_dir: Annotated[
+        Path | None,
+        typer.Option(help="folder of a local disk for copies of the sources [default: read in place]"),
+    ] = None,
+    stage_only: Annotated[
+        bool, typer.Option("--stage-only", help="copy or fetch the sources, and build nothing")
+    ] = False,
     follow_external: Annotated[
         Path | None,
         typer.Option(help="folder of other files that the HDF5 files may take data from [default: none may]"),
@@ -79,6 +86,10 @@ def build(
     partitions: Annotated[
         int | None,
         typer.Option(help="files that a new store is built in, one by one [default: by size if packed]"),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(help="shared cache, a URL or folder: pull stores that are there, push those built here"),
     ] = None,
     split_fractions: Annotated[str | None, typer.Option(help="train,val,test, such as 0.8,0.1,0.1")] = None,
     limit: Annotated[int | None, typer.Option(help="at most so many samples a store")] = None,
@@ -116,9 +127,25 @@ def build(
     open_timeout: Annotated[
         float | None, typer.Option(help="seconds for opening a file [default: 60]")
     ] = None,
+    encode_timeout: Annotated[
+        float | None, typer.Option(help="seconds for encoding a batch [default: 600; the first: 6000]")
+    ] = None,
+    commit_timeout: Annotated[
+        float | None, typer.Option(help="seconds for committing a batch [default: 600]")
+    ] = None,
     retries: Annotated[int | None, typer.Option(help="how often a read is tried again [default: 2]")] = None,
     on_error: Annotated[
         Literal["fail", "skip"] | None, typer.Option(help="fail on samples that can't be read, or skip them")
+    ] = None,
+    engine: Annotated[
+        Literal["dask"] | None,
+        typer.Option(help="have a cluster make the partitions of every store [default: this process builds]"),
+    ] = None,
+    dask_scheduler: Annotated[
+        str | None,
+        typer.Option(
+            help="its address or scheduler file [default: $DASK_SCHEDULER_ADDRESS]", metavar="ADDRESS"
+        ),
     ] = None,
     stall_warning: Annotated[
         float | None, typer.Option(help="seconds without progress until a diagnosis is shown [default: 60]")
@@ -146,12 +173,14 @@ def build(
     flags = {
         "data.tasks": tasks and words_of(tasks),
         "data.split": split and words_of(split),
-        "data.root": root and str(root),
+        "data.root": root,
+        "data.stage_dir": stage_dir and str(stage_dir),
         "data.follow_external": follow_external and str(follow_external),
         "cache.dir": cache_dir and str(cache_dir),
         "cache.dtype": cache_dtype,
         "cache.codec": codec,
         "cache.partitions": partitions,
+        "cache.remote": remote,
         "data.split_fractions": split_fractions and numbers_of(split_fractions),
         "data.limit": limit,
         "data.on_nan": on_nan,
@@ -165,6 +194,8 @@ def build(
         "reading.num_workers": num_workers_of(num_workers, parallel),
         "reading.timeout_s": timeout,
         "reading.open_timeout_s": open_timeout,
+        "cache.encode_timeout_s": encode_timeout,
+        "cache.commit_timeout_s": commit_timeout,
         "reading.retries": retries,
         "reading.on_error": on_error,
         "reading.stall_warning_s": stall_warning,
@@ -177,22 +208,29 @@ def build(
     rank = BuildRank.from_environment()
     if unshared := not_shared_note():
         _warn(unshared)
-    manifest = manifest and rank.own_file(manifest)
+    if rank.is_partitioned:  # said first: that a job array means this may come as a surprise
+        log(f"this process makes {rank} of every store")
+    manifest, log_json = (path and rank.own_file(path) for path in (manifest, log_json))
     with run.clock.timed("imports"), importing():
         from ups_store.build import stores
         from ups_store.build.explanation import explain_all
         from ups_store.build.readers import describe_readers
         from ups_store.build.result import prepare_manifest, write_manifest
+        from ups_store.build.staging import stage_sources
 
         if settings.reading.num_workers == 0:
             import ups_store.sources.reader  # noqa: F401  # HDF5: only where it is read
 
             stop_spare()
+    _check_engine(engine, dask_scheduler, rank)
     if dry_run and manifest:
         _warn("--manifest has no effect: --dry-run writes nothing")
     elif manifest:
         prepare_manifest(manifest)
     with watching(settings, log_json=log_json) as watcher:
+        if stage_only:
+            _show_staged(stage_sources(settings, watcher=watcher), as_json=as_json)
+            return
         if dry_run:
             explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
             if rank.is_builder:  # it speaks for its machine's stores
@@ -201,9 +239,15 @@ def build(
                 raise typer.Exit(1)
             return
         hand_on = run.begin(config, overrides or []) if run.begin and rank.is_builder else None
-        report = stores.build_all(
-            settings, watcher=watcher, overwrite=overwrite, rehash=rehash, clock=run.clock
-        )
+        given: dict[str, Any] = {"overwrite": overwrite, "rehash": rehash, "clock": run.clock}
+        if engine == "dask":
+            from ups_store.build.dask_engine import connected
+            from ups_store.build.partitions import build_partitions
+
+            with connected(dask_scheduler) as cluster:
+                report = build_partitions(settings, cluster, watcher=watcher, log_json=log_json, **given)
+        else:
+            report = stores.build_all(settings, watcher=watcher, **given)
     if is_verbose():
         log(f"sources were read {describe_readers(report.readers.num_workers)} ({report.readers.why})")
     if not rank.is_builder:  # its machine's builder reports its stores
@@ -221,6 +265,15 @@ def build(
         hand_on(report)
 
 
+def _check_engine(engine: str | None, dask_scheduler: str | None, rank: BuildRank) -> None:
+    """Refuse flags that contradict each other, or how the process was started."""
+    if engine is None and dask_scheduler is not None:
+        raise ConfigError("--dask-scheduler", expected="--engine dask beside it", found=dask_scheduler)
+    if engine is not None and rank != BuildRank():
+        hint = "start it once: its workers are the several processes"
+        raise ConfigError("--engine", expected="one process", found=str(rank), hint=hint)
+
+
 def _log_committed(report: BuildReport, rank: BuildRank) -> None:
     """What this process did of stores that another one reports."""
     for result in report.stores:
@@ -236,6 +289,13 @@ def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:
         print_lines(*str(explanation).split("\n"))
 
 
+def _show_staged(copies: Sequence[Path], *, as_json: bool) -> None:
+    if as_json:
+        print_json([str(copy) for copy in copies])
+        return
+    print_lines(*map(str, copies))
+
+
 def _warn(sentence: str) -> None:
     with contextlib.suppress(OSError):  # without a place to say it, the build can still go on
         log(sentence, label="warning", style="yellow")
@@ -245,7 +305,8 @@ def _first_line(settings: BuildConfig) -> str:
     """What is about to be done, said before anything can hang."""
     data = settings.data
     what = f"{', '.join(data.tasks)} ({', '.join(data.split)})"
-    return f"building {what}: sources in {data.root}, stores in {settings.cache.dir}"
+    copied = f" (copied into {settings.stage_dir})" if settings.stage_dir else ""
+    return f"building {what}: sources in {data.root}{copied}, stores in {settings.cache.dir}"
 
 
 _LISTS = ("--tasks", "--split")  # take several words: --tasks burgers1d advection1d

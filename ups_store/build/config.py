@@ -5,18 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from ups_store.build.config_file import read_config
 from ups_store.build.config_problems import config_error
 from ups_store.build.other_keys import load_other_keys
-from ups_store.errors import ConfigError, needs
-from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration
+from ups_store.errors import ConfigError, SpecError, needs
+from ups_store.remote.shared_cache import EXPECTED as EXPECTED_SHARED
+from ups_store.remote.shared_cache import check_place
+from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
+from ups_store.sources.origins import EXPECTED, is_remote, names_remote, scheme_of
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
 
 with needs("hdf5"):
-    from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+    from pydantic import (
+        BeforeValidator,
+        Field,
+        PlainValidator,
+        ValidationError,
+        ValidationInfo,
+        field_validator,
+    )
 
 FIELDS_ENCODER = "none"  # `latent.encoder` of a build of fields
 MAX_WORKERS = 256  # more than any file system serves better than a few
@@ -39,14 +49,47 @@ ComputeDtype = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValida
 Codec = Literal["none", "blosc", "pcodec"]
 
 
+def _root(value: object) -> object:
+    """A folder as a path, a remote one as the text that it is."""
+    if not isinstance(value, str | Path):
+        raise ConfigError("", expected=f"a path, or {EXPECTED}", found=repr(value))
+    if is_remote(value):
+        try:
+            scheme_of(str(value))
+        except ConfigError as error:  # of an unknown kind; the code that catches it knows the key
+            error.problem, error.found = "", error.path
+            raise
+        return value
+    return Path(cast("str | Path", local_path(value)))
+
+
+def _shared(value: object) -> str | None:
+    """The place of a shared cache: a URL as the text that it is, a folder as an absolute path."""
+    if value is None:
+        return None
+    if not isinstance(value, str | Path):
+        raise ConfigError("", expected=EXPECTED_SHARED, found=repr(value))
+    try:
+        return check_place(str(value))
+    except SpecError as error:  # the code that catches it knows the key
+        raise ConfigError("", expected=error.expected, found=error.path) from error
+
+
 class DataConfig(DeclaredSection):
     """Which samples of which files."""
 
     tasks: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
-    root: LocalPath = Field(description="folder with the HDF5 files; by default the variable PDEBENCH_ROOT")
+    root: Annotated[Path | str, PlainValidator(_root)] = Field(
+        description="folder with the HDF5 files, or its URL; by default the variable PDEBENCH_ROOT"
+    )
     split: tuple[str, ...] = Field(SPLITS, min_length=1, description="train, val, test")
     files: tuple[str, ...] | None = Field(
-        None, min_length=1, description="names or glob patterns below root, to choose"
+        None, min_length=1, description="names or glob patterns below root, or URLs, to choose"
+    )
+    stage_dir: LocalPath | None = Field(
+        None,
+        description="folder of a local disk that sources are copied into and read from; by default only what"
+        " a URL names is copied, into the folder sources beside the stores",
     )
     follow_external: Path | None = Field(
         None,
@@ -85,6 +128,11 @@ class DataConfig(DeclaredSection):
         return value
 
     @property
+    def is_remote(self) -> bool:
+        """Whether sources have to be fetched: the root, or a name of a file, is a URL or an rclone remote."""
+        return isinstance(self.root, str) or names_remote([self.files or ()], self.root)
+
+    @property
     def fractions(self) -> SplitFractions:
         """`split_fractions` by name."""
         return SplitFractions(*self.split_fractions)
@@ -98,6 +146,19 @@ class CacheConfig(DeclaredSection):
     codec: Codec = Field("none", description="pack stores, which are decoded then; none: map them")
     partitions: Count | None = Field(
         None, description="files that a new store is built in, one by one; chosen by size for a packed one"
+    )
+    encode_timeout_s: Seconds = Field(
+        600.0,
+        description="for encoding one batch, the first ten times as long; then stacks are written and the"
+        " process ends with exit code 4",
+    )
+    commit_timeout_s: Seconds = Field(600.0, description="for committing one batch; then as for encoding")
+    remote: Annotated[str | None, PlainValidator(_shared)] = Field(
+        None,
+        description="shared cache: a URL or a folder that stores are pulled from, and pushed to once built",
+    )
+    remote_timeout_s: Seconds = Field(
+        60.0, description="for the shared cache to bring 4 MiB; then stores are built here, with a warning"
     )
 
 
@@ -180,6 +241,15 @@ class BuildConfig(DeclaredSection):
             if name in TASKS or name in WELL_TASKS:
                 raise ConfigError("", expected="another name: there is such a task", found=repr(name))
         return value
+
+    @property
+    def stage_dir(self) -> Path | None:
+        """Folder that sources are copied into; None where they are read in place."""
+        if self.data.stage_dir is not None:
+            return self.data.stage_dir
+        names = (patterns for task in self.tasks.values() for patterns in task.files.values())
+        is_fetched = self.data.is_remote or names_remote(names, self.data.root)
+        return self.cache.dir / "sources" if is_fetched else None
 
     def get_task(self, name: str) -> Task:
         """The task of a name in `data.tasks`, one that this configuration declares or one that is known."""

@@ -35,7 +35,7 @@ MAX_BYTES = 1 << 20  # of a file: a configuration has a few kB
 
 # Keys that say where something is or how it is done, not what is stored: they may depend on the environment.
 PLACES = (
-    *("data.root", "data.follow_external", "cache.dir", "reading."),
+    *("data.root", "data.stage_dir", "data.follow_external", "cache.dir", "reading."),
     *("latent.checkpoint", "latent.device", "latent.pin_memory"),
 )
 

@@ -27,15 +27,20 @@ _EXPECTED = {
 }
 
 
-def config_error(
+def config_error(error: ValidationError, **options: Any) -> ConfigError:
+    """Everything that pydantic found in one error, a line each where it is several; as `config_errors`."""
+    return ConfigError.joined(config_errors(error, **options))
+
+
+def config_errors(
     error: ValidationError,
     *,
     model: type[BaseModel],
     path: Path | str | None,
     outside: Collection[str],
     see: str | None = None,
-) -> ConfigError:
-    """Say everything that pydantic found: a sentence for each key, a line each where there are several.
+) -> list[ConfigError]:
+    """Say everything that pydantic found: a sentence for each key.
 
     Args:
         error: What was raised.
@@ -53,18 +58,12 @@ def config_error(
         problems.setdefault(key, _problem(one, key, known, hint, path, None if is_outside else path))
     # A misspelled key explains why another one is missing, a wrong part why the whole is wrong.
     meant = {problem.hint for problem in problems.values() if problem.kind == _UNKNOWN}
-    left = [
+    return [
         problem
         for key, problem in problems.items()
         if not (problem.kind == _MISSING and f"did you mean {key}?" in meant)
         and not any(other.startswith(f"{key}.") for other in problems)
     ]
-    if len(left) == 1:
-        return left[0]
-    kinds = {problem.kind for problem in left}
-    listed = "".join(f"\n  {problem}" for problem in left)
-    kind = kinds.pop() if len(kinds) == 1 else None
-    return ConfigError(f"{len(left)} mistakes in the configuration:{listed}", kind=kind)
 
 
 def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:

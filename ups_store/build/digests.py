@@ -75,6 +75,11 @@ class DigestCache:
         self._is_saved = save
         self._known: dict[str, Any] = {} if rehash else _load(self._path)
 
+    @property
+    def paths(self) -> list[Path]:
+        """Where the sources were that it knows, sorted; they may be gone."""
+        return sorted({Path(key.partition(":")[2]) for key in self._known})
+
     def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
         """The digest of a source, from the cache if the file didn't change.
 

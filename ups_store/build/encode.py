@@ -165,6 +165,14 @@ class OverlappingEncoder(Encoder, Protocol):
         """How many samples, from a multiple of this number on, are encoded together."""
 
 
+@runtime_checkable
+class DescribingEncoder(Encoder, Protocol):
+    """An encoder that can say how its device is, for a build that stalls; none has to."""
+
+    def device_state(self) -> str:
+        """Lines for people, such as what is allocated there; called from another thread."""
+
+
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """What became of a batch.

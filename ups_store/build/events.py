@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from ups_store.launch import log_origin
 from ups_store.printable import json_text
 from ups_store.system import files
 from ups_store.system.files import make_folder
+from ups_store.system.stalls import listening_to_stalls
 
 if TYPE_CHECKING:
     from ups_store.sources.pool import ReaderPool  # h5py: not for --help
@@ -42,12 +43,13 @@ class EventLog(Watcher):
 
     Args:
         path: The file, which is made or continued.
+        origin: What lines say otherwise of where they are from, such as the "run" that started this one.
 
     Raises:
         ConfigError: If it can't be written, or a file is there that is neither empty nor an event log.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, origin: Mapping[str, Any] | None = None) -> None:
         make_folder(path.parent, hint="check --log-json")
         try:
             _check_event_log(path)
@@ -57,7 +59,7 @@ class EventLog(Watcher):
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"can't be written ({reason})", path=path, hint="check --log-json") from error
-        self._path, self._origin = path, log_origin()
+        self._path, self._origin = path, {**log_origin(), **(origin or {})}
         self._lock = threading.Lock()  # the stall watcher writes from its own thread
         self._stage: dict[str, Any] = {}
         self._waits_for = ""
@@ -130,12 +132,13 @@ class EventLog(Watcher):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._write_end(error)
+            self.end(error)
         finally:
             with self._lock:
                 self._file.close()
 
-    def _write_end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """Log how it ends."""
         if error is None:
             self.write("end", is_done=True)
             return
@@ -219,9 +222,11 @@ def _noting_warnings(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[Watchers]:
-    """All watchers for the duration of a block, in which Ctrl-C and SIGTERM are `BuildInterruptedError`."""
+    """All watchers, inside a block that Ctrl-C, SIGTERM and SIGUSR1 end by `BuildInterruptedError`."""
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(log_json)) if log_json else None
+        if log:
+            stack.enter_context(listening_to_stalls(log.end))
         stack.enter_context(interruptible())
         shown = stack.enter_context(ConsoleWatcher(console))
 

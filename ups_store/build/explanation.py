@@ -15,6 +15,7 @@ from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Watcher
 from ups_store.build.ranks import BuildRank
 from ups_store.build.readers import Readers
+from ups_store.build.staging import Sources
 from ups_store.build.store_build import Build
 from ups_store.build.stores import describe_plan, open_builds
 from ups_store.console import format_nbytes
@@ -105,7 +106,8 @@ def explain_all(
     with Readers(config.reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
         digests = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
-        builds = open_builds(config, {}, watcher, readers=readers, digests=digests)
+        sources = Sources(config, watcher=watcher, is_dry=True)
+        builds = open_builds(config, {}, watcher, readers=readers, digests=digests, sources=sources)
         return [explain(build, overwrite=overwrite) for build in builds]
 
 

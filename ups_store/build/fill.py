@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ups_store.build.deadlines import DEFAULT, BuildDeadlines, Deadlines
 from ups_store.build.encode import Encoded, EncodeError, Encoder, OverlappingEncoder, begin_batch
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Stopwatch, Watcher, skipped_notes
@@ -46,6 +47,7 @@ class Filling:
         watcher: Hears how it goes.
         clock: Counts the time of the stages.
         on_nan: "fail" or "keep" NaN and Inf.
+        deadlines: Of encode calls and commits.
 
     Attributes:
         plan: What the store holds.
@@ -62,6 +64,7 @@ class Filling:
         watcher: Watcher,
         clock: Stopwatch,
         on_nan: str,
+        deadlines: Deadlines = DEFAULT,
     ) -> None:
         self.plan, self.batch_size = plan, plan.batch_size
         self.progress: list[tuple[float, int]] = []
@@ -71,6 +74,7 @@ class Filling:
         self._is_mine = np.zeros(plan.num_samples, bool)
         self._skipped: list[Skipped] = []
         self._is_prepared = False
+        self._deadlines = BuildDeadlines(deadlines, path=plan.path, encoder=plan.encoder)
 
     @property
     def num_committed(self) -> int:
@@ -88,7 +92,7 @@ class Filling:
         batches = read_batches(
             plan, samples, on_nan=self._on_nan, readers=self._readers, skipped=skipped, for_s=for_s
         )
-        with closing(batches):  # whatever happens, no source stays open
+        with closing(batches), self._deadlines:  # whatever happens, no source stays open
             if plan.encoder is None:
                 self._commit_fields(batches)
             else:
@@ -149,7 +153,7 @@ class Filling:
     def _commit_fields(self, batches: Iterable[ReadBatch]) -> None:
         """Commit what is read; reader processes read on meanwhile."""
         for batch in self._clock.timed_each("read", batches):
-            with self._clock.timed("commit"):
+            with self._clock.timed("commit"), self._deadlines.committing():
                 self._committer.commit_many(batch.samples, batch.arrays)
             self._statistics.add(batch.arrays, ranges=batch.ranges)
             self._is_mine[batch.samples] = True
@@ -167,10 +171,13 @@ class Filling:
         """
         first, specs = self.plan.selected.start, self.plan.arrays
         begun: Begun | None = None
-        with CommitThread(self._committer, committed=self._count_committed) as committing:
+        commits = CommitThread(
+            self._committer, committed=self._count_committed, within=self._deadlines.committing
+        )
+        with commits as committing:
             for samples, arrays, ranges in self._clock.timed_each("read", batches):
                 self._prepare(encoder)
-                with self._clock.timed("encode"):
+                with self._clock.timed("encode"), self._deadlines.encoding():
                     following = begin_batch(
                         arrays, encoder, samples=samples + first, specs=specs, ranges=ranges
                     )
@@ -181,7 +188,7 @@ class Filling:
     def _prepare(self, encoder: Encoder) -> None:
         """Load what encodes, once there is something to encode: readers read on meanwhile."""
         if not self._is_prepared and isinstance(encoder, OverlappingEncoder):
-            with self._clock.timed("load"):
+            with self._clock.timed("load"), self._deadlines.encoding():
                 encoder.prepare()
         self._is_prepared = True
 
@@ -190,12 +197,13 @@ class Filling:
         if begun is None:
             return
         samples, finish = begun
-        with self._clock.timed("encode"):
+        with self._clock.timed("encode"), self._deadlines.encoding():
             try:
                 encoded = finish()
             except EncodeError as error:
                 error.path = str(self.plan.path)
                 raise
+        self._deadlines.has_encoded()
         self._statistics.add(encoded.arrays, ranges=encoded.ranges)
         with self._clock.timed("commit"):
             committing.put(samples, encoded.arrays)
@@ -219,13 +227,19 @@ class CommitThread:
         committer: Where batches go; nothing else commits there meanwhile.
         committed: Called in the thread with the number of samples of every batch that is durable.
         depth: How many batches may wait.
+        within: Makes a context that each commit runs in.
     """
 
     def __init__(
-        self, committer: Committer, *, committed: Callable[[int], None] | None = None, depth: int = DEPTH
+        self,
+        committer: Committer,
+        *,
+        committed: Callable[[int], None] | None = None,
+        depth: int = DEPTH,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._committer = committer
-        self._committed = committed
+        self._committed, self._within = committed, within
         self._batches: queue.Queue[Pending | None] = queue.Queue(depth)
         self._failure: BaseException | None = None
         self._is_dropping = False
@@ -259,7 +273,8 @@ class CommitThread:
             if self._is_dropping:
                 continue
             try:
-                self._committer.commit_many(*batch)
+                with self._within():
+                    self._committer.commit_many(*batch)
                 if self._committed is not None:
                     self._committed(len(batch[0]))
             except BaseException as error:

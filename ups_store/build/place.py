@@ -27,6 +27,7 @@ from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.open import open_any, open_store
 from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
+from ups_store.remote.transfer import is_pulling
 from ups_store.system import files, locks
 from ups_store.system.files import make_folder
 from ups_store.system.paths import partition_counts, partitions_pattern
@@ -235,6 +236,8 @@ def join_builder(path: Path, content: Mapping[str, Any], wanted: str) -> Committ
         except (StoreNotFoundError, StoreReplacedError):  # not begun yet, or finished
             if is_finished(path, wanted):
                 return None
+            if is_pulling(path.parent):
+                deadline = time.monotonic() + BUILDER_S
             if time.monotonic() > deadline:
                 raise _no_builder(path) from None
         except FormatError:  # the builder is finishing it this moment

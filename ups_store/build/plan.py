@@ -17,12 +17,13 @@ from ups_store.build.digests import DIGEST_CHARACTERS, DigestKind, Digests, File
 from ups_store.build.encode import Encoder, OverlappingEncoder, check_size, load_encoder
 from ups_store.build.ranks import BuildRank
 from ups_store.build.readers import Readers, inline_pool
+from ups_store.build.staging import Sources
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
 from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.file_state import OuterFile, changed
 from ups_store.sources.requests import DescribeRequest
-from ups_store.sources.source_files import SourceFile, SourcePart, find_sources
+from ups_store.sources.source_files import SourceFile, SourcePart
 from ups_store.sources.tasks import Task
 from ups_store.system.progress import Progress
 from ups_store.write.blueprint import blueprint_of
@@ -196,7 +197,12 @@ class _AnyDigest:
 
 
 def plan_store(
-    config: BuildConfig, task_name: str, split: str, *, readers: Readers | None = None
+    config: BuildConfig,
+    task_name: str,
+    split: str,
+    *,
+    readers: Readers | None = None,
+    sources: Sources | None = None,
 ) -> StorePlan:
     """Find the sources of a split and decide what becomes of them; reads no samples.
 
@@ -205,25 +211,26 @@ def plan_store(
         task_name: The task.
         split: The split.
         readers: Open the sources; by default this process does.
+        sources: Finds them; by default the configuration's, copied first where it says so.
     Raises:
         SourceError: If sources are missing, unreadable, or don't go together.
     """
     data, task = config.data, config.get_task(task_name)
     selection = Selection(data.reduce_space, data.reduce_time)
-    sources = find_sources(data.root, task=task, split=split, files=data.files)
-    signatures = [FileSignature.of(source.path) for source in sources]  # before anything is read
-    requests = [DescribeRequest(source.path, task, selection, data.follow_external) for source in sources]
+    found = (sources or Sources(config)).of(task, split)
+    signatures = [FileSignature.of(source.path) for source in found]  # before anything is read
+    requests = [DescribeRequest(source.path, task, selection, data.follow_external) for source in found]
     pool = readers.pool if readers else inline_pool()
     infos = list(pool.describe(requests))
     outer = [tuple(map(_signature_of, info.outer)) for info in infos]
     check_same_grid(infos)
-    parts = _parts(sources, infos, config, task, split)
+    parts = _parts(found, infos, config, task, split)
     # A file without samples for the split, or beyond the limit, has no share in the store or its identity.
     used = [i for i, part in enumerate(parts) if len(part.indices)] or range(len(parts))
     num_samples = sum(len(part.indices) for part in parts)
     encoder = _encoder(config, task)
     source_arrays = arrays_of(infos, num_samples, ENCODED_DTYPE if encoder else config.cache.dtype)
-    content = _content(config, task, split, infos[0], any(not source.whole for source in sources))
+    content = _content(config, task, split, infos[0], any(not source.whole for source in found))
     return StorePlan(
         task=task,
         split=split,

@@ -1,7 +1,8 @@
 """Several processes, perhaps on several machines, that build together, and which samples each makes.
 
-`torchrun` and its like say each process's place in environment variables. The ranks of one machine commit
-into one file; each machine writes its own partition of the split (spec 2.4), because machines share no locks.
+`torchrun` and Slurm say each process's place in environment variables, and a Dask cluster with each task. The
+ranks of one machine commit into one file; each machine writes its own partition of the split (spec 2.4),
+because machines share no locks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ConfigError
-from ups_store.launch import check_shared
+from ups_store.launch import array_place, check_shared, is_of_srun, slurm_place
 from ups_store.system.paths import partition_path, partition_range
 
 
@@ -37,15 +38,20 @@ class BuildRank:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> BuildRank:
-        """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE); alone without it.
+        """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE), else Slurm; else alone.
+
+        Of a job array whose jobs each start `torchrun`, every machine of every job is one. Where you set RANK
+        and WORLD_SIZE yourself, they are all that counts.
 
         Raises:
             ConfigError: If the variables contradict each other; kind "one_of_several" if a scheduler started
-                several processes without them, which would all build the same.
+                several processes that can't know which of them makes what; kind "array" of a job array whose
+                jobs can't be counted.
         """
         if "RANK" not in variables or "WORLD_SIZE" not in variables:
-            check_shared(variables)
-            return cls()
+            if not is_of_srun(variables):
+                check_shared(variables)
+            return cls(*slurm_place(variables))
         rank, size = (_number(variables, name, None) for name in ("RANK", "WORLD_SIZE"))
         num_local = _number(variables, "LOCAL_WORLD_SIZE", 1)
         local_rank = _number(variables, "LOCAL_RANK", 0)
@@ -57,7 +63,9 @@ class BuildRank:
                 found=f"RANK={rank} of {size}, LOCAL_RANK={local_rank} of {num_local}",
                 hint="start it with torchrun, or unset RANK and WORLD_SIZE",
             )
-        return cls(local_rank, num_local, rank // num_local, size // num_local)
+        job, num_jobs = array_place(variables) if "TORCHELASTIC_RUN_ID" in variables else (0, 1)
+        machine, num_machines = rank // num_local, size // num_local
+        return cls(local_rank, num_local, job * num_machines + machine, num_jobs * num_machines)
 
     @property
     def is_builder(self) -> bool:
@@ -68,6 +76,12 @@ class BuildRank:
     def is_partitioned(self) -> bool:
         """Whether several machines build, each a partition."""
         return self.num_machines > 1
+
+    def __str__(self) -> str:
+        """What this process makes, for people."""
+        told = [f"partition {self.machine} of 0..{self.num_machines - 1}"] if self.is_partitioned else []
+        told += [f"rank {self.local_rank} of {self.num_local} of this machine"] if self.num_local > 1 else []
+        return ", ".join(told) or "all"
 
     def path(self, path: Path) -> Path:
         """Where this machine's file goes, for a store at `path`."""

@@ -18,8 +18,9 @@ from ups_store.printable import counted, json_text
 from ups_store.system.files import make_folder
 from ups_store.system.replacement import replace_text
 
-_BUILDING = ("imports", "plan", "digest", "open", "probe", "load", "read", "encode", "commit", "finish")
-PHASES = (*_BUILDING, "pack", "total")
+_BEFORE = ("imports", "stage", "plan", "digest", "open", "pull", "probe")
+_BUILDING = ("load", "read", "encode", "commit", "finish", "pack")
+PHASES = (*_BEFORE, *_BUILDING, "total")
 
 _MAX_MANIFEST_BYTES = 64 << 20  # a store takes a few kB
 
@@ -46,6 +47,8 @@ class BuildResult:
         statistics: Range of what was written, by array; how many values aren't finite, and how many casts of
             this process made 0 or infinite. Empty where reused.
         tuning: What was tried and chosen for reading, see `tuning.Tuning`; None unless that was asked for.
+        pulled: Whether it came from the shared cache.
+        pushed: Whether this run has put it there.
     """
 
     path: Path
@@ -64,6 +67,8 @@ class BuildResult:
     seconds: dict[str, float] = field(default_factory=dict)
     statistics: dict[str, Any] = field(default_factory=dict)
     tuning: dict[str, Any] | None = None
+    pulled: bool = False
+    pushed: bool = False
 
     @property
     def filling_s(self) -> float:
@@ -89,6 +94,10 @@ class BuildResult:
         if self.reused and "pack" in self.seconds:
             what = "unpacked" if self.codec == "none" else "packed"
             done = f"valid, {what} in {self.seconds['pack']:.1f} s"
+        if self.pulled:
+            done = f"pulled in {self.seconds['pull']:.1f} s"
+        elif self.pushed:
+            done += ", pushed"
         return f"{self.task} {self.split}: {size}, {done}, {self.config_hash[:12]}, {self.path}"
 
     def to_json(self) -> dict[str, Any]:

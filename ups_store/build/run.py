@@ -14,6 +14,7 @@ from ups_store.build.progress import Watcher
 from ups_store.build.read import UnreadSamplesError, split_batches
 from ups_store.build.readers import Readers
 from ups_store.build.result import BuildResult
+from ups_store.build.shared import SharedStores
 from ups_store.build.store_build import Build
 from ups_store.build.tuning import Tuner, Tuning
 from ups_store.check.info import mapped_nbytes
@@ -23,7 +24,14 @@ from ups_store.read.partitioned import parts_of
 from ups_store.system import files
 
 
-def build_store(build: Build, *, readers: Readers, watcher: Watcher, overwrite: bool = False) -> BuildResult:
+def build_store(
+    build: Build,
+    *,
+    readers: Readers,
+    watcher: Watcher,
+    overwrite: bool = False,
+    shared: SharedStores | None = None,
+) -> BuildResult:
     """Build one store, continue it, or find that it is valid; in the end it is packed as configured.
 
     A valid store that is packed otherwise is repacked, or unpacked: no sample is read or encoded for that.
@@ -33,6 +41,7 @@ def build_store(build: Build, *, readers: Readers, watcher: Watcher, overwrite: 
         readers: Read the sources.
         watcher: Hears how it goes.
         overwrite: Whether to build from scratch whatever is there.
+        shared: Where the store is pulled from if it isn't here, and pushed to; what fails there is a note.
     Raises:
         SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
         UnreadSamplesError: If samples were skipped; the others are committed.
@@ -41,13 +50,20 @@ def build_store(build: Build, *, readers: Readers, watcher: Watcher, overwrite: 
     """
     with build:
         making = _Making(build, readers, watcher, overwrite=overwrite)
-        if build.find(overwrite=overwrite):
+        is_here = build.find(overwrite=overwrite)
+        is_pulled = bool(shared and not is_here and not overwrite and shared.pull(build))
+        if is_here or is_pulled:
             place = build.store.path
             build.store.close()
             making.give_form(place)
         else:
             place = making.make()
-        return making.result(place)
+        result = making.result(place)
+    result.pulled = is_pulled
+    if shared and not is_pulled:
+        with open_any(place) as store:
+            result.pushed = shared.push(build, store)
+    return result
 
 
 class _Making:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 import ups_store
 from ups_store.build.config import BuildConfig
+from ups_store.build.deadlines import DEFAULT, Deadlines
 from ups_store.build.digests import DigestCache, Digests
 from ups_store.build.fill import Filling
 from ups_store.build.place import (
@@ -35,6 +36,7 @@ from ups_store.build.progress import QuietWatcher, Stopwatch, Watcher
 from ups_store.build.ranks import ALONE, BuildRank
 from ups_store.build.read import read_batches
 from ups_store.build.readers import Readers
+from ups_store.build.staging import Sources
 from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.identity import config_hash
 from ups_store.read.gather import Samples
@@ -59,6 +61,7 @@ def open_build(
     watcher: Watcher | None = None,
     rank: BuildRank = ALONE,
     groups_per_batch: int | None = None,
+    sources: Sources | None = None,
 ) -> Build:
     """Find the sources of a task and split, and decide what becomes of them; no sample is read or written.
 
@@ -72,11 +75,13 @@ def open_build(
         rank: Place of this process among those that build together.
         groups_per_batch: Samples that are committed at a time, where the configuration leaves that open, in
             groups of samples that are encoded together; small batches make the first samples come soon.
+        sources: Finds them; by default the configuration's, copied first where it says so.
     Raises:
         SourceError: If sources are missing, unreadable, or don't go together.
         StoreError: As the encoder, if stores hold latents.
     """
-    plan = partition_of(plan_store(config, task, split, readers=readers), rank)
+    sources = sources or Sources(config, watcher=watcher)
+    plan = partition_of(plan_store(config, task, split, readers=readers, sources=sources), rank)
     if groups_per_batch is not None and plan.batch_size is None:
         plan = replace(plan, batch_size=groups_per_batch * plan.group_size)
     return Build(
@@ -87,6 +92,7 @@ def open_build(
         watcher=watcher or QuietWatcher(),
         rank=rank,
         check_on_resume=config.reading.check_on_resume,
+        deadlines=Deadlines.of(config.cache),
     )
 
 
@@ -104,6 +110,7 @@ class Build:
         watcher: Hears how it goes.
         rank: Place of this process among those that build together.
         check_on_resume: Whether to check what an unfinished store holds before it is continued.
+        deadlines: Of encode calls and commits.
 
     Attributes:
         plan: As given.
@@ -126,6 +133,7 @@ class Build:
         watcher: Watcher,
         rank: BuildRank,
         check_on_resume: bool = True,
+        deadlines: Deadlines = DEFAULT,
     ) -> None:
         self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
         self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples
@@ -138,7 +146,7 @@ class Build:
         self._is_there: npt.NDArray[np.bool_] | None = None
         self._filling: Filling | None = None
         self._helps = self._is_part = self._has_looked = False
-        self._check_on_resume = check_on_resume
+        self._check_on_resume, self._deadlines = check_on_resume, deadlines
 
     def identify(self) -> Mapping[str, Any]:
         """What `ups_store.create` takes as identity; called for the first time, it digests the sources.
@@ -193,6 +201,7 @@ class Build:
             watcher=self._watcher,
             clock=self.clock,
             on_nan=self._on_nan,
+            deadlines=self._deadlines,
         )
 
     def use(self, readers: Readers, watcher: Watcher) -> None:
@@ -256,8 +265,12 @@ class Build:
         check_packable(self.plan)
         with self.clock.timed("digest"):
             self.identify()
+        return not overwrite and self.find_again()
+
+    def find_again(self) -> bool:
+        """Whether the store is there now, such as from another machine; for once `find` hasn't found it."""
         with self.clock.timed("open"):
-            found = None if overwrite else find_valid(self.plan, self.document, self._watcher.note)
+            found = find_valid(self.plan, self.document, self._watcher.note)
         if found is not None:
             self.is_reused = True
             self._take(found)
@@ -275,6 +288,7 @@ class Build:
             watcher=self._watcher,
             rank=self.rank,
             check_on_resume=self._check_on_resume,
+            deadlines=self._deadlines,
         )
         part.title = f"{self.title}, file {number + 1} of {count}"
         part._content = self.identify()

@@ -18,6 +18,8 @@ from ups_store.build.read import UnreadSamplesError
 from ups_store.build.readers import Readers
 from ups_store.build.result import BuildReport, BuildResult, Startup
 from ups_store.build.run import build_store
+from ups_store.build.shared import SharedStores
+from ups_store.build.staging import Sources
 from ups_store.build.store_build import Build, open_build
 from ups_store.errors import SourceError
 from ups_store.printable import counted
@@ -33,6 +35,8 @@ def build_all(
     overwrite: bool = False,
     rehash: bool = False,
     clock: Stopwatch | None = None,
+    rank: BuildRank | None = None,
+    digests: Digests | None = None,
 ) -> BuildReport:
     """Build every task and split of a configuration.
 
@@ -44,24 +48,39 @@ def build_all(
         overwrite: Whether to build from scratch whatever is there.
         rehash: Whether known digests aren't believed.
         clock: Has counted "imports" already, where those belong to the run.
+        rank: Place of this process among those that build together; by default as the environment says.
+        digests: Known digests of the sources; by default those beside the stores.
     Raises:
         SourceError: If nothing is left to build, or a source is unusable.
         StoreError: As `Build.begin` and `Build.finish`.
     """
     clock = clock or Stopwatch()
     skipped: dict[str, str] = {}
-    with Readers(config.reading, note=watcher.note) as readers:
+    sources = Sources(config, watcher=watcher)
+    with clock.timed("stage"):
+        sources.stage_all()
+    with (
+        Readers(config.reading, note=watcher.note) as readers,
+        SharedStores(config, watcher=watcher) as shared,
+    ):
         watcher.watch(readers.pool)
-        digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
+        digests = digests or DigestCache(config.cache.dir, rehash=rehash, readers=readers)
         with clock.timed("plan"):
-            builds = list(open_builds(config, skipped, watcher, readers=readers, digests=digests))
+            options: dict[str, Any] = {
+                "readers": readers,
+                "digests": digests,
+                "sources": sources,
+                "rank": rank,
+            }
+            builds = list(open_builds(config, skipped, watcher, **options))
         if not overwrite:
             _check_room([build.plan for build in builds])
         results: list[BuildResult] = []
         unread = []
         for build in builds:
             try:
-                result = build_store(build, readers=readers, watcher=watcher, overwrite=overwrite)
+                options = {"readers": readers, "watcher": watcher, "shared": shared}
+                result = build_store(build, overwrite=overwrite, **options)
                 results.append(result)
                 for line in _losses(result, build.plan):
                     watcher.note(line)
@@ -104,25 +123,36 @@ def open_builds(
     *,
     readers: Readers | None = None,
     digests: Digests | None = None,
+    sources: Sources | None = None,
+    rank: BuildRank | None = None,
 ) -> Iterator[Build]:
     """Open the build of every store that has samples; the others go to `skipped` with the reason.
 
     Raises:
-        SourceError: If there is none with samples, or a source is unusable.
+        SourceError: If there is none with samples, or a source is unusable; of sources that are copied or
+            fetched also if those of "train" are missing.
     """
-    rank = BuildRank.from_environment()
+    sources = sources or Sources(config, watcher=watcher)
+    rank = rank or BuildRank.from_environment()
     wanted = [(task, split) for task in config.data.tasks for split in config.data.split]
     for task, split in wanted:
         try:
             build = open_build(
-                config, task, split, readers=readers, digests=digests, watcher=watcher, rank=rank
+                config,
+                task,
+                split,
+                readers=readers,
+                digests=digests,
+                watcher=watcher,
+                rank=rank,
+                sources=sources,
             )
             if not build.plan.is_empty:
                 yield build
                 continue
             error = _empty(build.plan, config)
         except SourceError as found:
-            if found.kind != "no_source":
+            if found.kind != "no_source" or (split == "train" and config.stage_dir is not None):
                 raise
             error = found
         skipped[f"{task} {split}"] = str(error)

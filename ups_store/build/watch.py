@@ -15,6 +15,7 @@ from ups_store.console import format_nbytes
 from ups_store.errors import needs
 from ups_store.system import files
 from ups_store.system.memory import available_bytes
+from ups_store.system.stalls import LookingThread
 
 with needs("hdf5"):
     from rich.console import Console
@@ -149,7 +150,7 @@ _MAX_LOOK_S = 0.5
 _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
 
 
-class StallWatcher(Watcher):
+class StallWatcher(Watcher, LookingThread):
     """A watcher that says what everything waits for, each time nothing was done for so long.
 
     A thread of its own looks, so it sees a commit that hangs, too. It can't see one of a read in the
@@ -162,7 +163,9 @@ class StallWatcher(Watcher):
     """
 
     def __init__(self, after_s: float, *, folder: Path, note: Callable[[str], None]) -> None:
-        self._after_s = after_s
+        # Not waited for: the look at a disk that hangs may never end.
+        super().__init__("stall watcher", every_s=min(_MAX_LOOK_S, after_s / 4), is_waited_for=False)
+        self._after_s, self._noted_s = after_s, 0.0
         self._folder = folder
         self._note = note
         self._moved_s = time.monotonic()
@@ -171,8 +174,6 @@ class StallWatcher(Watcher):
         self._waits_for = "sources to be found and opened"
         self._pool: ReaderPool | None = None
         self._watched = threading.get_ident()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="stall watcher", daemon=True)
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Another stage is progress."""
@@ -193,12 +194,11 @@ class StallWatcher(Watcher):
         self._waits_for = what
         self._moved_s = time.monotonic()
 
-    def _look(self) -> None:
-        noted_s = 0.0
-        while not self._ended.wait(min(_MAX_LOOK_S, self._after_s / 4)):
-            if time.monotonic() - max(self._moved_s, noted_s) >= self._after_s:
-                self._note(self.diagnosis())
-                noted_s = time.monotonic()
+    def _look(self) -> bool:
+        if time.monotonic() - max(self._moved_s, self._noted_s) >= self._after_s:
+            self._note(self.diagnosis())
+            self._noted_s = time.monotonic()
+        return True
 
     def diagnosis(self) -> str:
         """All that can be seen from here, as lines."""
@@ -219,13 +219,6 @@ class StallWatcher(Watcher):
         disk = format_nbytes(files.free_bytes(self._folder)) if self._folder.is_dir() else "no folder yet"
         shared = format_nbytes(files.free_bytes(_SHARED)) if _SHARED.is_dir() else "none"
         return f"free memory {memory}, free disk in {self._folder} {disk}, /dev/shm {shared} (not used)"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()  # not joined: the look at a disk that hangs may never end
 
 
 def describe_reader(reader: ReaderStatus) -> str:

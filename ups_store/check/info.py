@@ -23,6 +23,7 @@ from ups_store.read.partitioned import PartitionedStore, parts_of
 from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store import Store
+from ups_store.remote.store import RemoteStore
 from ups_store.system import files, locks
 from ups_store.system.progress import Progress
 from ups_store.write.building import read_owner
@@ -64,7 +65,7 @@ class BuildInfo:
         num_committed: Samples that are there.
         durability: "durable" or "lazy"; None once only its renaming is left.
         is_running: Whether a builder holds its lock.
-        owner: Who built it last, "pid 7 on host"; None if it isn't noted.
+        owner: The process that built it last, "pid 7 on host"; None if it isn't noted.
     """
 
     num_committed: int
@@ -99,8 +100,8 @@ class StoreInfo:
         nbytes: Length of the finished file, or files.
         modified_s: When it was last written, seconds since the epoch.
         resident_share: Share of the file in RAM, 0 to 1.
-        reads: How samples are read: "map", "pread", "decode"; "mixed" of partitions that differ.
-        network: Name of the network file system that it lies on; None for local ones.
+        reads: How samples are read: "map", "pread", "decode", "remote"; "mixed" of partitions that differ.
+        network: Name of the network file system that it lies on, or scheme of its URL; None for local ones.
         config_hash: sha256 of the identity document.
         fingerprint: Digest of the content; None while it isn't finished.
         identity: What it was made from, as its builder said it.
@@ -150,7 +151,8 @@ def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | 
         progress: Called with the number of bytes that were read for them since the last call.
     """
     partitions = store.partitions if isinstance(store, PartitionedStore) else ()
-    is_published = not store.is_partial and (bool(partitions) or files.exists(store.path))
+    parts = parts_of(store)
+    is_published = not store.is_partial and (bool(partitions) or _is_there(store))
     path = store.path if is_published else building_path(store.path)
     metas = store.metas.values()
     return StoreInfo(
@@ -158,7 +160,7 @@ def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | 
         format_version=f"{store.version[0]}.{store.version[1]}",
         num_samples=len(store),
         nbytes=store.nbytes,
-        modified_s=max(map(files.modified_s, [part.path for part in partitions] or [path])),
+        modified_s=max(map(_modified_s, parts)) if is_published else files.modified_s(path),
         resident_share=store.residency(),
         reads=store.access,
         network=store.network,
@@ -174,6 +176,14 @@ def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | 
         partitions=tuple(part.path.name for part in partitions),
         statistics=_statistics(store, progress or (lambda nbytes: None)) if statistics else None,
     )
+
+
+def _is_there(store: AnyStore) -> bool:
+    return isinstance(store, RemoteStore) or files.exists(store.path)
+
+
+def _modified_s(store: AnyStore) -> float:
+    return store.modified_s if isinstance(store, RemoteStore) else files.modified_s(store.path)
 
 
 def _array_info(meta: ArrayMeta, store: AnyStore) -> ArrayInfo:

@@ -23,7 +23,7 @@ from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME
-from ups_store.read.catalog import Catalog, finish_catalog, mark_companions, read_arrays
+from ups_store.read.catalog import Catalog, finish_catalog, mark_companions, read_arrays, reads_of
 from ups_store.read.directory import read_directory
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import intact_parts, read_commits
@@ -209,11 +209,12 @@ def read_without_root(fd: int, path: Path) -> Catalog:
     Raises:
         FormatError: If these can't be read either, or don't fit together.
     """
-    directory = read_directory(fd, path)
+    read = reads_of(fd)
+    directory = read_directory(read, files.size(fd), path)
     names = directory.array_names()
     if len(set(names)) < len(names):
         raise FormatError("an array twice", path=path, kind="directory", clause="3.5", found=sorted(names))
-    documents = read_arrays(fd, path, directory.next_claim, directory.next_claim(ROOT_NAME, 0), names)
+    documents = read_arrays(read, path, directory.next_claim, directory.next_claim(ROOT_NAME, 0), names)
     mark_companions(documents, path)
     identity = identity_document([meta for meta, _ in documents.metas if not meta.is_companion], {}, {})
     root = RootMeta(FORMAT_VERSION, _NO_HASH, identity, {})

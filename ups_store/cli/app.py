@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 import ups_store
-from ups_store.cli import check, convert, info, show
+from ups_store.cli import check, convert, info, shared, show
+from ups_store.cli import status as build_status
 from ups_store.command_line import Verbs, make_app
 from ups_store.console import print_lines
 
@@ -31,6 +32,7 @@ class _StoreVerbs(Verbs):
 app = make_app(
     {
         "build": build,
+        "status": build_status.status,
         "info": info.info,
         "verify": check.verify,
         "preview": show.preview,
@@ -43,6 +45,9 @@ app = make_app(
         "pack": convert.pack,
         "unpack": convert.unpack,
         "doctor": check.doctor,
+        "push": shared.push,
+        "pull": shared.pull,
+        "ls-remote": shared.ls_remote,
     },
     cls=_StoreVerbs,
 )

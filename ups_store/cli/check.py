@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ups_store.command_line import reading_urls
 from ups_store.console import (
     AsJson,
     NumThreads,
@@ -28,7 +29,7 @@ from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.printable import counted
 from ups_store.read.open import open_any, open_store
 from ups_store.read.store_set import is_manifest
-from ups_store.system.paths import find_partitions, is_pattern
+from ups_store.system.paths import find_partitions, is_pattern, is_remote, shown_url
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis
@@ -41,8 +42,11 @@ MAX_PROBLEMS_OF_VERIFY = 50  # shown for people; --json and -v show all
 MAX_PROBLEMS_OF_DOCTOR = 10
 
 
+@reading_urls("paths")
 def verify(
-    paths: Annotated[list[Path], typer.Argument(help="stores, <task>_<split>.zarr.zip", metavar="PATH...")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="stores, <task>_<split>.zarr.zip, or their URLs", metavar="PATH...")
+    ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
     num_threads: NumThreads = None,
@@ -94,7 +98,7 @@ def _check_config(path: Path, config: Path, overrides: list[str]) -> None:
 
 def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
     """Check one store and say what was found; returns the exit code."""
-    started = time.perf_counter()
+    started, shown = time.perf_counter(), shown_url(path) if is_remote(path) else str(path)
     try:
         with (
             open_any(path) as store,
@@ -103,13 +107,13 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
             found = store.verify(num_threads=num_threads, progress=bar)
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
         if as_json:
-            print_json({"path": str(path), "ok": False, "error": _error_to_json(error)})
+            print_json({"path": shown, "ok": False, "error": _error_to_json(error)})
         return max([report(error), *(_verify(part, as_json, num_threads) for part in _parts_of(path))])
     seconds = time.perf_counter() - started
     if as_json:
-        print_json({**_report_to_json(found), "path": str(path), "seconds": round(seconds, 4)})
+        print_json({**_report_to_json(found), "path": shown, "seconds": round(seconds, 4)})
     else:
-        _show_report(path, found, seconds)
+        _show_report(shown, found, seconds)
     return 0 if found.ok else DAMAGED
 
 
@@ -131,7 +135,7 @@ def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
     return {"kind": error.kind if isinstance(error, StoreError) else "os", "message": str(error)}
 
 
-def _show_report(path: Path, found: Report, seconds: float) -> None:
+def _show_report(path: str, found: Report, seconds: float) -> None:
     _show_problems(found.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{path}: ")
     for name, samples in found.damaged.items():
         which = counted(len(samples), "damaged sample") if samples else "damage, of no sample alone,"
@@ -256,9 +260,17 @@ def gc(
         bool,
         typer.Option("--unfinished", help="with --delete: unfinished stores and parts, with samples"),
     ] = False,
+    remote: Annotated[str | None, typer.Option(help="URL or folder of a shared cache instead")] = None,
+    older_than: Annotated[
+        float | None, typer.Option(min=0, help="with --remote: stores that were pushed so many days ago, too")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="with --remote: seconds for one request")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file and line")] = False,
 ) -> None:
-    """List what dead builders left in a folder; remove it on request. Files of living ones are left alone."""
+    """List what dead builders left in a folder; remove it on request. Files of living ones are left alone.
+
+    With --remote what dead pushes left in a shared cache, after a day.
+    """
     from ups_store.check.garbage import REMOVABLE, find_garbage, remove_garbage
 
     if unfinished and not delete:
@@ -267,6 +279,14 @@ def gc(
             expected="--delete beside it",
             hint="say --delete too, or leave --unfinished out to list what is there",
         )
+    if remote is not None:
+        from ups_store.cli.shared import gc_remote
+
+        options: dict[str, Any] = {"delete": delete, "unfinished": unfinished, "as_json": as_json}
+        return gc_remote(remote, older_than=older_than, timeout=timeout, **options)
+    if older_than is not None:
+        hint = "name the shared cache by --remote, or leave --older-than out"
+        raise ConfigError("--older-than has no effect", expected="--remote beside it", hint=hint)
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
     kept = {"unfinished", "part"} if not unfinished else set()

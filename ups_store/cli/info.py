@@ -18,6 +18,7 @@ from rich.text import Text
 import ups_store
 from ups_store.check.info import ArrayInfo, BuildInfo, PackedInfo, StoreInfo
 from ups_store.check.statistics import ArrayStatistics
+from ups_store.command_line import reading_urls
 from ups_store.console import (
     format_age,
     format_nbytes,
@@ -34,8 +35,11 @@ from ups_store.read.store_set import is_manifest
 _SHORT_HASH = 12
 
 
+@reading_urls("paths")
 def info(
-    paths: Annotated[list[Path], typer.Argument(help="stores, <task>_<split>.zarr.zip", metavar="PATH...")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="stores, <task>_<split>.zarr.zip, or their URLs", metavar="PATH...")
+    ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="read all float arrays: range, mean, NaN")] = False,
@@ -104,7 +108,8 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
     samples = counted(info.num_samples, "sample")
     yield f"format {info.format_version} · {samples} · {size} · {_state(info)}"
     yield f"config hash {info.config_hash}"
-    yield f"reads: {info.reads}" + (f", for it lies on {info.network}" if info.network else "")
+    where = f", for it lies on {info.network}" if info.network and info.reads != "remote" else ""
+    yield f"reads: {info.reads}{where}"
     yield ""
     yield _arrays(info)
     if info.statistics is not None:

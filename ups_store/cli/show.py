@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from ups_store.command_line import reading_urls
 from ups_store.console import AsJson, print_json, print_lines
 from ups_store.errors import StoreNotFoundError, needs
 from ups_store.format.identity import differences
@@ -16,12 +17,14 @@ from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
 from ups_store.system.interrupt import importing
+from ups_store.system.paths import is_remote, shown_url
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]
 
 DIFFERENT = 1  # as of diff(1)
 
 
+@reading_urls("a", "b")
 def diff(
     a: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
     b: Annotated[Path, typer.Argument(help="another one")],
@@ -41,7 +44,7 @@ def diff(
     if as_json:
         print_json(
             {
-                "paths": [a, b],
+                "paths": [shown_url(path) if is_remote(path) else path for path in (a, b)],
                 "same_identity": not differing,
                 "same_content": same_content,
                 "differences": differing,
@@ -71,6 +74,7 @@ def _show_differences(
     print_lines(f"checksums recorded in the files: {verdict[same_content]} (`verify` reads the bytes)")
 
 
+@reading_urls("path")
 def preview(
     path: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
     *,

@@ -99,7 +99,7 @@ def parse_tail_header(raw: bytes, layout: Layout, *, path: object) -> TailHeader
 
 @dataclass(frozen=True)
 class Owner:
-    """Who builds: for messages only, never for decisions (spec 6.3)."""
+    """The process that builds: for messages only, never for decisions (spec 6.3)."""
 
     pid: int
     host: str

@@ -55,6 +55,34 @@ def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
     return total
 
 
+def combine_crc32c(parts: Iterable[tuple[int, int]]) -> int:
+    """CRC-32C of a concatenation, from `(crc, nbytes)` of its parts in order."""
+    total = 0
+    for crc, nbytes in parts:
+        total = _product(_zeros(nbytes), total) ^ crc
+    return total
+
+
+@functools.lru_cache(64)
+def _zeros(nbytes: int) -> int:
+    """By what to multiply a CRC-32C for as many zeros behind: x to the power of 8 * `nbytes`."""
+    product, power = 1 << 31, 1 << 23
+    while nbytes:
+        product = _product(product, power) if nbytes & 1 else product
+        nbytes, power = nbytes >> 1, _product(power, power)
+    return product
+
+
+def _product(a: int, b: int) -> int:
+    """Product of two polynomials, the highest bit x^0, modulo Castagnoli's."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_CRC32C_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
 def crc32_before(whole: int, suffix: int, nbytes: int) -> int:
     """CRC-32 of what stands before a suffix of `nbytes`, from that of both together and that of the suffix.
 

@@ -32,6 +32,7 @@ from ups_store.read.catalog import (
     num_samples_of,
     read_arrays,
     read_root,
+    reads_of,
 )
 from ups_store.read.directory import Directory, read_directory
 from ups_store.read.store_file import read_bytes
@@ -88,12 +89,13 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
         VersionTooNewError: For a newer version, a minor one too: it may pack in ways that are unknown here.
     """
     check_regular(fd, path)
-    directory = read_directory(fd, path)
+    read = reads_of(fd)
+    directory = read_directory(read, files.size(fd), path)
     claim = directory.next_claim(ROOT_NAME, 0)
-    root = read_root(fd, path, claim)
+    root = read_root(read, path, claim)
     packing = _packing_of(root, path)
     parse = partial(parse_array, path=path, document_of=partial(packed_document, packing=packing))
-    documents = read_arrays(fd, path, directory.next_claim, claim, root.identity["arrays"], parse)
+    documents = read_arrays(read, path, directory.next_claim, claim, root.identity["arrays"], parse)
     check_arrays(root, documents, path)
     metas = [meta for meta, _ in documents.metas]
     for meta in metas:

@@ -33,6 +33,7 @@ from ups_store.read.ragged_batch import check_not_ragged
 from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
 from ups_store.system import files
+from ups_store.system.memory import num_cores
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.system.replacement import OWN_USE, check_not_read_only, take_over_permissions
@@ -109,7 +110,7 @@ def _pack(
     packing = Packing(codec, effort, store.fingerprint)
     with (
         new_file(path, force=force, needed_bytes=store.nbytes) as file,
-        ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool,
+        ThreadPoolExecutor(num_threads or num_cores()) as pool,
     ):
         check_sound(store)
         writer = _PackedWriter(file.fd, store, packing, pool, progress or (lambda nbytes: None))

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import MemoryLimitError, StoreReplacedError
-from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.metadata import dtype_of
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_packed
 from ups_store.packed.chunks import ChunkReader
 from ups_store.packed.decoded import SHARED
 from ups_store.read.base import BaseStore
 from ups_store.read.catalog import fingerprint_of
-from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, check_output, window_of
+from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, window_of
+from ups_store.read.picking import pick, target_of
 from ups_store.read.preload import Mode, PreloadReport, Request, preload, ram_budget
 from ups_store.read.ragged_batch import Form, check_form
 from ups_store.read.store_file import StoreFile
@@ -133,7 +134,7 @@ class PackedStore(BaseStore):
         batch: dict[str, npt.NDArray[Any]] = {}
         for meta in metas:
             window = window_of(meta, len(samples), start=start, length=length, stride=stride)
-            target = _target(meta, batch_shape(meta, len(samples), window), out)
+            target = target_of(meta, batch_shape(meta, len(samples), window), out)
             self._decode(self.catalog.arrays[meta.name], samples, window, target, num_threads)
             batch[meta.name] = target
         return batch
@@ -148,7 +149,7 @@ class PackedStore(BaseStore):
     ) -> None:
         whole = self._whole_of(array)
         if whole is not None:
-            _pick(whole, samples, window, out)
+            pick(whole, samples, window, out)
             return
         rows: dict[int, list[int]] = {}
         for row, number in enumerate(samples.tolist()):
@@ -320,37 +321,6 @@ class PackedStore(BaseStore):
 def _num_threads(nbytes: int) -> int:
     """Threads that decode so many bytes: one for each MiB, as many as there are processors, at most 8."""
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)), nbytes // BYTES_PER_THREAD))
-
-
-def _pick(
-    whole: npt.NDArray[Any], samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
-) -> None:
-    """Copy samples, or windows of them, out of an array in memory."""
-    is_plain = out.dtype == whole.dtype and out.flags.c_contiguous and out.size > 0
-    if window is None and is_plain:
-        whole.take(samples, axis=0, out=out, mode="clip")
-        return
-    if window is not None and window.axis == 0 and is_plain:
-        firsts = samples * whole.shape[1] + window.start
-        frames = (firsts[:, None] + np.arange(window.length) * window.stride).reshape(-1)
-        shape = whole.shape[2:]
-        flat = whole.reshape(-1, *shape)
-        flat.take(frames, axis=0, out=out.reshape(-1, *shape), mode="clip")
-        return
-    for row, sample in enumerate(samples.tolist()):
-        values = whole[sample]
-        cast_into(values if window is None else values[window.steps(row)], out[row, ...])
-
-
-def _target(
-    meta: ArrayMeta, shape: tuple[int, ...], out: Mapping[str, npt.NDArray[Any]] | None
-) -> npt.NDArray[Any]:
-    """Where the batch of one array goes."""
-    target, dtype = None if out is None else out.get(meta.name), dtype_of(meta.dtype)
-    if target is None:
-        return np.empty(shape, dtype)
-    check_output(meta.name, dtype, shape, target)
-    return target
 
 
 def open_packed(path: str | os.PathLike[str]) -> PackedStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +20,7 @@ from ups_store.packed.chunk_codecs import packed_document
 from ups_store.packed.chunks import ChunkReader
 from ups_store.read.store_file import StoreFile, read_bytes
 from ups_store.read.verify import Problem, Report, constant_problems, empty_constant_problems
+from ups_store.system.memory import num_cores
 
 _BLOCK_BYTES = 4 << 20
 
@@ -42,7 +42,7 @@ def verify_packed(
         num_threads: Threads that decode; one per processor by default.
         progress: Called with the number of bytes of the file that were checked since the last call.
     """
-    with ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(num_threads or num_cores()) as pool:
         return _PackedVerifier(fd, path, catalog, pool, progress or (lambda nbytes: None)).run()
 
 

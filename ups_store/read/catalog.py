@@ -11,6 +11,7 @@ import reprlib
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,7 +32,7 @@ from ups_store.format.metadata import (
 )
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
 from ups_store.format.zip_records import BEFORE_1_0, ROOT_NAME, Entry, parse_local_header
-from ups_store.read.directory import Directory, read_directory
+from ups_store.read.directory import Directory, ReadAt, read_directory
 from ups_store.system import files
 
 Claim: TypeAlias = tuple[Entry, int]  # an entry by what the file says, and the CRC-32 of its data
@@ -90,8 +91,28 @@ def read_finished(fd: int, path: Path) -> Catalog:
         FormatError: Says what is wrong where, with the clause.
     """
     check_regular(fd, path)
-    directory = read_directory(fd, path)
-    root, documents = _read_metadata(fd, path, directory.next_claim)
+    return read_catalog(reads_of(fd), files.size(fd), path)
+
+
+def reads_of(fd: int) -> ReadAt:
+    """What reads an open file."""
+    return partial(files.read_at, fd)
+
+
+def read_catalog(read: ReadAt, file_nbytes: int, path: Path) -> Catalog:
+    """Read and check the catalog of what may be no file of this machine (spec 7.1); see `read_finished`.
+
+    Args:
+        read: Returns its bytes.
+        file_nbytes: Its length.
+        path: For messages.
+    """
+    return catalog_of(read_directory(read, file_nbytes, path), read, path)
+
+
+def catalog_of(directory: Directory, read: ReadAt, path: Path) -> Catalog:
+    """The rest of `read_catalog`, once the directory was read."""
+    root, documents = _read_metadata(read, path, directory.next_claim)
     return finish_catalog(root, documents, directory, path)
 
 
@@ -123,17 +144,17 @@ def read_building(fd: int, path: Path) -> Catalog:
             )
         return entry, crc
 
-    root, documents = _read_metadata(fd, path, claim)
+    root, documents = _read_metadata(reads_of(fd), path, claim)
     if root.version != FORMAT_VERSION:  # its geometry may be another
         raise VersionTooNewError("a newer version builds it", path=path, clause="6.5")
     layout = plan(documents.entries[0].nbytes, documents.metas, num_samples_of(documents, path))
     return Catalog(root, layout, tuple(documents.crcs))
 
 
-def _read_metadata(fd: int, path: Path, next_claim: NextClaim) -> tuple[RootMeta, Documents]:
+def _read_metadata(read: ReadAt, path: Path, next_claim: NextClaim) -> tuple[RootMeta, Documents]:
     """The documents of a mapped store, checked one by one and together (spec 7.1, steps 2 to 6)."""
     claim = next_claim(ROOT_NAME, 0)
-    root = read_root(fd, path, claim)
+    root = read_root(read, path, claim)
     if root.packed is not None:
         raise FormatError(
             "it is packed for shipping, so it can't be mapped",
@@ -142,14 +163,14 @@ def _read_metadata(fd: int, path: Path, next_claim: NextClaim) -> tuple[RootMeta
             clause="13.2",
             hint="unpack it with `ups-store unpack`; `ups_store.open` reads it as it is",
         )
-    documents = read_arrays(fd, path, next_claim, claim, names_in_file(root.identity["arrays"]))
+    documents = read_arrays(read, path, next_claim, claim, names_in_file(root.identity["arrays"]))
     check_arrays(root, documents, path)
     return root, documents
 
 
-def read_root(fd: int, path: Path, claim: Claim) -> RootMeta:
+def read_root(read: ReadAt, path: Path, claim: Claim) -> RootMeta:
     """Read the root's document and check it with the identity in it (spec 7.1, steps 2 to 4)."""
-    raw = _read_json(fd, *claim, path)
+    raw = _read_json(read, *claim, path)
     if raw.endswith(b" "):  # a whole number of pages, then
         problem = "it was written before format 1.0 was released"
         hint = f"build it again; `create` replaces an unfinished one with {HOW_TO_REPLACE}"
@@ -160,7 +181,7 @@ def read_root(fd: int, path: Path, claim: Claim) -> RootMeta:
 
 
 def read_arrays(
-    fd: int,
+    read: ReadAt,
     path: Path,
     next_claim: NextClaim,
     root: Claim,
@@ -170,7 +191,7 @@ def read_arrays(
     """Read the documents of arrays (spec 7.1, step 5).
 
     Args:
-        fd: The file.
+        read: Returns the file's bytes.
         path: For messages.
         next_claim: Where the next entry lies by what the file says, and the CRC-32 of its data.
         root: That of the root's document.
@@ -181,7 +202,7 @@ def read_arrays(
     parse = parse or (lambda name, raw: parse_array(name, raw, path=path))
     for name in sorted(names):
         entry, crc = next_claim(f"{name}/{ROOT_NAME}", documents.entries[-1].end)
-        documents.metas.append((parse(name, _read_json(fd, entry, crc, path)), entry.nbytes))
+        documents.metas.append((parse(name, _read_json(read, entry, crc, path)), entry.nbytes))
         documents.entries.append(entry)
         documents.crcs.append(crc)
     return documents
@@ -203,7 +224,7 @@ def _check_identity(root: RootMeta, path: Path) -> None:
             raise FormatError("array name", path=path, kind="name", clause="4.2", found=reprlib.repr(name))
 
 
-def _read_json(fd: int, entry: Entry, crc: int, path: Path) -> bytes:
+def _read_json(read: ReadAt, entry: Entry, crc: int, path: Path) -> bytes:
     """The bytes of a metadata entry, its size and CRC-32 checked."""
     if entry.nbytes > MAX_JSON_BYTES:
         raise FormatError(
@@ -214,7 +235,7 @@ def _read_json(fd: int, entry: Entry, crc: int, path: Path) -> bytes:
             expected=f"at most {MAX_JSON_BYTES}",
             found=entry.nbytes,
         )
-    raw = files.read_at(fd, entry.data_offset, entry.nbytes)
+    raw = read(entry.data_offset, entry.nbytes)
     if crc32(raw) != crc:
         raise FormatError(
             f"{entry.name} is damaged",

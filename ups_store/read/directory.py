@@ -7,11 +7,13 @@ in the end all their bytes are compared with those that the computed geometry gi
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from ups_store.errors import FormatError, TruncatedError
+from ups_store.format.metadata import MAX_JSON_BYTES
 from ups_store.format.zip_records import (
     END_BYTES,
     MAX_DIRECTORY_BYTES,
@@ -23,7 +25,8 @@ from ups_store.format.zip_records import (
     parse_central_record,
     parse_end,
 )
-from ups_store.system import files
+
+ReadAt: TypeAlias = Callable[[int, int], bytes]  # a file's bytes from an offset on; fewer where it ends
 
 
 @dataclass
@@ -60,14 +63,27 @@ class Directory:
 
     def array_names(self) -> list[str]:
         """Names of the arrays by the records alone, where the root's document can't be read."""
-        at, names = 0, []
+        suffix = f"/{ROOT_NAME}"
+        return [name.removesuffix(suffix) for name, _ in self._records() if name.endswith(suffix)]
+
+    def metadata_end(self) -> int:
+        """First byte past the documents by the records alone: what to read of them at once."""
+        end = 0
+        for name, at in self._records():
+            found = parse_central_record(self.raw, at, name)
+            if found is None or name.rpartition("/")[2] != ROOT_NAME:
+                break
+            end = Entry(name, end, min(found[0], MAX_JSON_BYTES)).end
+        return min(end, self.end.directory_offset)
+
+    def _records(self) -> Iterator[tuple[str, int]]:
+        """Name of every entry, and where in `raw` its record begins."""
+        at = 0
         while at + central_nbytes("") <= len(self.raw):
             (nbytes,) = struct.unpack_from("<H", self.raw, at + 28)
             name = self.raw[at + 46 : at + 46 + nbytes].decode("ascii", "replace")
-            if name.endswith(f"/{ROOT_NAME}"):
-                names.append(name.removesuffix(f"/{ROOT_NAME}"))
+            yield name, at
             at += central_nbytes(name)
-        return names
 
     def check(self, entries: Sequence[Entry], crcs: Sequence[int], *, is_newer: bool) -> None:
         """Compare everything, byte for byte, with what the entries give (spec 7.1, step 7).
@@ -117,14 +133,18 @@ class Directory:
         )
 
 
-def read_directory(fd: int, path: Path) -> Directory:
+def read_directory(read: ReadAt, file_nbytes: int, path: Path) -> Directory:
     """Read end records and central directory (spec 7.1, steps 1 and 2).
 
+    Args:
+        read: Returns the file's bytes.
+        file_nbytes: Its length.
+        path: For messages.
     Raises:
         TruncatedError: If the file begins like a store and has no end.
         FormatError: If it isn't a store, or its end is damaged.
     """
-    end = _read_end(fd, path)
+    end = _read_end(read, file_nbytes, path)
     if end.directory_nbytes > MAX_DIRECTORY_BYTES:
         raise FormatError(
             "central directory too long",
@@ -134,16 +154,15 @@ def read_directory(fd: int, path: Path) -> Directory:
             expected=f"at most {MAX_DIRECTORY_BYTES} bytes",
             found=f"{end.directory_nbytes} bytes",
         )
-    return Directory(end, files.read_at(fd, end.directory_offset, end.directory_nbytes), path)
+    return Directory(end, read(end.directory_offset, end.directory_nbytes), path)
 
 
-def _read_end(fd: int, path: Path) -> EndRecords:
-    file_nbytes = files.size(fd)
+def _read_end(read: ReadAt, file_nbytes: int, path: Path) -> EndRecords:
     nbytes = min(file_nbytes, END_BYTES)
     try:
-        return parse_end(files.read_at(fd, file_nbytes - nbytes, nbytes), file_nbytes, path=path)
+        return parse_end(read(file_nbytes - nbytes, nbytes), file_nbytes, path=path)
     except FormatError as error:
-        if error.kind not in ("no_end_record", "foreign") or not _begins_like_a_store(fd):
+        if error.kind not in ("no_end_record", "foreign") or not _begins_like_a_store(read):
             raise
         raise TruncatedError(
             "it begins like a store, but does not end like one",
@@ -155,8 +174,8 @@ def _read_end(fd: int, path: Path) -> EndRecords:
         ) from error
 
 
-def _begins_like_a_store(fd: int) -> bool:
+def _begins_like_a_store(read: ReadAt) -> bool:
     """Whether the first local header is one of ours, its CRC-32 and sizes apart."""
     ours = Entry(ROOT_NAME, 0, 0).pack_local_header(0)
-    found = files.read_at(fd, 0, len(ours))
+    found = read(0, len(ours))
     return found[:14] == ours[:14] and found[26:43] == ours[26:43]

@@ -28,7 +28,14 @@ from ups_store.read.store_set import (
 )
 from ups_store.system import files
 from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
-from ups_store.system.paths import check_one_file, find_partitions, is_pattern, path_of
+from ups_store.system.paths import (
+    check_one_file,
+    find_partitions,
+    is_pattern,
+    is_remote,
+    path_of,
+    shown_url,
+)
 
 
 def open_store(
@@ -168,24 +175,39 @@ def open_any(
     partial: bool = False,
     access: Access = "auto",
     verify: Verify | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: float | None = None,
+    deadline_s: float | None = None,
 ) -> AnyStore:
-    """Open a store of any kind.
+    """Open a store of any kind, here or at a URL.
 
     One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes; the partitions that a pattern
     such as `NAME-*-of-00016.zarr.zip` names are one `PartitionedStore`, the parts that the manifest
-    `NAME.zarr.json` names one `StoreSet`.
+    `NAME.zarr.json` names one `StoreSet`. At `s3://`, `gs://`, `az://` or `https://` one file is a
+    `RemoteStore`, which fetches what is asked for and checks it; a pattern and a manifest are as here.
 
     Args:
-        path: A file, a pattern, or a manifest.
+        path: A file, a pattern, or a manifest; or the URL of one.
         partial: See `ups_store.read.open.open_store`; for single files.
         access: Likewise; a packed file can't be opened with "map".
-        verify: Likewise; of a packed file every chunk is checked whenever it is decoded.
+        verify: Likewise; of a packed file and at a URL every chunk is checked whatever this says.
+        cache_dir: At a URL the folder that keeps what was fetched, for all stores and processes of this
+            machine; by default that of UPS_STORE_CACHE_DIR, without it nothing is kept.
+        cache_bytes: What that folder may take on its disk; by default what UPS_STORE_CACHE_BYTES says, else
+            half of what is free.
+        deadline_s: Seconds until a request, with all attempts at it, is an error; by default
+            UPS_STORE_DEADLINE_S, else 60.
     Raises:
         StoreNotFoundError: If there is no file, or partitions are missing; also a FileNotFoundError.
+        RemoteError: If an object store refuses, or doesn't answer before the deadline.
         FormatError: If it isn't a store, is damaged in its structure, or is newer than this program; if
             partitions were not made from the same.
         SpecError: For arguments that have no meaning.
     """
+    given = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "deadline_s": deadline_s}
+    if is_remote(path):
+        return _open_url(path, access, verify, given)
+    _check_local_options(path, given)
     pattern = path_of(path)
     if is_manifest(pattern):
         return _open_set(pattern, access, verify)
@@ -199,6 +221,27 @@ def open_any(
         store = PartitionedStore(pattern, partitions)
         stack.pop_all()
     return store
+
+
+def _open_url(
+    path: str | os.PathLike[str], access: Access, verify: Verify | None, given: dict[str, Any]
+) -> AnyStore:
+    """Open what lies at a URL."""
+    if access != "auto" or verify not in (None, "touch"):
+        found, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
+        raise SpecError("argument", path=shown_url(path), expected=expected, found=found)
+    # By name, as what is packed below: most programs need no object store.
+    opening = import_module("ups_store.remote.opening")
+    opened: AnyStore = opening.open_url(path, opening.RemoteOptions.of(**given))
+    return opened
+
+
+def _check_local_options(path: str | os.PathLike[str], given: dict[str, Any]) -> None:
+    """Refuse arguments that have no effect on files of this machine."""
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        hint = f"leave out {' and '.join(named)}"
+        raise SpecError("argument without effect", path=path, expected="a URL", found=path, hint=hint)
 
 
 def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:

@@ -60,11 +60,11 @@ class AnyStore(Protocol):
 
     @property
     def access(self) -> str:
-        """How samples are got: "map", "pread", "decode", "device"; "mixed" of partitions that differ."""
+        """How samples are got: "map", "pread", "decode", "remote", "device"; "mixed" of parts that differ."""
 
     @property
     def network(self) -> str | None:
-        """Name of the network file system that it lies on; None for local ones."""
+        """Name of the network file system that it lies on, or scheme of its URL; None for local ones."""
 
     @property
     def nbytes(self) -> int:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ups_store.errors import CorruptChunkError
 from ups_store.format.checksum import Bytes, crc32c
 from ups_store.format.layout import RaggedLayout
-from ups_store.format.metadata import dtype_of
+from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import Offsets, first_flaw
 from ups_store.read.gather import Samples
 from ups_store.read.offsets import HOW_TO_MEND, bad_offsets, check_offsets, read_offsets
@@ -150,8 +150,10 @@ class RaggedReader:
             found = [rows[start:end] for start, end in bounds]
         if self.meta.encoding is None or not decode:
             return found
-        numbers = samples.tolist()
-        return [self._decoded(value, sample) for value, sample in zip(found, numbers, strict=True)]
+        numbers, path = samples.tolist(), self._file.path
+        return [
+            decoded(value, self.meta, number, path=path) for value, number in zip(found, numbers, strict=True)
+        ]
 
     def _read_rows(self, bounds: list[tuple[int, int]], num_threads: int) -> list[npt.NDArray[Any]]:
         found = [
@@ -169,23 +171,29 @@ class RaggedReader:
             value.flags.writeable = False
         return found
 
-    def _decoded(self, value: npt.NDArray[Any], sample: int) -> str | bytes:
-        raw = value.tobytes()
-        if self.meta.encoding == "bytes":
-            return raw
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise CorruptChunkError(
-                "the text isn't valid UTF-8",
-                kind="text",
-                path=self._file.path,
-                array=self.meta.name,
-                sample=sample,
-                clause="14.5",
-                found=str(error),
-                hint=HOW_TO_MEND,
-            ) from error
+
+def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path) -> str | bytes:
+    """The text or the bytes that the rows of a sample are.
+
+    Raises:
+        CorruptChunkError: If text isn't UTF-8, kind "text".
+    """
+    raw = value.tobytes()
+    if meta.encoding == "bytes":
+        return raw
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptChunkError(
+            "the text isn't valid UTF-8",
+            kind="text",
+            path=path,
+            array=meta.name,
+            sample=sample,
+            clause="14.5",
+            found=str(error),
+            hint=HOW_TO_MEND,
+        ) from error
 
 
 class RowChecks:

@@ -1,21 +1,13 @@
-"""`SampledArray`: one array of an open store as what batches are copied from (spec 7.5).
-
-`TouchChecks` is what `verify="touch"` adds: what is copied is checked against its CRC-32C the first time.
-"""
+"""`SampledArray`: one array of an open store as what batches are copied from (spec 7.5)."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import CorruptChunkError
-from ups_store.format.checksum import Bytes, crc32c
-from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
+from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.read.gather import (
     TIME_DIM,
@@ -34,10 +26,6 @@ from ups_store.system.parallel import for_each, parts_of
 from ups_store.system.runs import BLOCK_BYTES, cast_into, copy_runs
 
 MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
-
-_BLOCK_BYTES = 4 << 20  # of a plain chunk at a time
-
-Read = Callable[[int, int], Bytes]
 
 
 class SampledArray:
@@ -61,7 +49,13 @@ class SampledArray:
         self._is_timed = TIME_DIM in layout.meta.dims
 
     def gather_usual(
-        self, indices: object, start: object, length: int | None, stride: int, out: npt.NDArray[Any] | None
+        self,
+        indices: object,
+        start: object,
+        length: int | None,
+        stride: int,
+        out: npt.NDArray[Any] | None,
+        checked: npt.NDArray[np.bool_] | None = None,
     ) -> npt.NDArray[Any] | None:
         """The usual `gather`, checked and copied by one call of compiled code.
 
@@ -73,8 +67,9 @@ class SampledArray:
             length: Number of time steps; None for whole samples.
             stride: Time steps from one to the next.
             out: Output; new memory by default.
+            checked: See `TouchChecks.flags`.
         Returns:
-            The output; None, with nothing copied, where anything is unusual, or wrong: ask `gather`.
+            The output; None, with nothing of use copied, where anything is unusual, or wrong: ask `gather`.
         """
         if runs.compiled is None or self._is_read or type(indices) is not np.ndarray or indices.ndim != 1:
             return None
@@ -97,6 +92,8 @@ class SampledArray:
             indices,
             start if self._is_timed else None,
             out,
+            checked,
+            self.layout.meta.sample_nbytes,
         )
         return out if is_copied else None
 
@@ -179,62 +176,3 @@ class SampledArray:
             self._copy(samples[rows], part, out[rows])
 
         for_each(copy, parts_of(len(samples), num_threads), num_threads=num_threads)
-
-
-class TouchChecks:
-    """Which chunks of an open store were checked, and the check of the others.
-
-    Several threads may check the same chunk twice, which costs time only.
-
-    Args:
-        read: Returns the file's bytes from an offset on, as many as asked for.
-        path: For messages.
-    """
-
-    def __init__(self, read: Read, path: Path) -> None:
-        self._read = read
-        self._path = path
-        self._checked: dict[str, npt.NDArray[np.bool_]] = {}
-        self._done: set[str] = set()  # arrays of which nothing is left to check
-
-    def check(self, array: ArrayLayout, samples: Samples) -> None:
-        """Check the chunks of an array that hold these samples, unless that was done before.
-
-        Raises:
-            CorruptChunkError: Names array, sample and bytes; the chunk stays unchecked.
-        """
-        name = array.meta.name
-        if name in self._done or array.entry is None:
-            return
-        if not array.meta.is_sharded:
-            self._check_chunk(array, array.offset, array.meta.nbytes, None)
-            self._done.add(name)
-            return
-        checked = self._checked.get(name)
-        if checked is None:
-            checked = self._checked.setdefault(name, np.zeros(array.meta.shape[0], bool))
-        if checked[samples].all():
-            return
-        for sample in np.unique(samples[~checked[samples]]).tolist():
-            self._check_chunk(array, array.slot(sample)[0], array.meta.sample_nbytes, sample)
-            checked[sample] = True
-        if checked.all():
-            self._done.add(name)
-
-    def _check_chunk(self, array: ArrayLayout, first: int, nbytes: int, sample: int | None) -> None:
-        computed = 0
-        for offset in range(0, nbytes, _BLOCK_BYTES):
-            computed = crc32c(self._read(first + offset, min(_BLOCK_BYTES, nbytes - offset)), computed)
-        (stored,) = struct.unpack("<I", self._read(first + nbytes, CHECKSUM_BYTES))
-        if computed != stored:
-            raise CorruptChunkError(
-                "the bytes don't match their checksum",
-                path=self._path,
-                array=array.meta.name,
-                sample=sample,
-                byte_range=(first, first + nbytes + CHECKSUM_BYTES),
-                clause="5.2",
-                expected=f"crc32c {stored:08x}",
-                found=f"{computed:08x}",
-                hint="`ups-store verify` shows all damage, `verify --repair CONFIG` rebuilds what is damaged",
-            )

@@ -18,8 +18,9 @@ from ups_store.read.gather import TIME_DIM, Indices, check_effect, check_indices
 from ups_store.read.ragged import RaggedArray, RaggedReader, RowChecks
 from ups_store.read.ragged_batch import Form, check_form, check_not_ragged
 from ups_store.read.recovery import Building, read_commits, read_committed
-from ups_store.read.sampled_array import SampledArray, TouchChecks
+from ups_store.read.sampled_array import SampledArray
 from ups_store.read.store_file import Access, StoreFile
+from ups_store.read.touch import TouchChecks
 from ups_store.system import files, mappings
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ class Store(BaseStore):
             start = np.full(indices.shape, start)
         is_whole = start is None and length is None and stride == 1
         is_window = type(start) is np.ndarray and type(length) is int and type(stride) is int
-        if self.is_partial or self._checks is not None or not (is_whole or is_window):
+        if self.is_partial or not (is_whole or is_window):
             return batch
         if is_window and self._timed.isdisjoint(chosen):
             return batch
@@ -282,7 +283,10 @@ class Store(BaseStore):
             return batch
         for name in chosen:
             array, target = self._sampled.get(name), None if out is None else out.get(name)
-            copied = None if array is None else array.gather_usual(indices, start, length, stride, target)
+            if array is None:
+                break
+            checked = None if self._checks is None else self._checks.flags(array.layout)
+            copied = array.gather_usual(indices, start, length, stride, target, checked)
             if copied is None:
                 break
             batch[name] = copied

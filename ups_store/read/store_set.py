@@ -14,8 +14,8 @@ from ups_store.read.catalog import check_regular
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.protocol import AnyStore
 from ups_store.system import files
+from ups_store.system.paths import MANIFEST_SUFFIX
 
-MANIFEST_SUFFIX = ".zarr.json"
 PARTS_SUFFIX = ".parts"
 _STORE_SUFFIX = ".zarr.zip"
 

@@ -6,8 +6,8 @@ and a file that is cut meanwhile is an error, not a signal (spec 7.6). What it f
 
 from __future__ import annotations
 
-import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,18 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import StoreReplacedError, VersionTooNewError
-from ups_store.format.checksum import combine_crc32, crc32, crc32c
+from ups_store.format.checksum import combine_crc32, combine_crc32c, crc32, crc32c, crc32c_each
 from ups_store.format.identity import constant_digest
 from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
-from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.read.catalog import Catalog, fingerprint_of, read_finished, reads_of
+from ups_store.read.directory import ReadAt
 from ups_store.read.verify_rows import RowVerifier
 from ups_store.system import files
+from ups_store.system.memory import num_cores
+from ups_store.system.runs import Memory, damaged_slots
 
-_BLOCK_BYTES = 4 << 20  # read at a time and thread
+_BLOCK_BYTES = 4 << 20  # of one task of a thread
+_PIECE_BYTES = 256 << 10  # read at a time: both checksums find it in the second-level cache
 
 _MAX_SHOWN = 16  # differing stretches of one record that are reported one by one
 
@@ -133,6 +137,16 @@ class _Part:
     problems: tuple[Problem, ...]
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Both checksums of a stretch of payload, and whether it has bytes that no bool has."""
+
+    crc32: int
+    crc32c: int
+    nbytes: int
+    has_wrong_bool: bool
+
+
 def verify_file(
     path: Path,
     *,
@@ -148,27 +162,57 @@ def verify_file(
     """
     with files.opened(path) as fd:
         catalog = read_finished(fd, path)
-        if catalog.root.version > FORMAT_VERSION:
-            raise VersionTooNewError(
-                "a newer minor version may hold bytes that this reader doesn't know, so it can't verify it",
-                path=path,
-                clause="10.3",
-                expected=f"at most {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}",
-                found=f"{catalog.root.version[0]}.{catalog.root.version[1]}",
-            )
         if fingerprint not in (None, fingerprint_of(catalog)):
             raise StoreReplacedError("another file took the path", path=path, hint="open it again")
-        with ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool:
-            return _Verifier(fd, path, catalog, pool, progress or (lambda nbytes: None)).run()
+        return verify_catalog(reads_of(fd), path, catalog, num_threads=num_threads, progress=progress, fd=fd)
+
+
+def verify_catalog(
+    read: ReadAt,
+    path: Path,
+    catalog: Catalog,
+    *,
+    num_threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    fd: int | None = None,
+) -> Report:
+    """Check every byte of what may be no file of this machine; see `Store.verify`.
+
+    Args:
+        read: Returns its bytes; called by several threads at once.
+        path: For messages.
+        catalog: What it holds and where.
+        num_threads: Threads that read and check; one per processor by default.
+        progress: Called with the number of bytes that were checked since the last call.
+        fd: Of the file that `read` reads, if it is one: then memory is used again.
+    """
+    if catalog.root.version > FORMAT_VERSION:
+        raise VersionTooNewError(
+            "a newer minor version may hold bytes that this reader doesn't know, so it can't verify it",
+            path=path,
+            clause="10.3",
+            expected=f"at most {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}",
+            found=f"{catalog.root.version[0]}.{catalog.root.version[1]}",
+        )
+    with ThreadPoolExecutor(num_threads or num_cores()) as pool:
+        return _Verifier(read, path, catalog, pool, progress or (lambda nbytes: None), fd).run()
 
 
 class _Verifier:
     def __init__(
-        self, fd: int, path: Path, catalog: Catalog, pool: ThreadPoolExecutor, progress: Callable[[int], None]
+        self,
+        read: ReadAt,
+        path: Path,
+        catalog: Catalog,
+        pool: ThreadPoolExecutor,
+        progress: Callable[[int], None],
+        fd: int | None,
     ) -> None:
-        self.fd, self.path, self.catalog, self.pool, self.progress = fd, path, catalog, pool, progress
+        self._fd = fd
+        self._read_at, self.path, self.catalog, self.pool, self.progress = read, path, catalog, pool, progress
         self.layout = catalog.layout
         self.num_chunks = 0
+        self._buffers = threading.local()
 
     def run(self) -> Report:
         crcs = dict(zip(self.layout.entries, self.catalog.crcs, strict=True))
@@ -245,11 +289,40 @@ class _Verifier:
             yield part
 
     def _check_block(self, array: ArrayLayout, first: int, num: int) -> _Part:
-        num = min(num, array.meta.shape[0] - first)
-        raw = self._read(array.slot(first)[0], num * array.stride)
-        slots = np.frombuffer(raw, np.uint8).reshape(num, array.stride)
-        problems = [p for i in range(num) for p in self._check_slot(array, first + i, slots[i])]
-        return _Part(crc32(raw), len(raw), tuple(problems))
+        end, crc, problems = min(first + num, array.meta.shape[0]), 0, list[Problem]()
+        if array.stride > _PIECE_BYTES:
+            parts = [self._check_long_slot(array, sample) for sample in range(first, end)]
+            crc = combine_crc32((part.crc, part.nbytes) for part in parts)
+            return _Part(crc, (end - first) * array.stride, sum((part.problems for part in parts), ()))
+        step = _PIECE_BYTES // array.stride
+        for sample in range(first, end, step):
+            slots = self._piece(array.slot(sample)[0], min(step, end - sample) * array.stride)
+            crc = crc32(slots.data, crc)
+            slots = slots.reshape(-1, array.stride)
+            for wrong in _suspects(array, slots):
+                problems += self._check_slot(array, sample + wrong, slots[wrong])
+        return _Part(crc, (end - first) * array.stride, tuple(problems))
+
+    def _check_long_slot(self, array: ArrayLayout, sample: int) -> _Part:
+        """A slot that isn't read as a whole unless something is wrong with it."""
+        begin, _ = array.slot(sample)
+        found = self._check_bytes(begin, array.meta.sample_nbytes, array.meta.dtype == "bool")
+        behind = self._read(begin + found.nbytes, array.stride - found.nbytes)
+        problems: tuple[Problem, ...] = ()
+        is_right = behind == struct.pack("<I", found.crc32c).ljust(len(behind), b"\0")
+        if not is_right or found.has_wrong_bool:
+            slot = np.frombuffer(self._read(begin, array.stride), np.uint8)
+            problems = tuple(self._check_slot(array, sample, slot))
+        return _Part(crc32(behind, found.crc32), array.stride, problems)
+
+    def _check_bytes(self, offset: int, nbytes: int, is_bool: bool) -> _Sums:
+        """Both checksums of a stretch of payload."""
+        crc, castagnoli, has_wrong_bool = 0, 0, False
+        for first in range(0, nbytes, _PIECE_BYTES):
+            piece = self._piece(offset + first, min(_PIECE_BYTES, nbytes - first))
+            crc, castagnoli = crc32(piece.data, crc), crc32c(piece.data, castagnoli)
+            has_wrong_bool |= is_bool and bool((piece > 1).any())
+        return _Sums(crc, castagnoli, nbytes, has_wrong_bool)
 
     def _check_slot(self, array: ArrayLayout, sample: int, slot: npt.NDArray[np.uint8]) -> Iterator[Problem]:
         nbytes, begin = array.meta.sample_nbytes, array.slot(sample)[0]
@@ -268,26 +341,30 @@ class _Verifier:
     def _check_chunk(self, array: ArrayLayout, entry: Entry) -> list[_Part]:
         """A plain chunk: payload and the checksum behind it."""
         self.num_chunks += 1
-        meta, crc, castagnoli, is_bool = array.meta, 0, 0, True
-        blocks = []
-        for offset in range(0, meta.nbytes, _BLOCK_BYTES):
-            block = self._read(entry.data_offset + offset, min(_BLOCK_BYTES, meta.nbytes - offset))
-            crc, castagnoli = crc32(block, crc), crc32c(block, castagnoli)
-            is_bool &= meta.dtype != "bool" or not (np.frombuffer(block, np.uint8) > 1).any()
-            blocks += [block] if meta.is_constant else []
-            self.progress(len(block))
+        meta, sums = array.meta, list[_Sums]()
+        firsts = range(0, meta.nbytes, _BLOCK_BYTES)
+
+        def check(first: int) -> _Sums:
+            nbytes = min(_BLOCK_BYTES, meta.nbytes - first)
+            return self._check_bytes(entry.data_offset + first, nbytes, meta.dtype == "bool")
+
+        for found in self.pool.map(check, firsts):
+            sums.append(found)
+            self.progress(found.nbytes)
+        crc = combine_crc32((found.crc32, found.nbytes) for found in sums)
+        castagnoli = combine_crc32c((found.crc32c, found.nbytes) for found in sums)
         trailer = self._read(entry.end - CHECKSUM_BYTES, CHECKSUM_BYTES)
         self.progress(CHECKSUM_BYTES)
         where, problems = (entry.data_offset, entry.end), []
         if trailer != struct.pack("<I", castagnoli):
             detail = f"crc32c stored {struct.unpack('<I', trailer)[0]:08x}, computed {castagnoli:08x}"
             problems.append(Problem("chunk_crc", "5.2", where, meta.name, detail=detail))
-        if not is_bool:
+        if any(found.has_wrong_bool for found in sums):
             problems.append(Problem("bool_value", "4.7", where, meta.name, detail="expected bytes 0 and 1"))
         if meta.is_constant and not problems:
             payload = (array.offset, array.offset + meta.nbytes)
             identity = self.catalog.root.identity
-            problems += constant_problems(identity, meta.name, b"".join(blocks), payload)
+            problems += constant_problems(identity, meta.name, self._read(array.offset, meta.nbytes), payload)
         return [_Part(crc32(trailer, crc), entry.nbytes, tuple(problems))]
 
     def _compare(
@@ -314,15 +391,43 @@ class _Verifier:
         return Problem(kind, clause, (offset + first, offset + end), array, detail=detail)
 
     def _read(self, offset: int, nbytes: int) -> bytes:
-        raw = files.read_at(self.fd, offset, nbytes)
-        if len(raw) < nbytes:
+        raw = self._read_at(offset, nbytes)
+        self._check_length(offset, nbytes, len(raw))
+        return raw
+
+    def _piece(self, offset: int, nbytes: int) -> Memory:
+        """Bytes in memory that the thread's next call uses again: new memory takes longer to get."""
+        if self._fd is None:
+            return np.frombuffer(self._read(offset, nbytes), np.uint8)
+        buffer: Memory | None = getattr(self._buffers, "buffer", None)
+        if buffer is None:
+            buffer = self._buffers.buffer = np.empty(_PIECE_BYTES, np.uint8)
+        piece = buffer[:nbytes]
+        self._check_length(offset, nbytes, files.read_into(self._fd, offset, piece.data))
+        return piece
+
+    def _check_length(self, offset: int, nbytes: int, found: int) -> None:
+        if found < nbytes:
             raise StoreReplacedError(
                 "the file was cut while it was checked",
                 path=self.path,
                 byte_range=(offset, offset + nbytes),
                 hint="another program writes to it: a store is never changed in place",
             )
-        return raw
+
+
+def _suspects(array: ArrayLayout, slots: Memory) -> list[int]:
+    """Slots, of shape (n, stride), in which something is wrong."""
+    nbytes = array.meta.sample_nbytes
+    wrong = damaged_slots(slots, nbytes)
+    if wrong is None:
+        found = np.array(crc32c_each([slot[:nbytes].data for slot in slots]), np.uint32)
+        stored = np.ndarray((len(slots),), "<u4", slots, nbytes, (array.stride,))
+        wrong = (stored != found) | slots[:, nbytes + CHECKSUM_BYTES :].any(axis=1)
+    if array.meta.dtype == "bool":
+        wrong |= (slots[:, :nbytes] > 1).any(axis=1)
+    suspects: list[int] = np.flatnonzero(wrong).tolist()
+    return suspects
 
 
 def empty_constant_problems(

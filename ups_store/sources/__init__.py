@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ups_store.sources.contents import Selection, SourceInfo
     from ups_store.sources.declaration import LocalPath, TaskDeclaration
     from ups_store.sources.source import Source, open_source
-    from ups_store.sources.source_files import samples_by_split
+    from ups_store.sources.source_files import SourceFile, find_sources, samples_by_split
     from ups_store.sources.tasks import TASKS, Task, get_task
 
 __all__ = [
@@ -21,9 +21,11 @@ __all__ = [
     "LocalPath",
     "Selection",
     "Source",
+    "SourceFile",
     "SourceInfo",
     "Task",
     "TaskDeclaration",
+    "find_sources",
     "get_task",
     "open_source",
     "samples_by_split",
@@ -36,6 +38,8 @@ _HOMES = {
     "TaskDeclaration": "declaration",
     "Source": "source",
     "open_source": "source",
+    "SourceFile": "source_files",
+    "find_sources": "source_files",
     "samples_by_split": "source_files",
     "TASKS": "tasks",
     "Task": "tasks",

@@ -35,7 +35,7 @@ class DeclaredSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-def _local(value: object) -> object:
+def local_path(value: object) -> object:
     """The value, unless it is a URL; the code that catches the error knows the key."""
     try:
         if isinstance(value, str | Path):
@@ -46,7 +46,7 @@ def _local(value: object) -> object:
     return value
 
 
-LocalPath = Annotated[Path, BeforeValidator(_local)]
+LocalPath = Annotated[Path, BeforeValidator(local_path)]
 """A path in a configuration: a URL is an error that names its key."""
 
 

@@ -44,7 +44,7 @@ def outer_state(files: Sequence[OuterFile]) -> FileState:
     return (int.from_bytes(hashlib.sha256(repr(states).encode()).digest()[:8], "little"),) if states else ()
 
 
-def changed(path: Path) -> SourceError:
+def changed(path: Path | str) -> SourceError:
     """The error for a source that isn't what it was when the build began."""
     return SourceError(
         "source changed during the build",

@@ -10,7 +10,7 @@ import itertools
 import os
 import select
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -192,18 +192,44 @@ class ReaderPool:
             request: What to do.
             progress: Called with how much more was done, as the request says by `Reader.progressed`.
         """
-        num_done = 0
+        counted = 0
+
+        def count(index: int, num_done: int) -> None:
+            nonlocal counted
+            if num_done > counted:  # less if it is tried again
+                progress(num_done - counted)
+                counted = num_done
+
+        (result,) = self.ask_each([request], report=count)
+        return result
+
+    def ask_each(
+        self,
+        requests: Sequence[Request],
+        *,
+        report: Callable[[int, int], None] = lambda index, num_done: None,
+    ) -> Iterator[Any]:
+        """Run requests side by side; their results in order, raises as `ask` does.
+
+        Args:
+            requests: What to do.
+            report: Called with the number of a request and how much of it is done, in its own unit.
+        """
+        first = next(self._ids) + 1
 
         def count(status: Activity) -> None:
-            nonlocal num_done
-            if status.num_done > num_done:  # less if it is tried again
-                progress(status.num_done - num_done)
-                num_done = status.num_done
+            if status.request_id >= first:
+                report(status.request_id - first, status.num_done)
 
-        for job in self._run([request], count):
+        for job in self._run(requests, count):
             if job.error is not None:
                 raise job.error
-            return job.value
+            yield job.value
+
+    def try_each(self, requests: Iterable[Request]) -> Iterator[Any]:
+        """Run requests side by side; in order their results, or, of those that failed, the exceptions."""
+        for job in self._run(requests):
+            yield job.value if job.error is None else job.error
 
     def status(self) -> PoolStatus:
         """What the readers do at this moment."""
@@ -232,7 +258,7 @@ class ReaderPool:
     def _run(
         self, requests: Iterable[Request], report: Callable[[Activity], None] = lambda status: None
     ) -> Iterator[ReadJob]:
-        """Settled jobs in the order of the requests; `report` hears how the next one goes."""
+        """Settled jobs in the order of the requests; `report` hears how those go that readers work on."""
         if not self._lanes:
             yield from self._run_here(requests, report)
             return
@@ -243,8 +269,8 @@ class ReaderPool:
                 while not self._jobs[0].is_settled:
                     self._take_turn()
                     for lane in self._lanes:
-                        if lane.reader and (status := lane.reader.status).request_id == self._jobs[0].id:
-                            report(status)
+                        if lane.reader:
+                            report(lane.reader.status)
                 yield self._jobs[0]
                 self._release_first()
         finally:

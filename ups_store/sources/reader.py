@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
 from ups_store.sources.contents import Selection
 from ups_store.sources.file_state import FileState, changed, file_state, outer_state
 from ups_store.sources.slots import Activity, SlotMemory
-from ups_store.sources.source import Source, open_source
-from ups_store.sources.tasks import Task
+
+if TYPE_CHECKING:
+    from ups_store.sources.source import Source
+    from ups_store.sources.tasks import Task
 
 _MAX_OPEN = 8  # files that are kept open
 
@@ -28,8 +30,8 @@ class Request(Protocol):
     """Something to be done by a reader with one file."""
 
     @property
-    def path(self) -> Path:
-        """The file, for messages."""
+    def path(self) -> Path | str:
+        """The file, or another place that a source has, for messages."""
         ...
 
     @property
@@ -138,6 +140,8 @@ class Reader:
 
     def _source(self, key: _SourceKey, task: Task | None) -> tuple[Source, FileState]:
         if key not in self._sources:
+            from ups_store.sources.source import open_source  # HDF5, which other requests don't need
+
             self.doing("opening")
             path, _, selection, follow = key
             state = file_state(path)

@@ -6,6 +6,7 @@ supervisor closes the socket between them, and is killed when the supervisor end
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import faulthandler
@@ -17,7 +18,7 @@ import socket
 import sys
 import traceback
 
-from ups_store.errors import SourceError, StoreError
+from ups_store.errors import MissingExtraError, SourceError, StoreError
 from ups_store.sources.reader import Reader, Request
 from ups_store.sources.requests import MAX_MESSAGE_BYTES, STACK_SIGNAL, Done, Failed
 from ups_store.sources.slots import SlotFiller, SlotMemory
@@ -90,6 +91,8 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
 
+    with contextlib.suppress(MissingExtraError):  # while it starts, which has a deadline of its own
+        import ups_store.sources.source  # noqa: F401
     memory = SlotMemory(memory_fd, num_slots=num_slots, slot_nbytes=slot_nbytes)
     os.close(memory_fd)
     with socket.socket(fileno=channel_fd) as channel:

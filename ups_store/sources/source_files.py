@@ -120,20 +120,40 @@ def find_sources(
     root = Path(root)
     if not os.path.isdir(root):  # unlike Path.is_dir, False for names that can't exist
         raise _bad_root(root, "not a folder" if os.path.lexists(root) else "no such folder")
-    if files is not None:
-        candidates = _unique(_named_files(root, files, key="data.files"))
-        found = _chosen(candidates, task, split)
-    elif task.files:
-        candidates = _unique(_declared_files(root, task, split))
-        found = tuple(SourceFile(path, whole=split in task.files) for path in candidates)
-    else:
-        candidates = _unique(_hdf5_files(root))
-        found = _discovered(candidates, task, split)
+    candidates = files_below(root, task=task, split=split, files=files)
+    found = choose_sources(candidates, task=task, split=split, is_named=files is not None)
     if not found:
-        raise _no_source(root, task, split, candidates)
+        raise no_source(root, task, split, candidates)
     for source in found:
         _check_regular(source.path)
     return found
+
+
+def files_below(root: Path, *, task: Task, split: str, files: Sequence[str] | None) -> list[Path]:
+    """What `choose_sources` chooses from: each real file once, naturally sorted."""
+    if files is not None:
+        return _unique(_named_files(root, files, key="data.files"))
+    if task.files:
+        return _unique(_declared_files(root, task, split))
+    return _unique(_hdf5_files(root))
+
+
+def choose_sources(
+    candidates: Sequence[Path], *, task: Task, split: str, is_named: bool
+) -> tuple[SourceFile, ...]:
+    """Those that make a split, by their names and folders alone; see `find_sources`.
+
+    Args:
+        candidates: Files, naturally sorted; they needn't be there.
+        task: The task.
+        split: Name of the split.
+        is_named: Whether `data.files` names them.
+    """
+    if is_named:
+        return _chosen(candidates, task, split)
+    if task.files:
+        return tuple(SourceFile(path, whole=split in task.files) for path in candidates)
+    return _discovered(candidates, task, split)
 
 
 def _hdf5_files(root: Path) -> list[Path]:
@@ -150,9 +170,15 @@ def _hdf5_files(root: Path) -> list[Path]:
     return [path for path in found if _may_be_source(path)]
 
 
-def _declared_files(root: Path, task: Task, split: str) -> list[Path]:
+def declared_patterns(task: Task, split: str) -> tuple[str, tuple[str, ...]]:
+    """The key of a task's own files of a split, and its patterns."""
     key = split if split in task.files else "all"
-    return _named_files(root, task.files.get(key, ()), key=f"tasks.{task.name}.files.{key}")
+    return f"tasks.{task.name}.files.{key}", tuple(task.files.get(key, ()))
+
+
+def _declared_files(root: Path, task: Task, split: str) -> list[Path]:
+    key, patterns = declared_patterns(task, split)
+    return _named_files(root, patterns, key=key)
 
 
 def _named_files(root: Path, files: Iterable[str], *, key: str) -> list[Path]:
@@ -266,7 +292,8 @@ def _bad_root(root: Path, problem: str) -> SourceError:
     return SourceError(problem, kind="missing_root", path=root, hint="check data.root or PDEBENCH_ROOT")
 
 
-def _no_source(root: Path, task: Task, split: str, candidates: Sequence[Path]) -> SourceError:
+def no_source(root: Path | str, task: Task, split: str, candidates: Sequence[Path]) -> SourceError:
+    """The error for a split that no file is of."""
     names = [path.name for path in candidates[:_SHOWN_NAMES]]
     if len(candidates) > _SHOWN_NAMES:
         names.append(f"... ({len(candidates)} files)")

@@ -25,6 +25,7 @@ _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # 
 _WRITE_ONLY = 2  # SYNC_FILE_RANGE_WRITE: begin, wait for nothing
 _PIECE_BYTES = 64 << 20  # of memory at a time: a signal makes the kernel begin a piece again
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 8)  # linux/fs.h; Python lacks it with older C libraries
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _PROBE_BYTES = 4 << 20  # what lies in the page cache lies there in larger pieces
 _STATFS_BYTES = 256  # more than any struct statfs; f_type is its first word
 
@@ -266,6 +267,36 @@ def truncate(fd: int, nbytes: int) -> None:
     os.ftruncate(fd, nbytes)
 
 
+def open_or_create(path: Path) -> int:
+    """Open a file for reading and writing, made empty if it isn't there; the caller owns the descriptor."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def allocated_bytes(path: Path) -> int:
+    """Bytes that a file takes on the disk, holes left out; 0 if it isn't there."""
+    try:
+        return os.stat(path).st_blocks * 512  # whatever the size of the file system's own blocks
+    except FileNotFoundError:
+        return 0
+
+
+def punch_hole(fd: int, offset: int, nbytes: int) -> None:
+    """Give back the blocks of a part of a file, which then reads as zeros (fallocate).
+
+    Raises:
+        OSError: If the file system can't.
+    """
+    mode, first, length = ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(offset), ctypes.c_int64(nbytes)
+    if libc().fallocate64(ctypes.c_int(fd), mode, first, length):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def touch(path: Path) -> None:
+    """Have a file be written now, for those who look at when it was."""
+    os.utime(path)
+
+
 def start_writeback(fd: int, offset: int, nbytes: int) -> None:
     """Have the disk begin with written bytes, so that a later `sync_data` has less to wait for.
 
@@ -308,6 +339,15 @@ def may_write_into(folder: Path) -> bool:
 def modified_s(path: Path) -> float:
     """When the file was last written, seconds since the epoch."""
     return os.stat(path).st_mtime
+
+
+def last_write(path: Path) -> tuple[int, int] | None:
+    """Length of the file at a path, and when it was last written (ns since the epoch); None without one."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def names_in(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while modules are imported: one line and exit code 5; one and 2 if a package is missing.
+"""Ctrl-C, SIGTERM and SIGUSR1 while modules are imported: a line and exit code 5; 2 if a package is missing.
 
 An interrupt inside of an import may come out as another error, or be printed and swallowed by a callback of
 the import system. Nothing is at stake before a program begins, so the process ends at once. What this module
@@ -14,22 +14,27 @@ from collections.abc import Iterator
 from types import FrameType
 
 INTERRUPTED = 5
+# What schedulers send some time before they take a machine away: as Slurm does by `--signal=USR1@120`.
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 INTERRUPTED_LINE = "interrupted; run the same command again"
 _STDERR = 2
 _USAGE = 2  # exit code of what the caller can mend
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Handler that makes of SIGTERM what Python makes of Ctrl-C."""
+    """Handler that makes of `STOPPING` what Python makes of Ctrl-C."""
     raise KeyboardInterrupt
 
 
-_REPLACED = {signal.SIGINT: (signal.default_int_handler,), signal.SIGTERM: (signal.SIG_DFL, interrupt)}
+_REPLACED = {
+    signal.SIGINT: (signal.default_int_handler,),
+    **dict.fromkeys(STOPPING, (signal.SIG_DFL, interrupt)),
+}
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """End the process at Ctrl-C, SIGTERM and a missing package for the duration of a block that only imports.
+    """End the process at Ctrl-C, SIGTERM, SIGUSR1 and a missing package, in a block that only imports.
 
     Where one of the signals is ignored or handled by other code, that stays so.
 

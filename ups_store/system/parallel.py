@@ -80,7 +80,7 @@ class _Share(Generic[Item]):
             self._wait()
 
     def _is_taken_by_me(self) -> bool:
-        # One operation: an interrupt right after a lock was acquired would leave it unknown who has it.
+        # One operation: an interrupt right after a lock was acquired would leave its holder unknown.
         me = threading.get_ident()
         return self._taken.setdefault("by", me) == me
 

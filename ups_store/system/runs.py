@@ -1,4 +1,4 @@
-"""Runs: pieces of equal length, each contiguous in memory or a file, and how they are copied into a batch.
+"""Runs: pieces of equal length, each contiguous in memory or a file, copied into a batch and checked.
 
 `_runs.c` copies them by one call that lets go of the interpreter lock. Where it couldn't be compiled NumPy
 copies, more slowly (`docs/results/performance.md`): short runs by one index over overlapping items, whose
@@ -14,6 +14,8 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+
+from ups_store.system.memory import last_cache_bytes
 
 Memory = npt.NDArray[np.uint8]
 
@@ -36,9 +38,11 @@ class Compiled(Protocol):
         samples: object,
         starts: object,
         out: npt.NDArray[Any],
+        checked: npt.NDArray[np.bool_] | None,
+        payload_nbytes: int,
         /,
     ) -> bool:
-        """Copy the runs of samples, or windows; False, and nothing copied, unless all is as it should be.
+        """Copy the runs of samples, or windows; False, and nothing of use copied, unless all is sound.
 
         Args:
             memory: The samples.
@@ -48,7 +52,16 @@ class Compiled(Protocol):
             samples: Sample numbers, int64, shape (n,).
             starts: First time steps, int64, shape (n,); None for whole samples.
             out: C-contiguous, as long as the runs.
+            checked: Which samples needn't be compared with the CRC-32C behind their payload, shape (N,);
+                those that were sound are marked. None where none is to be checked.
+            payload_nbytes: Bytes of a sample's payload.
         """
+
+    def damaged(self, slots: Memory, stride: int, nbytes: int, marks: npt.NDArray[np.bool_], /) -> bool:
+        """See `damaged_slots`; False, and nothing marked, where the processor has no instruction for it."""
+
+    def stream_from(self, nbytes: int, /) -> None:
+        """Have batches from this size on written past the caches."""
 
 
 compiled: Compiled | None
@@ -56,6 +69,17 @@ try:
     compiled = cast(Compiled, importlib.import_module("ups_store._runs"))
 except ImportError:  # no C compiler, or no headers of Python, when it was installed
     compiled = None
+
+MIN_STREAMED_BYTES, MAX_STREAMED_BYTES = 4 << 20, 16 << 20  # what was measured (`docs/format/rationale.md`)
+
+
+def streamed_bytes() -> int:
+    """From how large a batch on the last cache wouldn't hold it: a loader has about four at a time."""
+    return min(max(last_cache_bytes() // 4, MIN_STREAMED_BYTES), MAX_STREAMED_BYTES)
+
+
+if compiled is not None:
+    compiled.stream_from(streamed_bytes())
 
 LONG_RUN_BYTES = 8192  # from here on copying twice costs more than a view per run
 BLOCK_BYTES = 64 << 10  # of what is copied twice: stays in the cache, and malloc keeps such memory
@@ -105,6 +129,20 @@ def _copy_bytes(memory: Memory, runs: Runs, out: Memory) -> None:
     else:
         nbytes = runs.nbytes
         np.concatenate([memory[first : first + nbytes] for first in runs.firsts.tolist()], out=out)
+
+
+def damaged_slots(slots: Memory, nbytes: int) -> npt.NDArray[np.bool_] | None:
+    """Slots whose payload has another CRC-32C than the one behind it, or that don't end in zeros.
+
+    Args:
+        slots: Contiguous, shape (n, stride).
+        nbytes: Bytes of a payload.
+    Returns:
+        Shape (n,); None where there is no compiled code, or no instruction, for it.
+    """
+    marks = np.empty(len(slots), np.bool_)
+    is_found = compiled is not None and compiled.damaged(slots, slots.shape[1], nbytes, marks)
+    return marks if is_found else None
 
 
 def _convert(memory: Memory, dtype: np.dtype[Any], runs: Runs, rows: npt.NDArray[Any]) -> None:

@@ -70,6 +70,10 @@ class Ahead(Iterator[Result], Generic[Job, Result]):
         """
         return self._desk.get(on_wait)
 
+    def stop(self) -> None:
+        """Drop what lies ready and have no more made; threads end after their work, as `close` awaits."""
+        self._desk.close()
+
     def close(self) -> None:
         """End the threads and drop what lies ready; closing twice is allowed."""
         self._finalizer()
@@ -95,6 +99,10 @@ class Inline(Iterator[Result], Generic[Job, Result]):
         if self._is_closed:
             raise _closed()
         return self._work(next(self._jobs))
+
+    def stop(self) -> None:
+        """As `close`."""
+        self.close()
 
     def close(self) -> None:
         """Have the next `get` fail."""

@@ -1,16 +1,18 @@
-"""`Assembler`: makes the batch of a step; what a loader's threads run. `EpochReport`: what an epoch took.
+"""`Assembler`: makes the batches of steps; what a loader's threads run. `EpochReport`: what an epoch took.
 
 The assembler doesn't refer to the loader, so that dropping the loader ends its threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -25,6 +27,10 @@ _THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 WAIT_SHARE = 0.05  # a loop that waits less than this is not held up by its data
 
 FAULTS_PER_S = 100.0  # major page faults, each a read from the disk
+
+HAND_OVER_S = 1e-3  # of work at a time: handing it from thread to thread takes up to a tenth of that
+
+GROUP_BYTES = 1 << 20  # that a batch keeps in memory at most, as batches of a group share it
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -71,6 +77,50 @@ def jobs_of(order: Order, *, goes_on: bool) -> Iterator[Step]:
         steps = order.steps(epoch)
 
 
+class Groups(Iterator[list[Step]]):
+    """Steps in groups, each made by one thread at a time; at first a step each.
+
+    Args:
+        steps: One after the other.
+
+    Attributes:
+        size: Most steps of the next group.
+    """
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self.size = 1
+        self._steps = steps
+        self._late: list[Step | BaseException] = []  # what was taken from `steps` and is for the next group
+
+    def __next__(self) -> list[Step]:
+        group = [self._take()]
+        while len(group) < self.size:
+            try:
+                step = self._take()
+            except BaseException as error:  # the end too: the next group's
+                self._late.append(error)
+                break
+            if not _are_alike(group[0], step):
+                self._late.append(step)
+                break
+            group.append(step)
+        return group
+
+    def end(self) -> None:
+        """Have no more groups."""
+        self._steps, self._late = iter(()), []
+
+    def _take(self) -> Step:
+        step = self._late.pop() if self._late else next(self._steps)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+
+def _are_alike(one: Step, other: Step) -> bool:
+    return (one.source, one.epoch, len(one.items)) == (other.source, other.epoch, len(other.items))
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """A batch and what it took; its copy to the device is done when `copied` says so."""
@@ -86,8 +136,11 @@ class Made:
 class Assembler:
     """Makes batches; called by several threads at a time.
 
+    Several small ones are gathered by one call: neither Python nor the hand-over takes longer than the copy.
+
     Args:
         dataset: Where the samples come from.
+        groups: Which steps are made together: as many as are worth a hand-over by the time that they take.
         allocate: Where their memory comes from.
         feed: Copies them to a device, if they are wanted there.
         collate: Makes a batch of samples, as torch's `collate_fn`; None takes the gathered batch as it is.
@@ -97,6 +150,7 @@ class Assembler:
     def __init__(
         self,
         dataset: BatchSource,
+        groups: Groups,
         *,
         allocate: Allocate,
         feed: DeviceFeed | None,
@@ -108,14 +162,53 @@ class Assembler:
         self._collate, self._batch_transform = collate, batch_transform
         self._nbytes: dict[tuple[int, int], int] = {}
         self._is_ragged = any(getattr(source, "ragged", ()) for source in getattr(dataset, "sources", ()))
+        self._groups = groups
+        changes = (self._transform, collate, batch_transform, feed)
+        self._may_group = not self._is_ragged and all(change is None for change in changes)
 
-    def __call__(self, step: Step) -> Made:
-        """The batch of a step."""
+    def __call__(self, steps: list[Step]) -> list[Made | BaseException]:
+        """The batches of steps, up to the first that can't be made, of which there is the error."""
+        if len(steps) > 1:
+            with contextlib.suppress(Exception):  # of one of them; which, is found one by one
+                return list(self._made_together(steps))
+        made = list[Made | BaseException]()
+        for step in steps:
+            try:
+                made.append(self._made(step))
+            except BaseException as error:
+                if not made:
+                    raise
+                self._groups.end()
+                return [*made, error]
+        return made
+
+    def _made_together(self, steps: list[Step]) -> Iterator[Made]:
+        first, num = steps[0], len(steps)
+        began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt
+        items = np.concatenate([step.items for step in steps])
+        whole = self._dataset.fetch(first.source, items, epoch=first.epoch, allocate=self._allocate)
+        nbytes = self._nbytes_of(whole, first.source, len(items))
+        faults = resource.getrusage(_THREAD_USAGE).ru_majflt - faults
+        seconds = time.perf_counter() - began
+        self._adapt(seconds / num, nbytes // num)
+        for number, (step, batch) in enumerate(zip(steps, whole.split(num), strict=True)):
+            if step.mask is not None:
+                batch["valid"] = torch.from_numpy(step.mask)
+            yield Made(step, batch, nbytes // num, seconds / num, 0 if number else faults, None)
+
+    def _adapt(self, seconds: float, nbytes: int) -> None:
+        """Have the next groups be worth a hand-over, by what a batch took."""
+        fit = min(HAND_OVER_S / max(seconds, 1e-9), GROUP_BYTES / max(nbytes, 1))
+        self._groups.size = max(1, min(int(fit), 2 * self._groups.size))
+
+    def _made(self, step: Step) -> Made:
         began, faults = time.perf_counter(), resource.getrusage(_THREAD_USAGE).ru_majflt
         batch = self._dataset.fetch(step.source, step.items, epoch=step.epoch, allocate=self._allocate)
         if step.mask is not None and isinstance(batch, Batch):
             batch["valid"] = torch.from_numpy(step.mask)
-        nbytes = self._nbytes_of(batch, step)
+        nbytes = self._nbytes_of(batch, step.source, len(step.items))
+        if self._may_group and isinstance(batch, Batch):
+            self._adapt(time.perf_counter() - began, nbytes)
         if self._transform is not None or self._collate is not None:
             batch = self._collated(batch)
         if self._batch_transform is not None:
@@ -132,9 +225,9 @@ class Assembler:
             rows = [self._transform(sample) for sample in rows]
         return (self._collate or default_collate)(rows)
 
-    def _nbytes_of(self, batch: Any, step: Step) -> int:
+    def _nbytes_of(self, batch: Any, source: int, num_items: int) -> int:
         """Bytes of a batch; counted once, as batches of a source and a length are alike, unless ragged."""
-        alike = step.source, len(step.items)
+        alike = source, num_items
         nbytes = None if self._is_ragged else self._nbytes.get(alike)
         if nbytes is None:
             nbytes = self._nbytes[alike] = batch.nbytes

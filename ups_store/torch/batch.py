@@ -16,10 +16,10 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ups_store.errors import SpecError
-from ups_store.torch.memory import shared_copy
+from ups_store.torch.memory import as_array, as_tensor, shared_copy
 
-# Smaller tensors go to another process by value: sharing one takes a file, two descriptors and longer.
-SENT_BYTES = 64 << 10
+# Smaller tensors go to another process by value: sharing one takes a file, two descriptors and a connection.
+SENT_BYTES = 512 << 10
 
 
 class _Tensors(dict[str, Any]):
@@ -87,8 +87,24 @@ class Batch(_Tensors):
         sample["task"] = self["task"] if isinstance(self["task"], str) else self["task"][index]
         return sample
 
+    def split(self, num: int) -> list[Batch]:
+        """The `num` consecutive batches that it is made of, as views; of as many samples each, not ragged."""
+        columns = [_split(value, num) for value in self.values()]
+        return [Batch(zip(self, row, strict=True)) for row in zip(*columns, strict=True)]
+
     def __missing__(self, key: object) -> Any:
         raise KeyError(f"no {key!r} in this batch; it has {', '.join(map(str, self))}")
+
+
+def _split(value: Any, num: int) -> Sequence[Any]:
+    if isinstance(
+        value, Tensor
+    ):  # by NumPy: each part is all of its storage, as of a batch that was made alone
+        return [as_tensor(part) for part in as_array(value).reshape(num, -1, *value.shape[1:])]
+    if isinstance(value, Mapping):
+        columns = [_split(item, num) for item in value.values()]
+        return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * num
+    return [value] * num
 
 
 class BatchRows(Sequence[Sample]):

@@ -10,6 +10,7 @@ import functools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from ups_store.torch.assembler import (
     BatchTransform,
     Collate,
     EpochReport,
+    Groups,
     Made,
     Order,
     jobs_of,
@@ -41,6 +43,9 @@ MAX_BLOCK_SIZE = 4096
 NUM_WORKERS = 2
 
 PREFETCH_FACTOR = 2  # as of torch's DataLoader
+
+
+Making = Ahead[list[Step], list[Made | BaseException]] | Inline[list[Step], list[Made | BaseException]]
 
 
 @dataclass
@@ -96,7 +101,8 @@ class Loader:
         self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
         pool = BufferPool(limit=(self._depth + 2) * dataset.num_tensors)  # ready, being made, in use
         self._allocate = self._feed.allocate if self._feed else pool.empty
-        self._made: Ahead[Step, Made] | Inline[Step, Made] | None = None
+        self._made: Making | None = None
+        self._ready: deque[Made | BaseException] = deque()  # of the group that was handed over last
         self._made_of: tuple[Any, ...] = ()  # what all its batches depend on
         self._made_next: tuple[int, int] | None = None  # epoch and position that it waits to go on from
         self._is_abandoned = False
@@ -125,8 +131,11 @@ class Loader:
                 meter.seconds = time.perf_counter() - began
                 yield batch
                 del batch  # else its buffers wouldn't be free while the next batch is awaited
-        except BaseException:
+        except GeneratorExit:
             made.close()
+            raise
+        except BaseException:
+            made.stop()  # not waiting: what ended a wait for data that never come mustn't wait for them
             raise
         meter.seconds = time.perf_counter() - began
         if self._across_epochs:
@@ -174,8 +183,9 @@ class Loader:
         if self._made is not None:
             self._made.close()
             self._made = self._made_next = None
+            self._ready.clear()
 
-    def _take_up(self) -> Ahead[Step, Made] | Inline[Step, Made]:
+    def _take_up(self) -> Making:
         """What gives the batches from here on: the one that there is, if it goes on from here."""
         wanted = (os.getpid(), self.dataset, self.order.key)
         goes_on = self._made_next == (self.order.epoch, self.order.consumed) and self._made_of == wanted
@@ -183,9 +193,10 @@ class Loader:
             self._made_next = None
             return self._made
         self.close()
-        jobs = jobs_of(self.order, goes_on=self._across_epochs)
+        jobs = Groups(jobs_of(self.order, goes_on=self._across_epochs))
         work = Assembler(
             self.dataset,
+            jobs,
             allocate=self._allocate,
             feed=self._feed,
             collate=self._collate,
@@ -207,11 +218,22 @@ class Loader:
         return self._made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": None, "_made_of": (), "_made_next": None}  # threads stay here
+        return {
+            **vars(self),
+            "_made": None,
+            "_ready": deque(),
+            "_made_of": (),
+            "_made_next": None,
+        }  # threads stay here
 
-    def _next(self, made: Ahead[Step, Made] | Inline[Step, Made], meter: _Meter) -> Any:
+    def _next(self, made: Making, meter: _Meter) -> Any:
         began = time.perf_counter()
-        got = made.get(self.on_wait)
+        if not self._ready:
+            self._ready.extend(made.get(self.on_wait))
+        got = self._ready.popleft()
+        if isinstance(got, BaseException):
+            self._ready.append(got)  # again and again
+            raise got
         meter.waited_s += time.perf_counter() - began
         if self._feed is not None and got.copied is not None:
             self._feed.receive(got.batch, got.copied)
@@ -267,7 +289,7 @@ def make_loader(
 ) -> Loader:
     """A loader that has the next batches ready.
 
-    Batches are new tensors as far as anybody can tell: their memory is used again only when nothing refers to
+    Batches are new tensors as far as can be seen: their memory is used again only when nothing refers to
     it any more. Of a dataset with several stores every batch comes from one of them, on all ranks the same.
 
     Args:

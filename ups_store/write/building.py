@@ -180,7 +180,7 @@ def take_builder_lock(fd: int, path: Path) -> None:
 
 
 def read_owner(fd: int, path: Path) -> Owner | None:
-    """Who noted that they build the file; None where that isn't known."""
+    """The process that noted that it builds the file; None where that isn't known."""
     try:
         layout = read_building(fd, path).layout
     except FormatError:
@@ -189,5 +189,5 @@ def read_owner(fd: int, path: Path) -> Owner | None:
 
 
 def write_owner(building: BuildingFile, owner: Owner) -> None:
-    """Note who builds, for the messages of others."""
+    """Note which process builds, for the messages of others."""
     files.write_at(building.fd, building.layout.tail_offset + OWNER_OFFSET, owner.pack())

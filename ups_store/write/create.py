@@ -220,7 +220,7 @@ def check_replaceable(path: Path, *, force: bool) -> None:
 
 
 def _note_owner(writer: StoreWriter) -> None:
-    """Note in the file who builds it; a finished one has no place for that and must keep its length."""
+    """Note in the file which process builds it; a finished one has no place for that and keeps its length."""
     if not writer.is_finished:
         write_owner(writer.building, Owner(os.getpid(), socket.gethostname()))
 

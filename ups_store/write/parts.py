@@ -219,17 +219,38 @@ class PartsWriter:
         for sample in samples:
             self.add(sample)
 
-    def flush(self) -> None:
-        """Publish the samples that are waiting as a part; nothing happens if there are none."""
+    def flush(self, *, attrs: Mapping[str, Any] | None = None) -> None:
+        """Publish the samples that are waiting as a part; nothing happens if there are none.
+
+        Args:
+            attrs: Root attributes of this part alone, `found_attrs` of the run that continues this one.
+        """
         self._check_open()
         if self._buffer.num_samples:
-            self._publish()
+            self._publish(attrs)
             self._buffer.clear()
 
-    def finish(self, *, progress: Progress | None = None) -> Path:
+    @property
+    def num_waiting(self) -> int:
+        """Samples that are in no part yet."""
+        return self._buffer.num_samples
+
+    @property
+    def waiting_nbytes(self) -> int:
+        """Bytes of those."""
+        return self._buffer.nbytes
+
+    @property
+    def found_attrs(self) -> Mapping[str, Any]:
+        """Root attributes of the last part that was found; empty if none was."""
+        found = self._parts[-1:] if self.num_found else []
+        return catalog_of(self._folder / found[0].name).root.attrs if found else {}
+
+    def finish(self, *, attrs: Mapping[str, Any] | None = None, progress: Progress | None = None) -> Path:
         """Publish what is waiting, and then all samples as one file, or as a set; closes the writer.
 
         Args:
+            attrs: Root attributes of the one file, where they are known only now.
             progress: Called with the number of bytes that were merged since the last call.
         Returns:
             `path`.
@@ -240,6 +261,8 @@ class PartsWriter:
         self._check_open()
         if self.num_samples < self.num_found:
             raise self._not_repeated(f"{self.num_found} samples or more", f"the end after {self.num_samples}")
+        if attrs is not None:
+            self._recipe = replace(self._recipe, attrs=attrs)
         self.flush()
         if self._is_set:
             self._name_parts()
@@ -275,7 +298,7 @@ class PartsWriter:
             )
         return {name: sample_payload(sample[name], meta) for name, meta in self._metas.items()}
 
-    def _publish(self) -> None:
+    def _publish(self, attrs: Mapping[str, Any] | None = None) -> None:
         """Make a part of the samples in the buffer."""
         number = self._first + len(self._parts)
         if number >= MAX_PARTS:
@@ -290,7 +313,7 @@ class PartsWriter:
             constants=recipe.constants,
             dims=recipe.dims,
             identity=recipe.identity,
-            attrs=recipe.attrs,
+            attrs=recipe.attrs if attrs is None else attrs,
             durability="lazy",  # a part counts when it is finished, and finishing syncs
         ) as writer:
             for samples, batch in self._buffer.batches():

@@ -6,7 +6,6 @@ arguments, so they are written again where they differ; the commits of samples t
 
 from __future__ import annotations
 
-import os
 import struct
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from ups_store.read.gather import Samples
 from ups_store.read.recovery import intact_parts, is_read_to_count, read_commits
 from ups_store.read.verify import verify_file
 from ups_store.system import files
+from ups_store.system.memory import num_cores
 from ups_store.system.progress import Progress
 from ups_store.write.blueprint import Blueprint
 from ups_store.write.building import BuildingFile
@@ -111,7 +111,7 @@ def take_back_damaged(building: BuildingFile, progress: Progress) -> Samples:
     if is_read_to_count(building.header):
         return np.zeros(0, np.int64)  # no commit counts whose sample doesn't check
     committed, crcs = read_commits(building.fd, layout, building.header)
-    samples, num_threads = np.flatnonzero(committed), os.cpu_count() or 1
+    samples, num_threads = np.flatnonzero(committed), num_cores()
     parts = intact_parts(
         building.fd, layout, samples, crcs[committed], num_threads=num_threads, progress=progress
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -229,6 +230,17 @@ class StoreWriter(Committer):
         if len(damaged):
             note(describe_taken_back(building, damaged))
         return damaged
+
+    def __exit__(self, *error: object) -> None:
+        """Close it; warn if it is left in order, with everything committed, and nothing published."""
+        if error[:1] == (None,) and self.building.fd >= 0 and not self._failed and not len(self.missing()):
+            warnings.warn(
+                f"{self.path}: all {self.num_samples:,} samples are committed, but `finish` wasn't called: "
+                "nothing is there under this name; the same `create` continues it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        super().__exit__(*error)
 
     def finish(self) -> Path:
         """Complete the file and publish it under its own name, atomically and durably; closes the writer.

@@ -52,6 +52,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         "root": Path("data"),
         "split": ("train", "val", "test"),
         "files": None,
+        "stage_dir": None,
         "follow_external": None,
         "reduce_space": 1,
         "reduce_time": 1,
@@ -65,6 +66,10 @@ def test_defaults_are_those_of_the_documentation() -> None:
         "dtype": "float32",
         "codec": "none",
         "partitions": None,
+        "encode_timeout_s": 600.0,
+        "commit_timeout_s": 600.0,
+        "remote": None,
+        "remote_timeout_s": 60.0,
     }
     assert config.data.fractions == SplitFractions(0.8, 0.1, 0.1)
 

@@ -521,6 +521,8 @@ def test_manifest_holds_every_store_and_what_was_skipped(tmp_path: Path) -> None
         "split",
         "config_hash",
         "reused",
+        "pulled",
+        "pushed",
         "num_samples",
         "num_committed",
         "source_sample_nbytes",

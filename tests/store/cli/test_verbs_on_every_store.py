@@ -166,6 +166,7 @@ def test_partition_is_no_target(verbs: Verbs, folder: Path, verb: str) -> None:
 REFUSED = [
     ("unpack", "whole.zarr.zip", (), "open it with `ups_store.open`"),
     ("unpack", PATTERN, (), "ups-store concat"),
+    ("unpack", "set.zarr.json", (), "ups-store concat"),
 ]
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from object_server import ObjectServer
+from remote_stores import object_server
 from small_stores import IDENTITY, MakeStore, assert_same_bits, build, mixed_constants, mixed_values
 
 import ups_store
@@ -23,11 +25,24 @@ N = 7
 VALUES = mixed_values(N)
 CONSTANTS = mixed_constants()
 NUMPY_KINDS = ["mapped", "pread", "touch", "partitions", "packed", "packed partitions"]
+REMOTE_KINDS = ["remote", "remote partitions"]
 
 
-def made(kind: str, folder: Path) -> AnyStore:
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectServer]:
+    with pytest.MonkeyPatch.context() as monkeypatch, object_server(monkeypatch) as state:
+        yield state
+
+
+def made(kind: str, folder: Path, server: ObjectServer | None = None) -> AnyStore:
     """A store of one kind with `VALUES`."""
     path = folder / "a_train.zarr.zip"
+    if kind in REMOTE_KINDS:
+        assert server is not None
+        local = kind.replace("remote", "").strip() or "mapped"
+        with made(local, folder) as store:
+            server.objects |= {f"b/{found.name}": found.read_bytes() for found in folder.iterdir()}
+            return ups_store.open(f"s3://b/{store.path.name}")
     if kind == "device":
         pytest.importorskip("torch")
         with made("mapped", folder) as store:
@@ -56,9 +71,11 @@ def packed_at(path: Path) -> Path:
         return pack_store(store, path.with_name(path.name.replace(".zarr", ".packed.zarr"))).path
 
 
-@pytest.fixture(scope="module", params=[*NUMPY_KINDS, "device"])
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyStore]:
-    with made(request.param, tmp_path_factory.mktemp("stores")) as store:
+@pytest.fixture(scope="module", params=[*NUMPY_KINDS, *REMOTE_KINDS, "device"])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: ObjectServer
+) -> Iterator[AnyStore]:
+    with made(request.param, tmp_path_factory.mktemp("stores"), server) as store:
         yield store
 
 
@@ -197,9 +214,9 @@ class TestEveryStore:
         assert (report.parts == (report,)) == (not hasattr(store, "partitions"))
 
 
-@pytest.mark.parametrize("kind", NUMPY_KINDS)
-def test_pickled_store_reads_the_same(tmp_path: Path, kind: str) -> None:
-    with made(kind, tmp_path) as store, pickle.loads(pickle.dumps(store)) as copy:
+@pytest.mark.parametrize("kind", [*NUMPY_KINDS, *REMOTE_KINDS])
+def test_pickled_store_reads_the_same(tmp_path: Path, kind: str, server: ObjectServer) -> None:
+    with made(kind, tmp_path, server) as store, pickle.loads(pickle.dumps(store)) as copy:
         assert (type(copy), copy.path, len(copy)) == (type(store), store.path, N)
         assert_same_bits(copy.gather([-1]), store.gather([N - 1]))
 
@@ -214,9 +231,9 @@ def test_preload_brings_it_into_the_page_cache_with_one_report(tmp_path: Path, k
         assert_same_bits(store.gather(slice(None)), VALUES)
 
 
-@pytest.mark.parametrize("kind", [*NUMPY_KINDS, "device"])
-def test_closed_store_is_one_error(tmp_path: Path, kind: str) -> None:
-    store = made(kind, tmp_path)
+@pytest.mark.parametrize("kind", [*NUMPY_KINDS, *REMOTE_KINDS, "device"])
+def test_closed_store_is_one_error(tmp_path: Path, kind: str, server: ObjectServer) -> None:
+    store = made(kind, tmp_path, server)
     store.close()
     store.close()
     assert f"{N} samples" in repr(store)

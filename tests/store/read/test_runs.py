@@ -17,6 +17,7 @@ from small_stores import assert_same_bits, build
 
 import ups_store
 from ups_store import SampleIndexError, SpecError, Store
+from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import ArrayMeta
 from ups_store.read import sampled_array
 from ups_store.read.gather import Pattern
@@ -29,7 +30,7 @@ needs_compiled = pytest.mark.skipif(
 )
 
 MEMORY = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)
-STREAMED_BYTES = 4 << 20  # `_runs.c` passes the caches by from here on
+STREAMED_BYTES = 300_000  # in the tests of it `_runs.c` passes the caches by from here on
 GUARD = 100  # bytes around an output that stay as they are
 
 
@@ -67,8 +68,16 @@ def test_copy_is_indexing(data: st.DataObject) -> None:
     assert (copied(firsts, nbytes, shift=data.draw(st.integers(0, 70))) == indexed(firsts, nbytes)).all()
 
 
+@pytest.fixture
+def streams_early() -> Iterator[None]:
+    compiled.stream_from(STREAMED_BYTES)
+    yield
+    compiled.stream_from(runs.streamed_bytes())
+
+
 @needs_compiled
-@pytest.mark.parametrize("nbytes", [1, 63, 1000, 4096, 70_001])
+@pytest.mark.usefixtures("streams_early")
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 127, 128, 200, 1000, 4096, 70_001])
 @pytest.mark.parametrize("shift", [0, 5, 64])
 def test_large_output_is_copied_past_the_caches(nbytes: int, shift: int) -> None:
     """Where an output begins within a line, and where a run ends, there is no whole line to stream."""
@@ -106,6 +115,39 @@ def test_copy_refuses_what_is_not_there(firsts: list[int], nbytes: int, out_nbyt
     with pytest.raises(ValueError, match="reach outside the memory, or don't fill"):
         compiled.copy(MEMORY, np.array(firsts, np.int64), nbytes, out)
     assert (out == 0xAA).all()
+
+
+# --- checks ---------------------------------------------------------------------------------------------
+
+
+@needs_compiled
+@given(st.data())
+@settings(deadline=None)
+def test_damaged_slots_are_those_that_the_package_finds(data: st.DataObject) -> None:
+    nbytes = data.draw(st.one_of(st.integers(0, 200), st.integers(4000, 9000)))
+    num, pad = data.draw(st.integers(0, 19)), data.draw(st.integers(0, 60))
+    slots = np.zeros((num, nbytes + 4 + pad), np.uint8)
+    slots[:, :nbytes] = np.random.default_rng(nbytes).integers(0, 256, (num, nbytes))
+    for slot in slots:
+        slot[nbytes : nbytes + 4].view("<u4")[0] = crc32c(slot[:nbytes].tobytes())
+    changed = data.draw(st.sets(st.integers(0, num - 1))) if num else set()
+    for number in changed:
+        slots[number, data.draw(st.integers(0, slots.shape[1] - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    found = runs.damaged_slots(slots, nbytes)
+    if found is None:
+        pytest.skip("the processor has no instruction for CRC-32C")
+    assert np.flatnonzero(found).tolist() == sorted(changed)
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("stride", "nbytes", "num"), [(10, 7, 10), (0, 0, 10), (10, -1, 10), (10, 6, 9), (7, 3, 14)]
+)
+def test_slots_that_are_not_there_are_refused(stride: int, nbytes: int, num: int) -> None:
+    marks = np.full(num, 7, np.uint8)
+    with pytest.raises(ValueError, match="not so many slots"):
+        compiled.damaged(np.zeros(100, np.uint8), stride, nbytes, marks)
+    assert (marks == 7).all()
 
 
 # --- the usual `gather` ---------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ CHECK = "is_right && are_below(firsts.buf, num, memory.len - nbytes + 1)"
 TESTS = """
 import pytest
 
-raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/store/read/test_runs.py"]))
+files = ["tests/store/read/test_runs.py", "tests/store/read/test_touch.py"]
+raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", *files]))
 """
 REACH_OUT = """
 import numpy as np

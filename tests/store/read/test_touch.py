@@ -11,7 +11,7 @@ from small_stores import MakeStore, assert_same_bits, begin, mixed_constants, mi
 
 import ups_store
 from ups_store import CorruptChunkError, SpecError
-from ups_store.read import sampled_array
+from ups_store.read import touch
 from ups_store.read.recovery import building_path
 
 VALUES = mixed_values()
@@ -88,13 +88,12 @@ def test_sound_store_reads_the_same_with_checks(path: Path, access: Any) -> None
         assert_same_bits(store.constants, mixed_constants())
 
 
-def test_each_chunk_is_checked_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_chunk_is_checked_once_by_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `access="pread"`, where nothing is mapped that compiled code could check."""
     checked: list[int] = []
-    crc32c = sampled_array.crc32c
-    monkeypatch.setattr(
-        sampled_array, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start)
-    )
-    with ups_store.open(path, verify="touch") as store:
+    crc32c = touch.crc32c
+    monkeypatch.setattr(touch, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start))
+    with ups_store.open(path, access="pread", verify="touch") as store:
         store.gather([1, 1, 2], ["fields", "nu"])
         assert checked == [5120, 5120, 32]
         store.gather([2, 1], ["fields", "nu"])
@@ -104,8 +103,32 @@ def test_each_chunk_is_checked_once(path: Path, monkeypatch: pytest.MonkeyPatch)
         assert checked[5:] == [5120, 5120]
 
 
+@pytest.mark.parametrize("window", [{}, {"start": np.array([1, 0, 0, 1, 1]), "length": 1}])
+@pytest.mark.parametrize("before", [[], [3], [0, 3]])
+def test_compiled_code_checks_what_it_copies_once(path: Path, before: list[int], window: Any) -> None:
+    """Sound samples are right and marked, whether all are new, some, or none; damage is never passed over."""
+    samples = np.array([3, 0, 0, 1, 3])
+    with ups_store.open(path, verify="touch") as store, ups_store.open(path) as unchecked:
+        for gather in (store.gather, unchecked.gather):
+            gather(np.array([*before, 3]), ["fields"])  # what every call needs is worked out by the first
+        flags = store._checks.flags(store._layout("fields"))  # type: ignore[union-attr]
+        flags[:] = False
+        flags[before] = True
+        for _ in range(2):
+            expected = unchecked.gather(samples, ["fields"], **window)
+            assert_same_bits(store.gather(samples, ["fields"], **window), expected)
+            assert flags.tolist() == [True, True, False, True]
+    damage(path, "fields", 2)
+    with ups_store.open(path, verify="touch") as store:
+        store.gather(samples, ["fields"])
+        for _ in range(2):
+            with pytest.raises(CorruptChunkError) as caught:
+                store.gather(np.array([1, 3, 2, 0]), ["fields"])
+            assert caught.value.sample == 2
+
+
 def test_chunk_larger_than_a_block_is_checked_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampled_array, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(touch, "_BLOCK_BYTES", 1000)
     with ups_store.open(path, verify="touch") as store:
         store.gather([0])
     damage(path, "fields", 0)

@@ -135,3 +135,26 @@ def test_ignored_sigterm_stays_ignored_while_a_program_runs() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 0
+
+
+def test_missing_extra_is_one_line_and_2_and_other_errors_of_imports_pass(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended, importing():
+        raise ups_store.MissingExtraError("no obstore")
+    assert ended.value.code == 2
+    assert capfd.readouterr().err == "error: no obstore\n"
+    with pytest.raises(ImportError, match="no such name"), importing():
+        raise ImportError("no such name")
+
+
+def test_signal_that_other_code_handles_stays_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with importing():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)

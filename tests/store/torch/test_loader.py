@@ -33,6 +33,7 @@ from ups_store.torch import (
     Sample,
     StoreDataset,
     Window,
+    assembler,
     make_batch_sampler,
     make_loader,
 )
@@ -72,6 +73,12 @@ def assert_holds_its_samples(batch: Batch) -> None:
 def order_state(epoch: int, consumed: int) -> dict[str, Any]:
     """What a shuffled loader with batches of 4 saves there."""
     return {"seed": 0, "epoch": epoch, "consumed": consumed, "global_batch_size": 4, "shuffle": True}
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batches are made together, however little time they take."""
+    monkeypatch.setattr(assembler, "HAND_OVER_S", 0.0)
 
 
 def indices(batches: Iterator[Batch] | list[Batch] | Loader) -> list[list[int]]:
@@ -291,6 +298,7 @@ def test_loader_takes_what_a_dataset_takes(dataset: StoreDataset) -> None:
         assert list(make_batch_sampler(given, batch_size=8)) == expected
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_memory_is_used_again_when_batches_are_dropped(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True)
     pointers = [batch["a"].data_ptr() for _ in range(4) for batch in loader]
@@ -476,6 +484,7 @@ def wait_for(made: list[int], num: int) -> None:
     assert len(made) == num
 
 
+@pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize(("num_workers", "factor"), [(1, 3), (3, 1), (2, None)])
 def test_workers_make_as_many_batches_ahead_as_prefetch_factor_says_and_no_more(
     dataset: StoreDataset, num_workers: int, factor: int | None
@@ -489,6 +498,7 @@ def test_workers_make_as_many_batches_ahead_as_prefetch_factor_says_and_no_more(
     wait_for(made, num)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_first_batches_of_the_next_epoch_are_made_while_one_ends(dataset: StoreDataset) -> None:
     made = count_fetches(dataset)
     loader = make_loader(dataset, batch_size=4, prefetch_factor=1, num_workers=3, shuffle=True)
@@ -502,6 +512,7 @@ def test_first_batches_of_the_next_epoch_are_made_while_one_ends(dataset: StoreD
     assert loader_threads() == []
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it(
     dataset: StoreDataset,
 ) -> None:
@@ -595,6 +606,7 @@ def test_copy_of_a_loader_has_no_memory_of_its_batches(dataset: StoreDataset) ->
     assert len(pickle.dumps(loader)) < SMALL_BYTES
 
 
+@pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": 0}, {"across_epochs": False}])
 def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
     dataset: StoreDataset, options: dict[str, Any]
@@ -630,6 +642,7 @@ def test_forked_child_makes_its_own_batches_of_the_next_epoch(dataset: StoreData
     assert indices(loader) == expected
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_error_in_the_thread_reaches_the_loop_with_its_place(dataset: StoreDataset) -> None:
     fetch, calls = dataset.fetch, itertools.count()
 
@@ -646,6 +659,50 @@ def test_error_in_the_thread_reaches_the_loop_with_its_place(dataset: StoreDatas
     assert "fail_third" in [entry.name for entry in caught.traceback]
     del caught
     assert len(list(itertools.islice(loader, 3))) == 3  # and it goes on with the next epoch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_error_in_a_group_comes_where_its_batch_would_have(dataset: StoreDataset, num_workers: int) -> None:
+    """The batches before it are right, and those after it aren't made."""
+    steps = list(DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True).steps())
+    fetch, bad = dataset.fetch, steps[9].items[2]
+
+    def fail_one(number: int, items: Any, **options: Any) -> Batch:
+        if bad in items:
+            raise OSError("the disk is gone")
+        return fetch(number, items, **options)
+
+    dataset.fetch = fail_one  # type: ignore[method-assign]
+    loader = make_loader(dataset, batch_size=4, shuffle=True, num_workers=num_workers)
+    got = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        got.extend(loader)
+    assert indices(got) == [step.items.tolist() for step in steps[:9]]
+    assert loader.state_dict() == order_state(0, 9 * 4)
+
+
+@pytest.mark.parametrize("options", [{"drop_last": True}, {}, {"pad_last": True}])
+def test_small_batches_are_made_together_and_are_the_same(
+    dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    sizes: list[int] = []
+    fetch = dataset.fetch
+
+    def spy(number: int, items: Any, **options: Any) -> Batch:
+        sizes.append(len(items))
+        return fetch(number, items, **options)
+
+    dataset.fetch = spy  # type: ignore[method-assign]
+    monkeypatch.setattr(assembler, "HAND_OVER_S", 60.0)
+    together = list(make_loader(dataset, batch_size=4, shuffle=True, num_workers=0, **options))
+    assert max(sizes) > 8
+    monkeypatch.setattr(assembler, "HAND_OVER_S", 0.0)
+    alone = list(make_loader(dataset, batch_size=4, shuffle=True, num_workers=0, **options))
+    assert len(together) == len(alone)
+    for ours, expected in zip(together, alone, strict=True):
+        assert list(ours) == list(expected)
+        for key, value in expected.items():
+            assert value == ours[key] if isinstance(value, str) else torch.equal(value, ours[key])
 
 
 def test_file_that_is_cut_during_an_epoch_is_an_error(dataset: StoreDataset) -> None:

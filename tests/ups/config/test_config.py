@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
 import pytest
 
 from ups.config import RunConfig, dump_config, load_config
+from ups.config.corrector_size import corrector_size
+from ups.config.stage_keys import stage_keys
 from ups.errors import ConfigError, ConfigWarning
 from ups_store.build.config import load_config as load_build_config
 
@@ -257,7 +260,7 @@ def test_dumped_configuration_is_one_of_the_build_too(tmp_path: Path) -> None:
 
 
 def test_old_file_parses_once_what_is_missing_is_off() -> None:
-    off = ("ttc.enabled=false", "stages.diff_residual.epochs=0", "stages.consistency_distill.epochs=0")
+    off = ("ttc.enabled=false", "stages.consistency_distill.epochs=0")
     config = load_old("old_burgers_32dim.yaml", *off, "logging.wandb.enabled=false")
     assert (config.latent.dim, config.latent.tokens) == (32, 32)
     assert config.operator.pdet.depths == (1, 1, 1)
@@ -266,6 +269,54 @@ def test_old_file_parses_once_what_is_missing_is_off() -> None:
     assert config.stages["operator"].scheduler.name == "cosine"
     assert config.stages["operator"].scheduler.t_max == 40
     assert config.logging.wandb.project == "universal-simulator"
+
+
+def test_corrector_of_an_old_file_is_one() -> None:
+    off = ("ttc.enabled=false", "stages.consistency_distill.epochs=0", "logging.wandb.enabled=false")
+    config = load_old("old_burgers_32dim.yaml", *off)
+    assert config.trains_corrector
+    assert config.stage("diff_residual").optimizer.weight_decay == 0.015
+    assert config.training.tau_distribution.type == "beta"
+    assert (config.training.tau_distribution.alpha, config.training.tau_distribution.beta) == (1.2, 1.0)
+    size = corrector_size(config)
+    assert (size.width, size.depths) == (96, (1, 1, 1))
+    assert corrector_size(load_old("old_burgers_32dim.yaml", *off, "diffusion.hidden_dim=48")).width == 48
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["diffusion.latent_dim=8"], "diffusion.latent_dim = 8, but latent.dim = 4"),
+        (["diffusion.residual_share=1"], "diffusion.residual_share"),
+        (["diffusion.sampler=ddim"], "diffusion.sampler"),
+        (["training.tau_distribution.type=gauss"], "training.tau_distribution.type"),
+        (["training.tau_distribution.alpha=0"], "training.tau_distribution.alpha"),
+    ],
+)
+def test_impossible_correctors_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(overrides=[TASK, *overrides])
+
+
+def test_corrector_whose_size_does_not_fit_names_its_keys() -> None:
+    keys = ["operator.mixer=attention", "operator.pdet.num_heads=4", "diffusion.hidden_dim=30"]
+    with pytest.raises(ConfigError, match=r"diffusion\.hidden_dim = 30"):
+        corrector_size(load_config(overrides=[TASK, *keys]))
+    keys = ["operator.mixer=[spectral,attention]", "operator.pdet.depths=[1,1]", "diffusion.depths=[1,1,1]"]
+    with pytest.raises(ConfigError, match=r"diffusion\.depths"):
+        corrector_size(load_config(overrides=[TASK, *keys]))
+
+
+def test_sections_of_generative_models_are_theirs_alone() -> None:
+    changed = load_config(overrides=[TASK, "diffusion.lead_times=3", "training.tau_distribution.type=beta"])
+    plain = load_config(overrides=[TASK])
+    for stage in ("autoencoder", "operator"):
+        assert stage_keys(changed, stage) == stage_keys(plain, stage)
+    assert stage_keys(changed, "diff_residual") != stage_keys(plain, "diff_residual")
+    free = ["diffusion.sampler=heun", "diffusion.residual_dir=elsewhere", "operator.noise=0.1"]
+    assert stage_keys(load_config(overrides=[TASK, *free]), "diff_residual") == stage_keys(
+        plain, "diff_residual"
+    )
 
 
 def test_old_file_with_two_tasks_parses() -> None:
@@ -278,49 +329,41 @@ def test_old_file_with_two_tasks_parses() -> None:
     assert config.seed == 42
 
 
-@pytest.mark.parametrize(
-    ("override", "feature"),
-    [
-        ("training.use_fsdp2=true", "FSDP2"),
-        ("training.cpu_offload_optimizer=true", "optimiser states on the CPU"),
-    ],
-)
-def test_feature_that_is_not_there_yet_is_refused_when_switched_on(override: str, feature: str) -> None:
-    error = error_of(override)
-    assert error.kind == "not_yet"
-    assert feature in str(error)
-    off = override.replace("true", "false")
-    load_config(overrides=[TASK, off])
+def test_old_file_says_how_a_student_is_distilled() -> None:
+    config = load_old("old_burgers_32dim.yaml", "ttc.enabled=false", "logging.wandb.enabled=false")
+    assert config.trains_corrector
+    assert config.trains_student
+    assert config.training.distill_micro_batch == 3
+    assert config.stage("consistency_distill").epochs == 8
+    assert config.stage("consistency_distill").method is None  # rectified flow
 
 
 @pytest.mark.parametrize(
-    ("stage", "feature"),
+    ("overrides", "expected"),
     [
-        ("diff_residual", "the diffusion corrector"),
-        ("consistency_distill", "distillation"),
-        ("steady_prior", "the prior of steady tasks"),
+        (["training.distill_num_steps=5"], "training.distill_num_steps"),
+        (["training.distill_own_times=1.1"], "training.distill_own_times"),
+        (["stages.consistency_distill.method=progressive"], "stages.consistency_distill.method"),
+        (["stages.operator.method=reflow"], "stages.operator.method = reflow has no meaning"),
+        (["diffusion.val_members=63"], "diffusion.val_members"),
     ],
 )
-def test_stage_that_is_not_there_yet_is_refused_unless_it_has_no_epochs(stage: str, feature: str) -> None:
-    for override in (f"stages.{stage}.epochs=8", f"stages.{stage}.batch_size=6"):  # 10 epochs by default
-        error = error_of(override)
-        assert error.kind == "not_yet"
-        assert f"stages.{stage}.epochs" in str(error)
-        assert f"{feature} isn't there yet" in str(error)
-    off = load_config(overrides=[TASK, f"stages.{stage}.epochs=0"])
-    assert off.stage(stage).epochs == 0
-    with pytest.raises(ConfigError, match="isn't there yet"):
-        load_config(overrides=[TASK]).stage(stage)
+def test_settings_of_students_that_can_not_be_are_refused(overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected.replace(".", r"\.")):
+        load_config(overrides=[TASK, *overrides])
 
 
-def test_old_file_with_stages_that_are_not_there_yet_is_refused_naming_them() -> None:
-    off = ("ttc.enabled=false", "logging.wandb.enabled=false")
-    with pytest.raises(
-        ConfigError, match=r"stages\.diff_residual\.epochs = 8: the diffusion corrector"
-    ) as caught:
-        load_old("old_burgers_32dim.yaml", *off)
-    assert caught.value.kind == "not_yet"
-    assert str(caught.value.path).endswith("old_burgers_32dim.yaml")
+def test_settings_of_students_are_those_of_their_stage_alone() -> None:
+    plain = load_config(overrides=[TASK])
+    changed = load_config(overrides=[TASK, "training.distill_num_steps=2", "training.distill_own_times=1"])
+    student = stage_keys(changed, "consistency_distill")
+    assert student != stage_keys(plain, "consistency_distill")
+    for stage in ("operator", "diff_residual", "autoencoder"):
+        assert stage_keys(changed, stage) == stage_keys(plain, stage)
+    free = ["training.distill_micro_batch=4", "training.distill_teacher=other", "diffusion.hidden_dim=8"]
+    assert stage_keys(load_config(overrides=[TASK, *free]), "consistency_distill") == stage_keys(
+        plain, "consistency_distill"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from ups.config import TrainingConfig, load_config
 from ups.config.build_keys import KEYS, SECTIONS
-from ups.config.old_keys import MEANINGLESS, NOT_YET
+from ups.config.old_keys import MEANINGLESS
 from ups.config.run import CheckpointConfig, RunConfig
 from ups_store.build import BuildConfig
 from ups_store.build import load_config as load_build_config
@@ -36,15 +36,6 @@ def test_build_knows_old_keys_without_the_models() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     loaded, *names = done.stdout.split()
     assert (loaded, sorted(names)) == ("False", ["download", "patch_size", "shard_limit", "task_sampling"])
-
-
-def test_keys_of_features_to_come_are_passed_over() -> None:
-    notes: list[str] = []
-    keys = [key.replace("*", "x") for key in NOT_YET if key.startswith("training.") and key.count(".") == 1]
-    overrides = ["data.tasks=burgers1d", *(f"{key}=null" for key in keys)]
-    load_build_config(overrides=overrides, note=notes.append)
-    assert len(keys) > 3
-    assert notes == []
 
 
 @pytest.mark.parametrize("name", ["old_burgers_32dim.yaml", "old_two_tasks.yaml"])

@@ -11,13 +11,13 @@ import torch
 from published_data import PUBLISHED
 
 from ups.config import RunConfig, load_config
+from ups.config.operator_size import operator_size
 from ups.data.patch_basis import MAX_CELL_VALUES
 from ups.errors import ConfigWarning
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, TokenGrid, cut_grid
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import token_axes
 from ups.nn.layers import Condition
-from ups.train.operator_spec import operator_size
 from ups_store.build.config import load_config as load_build_config
 from ups_store.sources.tasks import TASKS, WELL_TASKS
 
@@ -25,6 +25,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 FOLDER = REPOSITORY / "ups" / "configs"
 READY_MADE = sorted(path for name in ("pdebench", "the_well") for path in (FOLDER / name).glob("*.yaml"))
 CONFIGS = [*sorted(FOLDER.glob("*.yaml")), *READY_MADE]
+# With stages that the configuration of their task doesn't have.
+VARIANTS = {"pdebench/burgers1d_generative": "burgers1d", "pdebench/darcy2d_observed": "darcy2d"}
 
 
 def name_of(path: Path) -> str:
@@ -54,7 +56,9 @@ def cut_of(config: RunConfig, grid: GridSpec) -> TokenGrid:
 def test_all_that_are_wanted_are_there() -> None:
     wanted = {"demo", "train_burgers_32dim", "train_advection_32dim", "two_tasks", "full_size"}
     assert wanted <= {path.stem for path in CONFIGS}
-    assert {path.stem for path in READY_MADE if path.parent.name == "pdebench"} == set(TASKS)
+    pdebench = {name_of(path) for path in READY_MADE if path.parent.name == "pdebench"}
+    assert pdebench - VARIANTS.keys() == {f"pdebench/{task}" for task in TASKS}
+    assert VARIANTS.keys() <= pdebench
     assert {path.stem for path in READY_MADE if path.parent.name == "the_well"} < set(WELL_TASKS)
 
 
@@ -109,10 +113,12 @@ def test_latents_are_smaller_than_the_fields_and_their_basis_can_be_measured(pat
 def test_ready_made_configuration_keeps_its_files_apart_and_stands_in_the_guide(path: Path) -> None:
     config = load(path)
     (task,) = config.data.tasks
-    assert task == path.stem
-    assert config.checkpoint.dir == Path("checkpoints", task)
+    name = name_of(path)
+    assert task == VARIANTS.get(name, path.stem)
+    assert config.checkpoint.dir == Path("checkpoints", path.stem)
     assert config.cache.dir != config.training.latent_cache_dir
-    assert _row(path, config, task) in (REPOSITORY / "docs" / "guides" / "train.md").read_text()
+    guide, text = ("generative", f"`{name}`") if name in VARIANTS else ("train", _row(path, config, task))
+    assert text in (REPOSITORY / "docs" / "guides" / f"{guide}.md").read_text()
 
 
 def _row(path: Path, config: RunConfig, task: str) -> str:

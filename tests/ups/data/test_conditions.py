@@ -16,8 +16,8 @@ import ups_store
 from ups.conditions import arrays_of, condition_of, conditions_among, has_boundary_values
 from ups.config import load_config
 from ups.data.augment import Draws, augment
-from ups.data.fields import open_fields
 from ups.data.solvers import make_dataset
+from ups.data.splits import open_fields
 from ups.data.stores import store_path
 from ups.data.trajectories import open_trajectories
 from ups.data.windows import TaskWindows, WindowSource

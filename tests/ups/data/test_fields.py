@@ -21,8 +21,9 @@ import ups_store
 from ups.data.augment import Draws, augment, shift_frames
 from ups.data.batches import TrainingData
 from ups.data.field_batches import FrameBatch, FrameSource, frame_data, spread_batches
-from ups.data.fields import Fields, MemoryFields, StoreFields, open_fields, parameter_names
+from ups.data.fields import Fields, MemoryFields, StoreFields, parameter_names
 from ups.data.solvers import make_dataset
+from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
 from ups.errors import ConfigError
 from ups_store.build import BuildConfig, CacheConfig, DataConfig
@@ -158,7 +159,7 @@ def test_split_without_samples_is_refused(root: Path) -> None:
 
 
 def test_split_larger_than_memory_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.data.fields._MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr("ups.data.splits._MEMORY_SHARE", 1e-12)
     with pytest.raises(ConfigError, match="build a field store") as caught:
         open_split(root)
     assert caught.value.kind == "too_large"
@@ -169,7 +170,7 @@ import sys
 from pathlib import Path
 import torch
 from ups_store.build import BuildConfig, DataConfig
-from ups.data.fields import open_fields
+from ups.data.splits import open_fields
 from ups.trained.encode_lanes import num_lanes
 from ups.errors import ConfigError
 from ups.device import free_bytes
@@ -391,3 +392,47 @@ def test_one_sample_of_validation_leaves_none_for_development(root: Path, tmp_pa
 def configure_build(root: Path, cache: Path, fractions: tuple[float, float, float]) -> BuildConfig:
     data = {"tasks": "burgers1d", "root": root, "split_fractions": fractions}
     return BuildConfig.model_validate({"data": data, "cache": {"dir": cache}})
+
+
+# --- random numbers of a batch -------------------------------------------------------------------------
+
+
+def shared_draws(first: int, num: int, *, seed: int = 7) -> Draws:
+    """Of some rows of a batch of 6."""
+    return Draws(torch.Generator().manual_seed(seed), 6, first, num)
+
+
+def test_normal_numbers_of_a_row_are_the_same_whichever_ranks_share_the_batch() -> None:
+    shape = torch.Size((1, 5, 3))
+    whole = shared_draws(0, 6)
+    parts = [shared_draws(0, 2), shared_draws(2, 1), shared_draws(3, 3)]
+    for _ in range(2):  # a second call gives others
+        expected = whole.normal(shape)
+        assert expected.shape == (6, *shape)
+        assert expected.dtype == torch.float32
+        assert torch.equal(torch.cat([part.normal(shape) for part in parts]), expected)
+    left = [part.integers(1000) for part in parts]  # what is drawn after them is the same, too
+    assert torch.equal(torch.cat(left), whole.integers(1000))
+
+
+def test_normal_numbers_differ_by_row_call_and_batch_and_are_normal() -> None:
+    draws = shared_draws(0, 6)
+    first, second = draws.normal(torch.Size((20000,))), draws.normal(torch.Size((20000,)))
+    other = shared_draws(0, 6, seed=8).normal(torch.Size((20000,)))
+    rows = torch.cat([first, second, other])
+    assert rows.mean(1).abs().max() < 0.03
+    assert (rows.std(1) - 1).abs().max() < 0.03
+    assert (torch.corrcoef(rows) - torch.eye(len(rows))).abs().max() < 0.04
+
+
+def test_normal_numbers_of_other_rows_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = np.random.Philox
+
+    def watched(*, key: int, counter: list[int]) -> np.random.Philox:
+        made.append(counter[-1])
+        return plain(key=key, counter=counter)
+
+    monkeypatch.setattr(np.random, "Philox", watched)
+    shared_draws(2, 3).normal(torch.Size((4,)))
+    assert made == [2, 3, 4]

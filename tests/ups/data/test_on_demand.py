@@ -32,10 +32,10 @@ import ups_store
 from ups.data.batches import TrainingData
 from ups.data.on_demand import sources as all_sources
 from ups.data.on_demand.background import BuildEndedError
-from ups.data.on_demand.latent_builds import latent_build
 from ups.data.on_demand.sources import LiveSource
 from ups.data.on_demand.unkept import UnkeptJob
 from ups.data.statistics import measure_state_statistics
+from ups.data.stores import latent_build
 from ups.data.windows import WindowBatch, WindowSource
 from ups.errors import ConfigError
 from ups.trained.encoder import LatentEncoder
@@ -623,3 +623,22 @@ def test_run_says_to_its_build_what_it_says_to_the_build_command(folder: Path, k
     paths.append(f"training.latent_cache_dir={folder / 'latents'}")
     command = load_build_config(folder / "run.yaml", overrides=[*paths, *keys])
     assert (own.latent, own.cache, own.reading) == (command.latent, command.cache, command.reading)
+
+
+def test_latents_made_while_training_are_pushed_and_others_pull_them(folder: Path) -> None:
+    (folder / "shared").mkdir()
+    remote = f"cache.remote={folder / 'shared'}"
+    windows = live(folder, remote)
+    first_pass(windows)
+    for _ in range(600):
+        if list((folder / "shared").glob("*/*.zarr.zip")):
+            break
+        time.sleep(0.05)
+    windows.close()
+    (pushed,) = (folder / "shared").glob("*/*.zarr.zip")
+    assert pushed.read_bytes() == store_path(folder).read_bytes()
+    store_path(folder).unlink()
+    notes: list[str] = []
+    open_windows(folder, remote, notes=notes).close()
+    assert any("pulled" in note for note in notes)
+    assert pushed.read_bytes() == store_path(folder).read_bytes()

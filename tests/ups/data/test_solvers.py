@@ -189,6 +189,36 @@ def test_burgers_data_set_is_hard_but_not_hopeless_for_persistence():
         assert 0.8 < error.mean() < 1.5
 
 
+def test_kicked_burgers_without_size_is_burgers_and_a_kick_is_a_new_start():
+    states, t = smooth_states(2, num_points=128), np.array([0.0, 0.2, 0.5])
+    still = burgers1d.solve_kicked(states, np.zeros((2, 2, 128)), nu=0.03, t=t).fields
+    np.testing.assert_allclose(still, burgers1d.solve(states, nu=0.03, t=t).fields, atol=1e-9)
+    kick = 0.2 * np.cos(2 * np.pi * cell_centres(128))
+    kicks = np.stack([np.zeros_like(kick), kick])[None].repeat(2, axis=0)
+    kicked = burgers1d.solve_kicked(states, kicks, nu=0.03, t=t).fields
+    np.testing.assert_array_equal(kicked[:, 1], still[:, 1])
+    after = burgers1d.solve(still[:, 1] + kick, nu=0.03, t=np.array([0.0, 0.3])).fields[:, 1]
+    np.testing.assert_allclose(kicked[:, 2], after, atol=1e-9)
+
+
+def test_kicks_are_of_their_size_and_waves_and_belong_to_their_sample():
+    problem = burgers1d.Burgers1D(points=64, frames=400, kicks=0.1)
+    kicks = problem.kicks_of(3, seed=5)
+    assert kicks.shape == (399, 64)
+    np.testing.assert_allclose(np.sqrt((kicks**2).mean()), 0.1, rtol=0.05)
+    power = np.abs(np.fft.rfft(kicks, axis=1)) ** 2
+    assert power[:, 1:4].min() > 1e-9 > power[:, 4:].max()
+    assert power[:, 0].max() < 1e-20
+    np.testing.assert_allclose(np.corrcoef(kicks[:-1].ravel(), kicks[1:].ravel())[0, 1], 0, atol=0.1)
+    shorter = burgers1d.Burgers1D(points=64, frames=5, kicks=0.1)
+    np.testing.assert_array_equal(shorter.kicks_of(3, seed=5), kicks[:4])
+    two = [shorter.sample(indices, seed=5).fields[-1] for indices in ([3], [2, 3])]
+    np.testing.assert_array_equal(*two)  # whatever its neighbours
+    still = burgers1d.Burgers1D(points=64, frames=5).sample([3], seed=5).fields
+    np.testing.assert_array_equal(two[0][0], still[0, 0])
+    assert np.abs(two[0][1] - still[0, 1]).max() > 0.01
+
+
 @needs_real_files
 def test_burgers_reproduces_the_file_of_another_solver():
     with h5py.File(REAL_FILES / "1D_Burgers_Sols_Nu0.01.hdf5") as file:

@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ups.distributed.sharding import blocks_of, load_shards, save_shards, whole
+from ups.distributed.ranks import Ranks
+from ups.distributed.sharding import blocks_of, load_shards, own_shards, whole
+from ups.trained.checkpoint import save_checkpoint
 
 torch.set_num_threads(1)
 
@@ -28,14 +30,20 @@ def test_blocks_are_the_members_of_the_outermost_lists_that_have_several_layers(
     assert blocks_of(model) == [first, second, outer]
 
 
-def test_tensors_of_one_process_come_back_from_their_files(tmp_path: Path) -> None:
+def test_plain_tensors_are_each_written_by_one_rank_and_come_back(tmp_path: Path) -> None:
     tensors = {
         "a.weight": torch.randn(3, 2),
         "a.turned": torch.randn(3, 2).T,
         "step": torch.tensor(4.0),
         "n": torch.tensor([2, 3]),
     }
-    save_shards(tmp_path / "shards", tensors)
+    for rank in range(3):
+        own = own_shards(tensors, Ranks(rank, 3))
+        values, offsets = ({n: getattr(s, k) for n, s in own.items()} for k in ("values", "offsets"))
+        save_checkpoint(
+            tmp_path / "shards" / f"{rank}.safetensors", values, kind="test", document={}, offsets=offsets
+        )
+        assert len(own) == (2 if rank == 0 else 1)
     torch.testing.assert_close(load_shards(tmp_path / "shards"), tensors, rtol=0, atol=0)
 
 

@@ -16,14 +16,8 @@ from trained_baselines import EFFORT, untrained
 from ups.config import load_config
 from ups.data.trajectories import open_trajectories
 from ups.errors import CheckpointError, ConfigError, MissingExtraError
-from ups.eval.baseline_model import (
-    BASELINE,
-    Baseline,
-    check_kinds,
-    load_baseline,
-    network_size,
-    save_baseline,
-)
+from ups.eval.baseline_model import BASELINE, Baseline, load_baseline, save_baseline
+from ups.eval.baseline_spec import check_kinds, network_size
 from ups.eval.forecasters import Start
 from ups.eval.rollout import roll_out
 from ups.grid import GridSpec
@@ -83,6 +77,36 @@ def test_untrained_steady_baseline_is_the_mean_of_the_solution(root: Path) -> No
     found = model.forecast(Start("darcy2d", batch.given, batch.parameters, None), 1)
     mean = torch.tensor(model.spec.statistics["fields"]["mean"])
     torch.testing.assert_close(found, mean.expand_as(found))
+
+
+def test_fno_predicts_the_same_on_a_finer_grid(root: Path) -> None:
+    """Of a field without high wave numbers, at the points that both grids have."""
+    model = untrained(root)
+    torch.nn.init.normal_(model.network.get_parameter("out.2.weight"), std=0.1)
+    points = model.spec.grid.points[0]
+    place = torch.arange(2 * points) / points * torch.pi
+    fine_BXC = (torch.sin(place) + torch.cos(2 * place))[None, :, None]
+    parameters = {name: torch.ones(1) for name in model.spec.parameters}
+    fine, coarse = (
+        model.forecast(Start("burgers1d", given, parameters, None), 1)
+        for given in (fine_BXC, fine_BXC[:, ::2])
+    )
+    assert not torch.allclose(coarse[:, 0], fine_BXC[:, ::2], atol=1e-3)
+    # The layers' activations make high wave numbers, little here.
+    torch.testing.assert_close(fine[:, :, ::2], coarse, atol=2e-3, rtol=0)
+
+
+def test_baseline_of_a_square_with_walls_predicts_on_another_grid(root: Path) -> None:
+    """Its coordinates are those of the grid that it is given."""
+    model = untrained(root, "fno", "darcy2d")
+    torch.nn.init.normal_(model.network.get_parameter("out.2.weight"), std=0.1)
+    points = [2 * length for length in model.spec.grid.points]
+    given = torch.ones(1, *points, 1)
+    found = model.forecast(
+        Start("darcy2d", given, {name: torch.ones(1) for name in model.spec.parameters}, None), 1
+    )
+    assert found.shape == (1, 1, *points, 1)
+    assert found.std() > 1e-3
 
 
 def test_baseline_of_another_time_step_is_refused(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +24,11 @@ from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups.eval import predict as prediction
 from ups.eval.equal_budgets import equal_budgets
+from ups.eval.forecasters import OperatorForecaster, Start
 from ups.eval.runs import open_others, open_runs
 from ups.eval.training_logs import StageLog
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
-from ups.trained.simulator import save_simulator
+from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import OPERATOR
 
 torch.set_num_threads(1)
@@ -86,6 +88,35 @@ def test_evaluate_takes_the_checkpoint_s_configuration_and_overrides(folder: Pat
     assert found["title"] == "Mine"
     assert "4 trajectories of val" in found["tasks"]["burgers1d"]["protocol"]
     assert len(found["tasks"]["burgers1d"]["t"]) == 2
+
+
+class Ensembles(OperatorForecaster):
+    """The operator with noise: a stand-in for a generative model."""
+
+    def forecast_members(
+        self, start: Start, steps: int, *, members: int, seed: int
+    ) -> Iterator[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        for frame in self.forecast(start, steps).unbind(1):
+            noise = torch.randn((len(frame), members, *frame.shape[1:]), generator=generator)
+            yield frame.unsqueeze(1) + 0.1 * noise
+
+
+def test_evaluate_scores_ensembles_that_are_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ups.eval.comparison.OperatorForecaster", Ensembles)
+    given = ("--config", folder / "run.yaml", "--out", tmp_path, "--horizon", 1, "--json")
+    found = [
+        json.loads(run("evaluate", *given, "--members", 3, "--seed", seed).stdout)["rows"] for seed in (2, 3)
+    ]
+    ensembles = [rows["operator"]["ensemble"] for rows in found]
+    assert [(each["members"], each["seed"]) for each in ensembles] == [(3, 2), (3, 3)]
+    assert ensembles[0]["crps"] != ensembles[1]["crps"]
+    assert found[0]["persistence"]["ensemble"]["crps"] == found[1]["persistence"]["ensemble"]["crps"]
+    done = run("evaluate", *given, "--members", 1)
+    assert done.exit_code == 2
+    assert "'--members'" in done.stderr
 
 
 # --- the test split ------------------------------------------------------------------------------------
@@ -411,6 +442,75 @@ def test_predict_from_a_store_writes_the_given_frame_and_the_rollout(folder: Pat
         np.testing.assert_array_equal(store["nu"], given["nu"])
         assert store.attrs["channels"] == given.attrs["channels"]
         assert store.identity["kind"] == "prediction"
+
+
+class Members(Simulator):
+    """The simulator with noise: a stand-in for a generative model's file."""
+
+    def rollout_steps(
+        self, fields: Any, steps: int, *, members: int, seed: int, **conditions: Any
+    ) -> Iterator[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        for frame in self.rollout(fields, steps, **conditions).unbind(1):
+            noise = torch.randn((len(frame), members, *frame.shape[1:]), generator=generator)
+            yield frame.unsqueeze(1) + 0.1 * noise
+
+
+@pytest.fixture
+def members(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(path: Path, *, device: str) -> Simulator:
+        simulator = load_simulator(path, device=device)
+        simulator.__class__ = Members
+        return simulator
+
+    monkeypatch.setattr(ups, "load", load, raising=False)
+
+
+@pytest.mark.usefixtures("members")
+def test_predict_writes_members_with_an_axis_of_their_own_beside_their_mean(
+    folder: Path, tmp_path: Path
+) -> None:
+    source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    figure = tmp_path / "mean.png"
+    options = ("--steps", 3, "--members", 4, "--seed", 9, "--figure", figure)
+    done = predict(folder, source, out, *options)
+    assert done.exit_code == 0, done.output
+    with ups_store.open(source) as given, ups_store.open(out) as store:
+        assert store["members"].shape == (2, 4, 4, 32, 1)
+        assert store.dims["members"] == ("sample", "member", "time", "x", "channel")
+        np.testing.assert_array_equal(store["members"][:, 2, 0], given["fields"][:, 0])
+        np.testing.assert_allclose(store["fields"], store["members"].mean(1), atol=1e-6)
+        assert store["members"][:, :, 1].std(1).min() > 0
+        assert (store.identity["members"], store.identity["seed"]) == (4, 9)
+        assert [origin["role"] for origin in store.attrs["made_from"]] == ["operator", "given states"]
+        last = store["members"][1].copy()
+    assert figure.exists()
+    assert predict(folder, source, out, *options, "--start", 0, "--limit", 2, "--force").exit_code == 0
+    with ups_store.open(out) as store:
+        np.testing.assert_array_equal(store["members"][1], last)  # of its own seed, whatever is beside it
+
+
+@pytest.mark.usefixtures("members")
+def test_predict_writes_members_of_a_steady_task_without_the_given_field(
+    folder: Path, tmp_path: Path
+) -> None:
+    source, out = folder / "stores" / "darcy2d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    done = predict(folder, source, out, "--task", "darcy2d", "--members", 3, latent=True)
+    assert done.exit_code == 0, done.output
+    with ups_store.open(source) as given, ups_store.open(out) as store:
+        assert store["members"].shape == (2, 3, 1, 16, 16, 1)
+        assert store["fields"].shape == (2, 1, 16, 16, 1)
+        np.testing.assert_array_equal(store["coefficient"], given["coefficient"])
+
+
+def test_predict_refuses_members_of_a_model_that_predicts_one_future(folder: Path, tmp_path: Path) -> None:
+    source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
+    done = predict(folder, source, out, "--members", 4)
+    assert done.exit_code == 2
+    assert "found a model that predicts one future; leave out --members" in " ".join(done.stderr.split())
+    done = predict(folder, source, out, "--members", 1)
+    assert "--members: expected at least 2, found 1" in done.stderr
+    assert not out.exists()
 
 
 def test_predict_from_hdf5_gives_the_same_as_from_the_store(

@@ -58,6 +58,8 @@ def test_models_have_colours_of_their_own_and_their_other_budgets_the_same() -> 
         "truth",
         "operator",
         "operator_fields",
+        "corrected",
+        "student",
         "fno",
         "fno_neuraloperator",
         "unet",

@@ -73,6 +73,25 @@ def test_interval_covers_as_often_as_it_says(num_seeds: int) -> None:
     assert 0.88 <= np.mean(covered) <= 0.99
 
 
+@pytest.mark.parametrize(("spread", "least"), [(0.1, 0.88), (0.8, 0.8)])
+def test_interval_of_an_error_is_above_zero_and_covers_as_often(spread: float, least: float) -> None:
+    """Widened to Student's t, ends of three seeds that differ much would lie below zero."""
+    random = np.random.default_rng(0)
+    truth = math.exp((spread**2 + 0.5**2) / 2)
+    found = []
+    for number in range(150):
+        values = np.exp(random.normal(0, spread, (3, 1)) + random.normal(0, 0.5, 20))
+        found.append(resample(values, seed=number, num=300).interval(is_positive=True))
+    assert min(interval.low for interval in found) > 0
+    assert least <= np.mean([interval.low <= truth <= interval.high for interval in found]) <= 0.99
+
+
+def test_interval_next_to_zero_is_that_of_any_number() -> None:
+    values = np.concatenate([np.zeros(24), np.ones(1)])
+    resampled = resample(values)  # some resamples hold none but zeros
+    assert resampled.interval(is_positive=True) == resampled.interval()
+
+
 def test_values_that_are_equal_have_a_point() -> None:
     assert resample([2.0] * 25).interval() == Interval(2.0, 2.0, 2.0)
     assert resample([[1.0] * 25, [3.0] * 25]).interval().mean == 2.0

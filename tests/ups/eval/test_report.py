@@ -261,3 +261,16 @@ def test_rows_of_the_same_value_are_best_together() -> None:
     ]
     page = to_html(Report("t", [TaskReport("burgers1d", "", rows)]))
     assert page.count("<td class=best>") == 2
+
+
+@pytest.mark.parametrize(
+    ("uses", "said"),
+    [
+        (None, ""),
+        (0, "The test split hasn't been used so far."),
+        (1, "The test split was used once so far."),
+        (3, "The test split was used 3 times so far."),
+    ],
+)
+def test_uses_of_the_test_split_are_said_in_words(uses: int | None, said: str) -> None:
+    assert Report("t", [], test_uses=uses).shown_test_uses == said

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from ups.data.fields import Fields, MemoryFields, open_fields
+from ups.data.fields import Fields, MemoryFields
 from ups.data.solvers import make_dataset
+from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
 from ups.data.trajectories import Trajectories, open_trajectories, times_of
 from ups.data.windows import parameter_table

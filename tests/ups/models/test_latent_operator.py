@@ -77,6 +77,15 @@ def test_untrained_operator_is_persistence(grid: tuple[int, ...], mixer: Mixer) 
     assert torch.equal(out, latent)
 
 
+@pytest.mark.parametrize("adds_input", [False, True])
+def test_output_of_a_steady_task_has_its_input_in_it_only_in_operators_of_before(adds_input: bool) -> None:
+    operator = untrained(dataclasses.replace(SMALL, adds_input=adds_input), axes_of((8, 8), has_ends=True))
+    given = {"dt_B": torch.full((B,), 0.05), "condition": condition(), "grid": (8, 8)}
+    latent = torch.randn(B, 64, D)
+    out = operator(latent, boundary=("dirichlet",) * 2, steady=True, **given)
+    assert torch.equal(out, latent if adds_input else torch.zeros_like(latent))
+
+
 @pytest.mark.parametrize("grid", [(32,), (64,), (16, 16)])
 def test_operator_commutes_with_shifts_by_whole_windows_along_periodic_axes(grid: tuple[int, ...]) -> None:
     """A window at the bottom of the U covers window * 2^levels tokens."""
@@ -309,10 +318,10 @@ def test_conditions_made_once_serve_all_steps() -> None:
 def test_weights_of_before_with_a_modulation_in_every_block_are_taken() -> None:
     operator, other = trained_like(with_mixer("hybrid")), trained_like(with_mixer("hybrid"))
     tensors = operator.state_dict()
-    sizes = [len(block.kinds) * block.width for _, block in operator._blocks()]
+    sizes = [len(block.kinds) * block.width for _, block in operator.blocks()]
     for kind in ("weight", "bias"):
         parts = tensors.pop(f"modulation.{kind}").split(sizes)
-        for (name, _), part in zip(operator._blocks(), parts, strict=True):
+        for (name, _), part in zip(operator.blocks(), parts, strict=True):
             tensors[f"{name}.modulation.{kind}"] = part
     other.load_state_dict(tensors)
     latent = torch.randn(B, 32, D, dtype=torch.float64)
@@ -368,3 +377,10 @@ def test_ends_of_a_parameters_range_are_told_apart_however_close_they_are() -> N
     one_value.parameters_in.register_forward_hook(lambda layer, given, out: features.append(given[0]))
     one_value(condition(1, 0.3), array="latent")
     assert features[-1][0].tolist() == [1, 0, 0]
+
+
+def test_size_of_a_file_of_before_adds_the_input_of_steady_tasks() -> None:
+    values = SMALL.to_json()
+    assert OperatorSize.from_json(values) == SMALL
+    del values["adds_input"]
+    assert OperatorSize.from_json(values) == dataclasses.replace(SMALL, adds_input=True)

@@ -10,14 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ups.nn import shifted_window
 from ups.nn.shifted_window import (
     ShiftedWindowAttention,
     Windows,
+    biased_attention,
     merge_windows,
     partition_windows,
     relative_offsets,
-    window_size,
 )
+from ups.nn.token_axes import window_size
 
 
 @pytest.mark.parametrize(
@@ -106,16 +108,22 @@ def test_window_attention_is_full_attention_under_a_mask(
 
 def test_mask_of_shifted_windows_is_one_for_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    plain = F.scaled_dot_product_attention
 
-    def watched(*args: Tensor, attn_mask: Tensor, **options: float) -> Tensor:
-        seen.append(attn_mask)
-        return plain(*args, attn_mask=attn_mask, **options)
+    def watched(*args: Tensor, bias: Tensor) -> Tensor:
+        seen.append(bias)
+        return biased_attention(*args, bias=bias)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(shifted_window, "biased_attention", watched)
     attention = ShiftedWindowAttention(8, num_heads=2, num_axes=1, is_shifted=True)
     attention(torch.randn(5, 16, 8), Windows((16,), (False,), largest=4))
     assert [mask.shape for mask in seen] == [(1, 4 * 2, 4, 4)]  # 4 windows, 2 heads
+
+
+def test_attention_on_the_cpu_is_that_of_pytorch() -> None:
+    query, key, value = torch.randn(3, 5, 2, 4, 8).unbind()
+    bias = torch.randn(1, 2, 4, 4).masked_fill(torch.eye(4, dtype=torch.bool), -1e4)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
+    torch.testing.assert_close(biased_attention(query, key, value, bias=bias), expected)
 
 
 def test_window_attention_gives_gradients_to_every_parameter() -> None:

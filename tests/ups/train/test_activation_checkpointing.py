@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from numbered_batches import batch_of
-from operator_runs import configure, own_copy, shared_run
+from operator_runs import configure
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,16 +41,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "unet": ("unet", ["data.tasks=[burgers1d]"]),
 }
 every_case = pytest.mark.parametrize("case", CASES)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_run(tmp_path_factory)
-
-
-@pytest.fixture
-def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_copy(prepared, tmp_path, monkeypatch)
+SLOW_HYBRID = pytest.param("hybrid", marks=pytest.mark.slow)  # half a minute of compiling
 
 
 def stage_of(run: Path, case: str, *overrides: str) -> Stage:
@@ -164,7 +155,7 @@ def test_counted_operations_of_a_step_do_not_depend_on_it(run: Path, case: str) 
 def test_gradients_are_the_same_under_autocast(run: Path, case: str, how: ActivationCheckpointing) -> None:
     stage = stage_of(run, case)
     config = configure(run, "training.amp=true", f"training.activation_checkpointing={how}")
-    autocast, found = autocast_of(config, CPU), []
+    autocast, found = autocast_of(config, stage.name, CPU), []
     for one in ("none", how):
         set_activation_checkpointing(stage.model, one)
         with autocast():
@@ -176,7 +167,9 @@ def test_gradients_are_the_same_under_autocast(run: Path, case: str, how: Activa
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler's own imports
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("how", ["selective", "full"])
-@pytest.mark.parametrize("case", ["hybrid", "autoencoder", "fno", "unet"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("hybrid", marks=pytest.mark.slow), "autoencoder", "fno", "unet"]
+)
 def test_compiled_step_has_the_same_gradients(
     run: Path, monkeypatch: pytest.MonkeyPatch, case: str, how: ActivationCheckpointing
 ) -> None:
@@ -186,7 +179,7 @@ def test_compiled_step_has_the_same_gradients(
     stage = stage_of(run, case)
     expected = gradients_of(stage, losses_of(stage))
     config = configure(run, "training.compile=true", f"training.activation_checkpointing={how}")
-    forward = forward_of(stage, config.training, note=pytest.fail)
+    forward = forward_of(stage, config, note=pytest.fail)
     assert_same(gradients_of(stage, losses_of(stage, forward)), expected)
 
 

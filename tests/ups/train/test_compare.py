@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ def compare(run: Path, *by: str, notes: list[str]) -> Report:
 def test_baselines_have_what_the_operator_and_its_autoencoder_took(run: Path) -> None:
     config, notes = configure(run, *SHORT), list[str]()
     run_stage("operator", config, note=discard)
-    autoencoder, operator = used_stages(read_stage_logs(config))
+    autoencoder, operator = logs = used_stages(read_stage_logs(config))
+    assert used_stages([*logs, dataclasses.replace(operator, stage="diff_residual")]) == logs  # not its work
     assert operator.flops > 0
     assert operator.preparation_flops > 0
     report = compare(run, "flops", "seconds", notes=notes)

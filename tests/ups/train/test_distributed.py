@@ -33,14 +33,17 @@ SCRIPT = Path(rank_training.__file__)
 CPU = torch.device("cpu")
 
 
-def run_ranks(case: str, folder: Path, *, world_size: int = 2) -> list[dict[str, Any]]:
+def run_ranks(
+    case: str, folder: Path, *overrides: str, world_size: int = 2, timeout_s: float = 100
+) -> list[dict[str, Any]]:
     """What each rank said; nothing of one that died."""
     folder.mkdir(exist_ok=True)
     said = [folder / f"rank{rank}.json" for rank in range(world_size)]
     for path in said:
         path.unlink(missing_ok=True)
     ranks = rank_variables(world_size)
-    codes = wait([start(rank_training.main, case, folder, **variables) for variables in ranks])
+    processes = [start(rank_training.main, case, folder, *overrides, **variables) for variables in ranks]
+    codes = wait(processes, timeout_s=timeout_s)
     assert None not in codes
     return [json.loads(path.read_text()) if path.exists() else {} for path in said]
 

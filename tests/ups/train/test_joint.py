@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from numbered_batches import batch_of
-from operator_runs import SETTINGS, build, configure, made_once, own_copy
+from operator_runs import SETTINGS, build, configure, made_once
 from torch import Tensor
 
 import ups
@@ -47,11 +47,6 @@ def make_fields(folder: Path) -> None:
     settings = {**SETTINGS, "data": {"task": ["burgers1d", "darcy2d"], "root": "data"}}
     Path("run.yaml").write_text(yaml.safe_dump(settings))
     build(folder, "latent.encoder=none")
-
-
-@pytest.fixture
-def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_copy(prepared, tmp_path, monkeypatch)
 
 
 def joint(folder: Path, *overrides: str) -> RunConfig:
@@ -141,6 +136,7 @@ def is_reached(module: torch.nn.Module, loss: Tensor) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler's own imports
+@pytest.mark.slow
 def test_joint_compiles_encoder_step_and_decoder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
@@ -153,7 +149,7 @@ def test_joint_compiles_encoder_step_and_decoder(run: Path, monkeypatch: pytest.
     overrides = ["training.lambda_alignment=1", "training.compile=true", "training.horizon=2"]
     stage = make_stage(run, *overrides)
     torch.nn.init.normal_(stage.model.operator.out.weight, std=0.1)
-    forward = forward_of(stage, joint(run, *overrides).training, note=pytest.fail)
+    forward = forward_of(stage, joint(run, *overrides), note=pytest.fail)
     batch = batch_with(stage, "burgers1d")
     found, expected = (stage.losses(m, batch) for m in (forward, stage.model))  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

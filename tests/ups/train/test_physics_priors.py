@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from numbered_batches import batch_of
-from operator_runs import configure, own_copy, shared_run
+from operator_runs import configure
 from torch import Tensor
 
 from ups.config import load_config
-from ups.config.run import LawsConfig, PhysicsPriorsConfig
+from ups.config.training import LawsConfig, PhysicsPriorsConfig
 from ups.data.windows import WindowBatch
 from ups.errors import ConfigError
 from ups.laws import EQUATIONS, Laws
@@ -26,16 +26,6 @@ from ups.train.stage import StageStart
 
 CPU = torch.device("cpu")
 ONE, FIELDS = "data.tasks=[burgers1d]", "operator.state=fields"
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_run(tmp_path_factory)
-
-
-@pytest.fixture
-def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_copy(prepared, tmp_path, monkeypatch)
 
 
 def prior(**weights: float) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from numbered_batches import batch_of
-from operator_runs import configure, own_copy, shared_run
+from operator_runs import configure
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,17 +25,6 @@ MADE = {"lift_fresh", "scalar_tensor", "arange", "linspace", "eye", "full", "zer
 MADE |= {"new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like"}
 BY_AUTOGRAD = {"new_zeros", "zeros", "ones_like", "zeros_like", "scalar_tensor"}  # filled on the device
 JOINT = ["training.use_inverse_losses=true", "training.lambda_alignment=1"]
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data of three tasks, a trained autoencoder, stores of latents and fields."""
-    return shared_run(tmp_path_factory)
-
-
-@pytest.fixture
-def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_copy(prepared, tmp_path, monkeypatch)
 
 
 class Watching(TorchDispatchMode):
@@ -146,7 +135,7 @@ def test_no_horizon_and_no_task_compiles_a_stage_again(
     tasks = ["burgers1d", "advection1d"] if name == "operator" else ["burgers1d"]
     config = configure(run, f"data.tasks=[{','.join(tasks)}]", "training.compile=true")
     stage = make_stage(name, config, device=CPU)
-    forward = forward_of(stage, config.training, note=pytest.fail)
+    forward = forward_of(stage, config, note=pytest.fail)
     for task in tasks:
         batch = batch_with(stage, task)
         for steps in (1, 2, 12):

@@ -1,4 +1,4 @@
-"""What a run says: sinks, Weights & Biases, the start's phases, the GPU's load, settings without effect."""
+"""What a run says: its log, the start's phases, the GPU's load, settings without effect."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import ctypes
 import io
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,60 +16,13 @@ import torch
 from rich.console import Console
 from test_trainer import CPU, Regression, make_config, records, train
 
-from ups.config import RunConfig
-from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, MissingExtraError
+from ups.errors import InterruptedTrainingError
+from ups.train.launched import process_began
 from ups.train.log import RunLog
-from ups.train.meter import StartupClock, StepClock, measuring, process_began, startup_phase
-from ups.train.run import run_stage, unused_in_one_stage, unused_settings
+from ups.train.meter import StartupClock, StepClock, measuring, startup_phase
 from ups.train.sinks import GpuWatch, JsonLines
 from ups.train.trainer import Trainer
-
-
-class FakeRun:
-    """A run of Weights & Biases that keeps what it is told."""
-
-    def __init__(self, **options: Any) -> None:
-        self.options, self.id = options, options["id"] or "made-up"
-        self.logged: list[tuple[int, dict[str, Any]]] = []
-        self.summary: dict[str, Any] = {}
-        self.exit_code: int | None = None
-
-    def log(self, values: dict[str, Any], *, step: int) -> None:
-        self.logged.append((step, values))
-
-    def finish(self, *, exit_code: int) -> None:
-        self.exit_code = exit_code
-
-
-class FakeWandb(ModuleType):
-    """The module, as far as it is used; `Error` as in the real one."""
-
-    class Error(Exception):
-        pass
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.runs: list[FakeRun] = []
-        self.problem: str | None = None
-
-    def init(self, **options: Any) -> FakeRun:
-        if self.problem:
-            raise self.Error(self.problem)
-        self.runs.append(FakeRun(**options))
-        return self.runs[-1]
-
-
-@pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    return fake
-
-
-def with_wandb(folder: Path, *overrides: str, **settings: Any) -> RunConfig:
-    values = make_config(folder, *overrides).model_dump()
-    values["logging"] = {"wandb": {"enabled": True, "project": "waves", **settings}}
-    return RunConfig.model_validate(values, context={"tasks": ()})
+from ups.train.unused import unused_in_one_stage, unused_settings
 
 
 def test_every_line_of_the_log_says_where_it_is_from_and_is_json(
@@ -88,51 +39,6 @@ def test_every_line_of_the_log_says_where_it_is_from_and_is_json(
     assert [line["loss/error"] for line in lines] == [0.5, None]
     origin = {"rank": 0, "host": os.uname().nodename, "pid": os.getpid(), "run": "nightly"}
     assert all(origin.items() <= line.items() for line in lines)
-
-
-# --- Weights & Biases ----------------------------------------------------------------------------------
-
-
-def test_wandb_gets_numbers_under_their_steps_and_the_report_as_summary(
-    tmp_path: Path, wandb: FakeWandb
-) -> None:
-    train(Regression(), with_wandb(tmp_path, run_name="first", tags=("a",)))
-    (run,) = wandb.runs
-    assert (run.options["project"], run.options["name"], run.options["tags"]) == ("waves", "first", ["a"])
-    assert run.options["config"]["training"]["ema_decay"] == 0.9
-    assert run.options["dir"] == str(tmp_path)
-    losses = [(step, values) for step, values in run.logged if "loss/error" in values]
-    assert [step for step, _ in losses] == [3, 5, 6, 9, 10]
-    assert [step for step, values in run.logged if "training/epoch_time_sec" in values] == [5, 10]
-    assert any("startup/first_step_sec" in values for _, values in run.logged)
-    assert all(isinstance(value, int | float) for _, values in run.logged for value in values.values())
-    assert run.summary == {"score": records(tmp_path, "end")[0]["report"]["score"]}
-    assert run.exit_code == 0
-
-
-def test_wandb_run_is_continued_and_marked_failed_by_divergence(tmp_path: Path, wandb: FakeWandb) -> None:
-    config = with_wandb(tmp_path)
-    with pytest.raises(DivergedError):
-        train(Regression(bad_batch=6), config)
-    train(Regression(), config)
-    first, second = wandb.runs
-    assert (first.options["id"], first.exit_code) == (None, 1)
-    assert (second.options["id"], second.options["resume"], second.exit_code) == ("made-up", "allow", 0)
-    assert min(step for step, _ in second.logged) == 6
-
-
-def test_missing_wandb_names_the_extra_before_data_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'ups-store\[wandb\]'"):
-        run_stage("autoencoder", with_wandb(tmp_path, "data.root=nowhere"), note=print)
-
-
-def test_wandb_that_can_not_begin_tells_how_to_go_without_a_network(tmp_path: Path, wandb: FakeWandb) -> None:
-    wandb.problem = "api_key not configured"
-    with pytest.raises(ConfigError, match=r"api_key not configured.*WANDB_MODE=offline"):
-        train(Regression(), with_wandb(tmp_path))
 
 
 # --- the terminal --------------------------------------------------------------------------------------

@@ -8,26 +8,28 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from on_demand_helpers import checkpoint, configure, make_folder
+from command_line import run_ups
+from on_demand_helpers import build, checkpoint, configure, make_folder
 from operator_runs import change_weights
 from rich.console import Console
-from test_all_stages import inside
 
 import ups.train.run
 from ups.config import RunConfig
 from ups.errors import CheckpointError, InterruptedTrainingError, UpsError
-from ups.train.all_stages import run_all
+from ups.pipeline.training import run_all
 from ups.train.log import report_json, show_report
 from ups.train.operator import OperatorStage
 from ups.train.run import run_stage
-from ups.train.state import TRAINING, state_path
+from ups.train.saved_state import TRAINING, state_path
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 
+inside = partial(run_ups, "train")  # torch is there already
 SHORT = (
     "training.device=cpu",
     "training.preload=auto",
@@ -63,6 +65,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_state_of_other_data_is_refused_before_stores_are_replaced(folder: Path) -> None:
+    build(folder)  # by training, it may be over before the store is whole
     config = short(folder)
     train(config)
     stores = content(folder / "latents")
@@ -186,20 +189,22 @@ def test_build_that_fails_after_a_restart_does_not_say_that_the_same_command_con
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ups.train.all_stages.BUILD", ("-c", "raise SystemExit(3)"))
+    monkeypatch.setattr("ups.pipeline.nodes._BUILD", ("-c", "raise SystemExit(3)"))
     config = short(folder, "stages.autoencoder.epochs=0")
-    with pytest.raises(UpsError, match="exit code 3; its own message stands above; the same") as caught:
+    with pytest.raises(
+        UpsError, match="exit code 3; mend first what its own message above says; the"
+    ) as caught:
         run_all(config, config_path=None, overrides=[], note=lambda text: None)
 
     def failed(*args: Any, **options: Any) -> None:
         raise caught.value
 
-    monkeypatch.setattr("ups.train.all_stages.run_all", failed)
+    monkeypatch.setattr("ups.pipeline.training.run_all", failed)
     command = ("--config", "run.yaml", "--stage", "all")
     for flags, how in (((), "continues"), (("--restart",), "without --restart continues")):
         done = inside(*command, *flags)
         assert done.exit_code == 3
-        assert done.stderr.endswith(f"stands above; the same command {how}\n")
+        assert done.stderr.endswith(f"message above says; the same command {how}\n")
 
 
 def test_hint_with_the_same_words_stays_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +212,7 @@ def test_hint_with_the_same_words_stays_as_it_is(folder: Path, monkeypatch: pyte
         raise UpsError("stopped", hint="if the same command continues, wait")
 
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ups.train.all_stages.run_all", failed)
+    monkeypatch.setattr("ups.pipeline.training.run_all", failed)
     assert inside("--config", "run.yaml", "--restart").stderr.endswith(
         "; if the same command continues, wait\n"
     )

@@ -7,26 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from numbered_batches import batch_of
-from operator_runs import configure, own_copy, shared_run
+from operator_runs import configure
 
 from ups.config import TrainingConfig
-from ups.config.run import QuerySamplingConfig
+from ups.config.training import QuerySamplingConfig
 from ups.train.autoencoder import make_autoencoder_stage
 from ups.train.joint import make_joint_stage
 from ups.train.schedules import StageLength, inverse_weights, num_queries
 
 CPU = torch.device("cpu")
 ONE = "data.tasks=[burgers1d]"
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_run(tmp_path_factory)
-
-
-@pytest.fixture
-def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_copy(prepared, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

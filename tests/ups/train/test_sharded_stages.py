@@ -11,7 +11,7 @@ import pytest
 import torch
 from on_demand_helpers import build, make_folder
 from rank_processes import rank_variables, start, wait
-from rank_sharding import BETWEEN, STEPS, Run, main, stage_of, validate_copies
+from rank_sharding import BETWEEN, STEPS, Run, add_operator, main, stage_of, validate_copies
 
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import load_shards
@@ -22,6 +22,8 @@ from ups.trained.checkpoint import load_checkpoint
 torch.set_num_threads(1)
 TASKS = "data.tasks=[burgers1d,advection1d]"
 SLOW = pytest.mark.slow
+LATENT = ("operator", "autoencoder", "joint")
+GENERATIVE = ("diff_residual", "consistency_distill")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_folder(tmp_path_factory.mktemp("prepared"))
     build(folder, TASKS)
     build(folder, TASKS, "latent.encoder=none", f"cache.dir={folder / 'fields'}")
+    add_operator(folder)
     return folder
 
 
@@ -45,13 +48,13 @@ def run_ranks(case: str, name: str, folder: Path, *, world_size: int = 2) -> lis
 
 
 def numbers_of(values: Any, name: str = "") -> dict[str, float]:
-    """Numbers of a report by dotted name; paths of files aside."""
+    """Numbers of a report by dotted name; paths of files aside, and times."""
     if isinstance(values, dict):
         parts = [numbers_of(value, f"{name}.{key}") for key, value in values.items()]
     elif isinstance(values, list | tuple):
         parts = [numbers_of(value, f"{name}.{key}") for key, value in enumerate(values)]
     else:
-        return {} if isinstance(values, str) else {name: values}
+        return {} if isinstance(values, str) or name.endswith("ms_per_step") else {name: values}
     return {key: value for part in parts for key, value in part.items()}
 
 
@@ -67,8 +70,8 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
     ("name", "case"),
     [
         ("operator", "copies"),
-        *(pytest.param(name, "copies", marks=SLOW) for name in ("autoencoder", "joint")),
-        *(pytest.param(name, "sharded", marks=SLOW) for name in ("operator", "autoencoder", "joint")),
+        *(pytest.param(name, "copies", marks=SLOW) for name in ("autoencoder", "joint", *GENERATIVE)),
+        *(pytest.param(name, "sharded", marks=SLOW) for name in (*LATENT, *GENERATIVE)),
     ],
 )
 def test_ranks_measure_together_what_one_process_measures(
@@ -105,7 +108,7 @@ def continued_alone(name: str, folder: Path, tensors: dict[str, torch.Tensor]) -
     "name",
     [
         "waves",
-        *(pytest.param(name, marks=SLOW) for name in ("operator", "autoencoder", "joint", "fno", "unet")),
+        *(pytest.param(name, marks=SLOW) for name in (*LATENT, *GENERATIVE, "fno", "unet")),
     ],
 )
 def test_sharded_state_and_whole_state_continue_as_one_process_does(

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
+from wandb_runs import Standin
 
 from ups.cli.precompute import begin
 from ups_store.build.result import PHASES, Startup
-from ups_store.errors import ConfigError, MissingExtraError
+from ups_store.errors import ConfigError
 
 REPORT = SimpleNamespace(startup=Startup(dict.fromkeys(PHASES, 1.5), False, 20.0, 3.0))
 
 
-class FakeWandb(ModuleType):
-    """Remembers what a run was given."""
-
-    Error = RuntimeError
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.begun: list[dict[str, Any]] = []
-        self.logged: list[dict[str, Any]] = []
-        self.id, self.exit_codes = "abc", list[int]()
-
-    def init(self, **settings: Any) -> FakeWandb:
-        self.begun.append(settings)
-        return self
-
-    def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        self.logged.append(values)
-
-    def finish(self, exit_code: int) -> None:
-        self.exit_codes.append(exit_code)
+@pytest.fixture
+def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
+    return Standin.installed(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -49,21 +31,19 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_startup_metrics_go_to_the_run_that_the_configuration_names(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wandb = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
+def test_startup_metrics_go_to_the_run_that_the_configuration_names(config: Path, wandb: Standin) -> None:
     tell = begin(config, ["data.limit=3"])
-    assert wandb.begun == []  # only once there is something to tell
+    assert tell is not None
+    assert wandb.calls("init") == []  # only once there is something to tell
     tell(REPORT)
-    (begun,) = wandb.begun
-    assert (begun["project"], begun["job_type"]) == ("waves", "build")
+    (begun,) = wandb.calls("init")
+    assert (begun["project"], begun["job_type"]) == ("waves", "precompute")
     assert begun["config"]["data"] == {"tasks": "burgers1d", "limit": 3, "root": "data"}
-    (logged,) = wandb.logged
-    assert logged["startup/read_sec"] == 1.5
-    assert logged["startup/samples_per_s"] == 20.0
-    assert wandb.exit_codes == [0]
+    (row,) = wandb.rows
+    assert row["precompute/startup/read_sec"] == 1.5
+    assert row["precompute/startup/samples_per_s"] == 20.0
+    assert (row["startup/cache_precompute_time_min"], row["startup/cache_reused"]) == (1.5 / 60, 0.0)
+    assert wandb.calls("finish") == [{"exit_code": 0}]
 
 
 @pytest.mark.parametrize("override", ["logging.wandb.enabled=false", "logging=null"])
@@ -72,10 +52,12 @@ def test_nobody_is_told_unless_it_is_switched_on(config: Path, override: str) ->
     assert begin(None, []) is None
 
 
-def test_missing_wandb_is_told_before_the_work(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match="wandb isn't installed"):
-        begin(config, [])
+def test_build_does_not_ask_for_wandb(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ups.train.wandb_sink.find_spec", lambda name: None)
+    tell = begin(config, [])
+    assert tell is not None
+    tell(REPORT)
+    assert not (config.parent / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -88,10 +70,7 @@ def test_missing_wandb_is_told_before_the_work(config: Path, monkeypatch: pytest
         ("logging=3", "logging"),
     ],
 )
-def test_wrong_settings_are_told_before_the_build(
-    config: Path, monkeypatch: pytest.MonkeyPatch, override: str, says: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+def test_wrong_settings_are_told_before_the_build(config: Path, override: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         begin(config, [override])
 

@@ -22,8 +22,8 @@ from ups.data.augment import Draws
 from ups.data.batches import TaskBatch
 from ups.errors import CheckpointError, ConfigError, DivergedError, InterruptedTrainingError
 from ups.train.meter import LossMeter
+from ups.train.saved_state import differing_keys
 from ups.train.stage import Losses, Stage, make_stage
-from ups.train.state import differing_keys
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 

@@ -137,6 +137,41 @@ def test_gradients_that_overflow_in_float16_are_left_out_and_the_scale_is_halved
     assert all(torch.equal(p, old) for p, old in zip(trainer.stage.model.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("most", [1e-3, None])
+def test_logged_gradient_norm_is_that_of_the_last_step_before_it_is_clipped(
+    tmp_path: Path, most: float | None
+) -> None:
+    shown = "null" if most is None else most
+    overrides = [f"training.grad_clip={shown}", "training.log_every=1", "training.accum_steps=2"]
+    trainer, expected = make_trainer(tmp_path, *overrides), list[float]()
+    taken = trainer.optimizer.step
+
+    def watched() -> None:
+        after = [p.grad for p in trainer.stage.model.parameters() if p.grad is not None]
+        norm = torch.stack([gradient.norm() for gradient in after]).norm().item()
+        assert most is None or norm == pytest.approx(most, rel=1e-3)
+        taken()
+
+    def losses(forward: Callable[..., Tensor], batch: Rows) -> dict[str, Tensor]:
+        weights = list(trainer.stage.model.parameters())
+        found = plain(forward, batch)
+        total = torch.stack(list(found.values())).sum()
+        gradients.append(torch.autograd.grad(total, weights, retain_graph=True))
+        if len(gradients) % 2 == 0:
+            mean = [(one + other) / 2 for one, other in zip(*gradients[-2:], strict=True)]
+            expected.append(torch.stack([gradient.norm() for gradient in mean]).norm().item())
+        return found
+
+    plain, gradients = trainer.stage.losses, list[tuple[Tensor, ...]]()
+    trainer.work.add = lambda batch: None  # type: ignore[method-assign]  # computes them once more
+    trainer.stage.losses = losses  # type: ignore[method-assign]
+    trainer.optimizer.step = watched  # type: ignore[method-assign,assignment]
+    trainer.fit()
+    found = [record["training/gradient_norm"] for record in records(tmp_path, "step")]
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert min(found) > 1e-3
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dtype_of_autocast_is_the_one_that_is_said(tmp_path: Path, dtype: str) -> None:
     seen: set[torch.dtype] = set()

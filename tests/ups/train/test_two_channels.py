@@ -18,7 +18,7 @@ import ups
 import ups_store
 from ups.data.solvers import make_dataset
 from ups.eval.predict import PredictionRequest, predict_store
-from ups.train.all_stages import run_all
+from ups.pipeline.training import run_all
 from ups.trained.autoencoder import load_autoencoder
 
 torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def train(folder: Path) -> None:
     }
     Path("run.yaml").write_text(yaml.safe_dump(settings))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ups.train.all_stages._run", build_here)
+        patch.setattr("ups.pipeline.training._build", build_here)
         run_all(configure(folder), config_path=folder / "run.yaml", overrides=[], note=lambda text: None)
     request = PredictionRequest(
         source=SOURCE,

@@ -63,6 +63,10 @@ class AugmentingEncoder:
         """As of the encoder."""
         self._encoder.prepare()
 
+    def device_state(self) -> str:
+        """As of the encoder."""
+        return str(self._encoder.device_state())
+
     def encode(self, batch: Arrays, *, samples: Items) -> dict[str, npt.NDArray[Any]]:
         """Latents of augmented samples."""
         return self.begin(batch, samples=samples)()

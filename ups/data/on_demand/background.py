@@ -68,6 +68,8 @@ class BackgroundBuild:
         reading: How sources are read.
         note: Given how it goes; from the thread.
         ahead: Stretches that are made before somebody waits for one that comes later; None for all.
+        finished: Called in the thread once all jobs are, while others go on; given what it has to call now
+            and then, which ends the thread when this is closed.
     """
 
     def __init__(
@@ -78,11 +80,12 @@ class BackgroundBuild:
         reading: ReadingConfig,
         note: Note,
         ahead: int | None = None,
+        finished: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._state = _State()
         self._turns = {turn: number for number, turn in enumerate(in_turns(stretches))}
         self._ahead = ahead
-        work = _Work(dict(jobs), stretches, list(self._turns), reading, note, self._state)
+        work = _Work(dict(jobs), stretches, list(self._turns), reading, note, self._state, finished)
         self._state.allowed = len(self._turns) if ahead is None else ahead
         self._thread = threading.Thread(target=work.run, name="ups-on-demand", daemon=True)
         # The thread refers to the work only. So it ends with this object, and before the interpreter does.
@@ -173,15 +176,20 @@ class _Work:
         reading: ReadingConfig,
         note: Note,
         state: _State,
+        finished: Callable[[Callable[[], None]], None] | None,
     ) -> None:
         self._jobs, self._stretches, self._turns = jobs, stretches, turns
         self._reading, self._note, self._state = reading, note, state
+        self._finished = finished
 
     def run(self) -> None:
         try:
             with Readers(self._reading, note=self._note) as readers:
                 self._make_all(readers)
             self._state.is_done = True
+            self._state.wake()
+            if self._finished is not None:
+                self._finished(self._state.check_not_ending)
         except _Ended:
             pass
         except BaseException as error:

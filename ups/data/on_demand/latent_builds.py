@@ -6,15 +6,14 @@ configuration means, and in which order their samples are made.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch.distributed as dist
 
 from ups.conditions import NUM_STEPS
-from ups.config.build_keys import to_build
-from ups.data.fields import open_split
 from ups.data.on_demand.order import arrival_stretches
+from ups.data.splits import open_split
 from ups.data.stores import Store
 from ups.data.windows import Items
 from ups.errors import ConfigError
@@ -23,16 +22,11 @@ from ups_store.build import (
     Build,
     BuildConfig,
     BuildRank,
-    CacheConfig,
     DigestCache,
-    LatentConfig,
     QuietWatcher,
     Readers,
-    ReadingConfig,
+    SharedStores,
 )
-
-if TYPE_CHECKING:
-    from ups.config import RunConfig
 
 _GROUPS_OF_BATCH = 2  # in groups that are encoded together; the encoder works at two batches at a time
 _CHUNKS_OF_STRETCH = 4
@@ -41,26 +35,6 @@ _LARGE_NBYTES = 1 << 30  # of sources whose digests take so long that a note is 
 # In groups of samples that are encoded together:
 _SPREAD_GROUPS = 16  # of the first stretch: statistics are measured on it before training
 _GROUPS_OF_STRETCH = 64  # of the others: what is lost between two of them is little then
-
-
-def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> BuildConfig:
-    """The configuration of `python -m ups_store.build` that makes the stores of a run.
-
-    Args:
-        config: Configuration of the run.
-        autoencoder_path: The encoder's checkpoint.
-        device: Where to encode.
-    Raises:
-        ConfigError: If the run's stores hold fields.
-    """
-    if config.latent.encoder == "none":
-        hint = "leave latent.encoder out"
-        raise ConfigError("latent.encoder", expected="an encoder", found="none: stores of fields", hint=hint)
-    sections = {"training", "checkpoint", "cache", "reading", "latent"}
-    said = to_build({"latent": {}} | config.model_dump(include=sections, exclude_unset=True))
-    latent = LatentConfig(**{**said["latent"], "checkpoint": autoencoder_path, "device": device})
-    cache, reading = CacheConfig(**said["cache"]), ReadingConfig(**said.get("reading", {}))
-    return config.build.model_copy(update={"cache": cache, "latent": latent, "reading": reading})
 
 
 def open_latent_builds(
@@ -128,23 +102,57 @@ def arrivals_of(build: Build, *, seed: int) -> list[Items]:
     )
 
 
-def begin_store(build: Build, *, note: Note) -> Build | Store:
-    """The finished store, if it is there; else the build, whose file was created, continued, or joined.
+def begin_store(build: Build, shared: SharedStores, *, note: Note) -> Build | Store:
+    """The finished store, if it is there or in the shared cache; else its build, begun, continued, or joined.
 
     Raises:
         StoreError: As `Build.begin`.
     """
+    if not build.find():
+        shared.pull(build)
     build.begin(helps=True)
     if build.is_finished:
         store = build.store
         note(f"{build.title}: latents reused, {build.config_hash[:12]}, {store.path}")
         return store
     if (codec := build.plan.codec) != "none":
-        later = "`python -m ups_store.build` packs the finished store"
+        later = "`ups-store build` packs the finished store"
         note(f"{build.title}: cache.codec={codec} has no effect while training makes it: {later}")
     there = f"{build.num_there()} of {build.num_samples} there"
     note(f"{build.title}: encoding on demand, {there}, {build.path}")
     return build
+
+
+def push_stores(
+    config: BuildConfig, note: Note, builds: Collection[Build], check: Callable[[], None]
+) -> None:
+    """Push stores that were made here to the shared cache.
+
+    Args:
+        config: Says where that is.
+        note: Given what is done, and what failed.
+        builds: Finished ones.
+        check: Called now and then; what it raises ends this.
+    """
+    with SharedStores(config, watcher=_PushWatcher(note, check)) as shared:
+        for build in builds:
+            shared.push(build, build.store)
+
+
+class _PushWatcher(QuietWatcher):
+    """Has a push end where training does."""
+
+    def __init__(self, note: Note, check: Callable[[], None]) -> None:
+        super().__init__(note)
+        self._check = check
+
+    def advance(self, num: int) -> None:
+        """See `ups_store.build.Watcher.advance`."""
+        self._check()
+
+    def waits(self, what: str) -> None:
+        """See `ups_store.build.Watcher.waits`."""
+        self._check()
 
 
 def begin_in_memory(build: Build) -> Build:
@@ -174,5 +182,5 @@ def _check_one_length(build: Build) -> None:
             kind="uneven_times",
             expected="the same number for all, to encode them on demand",
             found=f"an array {NUM_STEPS!r}",
-            hint="build the store (python -m ups_store.build) and set training.cache_mode=store",
+            hint="build the store (`ups-store build`) and set training.cache_mode=store",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,17 @@ from ups.data.batches import TrainingData
 from ups.data.on_demand.latent_builds import (
     begin_in_memory,
     begin_store,
-    latent_build,
     open_latent_builds,
+    push_stores,
 )
 from ups.data.on_demand.sources import FilledStores, UnkeptWindows, WindowSettings
-from ups.data.stores import Store, encoder_of, latent_folder, open_latents, place_of, store_path
+from ups.data.stores import Store, encoder_of, latent_build, latent_folder, open_latents, place_of, store_path
 from ups.data.windows import TaskWindows, WindowSource, window_data
 from ups.errors import ConfigError
 from ups.output import Note, check_writable
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, parse_spec
-from ups_store.build import Build, BuildConfig, BuildRank
+from ups_store.build import Build, BuildConfig, BuildRank, QuietWatcher, SharedStores
 from ups_store.errors import SourceError, StoreError
 
 if TYPE_CHECKING:
@@ -109,12 +110,15 @@ def _live(
 ) -> TrainingData[WindowSource]:
     if mode == "none":
         return UnkeptWindows(wanted, settings, reading=build.reading, note=note).data()
-    with ExitStack() as stack:
+    with ExitStack() as stack, SharedStores(build, watcher=QuietWatcher(note)) as shared:
         opened: dict[str, Build | Store] = {}
         for task, some in wanted.items():
-            opened[task] = begin_in_memory(some) if mode == "memory" else begin_store(some, note=note)
+            is_kept = mode != "memory"
+            opened[task] = begin_store(some, shared, note=note) if is_kept else begin_in_memory(some)
             stack.callback(opened[task].close)
-        source = FilledStores(wanted, opened, settings, ranks=rank, reading=build.reading, note=note)
+        finished = partial(push_stores, build, note) if mode == "auto" and build.cache.remote else None
+        options: dict[str, Any] = {"reading": build.reading, "note": note, "finished": finished}
+        source = FilledStores(wanted, opened, settings, ranks=rank, **options)
         stack.pop_all()
     return source.data()
 

@@ -6,7 +6,7 @@ pass again. The loader has one thread here: batches are waited for in their orde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -174,6 +174,7 @@ class FilledStores(LiveSource):
         ranks: Place of this process among those of its machine that fill the stores together.
         reading: How sources are read.
         note: Called with messages on how it goes.
+        finished: Called with each store that was made here, once all are; see `BackgroundBuild`.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class FilledStores(LiveSource):
         ranks: BuildRank,
         reading: ReadingConfig,
         note: Note,
+        finished: Callable[[Collection[Build], Callable[[], None]], None] | None = None,
     ) -> None:
         super().__init__(wanted, settings)
         self._note = note
@@ -200,7 +202,9 @@ class FilledStores(LiveSource):
             for number, (task, some) in enumerate(self._windows.items())
         }
         shares = {task: self._arrivals[task].stretches[ranks.local_rank :: ranks.num_local] for task in jobs}
-        self._build = BackgroundBuild(jobs, shares, reading=reading, note=note) if jobs else None
+        after = None if finished is None else partial(finished, jobs.values())
+        made = BackgroundBuild(jobs, shares, reading=reading, note=note, finished=after) if jobs else None
+        self._build = made
         self._ready()
 
     def data(self) -> TrainingData[WindowSource]:

@@ -8,10 +8,11 @@ of u(y, 0) - m, and K the periodic heat kernel,
     u(x, t) = m + <u(y, 0) - m>  averaged with the weight  exp(-P(y) / (2 viscosity)) K(x - m t - y, t).
 
 All weights are positive, so nothing cancels, and no time step is taken: the error is that of the sum over y,
-which is rounding error for smooth states.
+which is rounding error for smooth states. With kicks, a random field is added after every stored step, so
+that one state has many futures; between them the solution is as exact.
 Letters: N samples, T time steps, X cells, M nodes of the sum.
 
-Source: Cole 1951, eq. 20; Hopf 1950, eq. 8.
+Source: Cole 1951, eq. 20; Hopf 1950, eq. 8; kicks: Bec, Frisch and Khanin 2000 (arXiv:nlin/0001022).
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ import numpy as np
 from scipy import fft
 
 from ups.data.solvers.files import write_single_file
-from ups.data.solvers.problem import Array, RandomSines, Trajectories, cell_centres, check_positive
+from ups.data.solvers.problem import (
+    Array,
+    RandomSines,
+    Trajectories,
+    cell_centres,
+    check_not_negative,
+    check_positive,
+)
 from ups_store.errors import ConfigError
 
 # Nodes within the narrowest weight's standard deviation; with twice as many the solution moves by 2e-14.
@@ -33,6 +41,7 @@ _NODES_PER_DEVIATION = 2.5
 _NEGLIGIBLE = 40.0
 # exp(-P / (2 viscosity)) and K may each span this exponent before the smallest weight that counts underflows.
 _MAX_EXPONENT = 640.0
+_KICKS = 1  # a stream of their own beside that of the initial states
 
 
 def solve(
@@ -82,6 +91,52 @@ def solve(
             total_X, weighted_X = (kernel_XM @ np.stack([weight_M, state_M * weight_M], axis=1)).T
             fields_NTX[sample, frame] = mean + weighted_X / total_X
     return Trajectories(fields_NTX, t=t, x=x, parameters={"nu": nu})
+
+
+def solve_kicked(initial_NX: Array, kicks_NTX: Array, *, nu: float, t: Array) -> Trajectories:
+    """Evaluate the solution with a field added at once after every stored step but the last.
+
+    Args:
+        initial_NX: As in `solve`.
+        kicks_NTX: What is added after steps 0 to T - 2, shape (N, T - 1, X), without mean.
+        nu: As in `solve`.
+        t: As in `solve`.
+
+    Returns:
+        Trajectories with `fields` (N, T, X): states before their kick.
+
+    Raises:
+        ConfigError: As `solve`.
+    """
+    fields_NTX = np.empty((len(initial_NX), len(t), initial_NX.shape[1]))
+    fields_NTX[:, 0] = initial_NX
+    for sample, kicks_TX in enumerate(kicks_NTX):  # one by one: a sample's nodes follow from its own states
+        for frame, interval in enumerate(np.diff(t)):
+            kicked_1X = (fields_NTX[sample, frame] + kicks_TX[frame])[None]
+            fields_NTX[sample, frame + 1] = solve(kicked_1X, nu=nu, t=np.array([0.0, interval])).fields[0, 1]
+    return Trajectories(fields_NTX, t=t, x=cell_centres(initial_NX.shape[1]), parameters={"nu": nu})
+
+
+def random_kicks(
+    rng: np.random.Generator, *, num: int, num_points: int, max_wave_number: int, size: float
+) -> Array:
+    """Draw independent fields without mean whose waves are normal and alike.
+
+    Args:
+        rng: What they are drawn from.
+        num: How many.
+        num_points: Cells; values are at their centres.
+        max_wave_number: Longest wave vector, periods per unit length.
+        size: Root mean square over all fields.
+
+    Returns:
+        Shape (num, X).
+    """
+    wave_numbers = np.arange(1, max_wave_number + 1)
+    phases_KX = 2 * np.pi * np.outer(wave_numbers, cell_centres(num_points))
+    waves_KX = np.concatenate([np.cos(phases_KX), np.sin(phases_KX)])
+    amplitudes = rng.standard_normal((num, len(waves_KX)))
+    return np.asarray(size / np.sqrt(max_wave_number) * amplitudes @ waves_KX)
 
 
 def least_nu(*, max_amplitude: float) -> float:
@@ -151,9 +206,12 @@ class Burgers1D(RandomSines):
 
     Attributes:
         nu: pi times the viscosity, > 0.
+        kicks: Root mean square of the random field added after every stored step; 0 for none. Its wave
+            numbers are those of the initial states.
     """
 
     nu: float = 0.01
+    kicks: float = 0.0
     amplitude: float = 0.6
     mean: float = 0.3
     max_wave_number: int = 3
@@ -162,6 +220,7 @@ class Burgers1D(RandomSines):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(nu=self.nu)
+        check_not_negative(kicks=self.kicks)
         if self.nu < (enough := least_nu(max_amplitude=self.amplitude)):
             raise _too_small(self.nu, enough)
 
@@ -172,12 +231,26 @@ class Burgers1D(RandomSines):
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and solve the samples of these numbers."""
+        initial_NX = self.initial_states(indices, seed=seed)
+        if self.kicks:
+            kicks = [self.kicks_of(index, seed=seed) for index in indices]
+            return solve_kicked(initial_NX, np.stack(kicks), nu=self.nu, t=self.t)
         return solve(
-            self.initial_states(indices, seed=seed),
+            initial_NX,
             nu=self.nu,
             t=self.t,
             max_amplitude=self.amplitude,
             max_wave_number=self.max_wave_number,
+        )
+
+    def kicks_of(self, index: int, *, seed: int) -> Array:
+        """Draw the kicks of a sample, shape (T - 1, X); longer trajectories begin with the same ones."""
+        return random_kicks(
+            np.random.default_rng([seed, index, _KICKS]),
+            num=self.frames - 1,
+            num_points=self.points,
+            max_wave_number=self.max_wave_number,
+            size=self.kicks,
         )
 
     def write(self, path: Path, batches: Iterable[Trajectories], *, num_samples: int) -> None:

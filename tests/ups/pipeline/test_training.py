@@ -23,10 +23,12 @@ import ups_store
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, InterruptedTrainingError, OutputError, UpsError
 from ups.output import discard
-from ups.train.all_stages import build_fields, build_latents, first_stage, run_all
+from ups.pipeline.training import build_fields, build_latents, run_all
+from ups.train.checks import first_stage
 from ups.train.log import show_report
 from ups.train.trainer import Trainer
-from ups.trained.checkpoint import load_checkpoint
+from ups.trained.checkpoint import hash_tensors, load_checkpoint
+from ups.trained.corrected_files import load_corrected
 
 REPO = Path(__file__).resolve().parents[3]
 SCRIPT = REPO / "scripts" / "train.py"
@@ -56,7 +58,7 @@ def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.fixture
 def builds_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of stores are no processes of their own, which import torch each time."""
-    monkeypatch.setattr("ups.train.all_stages._run", build_here)
+    monkeypatch.setattr("ups.pipeline.training._build", build_here)
 
 
 def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
@@ -67,14 +69,8 @@ def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
     return run_all(config, config_path=path, overrides=overrides, note=notes.append), notes
 
 
-def trained_anew(notes: list[str]) -> list[str]:
+def trained_again(notes: list[str]) -> list[str]:
     return [note.split()[1] for note in notes if "is trained again" in note]
-
-
-def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
 
 
 def inside(*arguments: str) -> Done:
@@ -95,11 +91,38 @@ def test_all_stages_leave_an_operator_and_the_second_run_keeps_everything(run: P
     assert again["cache"]["startup/cache_reused"] == 1.0
     assert [stage["steps"] for stage in again["stages"].values()] == [5, 5]
     assert Path("checkpoints/operator.safetensors").stat().st_mtime_ns == written
-    assert trained_anew(notes) == []
+    assert trained_again(notes) == []
+
+
+def corrected_operator(path: Path) -> str:
+    return load_corrected(path).corrector_spec.operator_sha256
 
 
 @pytest.mark.usefixtures("builds_here")
-def test_seeds_are_trained_beside_each_other_kept_and_evaluated_as_one_row(run: Path) -> None:
+def test_corrector_comes_after_the_operator_and_is_trained_again_for_another_one(run: Path) -> None:
+    wanted = ["data.split_fractions=[0.5,0.4,0.1]", "stages.diff_residual.epochs=1"]
+    wanted += ["stages.diff_residual.steps_per_epoch=2", "diffusion.hidden_dim=8"]
+    wanted += ["diffusion.num_sampler_steps=2", "diffusion.export_anyway=true"]
+    report, _ = all_of(run, *wanted)
+    assert list(report["stages"]) == ["autoencoder", "operator", "diff_residual"]
+    path = Path("checkpoints/corrector.safetensors")
+    assert corrected_operator(path) == hash_tensors("checkpoints/operator.safetensors")
+    written = path.stat().st_mtime_ns
+    again, notes = all_of(run, *wanted)
+    assert trained_again(notes) == []
+    assert path.stat().st_mtime_ns == written
+    assert again["stages"]["diff_residual"]["resumed_at"] == 2
+    _, notes = all_of(run, *wanted, "operator.noise=0.01")
+    assert trained_again(notes) == ["operator", "diff_residual"]
+    assert corrected_operator(path) == hash_tensors("checkpoints/operator.safetensors")
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_seeds_are_trained_beside_each_other_kept_and_evaluated_as_one_row(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for drawn in ("task_figures", "run_figures"):  # a quarter of the time
+        monkeypatch.setattr(f"ups.eval.evaluate.{drawn}", lambda *found: [])
     wanted = ["--config", "run.yaml", "--seeds", "3,1", "evaluation.enabled=true"]
     wanted += ["evaluation.baseline_samples=32", "data.split_fractions=[0.4,0.5,0.1]", "--json"]
     done = inside(*wanted)
@@ -137,17 +160,36 @@ def test_seeds_are_trained_beside_each_other_kept_and_evaluated_as_one_row(run: 
 
 
 @pytest.mark.usefixtures("builds_here")
-def test_what_changed_decides_what_is_trained_anew(run: Path) -> None:
+@pytest.mark.parametrize("first", ["autoencoder", "joint"])
+def test_lost_encoder_is_exported_again_and_what_was_trained_on_it_is_kept(
+    run: Path, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joint = ["training.use_inverse_losses=true", "stages.joint.epochs=1", "stages.joint.steps_per_epoch=5"]
+    wanted = joint if first == "joint" else []
+    all_of(run, *wanted)
+    path, operator = Path("checkpoints/autoencoder.safetensors"), Path("checkpoints/operator.safetensors")
+    whole, written = hash_tensors(path), operator.stat().st_mtime_ns
+    path.unlink()
+    report, notes = all_of(run, *wanted)
+    assert hash_tensors(path) == whole
+    assert operator.stat().st_mtime_ns == written
+    assert report["stages"][first]["resumed_at"] == 5
+    assert "it is exported again" in capsys.readouterr().err
+    assert trained_again(notes) == []
+
+
+@pytest.mark.usefixtures("builds_here")
+def test_what_changed_decides_what_is_trained_again(run: Path) -> None:
     all_of(run)
     _, notes = all_of(run, "operator.pdet.hidden_dim=32")
-    assert trained_anew(notes) == ["operator"]
+    assert trained_again(notes) == ["operator"]
     report, notes = all_of(run, "operator.pdet.hidden_dim=32", "encoder.width=8")
-    assert trained_anew(notes) == ["autoencoder", "operator"]
+    assert trained_again(notes) == ["autoencoder", "operator"]
     assert report["cache"]["startup/cache_reused"] == 0.0
     shutil.rmtree("data")
     make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.2)
     report, notes = all_of(run, "operator.pdet.hidden_dim=32", "encoder.width=8")
-    assert trained_anew(notes) == ["autoencoder", "operator"]
+    assert trained_again(notes) == ["autoencoder", "operator"]
 
 
 @pytest.mark.usefixtures("builds_here")
@@ -195,7 +237,7 @@ def test_what_the_operator_would_refuse_is_refused_before_anything_is_trained(
     assert not Path("cache").exists()
 
 
-def test_report_that_could_not_be_written_is_told_before_anything_is_trained(run: Path) -> None:
+def test_report_that_could_not_be_written_is_refused_before_anything_is_trained(run: Path) -> None:
     Path("reports").write_text("a file in the place of the folder")
     with pytest.raises(OutputError, match="reports/run"):
         all_of(run, "evaluation.enabled=true")
@@ -241,7 +283,7 @@ def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: py
         own.parent.mkdir(parents=True)
         own.write_text(json.dumps({"stores": [{"reused": True}]}))
 
-    monkeypatch.setattr("ups.train.all_stages._run", build)
+    monkeypatch.setattr("ups.pipeline.training._build", build)
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
     metrics = build_latents(config, config_path=None, overrides=[], is_first=True, note=print)
@@ -297,7 +339,7 @@ def test_baselines_of_a_budget_are_trained_and_stand_in_the_report(run: Path) ->
 
 
 @pytest.mark.usefixtures("builds_here")
-def test_baselines_without_an_evaluation_have_no_effect_which_is_told(run: Path) -> None:
+def test_baselines_without_an_evaluation_have_no_effect_which_is_said(run: Path) -> None:
     _, notes = all_of(run, "evaluation.baseline_samples=16", "stages.operator.epochs=0")
     says = "warning: evaluation.baseline_samples has no effect: evaluation.enabled is off"
     assert notes.count(says) == 1
@@ -309,7 +351,7 @@ def test_build_of_a_quiet_training_is_quiet(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_quiet: bool
 ) -> None:
     monkeypatch.setattr("ups_store.console.console", Console(quiet=is_quiet))
-    build_fields(config_path=run / "run.yaml", overrides=[], is_first=True, note=discard)
+    build_fields(configure(run), config_path=run / "run.yaml", overrides=[], is_first=True, note=discard)
     assert ("burgers1d_train.zarr.zip" in capfd.readouterr().err) is not is_quiet
 
 
@@ -329,12 +371,18 @@ def test_build_that_fails_ends_with_its_exit_code(run: Path) -> None:
 # --- the command ---------------------------------------------------------------------------------------
 
 
-def test_script_prints_json_alone_on_stdout_and_tables_without(run: Path) -> None:
-    done = script("--config", "run.yaml", "--stage", "all", "--json")
-    assert done.returncode == 0, done.stderr
+@pytest.mark.usefixtures("builds_here")
+def test_command_prints_json_alone_on_stdout_and_tables_without(run: Path) -> None:
+    done = inside("--config", "run.yaml", "--stage", "all", "--json")
+    assert done.exit_code == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["stages"]["operator"]["steps"] == 5
     assert report["stages"]["autoencoder"]["startup"]["startup/imports_sec"] > 0
+    startup = report["stages"]["operator"]["startup"]  # counted from the launch, with the autoencoder's time
+    seconds = startup["startup/earlier_sec"] + startup["startup/cache_sec"]
+    assert report["stages"]["autoencoder"]["seconds"] < startup["startup/earlier_sec"] < seconds
+    assert startup["startup/total_startup_time_min"] * 60 > seconds
+    assert startup["startup/cache_precompute_time_min"] * 60 == pytest.approx(startup["startup/cache_sec"])
     done = inside("--config", "run.yaml", "--stage", "operator")
     assert "nRMSE of rollouts" in done.stdout
     assert "checkpoints/operator.safetensors" in done.stdout
@@ -345,20 +393,20 @@ def test_script_prints_json_alone_on_stdout_and_tables_without(run: Path) -> Non
     ("arguments", "says"),
     [
         (["--stage", "operatr"], "fno_neuraloperator, all, found 'operatr'"),
-        (["--stage", "steady_prior"], "the prior of steady tasks isn't there yet"),
+        (["--stage", "consistency_distill"], "train it with `ups train --stage diff_residual`"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),
         (["--stage", "operator", "--epochs", "0"], "stages.operator.epochs = 0 leaves the stage out"),
     ],
 )
-def test_script_tells_mistakes_in_a_sentence(run: Path, arguments: list[str], says: str) -> None:
+def test_mistakes_are_one_sentence(run: Path, arguments: list[str], says: str) -> None:
     done = inside("--config", "run.yaml", *arguments)
     assert says in done.stderr
     assert done.exit_code in (1, 2)
     assert done.stdout == ""
 
 
-def test_stop_before_the_first_step_is_told_in_one_sentence(
+def test_stop_before_the_first_step_is_reported_in_one_sentence(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*args: Any, **options: Any) -> None:
@@ -371,7 +419,7 @@ def test_stop_before_the_first_step_is_told_in_one_sentence(
     assert done.exit_code == 5
 
 
-def test_stop_after_a_step_is_told_in_one_sentence_and_no_error(
+def test_stop_after_a_step_is_reported_in_one_sentence_and_no_error(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_step = Trainer.train_step
@@ -425,6 +473,7 @@ def test_script_trains_all_stages_under_torchrun(run: Path) -> None:
         torch.testing.assert_close(together, alone, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.multi_process
 @pytest.mark.usefixtures("builds_here")
 def test_signal_during_the_build_reaches_it_and_the_command_continues(run: Path) -> None:
@@ -458,7 +507,7 @@ def test_signal_while_the_build_starts_still_stops_it(run: Path, monkeypatch: py
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", start_late)
     with pytest.raises(InterruptedTrainingError, match="SIGTERM"):
-        build_fields(config_path=run / "run.yaml", overrides=(), is_first=True, note=discard)
+        build_fields(configure(run), config_path=run / "run.yaml", overrides=(), is_first=True, note=discard)
     assert started[0].returncode == -signal.SIGTERM
 
 

@@ -1,0 +1,111 @@
+"""Tasks on which a deterministic operator can't be right: its states leave open what follows.
+
+Training data, models and budgets are made as for `benchmarks.models`; what is added are the sizes and budgets
+of corrector and student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.models.ablations import latents
+from benchmarks.models.questions import VORTICITY, Question
+
+_LINE = {"points": 128, "frames": 21, "end_time": 2.0}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question with how it is asked here.
+
+    Attributes:
+        question: Data, operator and its budget.
+        why: What a state leaves open, for people.
+        corrector_flops: Budget of the corrector's training, counted operations.
+        student_flops: The same of the student's.
+        num_trajectories: Of the test split, that are predicted.
+        horizon: Time steps of each.
+        lead_times: Steps of the operator's own rollouts that residuals are taken from: 1 where what follows a
+            true state is random by itself, more where the operator's errors grow by themselves.
+        num_pairs: Of noise and the teacher's residual, that the student learns from.
+        num_judged: Validation trajectories that gates are judged by.
+    """
+
+    question: Question
+    why: str
+    corrector_flops: float
+    student_flops: float
+    num_trajectories: int
+    horizon: int
+    lead_times: int = 1
+    num_pairs: int = 8192
+    num_judged: int = 8
+
+    @property
+    def overrides(self) -> Sequence[str]:
+        """`key=value` of the run besides those of the question."""
+        return (
+            f"stages.diff_residual.budget.flops={self.corrector_flops}",
+            f"stages.consistency_distill.budget.flops={self.student_flops}",
+            f"diffusion.lead_times={self.lead_times}",
+            "diffusion.export_anyway=true",  # the page says which gates are missed on the test split
+            "training.distill_num_steps=2",
+            "training.distill_hidden_dim=16",
+            f"training.distill_num_pairs={self.num_pairs}",
+            f"operator.val_trajectories={self.num_judged}",
+        )
+
+
+KICKED = Task(
+    Question(
+        name="kicked",
+        title="Burgers with random kicks",
+        task="burgers1d",
+        settings={"nu": 0.02, "kicks": 0.05, **_LINE},
+        shifts={},
+        num_samples=200,
+        num_held_out=200,
+        patch=4,
+        flops=2e11,
+    ),
+    why="a random field, which no model sees, is added after every step",
+    corrector_flops=2e11,
+    student_flops=1e11,
+    num_trajectories=24,
+    horizon=20,
+)
+
+COMPRESSED = replace(
+    KICKED,
+    question=replace(
+        KICKED.question,
+        name="compressed",
+        title="Burgers with random kicks, in latents compressed 4x",
+        overrides=latents(4)(KICKED.question),
+    ),
+    why="the same kicks; of 4 values of the fields the operator's state has one",
+)
+
+TURBULENCE = Task(
+    replace(
+        VORTICITY,
+        name="turbulence",
+        title="2D decaying vorticity, long steps",
+        settings={"nu": 5e-4, "points": 48, "frames": 11, "end_time": 4.0},
+        shifts={},
+        num_samples=100,
+        num_held_out=100,
+        flops=3e11,
+    ),
+    why="small eddies and chaos over steps of 0.4 time units: what the operator can't tell, it blurs",
+    corrector_flops=4e11,
+    student_flops=2e11,
+    num_trajectories=20,
+    horizon=6,
+    lead_times=3,
+    num_pairs=4096,
+    num_judged=4,
+)
+
+TASKS = (KICKED, COMPRESSED, TURBULENCE)

@@ -1,0 +1,177 @@
+"""`python -m benchmarks.generative.steady`: the prior of steady solutions beside direct regression.
+
+Darcy flow with the coefficient known everywhere, where there is one solution, and with the coefficient known
+at few points, where there are many. Both models are the same network, trained for as many steps. Stop it
+whenever you like: run again, it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+import ups
+from benchmarks.harness import machine
+from benchmarks.harness.report import write_docs
+from ups.config import load_config
+from ups.data.solvers import make_dataset
+from ups.data.trajectories import open_trajectories
+from ups.eval.ensemble_scores import ensemble_numbers
+from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
+from ups.eval.prior_forecaster import PriorForecaster
+from ups.output import with_nulls, write_atomically
+from ups.train.run import run_stage
+
+_HERE = Path(__file__).resolve().parent
+_PAGE = _HERE.parents[1] / "docs" / "results" / "generative.md"
+BEGIN, END = "<!-- begin steady -->\n", "<!-- end steady -->"
+TASK, METHODS, SEEDS = "darcy2d", ("regression", "flow"), (0, 1, 2)
+SPLIT, MEMBERS, SHOWN = "test", 16, ("mean_nrmse", "crps", "energy_score", "spread_skill")
+SETTINGS = {
+    "operator": {"state": "fields", "pdet": {"num_heads": 4}},
+    "diffusion": {"hidden_dim": 24, "depths": [2], "num_sampler_steps": 8},
+    "training": {
+        **{"batch_size": 32, "lr": 4e-3, "ema_decay": 0.98, "num_workers": 0, "device": "cpu"},
+        # What decides the mean is learnt near the noise; uniform flow times learn it late.
+        "tau_distribution": {"type": "beta", "alpha": 1.0, "beta": 3.0},
+    },
+    "evaluation": {"enabled": False},
+}
+
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the data, and of each training."""
+
+    points: int = 32
+    num_samples: int = 800
+    observed: int = 12
+    steps: int = 400
+
+
+def main(
+    points: Annotated[int, typer.Option(help="along each axis")] = 32,
+    steps: Annotated[int, typer.Option(help="optimiser steps of each training")] = 400,
+    seeds: Annotated[str, typer.Option(help="training seeds")] = ",".join(map(str, SEEDS)),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="folder of data and scores [default: benchmarks/generative/out-steady]"),
+    ] = None,
+    docs: Annotated[
+        bool, typer.Option("--docs", help="write the table into docs/results/generative.md")
+    ] = False,
+) -> None:
+    """Make the data, train what isn't trained yet, and print the table of what is."""
+    torch.set_num_threads(1)
+    folder, sizes = out or _HERE / "out-steady", Sizes(points=points, steps=steps)
+    data = folder / "data"
+    if not data.exists():
+        make_dataset(TASK, data, num_samples=sizes.num_samples, points=points)
+    found = list(_scores(folder, sizes, [int(seed) for seed in seeds.split(",")]))
+    about = {"machine": machine.describe(folder), "torch": torch.__version__, "sizes": vars(sizes)}
+    document = {**about, "runs": found}
+    write_atomically(folder / "steady.json", json.dumps(with_nulls(document), indent=1).encode())
+    text = table(found)
+    print(text)
+    if docs:
+        write_docs(_PAGE, text, begin=BEGIN, end=END)
+
+
+def _scores(folder: Path, sizes: Sizes, seeds: list[int]) -> Iterator[dict[str, Any]]:
+    """Of every training, from its file where it is there."""
+    for seed, observed, method in product(seeds, (None, sizes.observed), METHODS):
+        path = folder / f"{method}-{observed or 'all'}-{seed}" / "scores.json"
+        if not path.exists():
+            console.print(f"{path.parent.name}: training")
+            scores = train_and_score(path.parent, folder / "data", sizes, method, observed, seed)
+            write_atomically(path, json.dumps(with_nulls(scores), indent=1).encode())
+        yield {"method": method, "observed": observed, "seed": seed, **json.loads(path.read_text())}
+
+
+def train_and_score(
+    folder: Path, data: Path, sizes: Sizes, method: str, observed: int | None, seed: int
+) -> dict[str, Any]:
+    """Train one model, and score it on the test split.
+
+    Args:
+        folder: Of its checkpoints.
+        data: Of the samples.
+        sizes: How much.
+        method: Of `METHODS`.
+        observed: Points at which the coefficient is known; None for all.
+        seed: Of the training.
+    """
+    settings = {
+        **SETTINGS,
+        "data": {"task": TASK, "root": str(data)},
+        "cache": {"dir": str(folder.parent / "cache")},
+        "encoder": {"patch_size": 4},
+        "steady_prior": {"method": method, "observed_points": observed},
+        "stages": {
+            "steady_prior": {
+                "epochs": 4,
+                "steps": sizes.steps,
+                "scheduler": {"name": "cosine", "warmup_steps": 40},
+            }
+        },
+        "checkpoint": {"dir": str(folder)},
+        "seed": seed,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    config_path = folder / "run.yaml"
+    config_path.write_text(json.dumps(settings))  # JSON is YAML
+    config = load_config(config_path)
+    report = run_stage("steady_prior", config, note=console.print)
+    model = ups.load(report["checkpoint"])
+    trajectories = open_trajectories(config.build, TASK, SPLIT)
+    climate, forecaster = Climate.of(trajectories), PriorForecaster(model, seed=0)  # type: ignore[arg-type]
+    rolled = (
+        roll_out_members(forecaster, trajectories, climate, members=MEMBERS, seed=0)
+        if method == "flow"
+        else roll_out_point(forecaster, trajectories, climate)
+    )
+    return {
+        **ensemble_numbers(rolled.errors),
+        "parameters": report["parameters"],
+        "training_seconds": report["cpu_seconds"],
+        "seconds_each": rolled.seconds / len(trajectories),
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Means over seeds, with the standard deviation over them where there are several."""
+    columns = "nRMSE of the mean | CRPS | energy score | spread/skill | training, s"
+    head = f"| coefficient known at | model | {columns} |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for observed, method in product(dict.fromkeys(run["observed"] for run in runs), METHODS):
+        rows = [run for run in runs if (run["observed"], run["method"]) == (observed, method)]
+        if not rows:
+            continue
+        where = "all points" if observed is None else f"{observed} points"
+        name = f"prior, {MEMBERS} members" if method == "flow" else "regression"
+        numbers = [_shown(rows, key) for key in SHOWN]
+        seconds = f"{mean(run['training_seconds'] for run in rows):.0f}"
+        lines.append(f"| {where} | {name} | {' | '.join(numbers)} | {seconds} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(rows: list[Mapping[str, Any]], key: str) -> str:
+    values = [run[key] for run in rows if run.get(key) is not None]
+    if not values:
+        return "-"
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,124 @@
+"""`cached`, `cached_in`, `save` and `load`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ups_store
+
+
+def test_samples_are_made_once_per_identity(tmp_path: Path) -> None:
+    calls = []
+
+    def make() -> list[dict[str, int]]:
+        calls.append(1)
+        return [{"x": len(calls)}] * 3
+
+    for version in (1, 1, 2, 2):
+        with ups_store.cached(tmp_path / "a.zarr.zip", {"version": version}, make) as store:
+            assert store["x"].tolist() == [version] * 3
+    assert len(calls) == 2
+    with pytest.raises(ups_store.IdentityMismatchError):
+        ups_store.cached(tmp_path / "a.zarr.zip", {"version": 3}, make, on_mismatch="raise")
+
+
+WAITER = """
+import pathlib, sys, time
+import ups_store
+def make():
+    pathlib.Path(sys.argv[1] + f".made{sys.argv[2]}").touch()
+    for i in range(40):
+        time.sleep(0.02)
+        yield {"x": i}
+print(len(ups_store.cached(sys.argv[1], {}, make)))
+"""
+
+
+@pytest.mark.multi_process
+def test_processes_that_want_the_same_wait_for_one_that_makes_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WAITER, tmp_path / "a.zarr.zip"]
+    running = [
+        subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for i in range(3)
+    ]
+    for process in running:
+        out, err = process.communicate(timeout=60)
+        assert (out, process.returncode) == ("40\n", 0), err
+    assert [path.name for path in tmp_path.glob("*.zip")] == ["a.zarr.zip"]
+
+
+def rows(num: int, seed: int = 0, *, folder: Path | None = None) -> Iterator[dict[str, Any]]:
+    for i in range(num):
+        yield {"x": seed + i}
+
+
+def test_function_that_is_cached_gives_the_store_of_its_arguments(tmp_path: Path) -> None:
+    stored = ups_store.cached_in(tmp_path / "cache", identity={"version": 1})(rows)
+    first = stored(5)
+    assert first["x"].tolist() == [0, 1, 2, 3, 4]
+    assert first.path == stored(num=5, seed=0).path == stored(5, 0).path
+    assert stored(5, seed=1)["x"][0] == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert first.identity["arguments"] == {"num": 5, "seed": 0, "folder": None}
+    other = ups_store.cached_in(tmp_path / "cache", identity={"version": 2})(rows)
+    assert other(5).path != first.path
+    assert stored(5, folder=tmp_path).identity["arguments"]["folder"] == str(tmp_path)
+    with pytest.raises(ups_store.SpecError) as caught:
+        stored(5, object())  # type: ignore[arg-type]
+    assert caught.value.kind == "arguments"
+
+
+def test_other_source_is_another_store_and_other_comments_are_not(tmp_path: Path) -> None:
+    bodies = ["yield {'x': 1}", "yield {'x':  1}  # comment", "yield {'x': 2}"]
+    found = []
+    for number, body in enumerate(bodies):
+        module = tmp_path / f"m{number}.py"
+        module.write_text(f"def f():\n    {body}\n")
+        scope: dict[str, Any] = {"__name__": "m"}
+        exec(compile(module.read_text(), str(module), "exec"), scope)
+        found.append(ups_store.cached_in(tmp_path / "cache")(scope["f"])().path)
+    assert found[0] == found[1] != found[2]
+
+
+def test_function_whose_identity_would_lack_something_is_refused(tmp_path: Path) -> None:
+    scale = 3
+
+    def scaled() -> Iterator[dict[str, int]]:
+        yield {"x": scale}
+
+    with pytest.raises(ups_store.SpecError, match="scale") as caught:
+        ups_store.cached_in(tmp_path)(scaled)
+    assert caught.value.kind == "closure"
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.cached_in(tmp_path)(eval("lambda: []", {}))
+    assert caught.value.kind == "source"
+
+
+def test_saved_arrays_are_loaded_as_views(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    u, x = np.random.default_rng(0).random((3, 2048)), np.linspace(0, 1, 4)
+    clouds = [np.zeros((2, 3)), np.ones((0, 3)), np.ones((1, 3))]
+    assert ups_store.save(path, constants={"x": x}, u=u, words=["a", "", "é"], clouds=clouds) == path
+    loaded = ups_store.load(path)
+    np.testing.assert_array_equal(loaded["u"], u)
+    np.testing.assert_array_equal(loaded["x"], x)
+    assert not loaded["u"].flags.writeable
+    assert [len(cloud) for cloud in loaded["clouds"]] == [2, 0, 1]
+    assert list(loaded["words"]) == ["a", "", "é"]
+
+
+def test_saving_replaces_what_is_there_unless_it_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    nodes = []
+    for options in [{"u": [1, 2]}, {"u": [1, 2]}, {"u": [1, 3]}, {"u": [1, 3], "attrs": {"by": "me"}}]:
+        ups_store.save(path, **options)
+        nodes.append((path.stat().st_ino, ups_store.open(path).fingerprint))
+    assert nodes[0] == nodes[1] != nodes[2] != nodes[3]
+    assert ups_store.open(path).attrs["by"] == "me"

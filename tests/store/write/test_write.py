@@ -1,0 +1,447 @@
+"""`ups_store.write`: all kinds of samples, the specs that are found, identities, continuing after kills."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ups_store
+from ups_store.system import files
+
+N = 50
+FIELDS = np.random.default_rng(0).standard_normal((N, 3, 4)).astype("f4")
+IDENTITY = {"kind": "test", "version": 1}
+
+
+def fixed(num: int = N) -> Iterator[dict[str, Any]]:
+    for i in range(num):
+        yield {"u": FIELDS[i], "y": i}
+
+
+def mixed(num: int = N) -> Iterator[dict[str, Any]]:
+    for i in range(num):
+        yield {
+            "p": np.full((i % 4, 2), i, "f4"),
+            "text": "é" * (i % 5),
+            "raw": bytes([i]),
+            "in": {"x": i / 2},
+        }
+
+
+def check_mixed(store: ups_store.AnyStore, num: int = N) -> None:
+    assert len(store) == num
+    for i, expected in enumerate(mixed(num)):
+        sample = store[i]
+        assert (sample["text"], sample["raw"]) == (expected["text"], expected["raw"])
+        assert float(sample["in.x"]) == i / 2
+        np.testing.assert_array_equal(sample["p"], expected["p"])
+    assert store.verify().ok
+
+
+def check_fixed(store: ups_store.AnyStore) -> None:
+    np.testing.assert_array_equal(store["u"], FIELDS)
+    assert store["y"].tolist() == list(range(N))
+    assert store.arrays["y"].dtype == "int64"
+    assert store.verify().ok
+
+
+class Pair(NamedTuple):
+    u: Any
+    y: int
+
+
+@pytest.mark.parametrize(
+    ("samples", "names"),
+    [
+        (lambda: fixed(), None),
+        (lambda: list(fixed()), None),
+        (lambda: [(s["u"], s["y"]) for s in fixed()], ["u", "y"]),
+        (lambda: [Pair(s["u"], s["y"]) for s in fixed()], None),
+        (lambda: {"u": FIELDS, "y": np.arange(N)}, None),
+        (lambda: {"u": FIELDS, "y": list(range(N))}, None),
+        (lambda: {"u": FIELDS.astype(">f4"), "y": np.arange(N)}, None),
+    ],
+    ids=["generator", "list", "tuples", "named tuples", "arrays", "columns", "big-endian"],
+)
+def test_every_kind_of_samples_makes_the_same_store(tmp_path: Path, samples: Any, names: Any) -> None:
+    with ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY, names=names) as store:
+        check_fixed(store)
+        assert store.identity == IDENTITY
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr.zip"]
+
+
+def test_tensors_and_torch_data_sets(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Data(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> Any:
+            return torch.from_numpy(FIELDS[i]), i
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Iterator[Any]:
+            return ({"u": torch.from_numpy(s["u"]), "y": s["y"]} for s in fixed())
+
+        def __len__(self) -> int:
+            return N
+
+    with ups_store.write(tmp_path / "a.zarr.zip", Data(), identity={}, names=["u", "y"]) as store:
+        check_fixed(store)
+    with ups_store.write(tmp_path / "b.zarr.zip", Stream(), identity={}) as store:
+        check_fixed(store)
+    half = torch.arange(6, dtype=torch.bfloat16).reshape(3, 2)
+    with ups_store.write(tmp_path / "c.zarr.zip", half) as store:
+        assert store.arrays["data"].dtype == "bfloat16"
+        assert store["data"].astype("f4").tolist() == half.float().tolist()
+
+
+def test_zarr_group_and_xarray_data_set(tmp_path: Path) -> None:
+    zarr, xarray = pytest.importorskip("zarr"), pytest.importorskip("xarray")
+    group = zarr.create_group(tmp_path / "folder", attributes={"by": "test"})
+    group.create_array("u", data=FIELDS, dimension_names=("sample", "x", "c"))
+    group.create_array("y", data=np.arange(N))
+    with ups_store.write(tmp_path / "a.zarr.zip", group, identity=IDENTITY) as store:
+        check_fixed(store)
+        assert store.dims["u"] == ("sample", "x", "c")
+        assert store.attrs["by"] == "test"
+    variables = {"u": (("x", "run", "c"), FIELDS.swapaxes(0, 1)), "y": ("run", np.arange(N))}
+    data = xarray.Dataset(variables, {"x": [0.0, 0.5, 1.0]}, {"by": np.float32(2)})
+    with ups_store.write(tmp_path / "b.zarr.zip", data[["y", "u"]], identity=IDENTITY) as store:
+        check_fixed(store)
+        assert store.dims["u"] == ("sample", "x", "c")
+        assert store.constants["x"].tolist() == [0, 0.5, 1]
+    with ups_store.write(tmp_path / "c.zarr.zip", data) as store:
+        assert list(store.identity) == ["unnamed"]  # it may be larger than the memory: no digest
+
+
+def test_text_bytes_and_arrays_of_several_lengths_are_ragged(tmp_path: Path) -> None:
+    with ups_store.write(tmp_path / "a.zarr.zip", mixed(), identity=IDENTITY) as store:
+        check_mixed(store)
+        assert [name for name, spec in store.arrays.items() if spec.is_ragged] == ["p", "raw", "text"]
+
+
+def test_image_is_what_numpy_makes_of_it(tmp_path: Path) -> None:
+    class Image:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.full((2, 2, 3), 7, np.uint8)
+
+    with ups_store.write(tmp_path / "a.zarr.zip", [{"image": Image()}] * 3, identity={}) as store:
+        assert store["image"].shape == (3, 2, 2, 3)
+
+
+def test_hugging_face_data_set_has_its_dtypes_and_its_fingerprint(tmp_path: Path) -> None:
+    class Data(list[dict[str, Any]]):
+        features = ("u", "y")
+        _fingerprint = "f00"
+
+        def with_format(self, name: str) -> Any:
+            assert name == "numpy"
+            return list(fixed())
+
+    plain = Data({"u": s["u"].tolist(), "y": s["y"]} for s in fixed())
+    with ups_store.write(tmp_path / "a.zarr.zip", plain) as store:
+        check_fixed(store)
+        assert store.identity == {"huggingface_fingerprint": "f00"}
+
+
+def test_store_of_the_same_identity_is_opened_and_no_sample_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    ups_store.write(path, fixed(), identity=IDENTITY).close()
+    before = path.stat()
+
+    def never() -> Iterator[Any]:
+        raise AssertionError
+        yield
+
+    with ups_store.write(path, never(), identity=IDENTITY) as store:
+        check_fixed(store)
+    assert path.stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"identity": {**IDENTITY, "version": 2}}, "version"),
+        ({"samples": list(fixed(N - 1))}, "number of samples"),
+        ({"constants": {"x": np.arange(4.0)}}, "constant x"),
+    ],
+)
+def test_store_of_something_else_is_refused_or_replaced(tmp_path: Path, change: Any, key: str) -> None:
+    path, options = tmp_path / "a.zarr.zip", {"constants": {"x": np.arange(3.0)}, "identity": IDENTITY}
+    ups_store.write(path, list(fixed()), **options).close()
+    options |= {"samples": list(fixed()), **change}
+    with pytest.raises(ups_store.IdentityMismatchError) as caught:
+        ups_store.write(path, **options)
+    assert list(caught.value.differences) == [key]
+    with ups_store.write(path, **options, on_mismatch="restart") as store:
+        assert len(store) == len(options["samples"])
+
+
+def test_samples_without_an_identity_are_never_taken_for_others(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    ups_store.write(path, fixed()).close()
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.write(path, fixed())
+    assert caught.value.kind == "exists"
+    first = ups_store.open(path).config_hash
+    assert ups_store.write(path, fixed(), on_mismatch="restart").config_hash != first
+
+
+def test_arrays_without_an_identity_have_a_digest_of_their_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    ups_store.write(path, FIELDS).close()
+    node = path.stat().st_ino
+    ups_store.write(path, FIELDS.copy()).close()
+    assert path.stat().st_ino == node
+    with pytest.raises(ups_store.IdentityMismatchError):
+        ups_store.write(path, FIELDS + 1)
+
+
+def late(value: Any) -> Iterator[dict[str, Any]]:
+    for i in range(60):
+        yield {"u": np.zeros((4, 2), "f4") if i < 40 else value}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (np.zeros((5, 2), "f4"), "shape (5, 2)"),
+        (np.zeros((4, 2)), "float64"),
+        ("text", "str"),
+        (np.float32(1), "shape ()"),
+    ],
+)
+def test_sample_that_contradicts_the_first_ones_is_named(tmp_path: Path, value: Any, found: str) -> None:
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", late(value), identity=IDENTITY)
+    error = caught.value
+    assert (error.kind, error.array, error.sample, error.found) == ("mixed", "u", 40, found)
+    assert error.hint
+    assert not (tmp_path / "a.zarr.zip").exists()
+
+
+def test_array_that_turns_out_ragged_is_written_once_that_is_said(tmp_path: Path) -> None:
+    path, samples = tmp_path / "a.zarr.zip", lambda: late(np.ones((5, 2), "f4"))
+    with pytest.raises(ups_store.SpecError, match="ragged") as caught:
+        ups_store.write(path, samples(), identity=IDENTITY)
+    assert "on_mismatch='restart'" in str(caught.value)
+    with ups_store.write(path, samples(), identity=IDENTITY, ragged=["u"], on_mismatch="restart") as store:
+        assert store.lengths("u").tolist() == [4] * 40 + [5] * 20
+
+
+@pytest.mark.parametrize(
+    ("samples", "kind"),
+    [
+        ([{"u": np.zeros((2, 3))}, {"u": np.zeros((2, 4))}], "mixed"),
+        ([{"u": np.zeros(2)}, {"v": np.zeros(2)}], "arrays"),
+        ([{"u": None}], "value"),
+        ([{"u": ["a", "b"]}], "value"),
+        ([{"u": np.zeros(2, complex)}], "dtype"),
+        ([(1, 2)], "names"),
+        ([{"no name": 1}], "names"),
+        ([], "empty"),
+        ({"u": np.zeros(3), "v": np.zeros(4)}, "shape"),
+        ({"u": np.float64(1)}, "shape"),
+        ("text", "argument"),
+        (7, "argument"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_store_is_an_error_that_says_so(tmp_path: Path, samples: Any, kind: str) -> None:
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", samples, identity={})
+    assert caught.value.kind == kind
+    assert not list(tmp_path.glob("*.zip"))
+
+
+def test_dims_constants_and_attributes_are_the_stores(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dims": {"u": ("x", "c"), "t": ("time",)}, "constants": {"t": np.arange(3)}}
+    with ups_store.write(
+        tmp_path / "a.zarr.zip", fixed(), identity={}, attrs={"by": "me"}, **options
+    ) as store:
+        assert (store.dims["u"], store.dims["t"]) == (("sample", "x", "c"), ("time",))
+        assert store.attrs["by"] == "me"
+
+
+def test_failing_iterable_leaves_what_it_gave_for_the_next_call(tmp_path: Path) -> None:
+    path, made = tmp_path / "a.zarr.zip", []
+
+    def failing(stop: int) -> Iterator[dict[str, Any]]:
+        for i, sample in enumerate(mixed()):
+            if i == stop:
+                raise RuntimeError("no more")
+            made.append(i)
+            yield sample
+
+    with pytest.raises(RuntimeError):
+        ups_store.write(path, failing(40), identity=IDENTITY)
+    with ups_store.open(tmp_path / "a.parts" / "00000.zarr.zip") as part:
+        assert len(part) == 40
+    with ups_store.write(path, failing(N), identity=IDENTITY) as store:
+        check_mixed(store)
+
+
+def test_data_set_is_asked_for_what_is_missing_only(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Data:
+        def __init__(self, stop: int) -> None:
+            self.stop = stop
+
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            asked.append(i)
+            if i == self.stop:
+                raise RuntimeError("no more")
+            return {"u": FIELDS[i], "y": i}
+
+    path = tmp_path / "a.zarr.zip"
+    with pytest.raises(RuntimeError):
+        ups_store.write(path, Data(45), identity=IDENTITY)
+    asked.clear()
+    with ups_store.write(path, Data(N), identity=IDENTITY) as store:
+        check_fixed(store)
+    assert asked == [*range(32), *range(45, N)]  # the first ones for the specs
+
+
+WRITER = """
+import os, signal, sys
+import numpy as np
+import ups_store
+sys.path.insert(0, sys.argv[3])
+import test_write
+def samples():
+    for i, sample in enumerate(test_write.mixed()):
+        if i == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield sample
+ups_store.write(sys.argv[1], samples(), identity=test_write.IDENTITY, buffer_bytes=200)
+"""
+
+
+@pytest.mark.parametrize("stop", [3, 33, 49])
+def test_generator_killed_in_the_middle_is_continued(tmp_path: Path, stop: int) -> None:
+    path, here = tmp_path / "a.zarr.zip", os.path.dirname(__file__)
+    done = subprocess.run([sys.executable, "-c", WRITER, path, str(stop), here], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not path.exists()
+    assert len(list((tmp_path / "a.parts").glob("?????.zarr.zip"))) > stop // 20 or stop < 33
+    with ups_store.write(path, mixed(), identity=IDENTITY, buffer_bytes=200) as store:
+        check_mixed(store)
+    ups_store.write(tmp_path / "b.zarr.zip", mixed(), identity=IDENTITY).close()
+    assert path.read_bytes() == (tmp_path / "b.zarr.zip").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr.zip", "b.zarr.zip"]
+
+
+@settings(max_examples=8)
+@given(stops=st.lists(st.integers(0, N), max_size=3), buffer_bytes=st.integers(150, 3000))
+def test_samples_interrupted_any_number_of_times_are_all_there_once(
+    stops: list[int], buffer_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "a.zarr.zip"
+
+    def stopping(stop: int) -> Iterator[dict[str, Any]]:
+        for i, sample in enumerate(mixed()):
+            if i == stop:
+                raise KeyboardInterrupt
+            yield sample
+
+    for stop in stops:
+        if stop < N and not path.exists():
+            with pytest.raises(KeyboardInterrupt):
+                ups_store.write(path, stopping(stop), identity=IDENTITY, buffer_bytes=buffer_bytes)
+    with ups_store.write(path, mixed(), identity=IDENTITY, buffer_bytes=buffer_bytes) as store:
+        check_mixed(store)
+
+
+def test_iterable_that_does_not_repeat_itself_is_caught(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with pytest.raises(ups_store.SpecError):
+        ups_store.write(path, late("text"), identity=IDENTITY)
+    other = ({"u": np.ones((4, 2), "f4")} for _ in range(60))
+    with pytest.raises(ups_store.IdentityMismatchError) as caught:
+        ups_store.write(path, other, identity=IDENTITY)
+    assert caught.value.kind == "not_repeated"
+
+
+@pytest.mark.parametrize("samples", [mixed, lambda: list(fixed())], ids=["parts", "directly"])
+def test_full_disk_is_a_typed_error_and_room_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: Any
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "allocate", full)
+    with pytest.raises(ups_store.DiskFullError):
+        ups_store.write(path, samples(), identity=IDENTITY)
+    monkeypatch.undo()
+    assert not path.exists()
+    with ups_store.write(path, samples(), identity=IDENTITY) as store:
+        assert len(store) == N
+
+
+def test_really_full_disk_keeps_the_parts_that_fit(tiny_disk: Path) -> None:
+    big = np.random.default_rng(0).random((40, 8000))
+
+    def samples(num: int) -> Iterator[dict[str, Any]]:
+        for row in big[:num]:
+            yield {"u": row}
+
+    with pytest.raises(ups_store.DiskFullError):
+        ups_store.write(tiny_disk / "a.zarr.zip", samples(40), identity={}, buffer_bytes=100_000)
+    assert [p.name for p in (tiny_disk / "a.parts").glob("0000?.zarr.zip")]
+    assert not (tiny_disk / "a.zarr.zip").exists()
+
+
+def test_parts_that_a_kill_left_behind_the_merge_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with pytest.raises(ups_store.SpecError):
+        ups_store.write(path, late("text"), identity=IDENTITY)
+    saved = tmp_path / "saved"
+    (tmp_path / "a.parts").rename(saved)
+    ups_store.write(path, ({"u": np.zeros((4, 2), "f4")} for _ in range(60)), identity=IDENTITY).close()
+    saved.rename(tmp_path / "a.parts")
+    ups_store.write(path, iter(()), identity=IDENTITY).close()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.zarr.zip"]
+
+
+def test_progress_is_shown_on_demand_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ups_store.write(tmp_path / "a.zarr.zip", mixed(), identity={}).close()
+    assert capsys.readouterr().err == ""
+    ups_store.write(tmp_path / "b.zarr.zip", mixed(), identity={}, progress=True).close()
+    assert "b.zarr.zip: merging parts" in capsys.readouterr().err
+
+
+def test_room_and_function_share_a_name(tmp_path: Path) -> None:
+    """`ups_store.write` is a module, too: what was imported before makes no difference."""
+    code = "import sys, ups_store\nif sys.argv[2]: ups_store.create\nups_store.write(sys.argv[1], [{'x': 1}])"
+    for number, first in enumerate(["", "create"]):
+        path = tmp_path / f"{number}.zarr.zip"
+        subprocess.run([sys.executable, "-c", code, path, first], check=True)
+        assert path.exists()
+
+
+def test_store_left_whole_without_finish_warns(tmp_path: Path) -> None:
+    arrays = {"x": ups_store.ArraySpec((2,), "int8")}
+    with (
+        pytest.warns(RuntimeWarning, match="`finish` wasn't called"),
+        ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer,
+    ):
+        writer.commit_many([0, 1], {"x": np.zeros(2, np.int8)})

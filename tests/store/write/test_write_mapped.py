@@ -1,0 +1,130 @@
+"""`ups_store.write(map=..., inputs=...)`: functions in worker processes, whatever they do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mapped_functions import badly, noting, one, several
+
+import ups_store
+
+pytestmark = pytest.mark.multi_process
+
+
+def write(path: Path, function: Any, inputs: Any, **options: Any) -> ups_store.AnyStore:
+    options = {"identity": {"function": function.__name__}, "num_workers": 2, **options}
+    return ups_store.write(path, map=function, inputs=inputs, **options)
+
+
+def test_samples_are_in_the_order_of_the_inputs_whatever_the_number_of_workers(tmp_path: Path) -> None:
+    for workers in (0, 1, 3):
+        with write(tmp_path / f"{workers}.zarr.zip", several, range(40), num_workers=workers) as store:
+            assert store["i"].tolist() == [i for i in range(40) for _ in range(i % 4)]
+            assert store[5]["text"] == "x" * 3
+    contents = {(tmp_path / f"{workers}.zarr.zip").read_bytes() for workers in (0, 1, 3)}
+    assert len(contents) == 1
+
+
+def test_function_may_give_no_sample(tmp_path: Path) -> None:
+    with write(tmp_path / "a.zarr.zip", one, iter(range(11))) as store:
+        assert store["i"].tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("number", [3, 6, 9, 12])
+def test_input_that_fails_is_named(tmp_path: Path, number: int) -> None:
+    errors = {
+        3: (ups_store.SourceError, "function_failed", "ValueError: three"),
+        6: (ups_store.SourceError, "reader_died", "killed by SIGKILL"),
+        9: (ups_store.ReadTimeoutError, "read_timeout", "in badly"),
+        12: (ups_store.SpecError, "value", "None"),
+    }
+    expected, kind, found = errors[number]
+    with pytest.raises(expected) as caught:
+        write(tmp_path / "a.zarr.zip", badly, [number], num_workers=1, item_timeout_s=1.0)
+    assert (caught.value.kind, caught.value.path) == (kind, str(number))
+    assert found in str(caught.value.found)
+
+
+def test_inputs_that_fail_are_left_out_noted_and_warned_about(tmp_path: Path) -> None:
+    path, options = tmp_path / "a.zarr.zip", {"on_error": "skip", "item_timeout_s": 2.0}
+    with pytest.warns(RuntimeWarning, match="3 inputs failed"):
+        store = write(path, badly, range(12), **options)
+    assert store["i"].tolist() == [0, 1, 2, 4, 5, 7, 8, 10, 11]
+    skipped = store.attrs["skipped_inputs"]
+    assert [each["input"] for each in skipped] == ["3", "6", "9"]
+    assert "ValueError: three" in skipped[0]["error"]
+    with pytest.warns(RuntimeWarning, match="3 inputs failed"):
+        write(path, badly, range(12), **options)
+
+
+def test_run_that_failed_continues_behind_the_inputs_that_are_done(tmp_path: Path) -> None:
+    path, notes = tmp_path / "a.zarr.zip", tmp_path / "notes"
+    notes.mkdir()
+    inputs = [(str(notes), number) for number in range(40)]
+    options: dict[str, Any] = {"buffer_bytes": 8 * 10, "num_workers": 0}
+    for _ in range(2):  # the second finds parts, and needs no first samples for specs
+        with pytest.raises(ups_store.SourceError, match="not yet"):
+            write(path, noting, inputs, **options)
+    assert not path.exists()
+    (notes / "go").touch()
+    with write(path, noting, inputs, **options) as store:
+        assert store["i"].tolist() == list(range(40))
+        assert "mapped_inputs" not in store.attrs
+
+
+def test_inputs_that_are_others_than_before_are_refused(tmp_path: Path) -> None:
+    path, notes = tmp_path / "a.zarr.zip", tmp_path / "notes"
+    notes.mkdir()
+    numbers = [*range(20, 60), 13, *range(60, 70)]
+    options: dict[str, Any] = {"buffer_bytes": 8, "num_workers": 0}
+    with pytest.raises(ups_store.SourceError):
+        write(path, noting, [(str(notes), number) for number in numbers], **options)
+    with pytest.raises(ups_store.IdentityMismatchError) as caught:
+        write(path, noting, [(str(notes), number) for number in reversed(numbers)], **options)
+    assert caught.value.kind == "not_repeated"
+    with pytest.raises(ups_store.IdentityMismatchError):
+        write(path, noting, [(str(notes), number) for number in numbers[:5]], **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"), [(lambda number: {"i": number}, range(3)), (one, [bytes(1 << 20)])]
+)
+def test_what_cannot_be_sent_to_a_worker_is_said(tmp_path: Path, function: Any, inputs: Any) -> None:
+    with pytest.raises(ups_store.SpecError) as caught:
+        write(tmp_path / "a.zarr.zip", function, inputs)
+    assert caught.value.kind == "function"
+
+
+def test_all_inputs_failing_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ups_store.SpecError, match="three") as caught:
+        write(tmp_path / "a.zarr.zip", badly, [3], on_error="skip", num_workers=0)
+    assert caught.value.kind == "empty"
+
+
+SCRIPT = """
+import sys
+import ups_store
+def double(number):
+    return {"i": 2 * number}
+GUARD
+    ups_store.write(sys.argv[1], map=double, inputs=range(9), num_workers=1, identity={})
+"""
+
+
+@pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"], ids=["guarded", "not guarded"])
+def test_function_of_a_script_is_found_and_the_script_not_run_twice(tmp_path: Path, guard: str) -> None:
+    script, path = tmp_path / "script.py", tmp_path / "a.zarr.zip"
+    script.write_text(SCRIPT.replace("GUARD", guard))
+    done = subprocess.run(
+        [sys.executable, script, path], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert path.exists() is (done.returncode == 0) is ("__name__" in guard), done.stderr
+    if path.exists():
+        with ups_store.open(path) as store:
+            assert store["i"].tolist() == list(range(0, 18, 2))
+    else:
+        assert "below `if __name__ == '__main__':`" in done.stderr

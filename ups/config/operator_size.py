@@ -1,0 +1,111 @@
+"""The size of the operator as its configuration says it: by name, with numbers that `operator.pdet` changes.
+
+No torch: what doesn't fit is refused before anything is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+from ups.config.architecture import OperatorConfig, SpectralConfig
+from ups.errors import ConfigError, ConfigWarning
+from ups.models.operator_size import NORMALISED, SIZES, OperatorSize
+
+_FIELDS = {
+    "hidden_dim": "width",
+    "depths": "depths",
+    "num_heads": "num_heads",
+    "window_size": "window",
+    "mlp_ratio": "mlp_ratio",
+    "drop_path": "drop_path",
+    "dropout": "dropout",
+}
+
+
+def operator_size(config: OperatorConfig) -> OperatorSize:
+    """Architecture of the operator.
+
+    Raises:
+        ConfigError: Kind "mixers" if there are more or fewer of them than levels, "num_heads" if heads don't
+            divide the channels, "architecture" if a stack has several levels.
+    """
+    pdet = config.pdet
+    changed: dict[str, Any] = {
+        field: getattr(pdet, key) for key, field in _FIELDS.items() if getattr(pdet, key) is not None
+    }
+    if pdet.depth is not None:
+        changed["depths"] = (pdet.depth,)
+    changed |= {
+        "mixers": (config.mixer,) if isinstance(config.mixer, str) else config.mixer,
+        "modes": config.spectral.modes,
+        "padding": config.spectral.padding,
+        "has_norm": config.spectral.norm == "layer",
+    }
+    size = dataclasses.replace(SIZES[config.size], **changed)
+    _check_levels(config, size)
+    check_size(size)
+    _warn_of_no_effect(config, size)
+    return size
+
+
+def _check_levels(config: OperatorConfig, size: OperatorSize) -> None:
+    if config.architecture_type == "pdet_stack" and len(size.depths) != 1:
+        raise ConfigError(
+            "operator.architecture_type = pdet_stack",
+            kind="architecture",
+            expected="one level: operator.pdet.depth",
+            found=f"depths {list(size.depths)}",
+        )
+
+
+def check_size(
+    size: OperatorSize, *, keys: tuple[str, str] = ("operator.pdet.hidden_dim", "operator.pdet.depths")
+) -> None:
+    """Refuse an architecture whose parts don't go together.
+
+    Args:
+        size: Of an operator, or of a model of its kind.
+        keys: That say its channels and its depths.
+
+    Raises:
+        ConfigError: Kinds "num_heads", "mixers".
+    """
+    width_key, depths_key = keys
+    if len(size.mixers) not in (1, len(size.depths)):
+        raise ConfigError(
+            f"operator.mixer = {list(size.mixers)}",
+            kind="mixers",
+            expected=f"one for each of {len(size.depths)} levels, depths {list(size.depths)}",
+            found=len(size.mixers),
+            hint=f"name one mixer for all levels, or change {depths_key}",
+        )
+    if _has_attention(size) and size.width % size.num_heads:
+        raise ConfigError(
+            f"{width_key} = {size.width}",
+            kind="num_heads",
+            expected=f"a multiple of operator.pdet.num_heads = {size.num_heads}",
+        )
+
+
+def _has_attention(size: OperatorSize) -> bool:
+    return any(mixer in NORMALISED for mixer in size.mixers)
+
+
+def _warn_of_no_effect(config: OperatorConfig, size: OperatorSize) -> None:
+    reasons = {}
+    if config.pdet.group_size is not None:
+        reasons["pdet.group_size"] = "layers are normalised over all channels"
+    if not config.pdet.qk_norm:
+        reasons["pdet.qk_norm"] = "queries and keys are always normalised"
+    if not _has_attention(size):
+        for key in ("num_heads", "window_size", "mlp_ratio", "dropout"):
+            if getattr(config.pdet, key) is not None:
+                reasons[f"pdet.{key}"] = f"operator.mixer = {config.mixer} has no attention"
+    if not _has_attention(size) and config.attention == "flex":
+        reasons["attention"] = f"operator.mixer = {config.mixer} has none"
+    if set(size.mixers) == {"attention"} and config.spectral != SpectralConfig():
+        reasons["spectral"] = "operator.mixer = attention has no Fourier modes"
+    for key, reason in reasons.items():
+        warnings.warn(f"operator.{key} has no effect: {reason}", ConfigWarning, stacklevel=3)

@@ -1,0 +1,250 @@
+"""Fields of a task's splits: opened from a field store, or read straight from HDF5 into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+import ups_store
+from ups.data.fields import TIMES, Array, Fields, FieldsInfo, MemoryFields, StoreFields, info_of
+from ups.data.origins import identity_of_sources
+from ups.data.stores import Store, differing_selection, place_of, store_path
+from ups.errors import ConfigError
+from ups.grid import FIELDS
+from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
+from ups_store.errors import StoreNotFoundError
+from ups_store.printable import printable
+
+_log = logging.getLogger(__name__)
+
+
+Split = Literal["dev", "val", "test", "train"]
+
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+_MEMORY_SHARE = 0.5  # of what is free, for one split
+
+
+class EverySecond:
+    """Every second sample of some fields, in their order (`Fields`).
+
+    Args:
+        fields: All of them.
+        first: 0 or 1, the number of the first sample.
+    """
+
+    def __init__(self, fields: Fields, *, first: int) -> None:
+        self._fields, self._first = fields, first
+        self.info, self.origin = fields.info, fields.origin
+        self.identity = f"{fields.identity}, every second sample"
+        self.num_steps = fields.num_steps[first::2]
+
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """See `Fields.read`."""
+        return self._fields.read(array, self._number(samples), steps)
+
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """See `Fields.parameters`."""
+        return self._fields.parameters(self._number(samples))
+
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """See `Fields.times`."""
+        times = self._fields.times()
+        return times if times is None or times.ndim == 1 else times[self._first :: 2]
+
+    def _number(self, samples: Array) -> Array:
+        return 2 * samples + self._first
+
+
+def stored_split(split: str) -> str:
+    """The split of the stores that a split of trainings is part of: "dev" is cut from "val"."""
+    return "val" if split == "dev" else split
+
+
+def part_of_split(fields: Fields, split: str) -> Fields:
+    """What a split has of the fields of its `stored_split`.
+
+    Trainings choose weights by the even samples of validation, "val"; "dev" has the odd ones, so what is
+    reported on them wasn't chosen by them. Samples lie file by file, so both have their share of every file
+    with several.
+
+    Raises:
+        ConfigError: Kind "empty_split", if one sample is all that there is to divide.
+    """
+    if split not in ("val", "dev"):
+        return fields
+    part = EverySecond(fields, first=int(split == "dev"))
+    if len(fields.num_steps) and not len(part.num_steps):
+        raise ConfigError(
+            f"the development split of {fields.info.task} is empty",
+            kind="empty_split",
+            path=fields.origin,
+            expected="at least 2 samples of validation, of which every second one is of development",
+            found="1",
+            hint="change data.split_fractions, or bring more samples",
+        )
+    return part
+
+
+def open_fields(
+    config: BuildConfig,
+    task: str,
+    split: str,
+    *,
+    source: Literal["auto", "store", "hdf5"] = "auto",
+) -> Fields:
+    """Open the fields of a task and split.
+
+    Args:
+        config: Which samples of which files, and where field stores lie.
+        task: Name of the task.
+        split: "train", "val", "dev" or "test"; "val" and "dev" as in `part_of_split`.
+        source: "store", "hdf5", or "auto": the store if there is one of this configuration.
+
+    Raises:
+        ConfigError: If there is no such store, the split has no samples, or it doesn't fit into memory.
+        ups_store.StoreError: If the store or the HDF5 files can't be read.
+    """
+    return part_of_split(_open_stored(config, task, stored_split(split), source), split)
+
+
+def _open_stored(
+    config: BuildConfig, task: str, split: str, source: Literal["auto", "store", "hdf5"]
+) -> StoreFields | MemoryFields:
+    """All fields of a split of the stores."""
+    path = store_path(config.cache.dir, task, split)
+    store, problem = open_suitable(path, config.data) if source != "hdf5" else (None, "")
+    if store is not None:
+        if store.codec != "none":  # or every frame would take decoding its trajectory
+            report = store.preload()
+            _log.info("%s: packed by %s, decoded: %s", store.path, store.codec, report.why)
+        return StoreFields(store, limit=config.data.limit)
+    if source == "store":
+        command = "`ups-store build --config ... latent.encoder=none`"
+        hint = f"build it with {command}, or say training.field_source=hdf5"
+        raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
+    build, arrays = read_split(config, task, split)
+    sources = [part.path for part in build.plan.parts]
+    origin = ", ".join(dict.fromkeys(path.name for path in sources))
+    identity = identity_of_sources(sources)
+    times = arrays.get(TIMES, build.plan.constants.get(TIMES))
+    return MemoryFields(info_of(build.plan), arrays, origin=origin, identity=identity, times=times)
+
+
+def describe_fields(config: BuildConfig, task: str) -> FieldsInfo:
+    """What the training fields of a task are, by their store or the heads of the files; no sample is read.
+
+    Args:
+        config: Which samples of which files, and where field stores lie.
+        task: Name of the task.
+
+    Raises:
+        ConfigError: As `open_split`.
+        ups_store.StoreError: If the store or the HDF5 files can't be read.
+    """
+    store, _ = open_suitable(store_path(config.cache.dir, task, "train"), config.data)
+    if store is not None:
+        with store:
+            return info_of(store)
+    with Readers(config.reading, note=lambda text: _log.info(printable(text))) as readers:
+        return info_of(open_split(config, task, "train", readers=readers).plan)
+
+
+def open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:
+    """The store of a path, or None and why it can't serve."""
+    place = place_of(path)
+    if place is None:
+        return None, "there is none"
+    try:
+        store = ups_store.open(place)
+    except StoreNotFoundError as error:  # a partition is missing
+        return None, str(error)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store)
+        problem = _problem_with(store, data)
+        if problem:
+            return None, problem
+        stack.pop_all()
+    return store, ""
+
+
+def _problem_with(store: Store, data: DataConfig) -> str:
+    """Why a store can't serve; empty if it can."""
+    if FIELDS not in store:
+        return "it holds no fields"
+    differing = differing_selection(store, data)
+    return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items())
+
+
+def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[str, Array]]:
+    """Read all samples of a split.
+
+    Args:
+        config: Which samples of which files; `data.on_nan` decides about NaN and Inf.
+        task: Name of the task.
+        split: "train", "val" or "test".
+
+    Returns:
+        What would build a store of it, and its arrays by name, new, the samples along the first axis; fields
+        in float32.
+    Raises:
+        ConfigError: As `open_split`; kind "too_large".
+        ups_store.SourceError: If the files can't be read; kind "not_finite", with the file and the number of
+            the sample in it.
+    """
+    cache = config.cache.model_copy(update={"dtype": "float32"})
+    reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
+    with Readers(reading, note=lambda text: _log.info(printable(text))) as readers:
+        build = open_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
+        check_room(build)
+        arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in build.plan.arrays.items()}
+        for batch in build.read():
+            for name, values in batch.arrays.items():
+                arrays[name][batch.samples] = values
+    return build, arrays
+
+
+def check_room(build: Build) -> None:
+    """Fail if a split's fields don't fit into memory: ConfigError, kind "too_large"."""
+    needed, free = build.num_samples * build.plan.sample_nbytes, ups_store.available_memory_bytes()
+    if needed > _MEMORY_SHARE * free:
+        raise ConfigError(
+            f"{build.title} doesn't fit into memory",
+            kind="too_large",
+            expected=f"at most {_MEMORY_SHARE * free / 2**20:.0f} MiB, {_MEMORY_SHARE:.0%} of what is free",
+            found=f"{needed / 2**20:.0f} MiB",
+            hint="build a field store with `ups-store build`, use data.limit, or raise the limit of"
+            " the container",
+        )
+
+
+def open_split(config: BuildConfig, task: str, split: str, **options: Any) -> Build:
+    """Open the build of a split's store, which has samples.
+
+    Args:
+        config: Which samples of which files.
+        task: Name of the task.
+        split: "train", "val" or "test".
+        **options: Those of `ups_store.build.open_build`.
+
+    Raises:
+        ConfigError: Kind "empty_split".
+        ups_store.SourceError: If sources are missing or unreadable.
+    """
+    build = open_build(config, task, split, **options)
+    if build.num_samples == 0:
+        raise ConfigError(
+            f"{build.title} would be empty",
+            kind="empty_split",
+            path=config.data.root,
+            expected="at least 1 sample",
+            hint="change data.split_fractions, or bring more samples",
+        )
+    return build

@@ -1,0 +1,173 @@
+"""What a baseline is but for its weights: kind, task, grid, statistics, size of its network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ups.config.architecture import BaselinesConfig, FnoConfig, UnetConfig
+from ups.data.fields import FieldsInfo
+from ups.data.statistics import measure_statistics
+from ups.data.trajectories import Trajectories, given_array
+from ups.errors import ConfigError
+from ups.eval.baselines import GROUPS
+from ups.eval.neuraloperator import check_neuraloperator
+from ups.grid import GridSpec
+
+Kind = Literal["fno", "unet", "fno_neuraloperator"]
+
+
+LABELS: Mapping[Kind, str] = {"fno": "FNO", "unet": "U-Net", "fno_neuraloperator": "FNO of neuraloperator"}
+
+
+DEFAULT_KINDS: tuple[Kind, ...] = ("fno", "unet")  # those that need no other package
+
+
+_MODES = {1: 16, 2: 12}  # of both FNOs, along each axis
+
+
+_LEVELS = 4  # of the U-Net
+
+
+def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
+    """Kinds of baselines; those that need no other package by default.
+
+    Raises:
+        ConfigError: For another name.
+        MissingExtraError: For neuraloperator's, if its package is missing.
+    """
+    known: dict[str, Kind] = {kind: kind for kind in LABELS}
+    if unknown := [kind for kind in kinds or () if kind not in known]:
+        raise ConfigError("--kind", expected=" or ".join(known), found=repr(unknown[0]))
+    wanted = [known[kind] for kind in kinds or DEFAULT_KINDS]
+    if "fno_neuraloperator" in wanted:
+        check_neuraloperator()
+    return wanted
+
+
+@dataclass(frozen=True)
+class BaselineSpec:
+    """Everything about a baseline but its weights.
+
+    Attributes:
+        kind: "fno", "unet" or "fno_neuraloperator".
+        task: The one task that it is for.
+        grid: Its grid.
+        given_array: Array that a prediction starts from.
+        dt: Time from one frame to the next in training; None of a steady task.
+        stride: Stored time steps from one frame to the next.
+        parameters: Names of the parameters, in the order that the network takes them.
+        statistics: For "fields" and the given array {"mean": [...], "std": [...]} by channel; for
+            "parameters" the same by parameter. Of the training split.
+        size: Arguments of the network.
+    """
+
+    kind: Kind
+    task: str
+    grid: GridSpec
+    given_array: str
+    dt: float | None
+    stride: int
+    parameters: tuple[str, ...]
+    statistics: Mapping[str, Mapping[str, list[float]]]
+    size: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        return {**asdict(self), "grid": self.grid.to_json(), "parameters": list(self.parameters)}
+
+    def as_stored(self) -> Any:
+        """What reading `to_json` from a file gives: lists for tuples."""
+        return json.loads(json.dumps(self.to_json()))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> BaselineSpec:
+        """The spec that `to_json` described."""
+        grid = GridSpec.from_json(values["grid"])
+        return cls(**{**values, "grid": grid, "parameters": tuple(values["parameters"])})
+
+
+def make_spec(
+    kind: Kind, trajectories: Trajectories, *, stride: int, sizes: BaselinesConfig | None = None
+) -> BaselineSpec:
+    """What a baseline will be; reads all training fields for their statistics.
+
+    Args:
+        kind: Which.
+        trajectories: Of the training split of one task.
+        stride: Stored time steps from one frame to the next.
+        sizes: Of the networks.
+
+    Raises:
+        ConfigError: As `network_size`.
+    """
+    fields = trajectories.fields
+    info: FieldsInfo = fields.info
+    size = network_size(kind, info.grid, sizes or BaselinesConfig())
+    statistics: dict[str, Any] = {
+        array: values.to_json() for array, values in measure_statistics(fields).items()
+    }
+    columns = fields.parameters(np.arange(len(fields.num_steps)))
+    table = np.stack([columns[name] for name in info.parameters], 1) if info.parameters else np.zeros((1, 0))
+    # A parameter that doesn't vary says nothing.
+    spread = np.where(np.ptp(table, axis=0) > 0, table.std(0), 1.0)
+    statistics["parameters"] = {"mean": table.mean(0).tolist(), "std": spread.tolist()}
+    return BaselineSpec(
+        kind=kind,
+        task=info.task,
+        grid=info.grid,
+        given_array=given_array(info),
+        dt=trajectories.dt,
+        stride=stride,
+        parameters=info.parameters,
+        statistics=statistics,
+        # From its input to a solution there is no change: they are different quantities.
+        size=size | ({"predicts_change": False} if info.steady else {}),
+    )
+
+
+def network_size(kind: Kind, grid: GridSpec, sizes: BaselinesConfig) -> dict[str, int]:
+    """Arguments of the network that suit a grid.
+
+    Args:
+        kind: Which.
+        grid: Of the task.
+        sizes: As configured; what they leave open is no more than the grid has room for.
+
+    Raises:
+        ConfigError: For fields of more than two axes; kind "size", for more modes or levels than there is
+            room for, or a width that groups don't divide.
+    """
+    if grid.ndim not in _MODES:
+        raise ConfigError("baselines are made for 1D and 2D fields", found=f"{grid.ndim} axes")
+    if kind == "unet":
+        return _unet_size(sizes.unet, grid)
+    size: FnoConfig = getattr(sizes, kind)
+    most = min(grid.points) // 2
+    if size.modes is not None and size.modes > most:
+        raise _too_large(f"baselines.{kind}.modes", most, size.modes, grid)
+    modes = size.modes or min(_MODES[grid.ndim], most)
+    return {"width": size.width, "modes": modes, "depth": size.depth}
+
+
+def _unet_size(size: UnetConfig, grid: GridSpec) -> dict[str, int]:
+    if size.width % GROUPS:
+        raise ConfigError(
+            "baselines.unet.width", kind="size", expected=f"a multiple of {GROUPS}", found=size.width
+        )
+    most = 1
+    while most < (size.levels or _LEVELS) and all(points % 2**most == 0 for points in grid.points):
+        most += 1
+    if size.levels is not None and size.levels > most:
+        raise _too_large("baselines.unet.levels", most, size.levels, grid)
+    return {"width": size.width, "levels": most}
+
+
+def _too_large(key: str, most: int, found: int, grid: GridSpec) -> ConfigError:
+    return ConfigError(
+        f"{key} on a grid of {grid.name}", kind="size", expected=f"at most {most}", found=found
+    )

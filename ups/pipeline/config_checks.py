@@ -1,0 +1,233 @@
+"""`ups validate config`: everything that would end a run or waste it, found before it begins; no torch.
+
+The heads of the sources are read, no sample. What stages and runs refuse themselves comes from where they
+look it up, `ups.train.checks` and `ups.config`; all of it is said at once.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ups.config import RunConfig
+from ups.config.loading import Loaded, load_leniently
+from ups.config.operator_size import operator_size
+from ups.config.stages import BASELINES
+from ups.data.fields import too_short
+from ups.data.held_out import check_enough, check_lead_times
+from ups.data.splits import check_room
+from ups.errors import ConfigWarning, UpsError
+from ups.grid import GridSpec
+from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
+from ups.pipeline.machine_checks import check_machine
+from ups.pipeline.report import Checks, Report, warnings_of
+from ups.pipeline.run_checks import check_checkpoints, check_evaluation, check_events, check_wandb
+from ups.pipeline.sources import TRAINED, TaskSources, find_tasks, quick_readers
+from ups.train.checks import (
+    check_grid,
+    check_steady_task,
+    first_stage,
+    has_sizes,
+    later_checks,
+    report_folder,
+    trained_stages,
+)
+from ups.train.unused import unused_in_all_stages, unused_settings
+from ups_store.printable import counted
+
+GROUPS = (
+    *("configuration", "architecture", "data", "hardware", "hyperparameters", "checkpoints"),
+    *("W&B", "TensorBoard", "stages", "evaluation", LATENTS, FIELD_STORES, "preloading"),
+)
+_ODD_LR = 0.1
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the groups of checks share.
+
+    Attributes:
+        config: With defaults instead of what is wrong.
+        stages: Names of the stages that would be trained, in their order.
+        tasks: Their sources; empty where `data` itself is wrong.
+    """
+
+    config: RunConfig
+    stages: tuple[str, ...]
+    tasks: Mapping[str, TaskSources]
+
+    @property
+    def grids(self) -> dict[str, GridSpec]:
+        """Of the tasks about which something is known."""
+        return {name: task.info.grid for name, task in self.tasks.items() if task.info is not None}
+
+
+def check_config(config_path: Path | None, overrides: Sequence[str] = ()) -> Report:
+    """Check a run's configuration, and what it needs of this machine.
+
+    Args:
+        config_path: YAML file, or the name of a shipped one.
+        overrides: `key=value` on top of that.
+
+    Returns:
+        A line for each check; nothing is raised for what is wrong.
+    """
+    began, checks = time.perf_counter(), Checks()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConfigWarning)
+        loaded = load_leniently(config_path, overrides=overrides)
+    for text in warnings_of(caught):
+        checks.warn("configuration", text)
+    checks.refuse("configuration", *loaded.problems)
+    if not loaded.problems:
+        checks.ok("configuration", f"{config_path or 'overrides'}: all keys and values are known")
+    if loaded.config is not None:
+        _check_loaded(loaded, config_path, checks)
+    return Report(checks.all_of(GROUPS), time.perf_counter() - began)
+
+
+def _check_loaded(loaded: Loaded, config_path: Path | None, checks: Checks) -> None:
+    config = loaded.config
+    assert config is not None
+    try:
+        first = first_stage(config)
+    except UpsError as error:
+        checks.refuse("stages", error)
+        first = "joint"  # which is what it is about
+    is_data_right = not any(key.startswith("data") for key in loaded.left_out)
+    with quick_readers(config) as readers:
+        tasks = find_tasks(config, readers) if is_data_right else {}
+        known = Known(config, trained_stages(config, first), tasks)
+        _check_later(config, first, report_folder(config_path), checks)
+        _check_architecture(known, first, checks)
+        _check_data(known, checks)
+        _check_hyperparameters(known, checks)
+        _check_stages(known, checks)
+        check_checkpoints(config, known.stages, checks)
+        check_wandb(config, checks)
+        check_events(config, checks)
+        check_evaluation(config, report_folder(config_path), checks)
+        if not checks.has_problem("architecture") and known.grids.keys() == set(config.data.tasks):
+            check_machine(config, known.stages, known.grids, checks)
+        else:
+            checks.warn("hardware", "memory isn't estimated: sizes and grids aren't known, or don't agree")
+        check_caches(config, known.tasks, readers, checks, trains_encoder=first is not None)
+
+
+def _check_later(config: RunConfig, first: str | None, folder: Path, checks: Checks) -> None:
+    """What stages refuse by the configuration alone."""
+    for group, check in later_checks(config, first, report_folder=folder):
+        checks.passes(group, check)
+
+
+def _check_architecture(known: Known, first: str | None, checks: Checks) -> None:
+    config, latent = known.config, known.config.latent
+    if has_sizes(config, first):
+        for task, grid in known.grids.items():
+            points = " x ".join(map(str, grid.points))
+            if checks.passes("architecture", lambda grid=grid: check_grid(config, grid)):  # type: ignore[misc]
+                checks.ok(
+                    "architecture",
+                    f"{task}: {points} points fit encoder.patch_size = {config.encoder.patch_size}",
+                )
+    if checks.has_problem("architecture") or "operator" not in (
+        *known.stages,
+        *(("operator",) if first == "joint" else ()),
+    ):
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConfigWarning)
+        size = operator_size(config.operator)
+    for text in warnings_of(caught):
+        checks.warn("architecture", text)
+    state = f"latents of {latent.tokens} x {latent.dim}" if config.operator.state == "latent" else "fields"
+    depths = ", ".join(map(str, size.depths))
+    checks.ok(
+        "architecture", f"operator on {state}: width {size.width}, blocks {depths}, {', '.join(size.mixers)}"
+    )
+
+
+def _check_data(known: Known, checks: Checks) -> None:
+    config = known.config
+    for name, task in known.tasks.items():
+        for split, error in task.problems():
+            if split in TRAINED:
+                checks.refuse("data", error)
+            elif not checks.has_said(str(error)):
+                checks.warn("data", f"{name} {split}: {error}")
+        shown = [
+            f"{split} {task.num_samples(split)}"
+            for split in (*task.builds, *task.stores.keys() - task.builds.keys())
+        ]
+        if not shown:
+            continue
+        origin = "" if task.builds else ", from their field stores: there are no sources"
+        (checks.ok if task.builds else checks.warn)("data", f"{name}: samples of {', '.join(shown)}{origin}")
+        span = config.training.horizon * config.training.stride
+        if task.info is not None and not task.info.steady and task.num_times <= span and known.stages:
+            path = config.data.root
+            checks.refuse(
+                "data",
+                too_short(config.training.horizon, config.training.stride, path=path, longest=task.num_times),
+            )
+        is_transient = task.info is not None and not task.info.steady
+        if {"diff_residual", "consistency_distill"} & {*known.stages} and is_transient:
+            lead_times, horizon = config.diffusion.lead_times, (task.num_times - 1) // config.training.stride
+            checks.passes("data", partial(check_lead_times, lead_times, horizon=horizon, task=name))
+        if "diff_residual" in known.stages and "val" in (*task.builds, *task.stores):
+            num = (task.num_samples("val") + 1) // 2  # the others are "dev"
+            share = config.diffusion.residual_share
+            checks.passes("data", partial(check_enough, num, share, task=name))
+        if "autoencoder" in known.stages and config.training.field_source != "store":
+            for split in TRAINED:
+                if split in task.builds and split not in task.stores:
+                    checks.passes("data", lambda build=task.builds[split]: check_room(build))  # type: ignore[misc]
+
+
+def _check_hyperparameters(known: Known, checks: Checks) -> None:
+    config = known.config
+    for name in known.stages:
+        for text in unused_settings(config, name):
+            checks.warn("hyperparameters", text)
+        settings = config.stage(name)
+        lr, scheduler = settings.optimizer.lr, settings.scheduler
+        if lr is not None and lr > _ODD_LR:
+            checks.warn("hyperparameters", f"stage {name}: a learning rate of {lr:g} is unusually large")
+        if settings.steps is not None and scheduler.warmup_steps >= settings.steps:
+            text = (
+                f"stages.{name}.scheduler.warmup_steps = {scheduler.warmup_steps} of {settings.steps} steps"
+            )
+            checks.warn("hyperparameters", f"{text}: the learning rate never reaches its peak")
+        size = settings.batch_size or settings.global_batch_size
+        sized = f"batch {size} x {config.training.accum_steps}"
+        if not checks.has_problem("hyperparameters"):
+            checks.ok(
+                "hyperparameters", f"stage {name}: {settings.optimizer.name}, learning rate {lr:g}, {sized}"
+            )
+
+
+def _check_stages(known: Known, checks: Checks) -> None:
+    config = known.config
+    for text in unused_in_all_stages(config):
+        checks.warn("stages", text)
+    if not known.stages:
+        checks.warn("stages", "no stage has epochs: nothing would be trained")
+    elif not checks.has_problem("stages"):
+        checks.ok("stages", " -> ".join(f"{name} ({_length(config, name)})" for name in known.stages))
+    infos = {name: task.info for name, task in known.tasks.items() if task.info is not None}
+    if "steady_prior" in known.stages and infos.keys() == set(config.data.tasks):
+        steady = [name for name, info in infos.items() if info.steady]
+        checks.passes("stages", lambda: check_steady_task(config, found=steady))
+    for name in config.stages.keys() & set(BASELINES):
+        checks.ok("stages", f"{name}: a baseline, trained by `ups train --stage {name}`")
+
+
+def _length(config: RunConfig, name: str) -> str:
+    settings = config.stage(name)
+    if settings.steps is not None:
+        return counted(settings.steps, "step")
+    return str(settings.budget) if settings.budget is not None else counted(settings.epochs, "epoch")

@@ -1,0 +1,278 @@
+"""`ups dry-run`: what a run would build, reuse and train, and what that takes; nothing of it is written."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig, load_config
+from ups.data.splits import open_split
+from ups.data.stores import latent_build
+from ups.device import choose_device
+from ups.errors import CheckpointError, UpsError, needs
+from ups.output import Note, discard
+from ups.pipeline.cache_checks import wanted_stores
+from ups.pipeline.config_checks import check_config
+from ups.pipeline.plan import BUILT, Plan, StagePlan, StorePlan
+from ups.pipeline.plan_baselines import PlannedBaseline, plan_baselines
+from ups.pipeline.planned_ranks import PlannedRanks
+from ups.pipeline.report import Checks
+from ups.pipeline.schedule import total_steps
+from ups.pipeline.scratch import Scratch, scratch_folder
+from ups.pipeline.sources import TaskSources, find_tasks
+from ups.train.checks import first_stage, trained_stages
+from ups.train.saved_state import SavedState, state_path
+from ups.trained.specs import CORRECTOR_FILE, OPERATOR_FILE
+from ups_store.build import BuildConfig, DigestCache, Readers, explain
+from ups_store.console import format_nbytes
+from ups_store.errors import DiskFullError, MemoryLimitError, StoreError
+
+with needs("train"):
+    import torch
+
+NUM_STEPS = 5  # of each stage that are timed
+
+
+def dry_run(
+    config_path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    price_per_hour: float | None = None,
+    num_steps: int = NUM_STEPS,
+    note: Note = discard,
+) -> Plan:
+    """Say what a run would do and what it takes; nothing of the run is written.
+
+    Sources whose digests aren't known are read where there is a store to compare with, as by the build.
+
+    Args:
+        config_path: YAML file, or the name of a shipped one.
+        overrides: `key=value` on top of that.
+        price_per_hour: Of the machine, in any currency.
+        num_steps: Real steps of each stage that are timed; 0 makes none.
+        note: Called with what is done meanwhile.
+    """
+    began = time.perf_counter()
+    report = check_config(config_path, overrides)
+    if report.problems:
+        return Plan(report.checks, report.seconds)
+    config = load_config(config_path, overrides=overrides, note=discard)
+    checks = Checks()
+    device = choose_device(config.training.device, note=lambda text: checks.warn("hardware", text))
+    first, ranks = first_stage(config), PlannedRanks.of(config)
+    baselines = plan_baselines(config)
+    _check_ranks(ranks, device, checks)
+    with Readers(config.reading, note=note) as readers:
+        tasks = find_tasks(config, readers)
+        stages = _plan_stages(config, trained_stages(config, first), tasks, ranks)
+        stores = _plan_stores(config, stages, tasks, readers, checks, first=first)
+    stages += [baseline.plan for baseline in baselines.values()]
+    if num_steps:
+        given: dict[str, Any] = {"config_path": config_path, "overrides": overrides, "tasks": tasks}
+        given |= {"ranks": ranks}
+        measuring = partial(_measure, baselines=baselines, checks=checks, device=device, num_steps=num_steps)
+        stages = _with_measured(config, stages, given, checks, measuring, device=device, note=note)
+    plan = Plan((), 0.0, tuple(stores), tuple(stages), _name_of(device), price_per_hour, ranks)
+    _check_disk(config, plan, checks)
+    return replace(plan, checks=(*report.checks, *checks.lines), seconds=time.perf_counter() - began)
+
+
+def _check_ranks(ranks: PlannedRanks, device: torch.device, checks: Checks) -> None:
+    """Say so if there are fewer GPUs than ranks: another machine may be meant."""
+    num = torch.cuda.device_count() if device.type == "cuda" else 0
+    if ranks.num > 1 and num < ranks.num:
+        checks.warn("hardware", f"the run has {ranks.num} ranks, and this machine {num} GPUs for them")
+
+
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+def _plan_stages(
+    config: RunConfig, names: Sequence[str], tasks: Mapping[str, TaskSources], ranks: PlannedRanks
+) -> list[StagePlan]:
+    """What becomes of each stage, by its training state; its data are compared when it is made."""
+    plans: list[StagePlan] = []
+    for name in names:
+        steps = total_steps(config, name, tasks, ranks)
+        plan = _plan_stage(config, name, steps)
+        before = next(
+            (one for one in plans if one.name in _needs(config, name) and one.action != "keep"), None
+        )
+        if before is not None and plan.action in ("continue", "keep"):
+            plan = StagePlan(name, "train again", f"stage {before.name} is trained before", steps=steps)
+        plans.append(plan)
+    return plans
+
+
+def _needs(config: RunConfig, name: str) -> tuple[str, ...]:
+    """The stages whose models a stage is trained on, unless it is given others."""
+    if name == "diff_residual":
+        return ("joint", "operator") if config.diffusion.operator is None else ()
+    if name == "consistency_distill":
+        return ("diff_residual",) if config.training.distill_teacher is None else ()
+    return ("autoencoder", "joint")
+
+
+def _plan_stage(config: RunConfig, name: str, steps: int | None) -> StagePlan:
+    path = state_path(config, name)
+    if not path.exists():
+        return StagePlan(name, "train", "there is no training state", steps=steps)
+    try:
+        state = SavedState.read(path)
+        state.check_config(config, stage=name)
+    except CheckpointError as error:
+        return StagePlan(name, "train again", error.problem, steps=steps)
+    done = int(state.document["position"]["step"])
+    if steps is not None and done >= steps:
+        return StagePlan(name, "keep", f"{done:,} steps are made", done=done, steps=steps)
+    return StagePlan(name, "continue", f"after step {done:,}", done=done, steps=steps)
+
+
+def _plan_stores(
+    config: RunConfig,
+    stages: Sequence[StagePlan],
+    tasks: Mapping[str, TaskSources],
+    readers: Readers,
+    checks: Checks,
+    *,
+    first: str | None,
+) -> list[StorePlan]:
+    """What becomes of each store."""
+    plans: list[StorePlan] = []
+    is_latent = config.operator.state == "latent"
+    if first == "joint" or not is_latent or config.training.field_source == "store":
+        plans += _explained(config.build, "fields", tasks, readers, checks)
+    if not is_latent or config.training.cache_mode in ("memory", "none"):
+        return plans
+    trained = next((stage for stage in stages if stage.name == first and stage.action != "keep"), None)
+    if trained is None:
+        build = latent_build(config, autoencoder_path=config.autoencoder_path, device="cpu")
+        return plans + _explained(build, "latents", tasks, readers, checks)
+    reason = f"after stage {trained.name}"
+    for store in wanted_stores(config, tasks):
+        action = "build" if store.place is None else "rebuild"
+        plans.append(
+            StorePlan(store.task, store.split, "latents", action, reason, str(store.path), store.nbytes)
+        )
+    return plans
+
+
+def _explained(
+    build: BuildConfig, holds: str, tasks: Mapping[str, TaskSources], readers: Readers, checks: Checks
+) -> list[StorePlan]:
+    digests = DigestCache(build.cache.dir, save=False, readers=readers)
+    plans = []
+    for name, task in tasks.items():
+        for split in build.data.split:
+            if split not in task.builds:
+                continue
+            try:
+                found = explain(open_split(build, name, split, readers=readers, digests=digests))
+            except (UpsError, StoreError) as error:
+                checks.refuse("stores", error)
+                continue
+            path, nbytes = str(found.plan["path"]), int(found.plan["nbytes"])
+            plans.append(StorePlan(name, split, holds, found.action, found.reason, path, nbytes))
+            if found.action == "refuse":
+                problem = StoreError(f"the build would stop: {found.reason}", path=path, kind="refused")
+                checks.refuse("stores", problem)
+    return plans
+
+
+def _with_measured(
+    config: RunConfig,
+    stages: Sequence[StagePlan],
+    given: Mapping[str, Any],
+    checks: Checks,
+    measure: Callable[[Scratch, StagePlan], StagePlan],
+    *,
+    device: torch.device,
+    note: Note,
+) -> list[StagePlan]:
+    """The stages with what their steps take; one that can't be measured is a warning."""
+    kept = {stage.name for stage in stages if stage.action == "keep"}
+    models: dict[str, Any] = _models_of_run(config, {stage.name for stage in stages} - kept)
+    measured: list[StagePlan] = []
+    with scratch_folder() as folder:
+        scratch = Scratch(config, folder=folder, **models, **given)
+        if not checks.passes("data", scratch.build_fields):
+            return list(stages)
+        for stage in stages:
+            if stage.name in kept:
+                measured.append(stage)
+                continue
+            note(f"stage {stage.name}: steps on {_name_of(device)}")
+            measured.append(measure(scratch, stage))
+    return measured
+
+
+def _models_of_run(config: RunConfig, trained: Collection[str]) -> dict[str, Any]:
+    """What stages are given and isn't to be trained, so that it needn't be stood in for."""
+    folder, encoder = config.checkpoint.dir, config.autoencoder_path
+    operator, teacher = config.corrected_operator_path, config.teacher_path
+    has_encoder = encoder.exists() and not {"autoencoder", "joint"} & {*trained}
+    is_own = operator.absolute() == (folder / OPERATOR_FILE).absolute()
+    has_operator = not (is_own and {"operator", "joint"} & {*trained})
+    is_own = teacher.absolute() == (folder / CORRECTOR_FILE).absolute()
+    has_teacher = not (is_own and "diff_residual" in trained)
+    return {
+        "autoencoder": encoder.absolute() if has_encoder else None,
+        "operator": operator.absolute() if has_operator else None,
+        "teacher": teacher.absolute() if has_teacher else None,
+    }
+
+
+def _measure(
+    scratch: Scratch,
+    stage: StagePlan,
+    *,
+    baselines: Mapping[str, PlannedBaseline],
+    checks: Checks,
+    device: torch.device,
+    num_steps: int,
+) -> StagePlan:
+    try:
+        baseline = baselines.get(stage.name)
+        name, own = baseline.in_run(scratch.config) if baseline else (stage.name, scratch.config)
+        if name == "operator" and own.operator.state == "latent":
+            scratch.build_latents(device)
+        found = scratch.measure(name, own, device=device, num_steps=num_steps)
+    except torch.OutOfMemoryError as error:
+        hint = "take a smaller training.batch_size, or training.activation_checkpointing"
+        problem = f"stage {stage.name} doesn't fit into the memory of {_name_of(device)}"
+        found_text = str(error).splitlines()[0]
+        checks.refuse("hardware", MemoryLimitError(problem, found=found_text, hint=hint))
+        return stage
+    except (UpsError, StoreError) as error:
+        checks.warn("stages", f"stage {stage.name} isn't measured: {scratch.with_own_paths(str(error))}")
+        return stage
+    return replace(stage, steps=stage.steps if found.steps is None else found.steps, measured=found)
+
+
+def _check_disk(config: RunConfig, plan: Plan, checks: Checks) -> None:
+    """Whether each file system has room for what would be written there."""
+    written: list[tuple[Path, int]] = [
+        (Path(store.path).absolute().parent, store.nbytes) for store in plan.stores if store.action in BUILT
+    ]
+    folder = config.checkpoint.dir.absolute()
+    written += [(folder, stage.measured.saved_bytes) for stage in plan.stages if stage.measured]
+    needed: dict[int, tuple[Path, int]] = {}
+    for path, nbytes in written:
+        there = next(place for place in (path, *path.parents) if place.exists())
+        device = there.stat().st_dev
+        needed[device] = there, needed.get(device, (there, 0))[1] + nbytes
+    for there, nbytes in needed.values():
+        free = shutil.disk_usage(there).free
+        if nbytes > free:
+            expected, found = format_nbytes(nbytes), f"{format_nbytes(free)} free"
+            hint = "free some space, or put stores and checkpoints elsewhere"
+            error = DiskFullError(
+                "no room for the run", path=there, expected=expected, found=found, hint=hint
+            )
+            checks.refuse("disk", error)

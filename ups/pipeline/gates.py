@@ -1,0 +1,167 @@
+"""Gates: what a run has to reach after an evaluation, read from its report and the logs of its training; and
+what generative stages found of their own gates, as their logs and files say it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig
+from ups.config.after_training import GatesConfig
+from ups.errors import CheckpointError, GateMissedError, UpsError
+from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number, judge_range, shown_number
+from ups.eval.training_logs import log_path, read_stage_logs
+from ups.pipeline.records import json_lines
+from ups.trained.checkpoint import read_any_document
+from ups.trained.specs import GATES
+
+
+def judge(
+    gates: GatesConfig, report: Mapping[str, Any], config: RunConfig, *, what: str
+) -> list[dict[str, Any]]:
+    """Compare a report, and the logs of the training, with all gates.
+
+    Args:
+        gates: Of the evaluation.
+        report: `report.json` of the evaluation.
+        config: Of the training.
+        what: Name of the evaluation, for the error.
+
+    Returns:
+        Every gate's verdict as JSON values.
+
+    Raises:
+        GateMissedError: With all gates that were missed, number and limit of each.
+    """
+    verdicts = [
+        *_ceilings(gates, report),
+        *_of_ensembles(gates, report),
+        *_improvements(gates, report),
+        *_rates(gates, config),
+    ]
+    return check_gates(verdicts, where=f"gate after {what}", hint="nothing is removed")
+
+
+def gate_missed_by_stage(config: RunConfig, stage: str, *, since: float) -> GateMissedError | None:
+    """The gates that a stage missed in a process of its own, as its log has them; None if it missed none.
+
+    The exit code doesn't say it where `torchrun` is between: its own is 1 whatever its ranks end with.
+
+    Args:
+        config: Of the training.
+        stage: Name of the stage.
+        since: When its process began, seconds since 1970.
+    """
+    path = log_path(config, stage)
+    lines = json_lines(path) if path.exists() else iter(())
+    missed = [line for line in lines if line.get("event") == "gate_missed" and line.get("stage") == stage]
+    if not missed or missed[-1].get("time", 0.0) < since:
+        return None
+    verdicts = tuple(missed[-1]["verdicts"])
+    says = "; ".join(verdict["says"] for verdict in verdicts if not verdict["passed"])
+    hint = "everything is kept: train longer, or export it marked with --export-anyway"
+    error = GateMissedError(f"stage {stage}: {says}", hint=hint)
+    error.verdicts = verdicts
+    return error
+
+
+def gates_of_file(path: Path) -> list[dict[str, Any]] | None:
+    """The verdicts that a generative stage wrote into its checkpoint; None if it has none."""
+    try:
+        verdicts = read_any_document(path)[1].get(GATES)
+    except CheckpointError:
+        return None
+    return None if verdicts is None else list(verdicts)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A `report.json`.
+
+    Raises:
+        UpsError: Kind "not_evaluated".
+    """
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        hint = "evaluate it: leave out --skip-small-eval, --skip-full-eval and --only"
+        raise UpsError("no report of an evaluation", kind="not_evaluated", path=path, hint=hint) from error
+
+
+def metric_of(report: Mapping[str, Any], task: str, metric: str, *, row: str = "operator") -> float | None:
+    """Mean of a metric; None if there is no such row or metric, or it is no finite number."""
+    values = report["tasks"][task]["rows"].get(row, {}).get(metric)
+    mean = values.get("mean") if isinstance(values, Mapping) else None
+    return None if mean is None else float(mean)
+
+
+def _ceilings(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[GateVerdict]:
+    for name, limit in gates.ceilings.items():
+        one, _, metric = name.rpartition("/")
+        for task in [one] if one else list(report["tasks"]):
+            number = metric_of(report, task, metric) if task in report["tasks"] else None
+            yield judge_number("ceiling", f"{metric} of {task}", number, "at most", limit)
+
+
+def _of_ensembles(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[GateVerdict]:
+    for name, limit in gates.ensemble_ceilings.items():
+        for what, number in _ensemble_numbers(name, report):
+            yield judge_number("ensemble_ceiling", what, number, "at most", limit)
+    for name, limits in gates.ensemble_ranges.items():
+        for what, number in _ensemble_numbers(name, report):
+            yield judge_range("ensemble_range", what, number, limits)
+
+
+def _ensemble_numbers(name: str, report: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """What `TASK/ROW/METRIC` names, of all tasks where none is named; None where there is no ensemble."""
+    before, _, metric = name.rpartition("/")
+    one, _, row = before.rpartition("/")
+    for task in [one] if one else list(report["tasks"]):
+        rows = report["tasks"].get(task, {}).get("rows", {})
+        values = rows.get(row, {}).get("ensemble", {}).get(metric)
+        mean = values.get("mean") if isinstance(values, Mapping) else None
+        yield f"{metric} of {row} on {task}", None if mean is None else float(mean)
+
+
+def _improvements(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[GateVerdict]:
+    """One verdict: on no task worse than the best so far, and on one better, intervals included."""
+    metric = gates.improvement
+    if metric is None:
+        return
+    rows = {task: found["rows"].get("best") for task, found in report["tasks"].items()}
+    if not any(rows.values()):
+        says = "there is no best operator yet, or it is this one"
+        yield GateVerdict("improvement", metric, None, 0.0, True, says)
+        return
+    pairs = {task: row["paired"].get(metric, {}) for task, row in rows.items() if row}
+    of_best = {task: pair.get("verdict") for task, pair in pairs.items()}
+    passed = "behind" in of_best.values() and "ahead" not in of_best.values()
+    shown = ", ".join(f"{task} {_difference(pair)}" for task, pair in pairs.items())
+    says = f"{metric} minus the best operator's: {shown}; expected less than 0, with its interval"
+    numbers = [mean for pair in pairs.values() if (mean := _mean(pair)) is not None]
+    yield GateVerdict("improvement", metric, max(numbers, default=None), 0.0, passed, says)
+
+
+def _mean(pair: Mapping[str, Any]) -> float | None:
+    """Of the difference operator minus best; reports have best minus operator."""
+    mean = pair.get("difference", {}).get("mean")
+    return None if mean is None else -float(mean)
+
+
+def _difference(pair: Mapping[str, Any]) -> str:
+    difference = pair.get("difference", {})
+    low, high = difference.get("low"), difference.get("high")
+    ends = "no interval" if low is None or high is None else f"95 % from {-high:.3g} to {-low:.3g}"
+    return f"{shown_number(_mean(pair))} ({ends})"
+
+
+def _rates(gates: GatesConfig, config: RunConfig) -> Iterator[GateVerdict]:
+    if not gates.throughput:
+        return
+    logs = {log.stage: log for log in read_stage_logs(config)}
+    for stage, limit in gates.throughput.items():
+        log = logs.get(stage)
+        number = log.samples / log.train_s if log is not None and log.train_s > 0 else None
+        yield judge_number("throughput", f"samples a second of stage {stage}", number, "at least", limit)

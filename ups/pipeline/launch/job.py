@@ -1,0 +1,180 @@
+"""What a machine is to do, as one Bash script: the values of a launch, then `job.sh`, the same for all."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import posixpath
+import secrets
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig
+from ups.config.loading import load_config, write_standalone
+from ups.errors import ConfigError, LaunchError
+from ups.output import Note
+
+# Where downloads go, in the machine's working directory.
+DATA_ROOT = "data"
+_BODY = "\n# --- what is done"  # how `job.sh` begins
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch.
+
+    Attributes:
+        name: Of the configuration; folders are named by it.
+        launch_id: Tells a machine that starts again from another launch.
+        config_text: The configuration, complete in itself, as YAML.
+        num_gpus: That train together.
+        tasks: Whose files are fetched, from `<remote>/<task>`.
+        checkpoints: Where the run's checkpoints go on the machine.
+        result_folders: What is uploaded.
+        workdir: Where everything lies on the machine.
+        remote: Of rclone, such as "B2TRAIN:pdebench/full"; "" fetches nothing.
+        results: Where results go; "" leaves them on the machine.
+        package: What pip installs on the machine; "" if it is there.
+        installs: Whether packages may be installed on the machine.
+        resume: Whether checkpoints of earlier launches stay.
+        shuts_down: Whether the machine goes off at the end, however the run ended.
+        requeues: Whether a run that was interrupted and has saved itself is queued again.
+        max_hours: When the run is asked to save itself and end.
+    """
+
+    name: str
+    launch_id: str
+    config_text: str
+    num_gpus: int
+    tasks: tuple[str, ...]
+    checkpoints: str
+    result_folders: tuple[str, ...]
+    workdir: str
+    remote: str = ""
+    results: str = ""
+    package: str = ""
+    installs: bool = False
+    resume: bool = False
+    shuts_down: bool = False
+    requeues: bool = False
+    max_hours: float | None = None
+
+
+def make_job(
+    config_path: Path, overrides: Sequence[str], *, num_gpus: int | None, remote: str, note: Note, **more: Any
+) -> Job:
+    """The launch of a configuration, which is checked here, before anything costs money.
+
+    Args:
+        config_path: YAML file, or the name of a shipped one.
+        overrides: `key=value`.
+        num_gpus: GPUs; by default `training.num_gpus`, or one.
+        remote: See `Job`.
+        note: Takes warnings of the configuration.
+        more: Other attributes of the `Job`.
+
+    Raises:
+        ConfigError: If the configuration is wrong, or is for another number of GPUs.
+    """
+    config = load_config(config_path, overrides=overrides, note=note)
+    meant = config.training.num_gpus
+    num = num_gpus or meant or 1
+    if meant not in (None, num):
+        hint = f"training.num_gpus={num} if that is meant"
+        raise ConfigError(
+            "--gpus", expected=f"{meant}, as training.num_gpus has it", found=str(num), hint=hint
+        )
+    if config.latent.checkpoint is not None:
+        note(f"warning: latent.checkpoint = {config.latent.checkpoint} has to be on the machine")
+    there = [f"data.root={DATA_ROOT}"] if remote else []
+    together = [f"pipeline.num_processes={num}"] if num > 1 else []
+    checkpoints = str(config.checkpoint.dir)
+    return Job(
+        name=config_path.stem,
+        launch_id=secrets.token_hex(4),
+        config_text=write_standalone(config_path, overrides=[*overrides, *there, *together]),
+        num_gpus=num,
+        tasks=tuple(config.data.tasks),
+        checkpoints=checkpoints,
+        result_folders=(checkpoints, *_folders_elsewhere(config)),
+        remote=remote,
+        **more,
+    )
+
+
+def _folders_elsewhere(config: RunConfig) -> list[str]:
+    """Where a run puts what isn't with its checkpoints."""
+    pipeline = config.pipeline
+    folders = filter(None, (pipeline.dir, pipeline.report_dir, pipeline.best_dir))
+    return [str(folder) for folder in folders if not folder.is_relative_to(config.checkpoint.dir)]
+
+
+def job_script(job: Job, *, header: Sequence[str] = ()) -> str:
+    """The script. It holds no secrets: keys are variables of the machine's environment.
+
+    Args:
+        job: The launch.
+        header: Lines behind the first, such as those for Slurm.
+
+    Raises:
+        LaunchError: Kind "bad_script", if Bash can't read it.
+    """
+    body = files("ups.pipeline.launch").joinpath("job.sh").read_text(encoding="utf-8")
+    text = "\n".join(("#!/bin/bash", *header, *_settings(job), body))
+    _check(text)
+    return text
+
+
+def _settings(job: Job) -> list[str]:
+    seconds = "" if job.max_hours is None else str(round(job.max_hours * 3600))
+    values = {
+        "LAUNCH_ID": job.launch_id,
+        "NAME": job.name,
+        "WORKDIR": job.workdir,
+        "DATA_ROOT": f"{job.workdir.rstrip('/')}/{DATA_ROOT}",
+        "REMOTE": job.remote.rstrip("/"),
+        "RESULTS": job.results.rstrip("/"),
+        "CHECKPOINTS": job.checkpoints,
+        "PACKAGE": job.package,
+        "INSTALLS": str(int(job.installs)),
+        "RESUME": str(int(job.resume)),
+        "SHUTS_DOWN": str(int(job.shuts_down)),
+        "REQUEUES": str(int(job.requeues)),
+        "MAX_SECONDS": seconds,
+        "CONFIG_TEXT": job.config_text,
+    }
+    lists = {"TASKS": job.tasks, "RESULT_FOLDERS": job.result_folders}
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    return lines + [f"{name}=({shlex.join(items)})" for name, items in lists.items()]
+
+
+def _check(text: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise LaunchError(f"Bash can't read the script: {done.stderr.strip()}", kind="bad_script")
+
+
+def packed(script: str, *, path: str, limit: int) -> tuple[str, str]:
+    """A short command that unpacks a script on the machine and runs it, and the rest of what it unpacks.
+
+    Args:
+        script: Of `job_script`.
+        path: Where it is unpacked.
+        limit: Characters that the command may have.
+
+    Returns:
+        The command, and what the variable UPS_JOB_REST has to hold; "" where all fits into the command.
+    """
+    values, _, body = script.partition(_BODY)
+    lines = [line for line in body.splitlines()[1:] if not line.lstrip().startswith("# ")]
+    text = base64.b64encode(gzip.compress("\n".join([values, *lines, ""]).encode(), mtime=0)).decode()
+    where, folder = shlex.quote(path), shlex.quote(posixpath.dirname(path))
+    before = f"mkdir -p {folder} && printf %s%s "
+    after = f' "${{UPS_JOB_REST:-}}" | base64 -d | gzip -dc > {where} && exec bash {where}'
+    room = max(limit - len(before) - len(after), 0)
+    return f"{before}{text[:room]}{after}", text[room:]

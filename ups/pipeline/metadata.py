@@ -1,0 +1,132 @@
+"""`metadata.json` of a run: with what it was made, what it took, what it found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ups.config import dump_config
+from ups.data.identities import hash_of, source_identity
+from ups.output import with_nulls, write_atomically
+from ups.pipeline.gates import gates_of_file, read_report
+from ups.pipeline.graph import Graph
+from ups.pipeline.machine import code_identity, machine
+from ups.pipeline.nodes import EVALUATIONS, Run
+from ups.pipeline.records import RunFolder
+
+FILE = "metadata.json"
+KIND = "ups_run"
+_GATES = ("small-gate", "full-gate")
+
+
+def write_metadata(
+    run: Run,
+    graph: Graph,
+    folder: RunFolder,
+    *,
+    own_s: float,
+    missed: Mapping[str, Any],
+    of_seeds: Mapping[int, Run],
+    price_per_hour: float | None,
+) -> dict[str, Any]:
+    """Write what is known of a run.
+
+    Args:
+        run: The run.
+        graph: Its nodes.
+        folder: Its records.
+        own_s: Seconds of this process besides those of nodes.
+        missed: Verdicts of gates that were missed just now, by node.
+        of_seeds: Runs with single seeds, if this one is about all of them: their time and gates count.
+        price_per_hour: Of the machine.
+
+    Returns:
+        What was written, JSON values.
+
+    Raises:
+        OutputError: The file before is still there.
+    """
+    found = {node.name: folder.valid_record(node, node.key()) for node in graph}
+    records = {name: record for name, record in found.items() if record is not None}
+    seconds, by_seed = folder.seconds(), {seed: _document(own) for seed, own in of_seeds.items()}
+    total = sum(seconds.values()) + sum(document.get("seconds", 0.0) for document in by_seed.values())
+    values: dict[str, Any] = {
+        "kind": KIND,
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "name": str(run.config.checkpoint.dir),
+        "config_sha256": hash_of(dump_config(run.config)),
+        "seeds": list(of_seeds) or [run.config.seed],
+        "code": code_identity(),
+        "machine": machine(),
+        "sources": source_identity(run.config),
+        "identities": {
+            path: identity
+            for record in records.values()
+            for path, identity in record.get("outputs", {}).items()
+        },
+        "nodes": {
+            node.name: {"is_valid": node.name in records, "seconds": seconds.get(node.name, 0.0)}
+            for node in graph
+        },
+        "seconds": round(total, 3),
+        "own_s": round(own_s, 3),
+        "price_per_hour": price_per_hour if price_per_hour is not None else _known_price(run),
+        "results": {name: _results(run, name) for name, node in EVALUATIONS.items() if node in records},
+        "gates": {
+            **{**_gates_of_stages(graph, records), **missed},
+            **{name: missed.get(name, records.get(name, {}).get("gates")) for name in _GATES},
+            **{
+                f"seed {seed}, {name}": verdicts
+                for seed, document in by_seed.items()
+                for name, verdicts in document.get("gates", {}).items()
+            },
+        },
+        "promotion": {key: records.get("promotion", {}).get(key) for key in ("promoted", "best")},
+    }
+    price = values["price_per_hour"]
+    values["cost"] = None if price is None else round(total / 3600 * price, 4)
+    written: dict[str, Any] = with_nulls(values)
+    write_atomically(run.folder / FILE, json.dumps(written, indent=2).encode() + b"\n")
+    return written
+
+
+def _document(run: Run) -> dict[str, Any]:
+    """What was written of a run; empty if nothing was."""
+    try:
+        return dict(json.loads((run.folder / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _known_price(run: Run) -> float | None:
+    """The price that an earlier call was given."""
+    price = _document(run).get("price_per_hour")
+    return None if price is None else float(price)
+
+
+def _gates_of_stages(graph: Graph, records: Mapping[str, Any]) -> dict[str, Any]:
+    """Verdicts by stage, of what was exported, be it in spite of them."""
+    found = {
+        node.name: gates_of_file(Path(path))
+        for node in graph
+        if node.stage is not None and node.name in records
+        for path in records[node.name]["outputs"]
+    }
+    return {name: verdicts for name, verdicts in found.items() if verdicts is not None}
+
+
+def _results(run: Run, name: str) -> dict[str, Any]:
+    """The operator's metrics of an evaluation by task."""
+    report = read_report(run.report_folder(name) / "report.json")
+    tasks: dict[str, Any] = {}
+    for task, found in report["tasks"].items():
+        metrics = found["rows"].get("operator", {})
+        tasks[task] = {
+            metric: value
+            for metric, value in metrics.items()
+            if isinstance(value, Mapping) and {*value} == {"mean", "low", "high"}
+        }
+    return {"split": report.get("split"), "tasks": tasks}

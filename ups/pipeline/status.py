@@ -1,0 +1,249 @@
+"""What a run does now, out of what it wrote: logs of stages, the records of `ups run`, and living processes.
+
+Nothing of a run is imported, changed or waited for: it may work on another machine, which shares the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.errors import ConfigError, UpsError, needs
+from ups.pipeline.records import RunFolder, json_lines
+
+with needs("train"):
+    import yaml
+
+_RUN_LOG = "run.jsonl"
+_LOGS = ("*.jsonl", "baselines/*/*.jsonl", "seed-*/*.jsonl", "seed-*/baselines/*/*.jsonl")
+_ENDS = {"end": "finished", "interrupted": "interrupted", "failed": "failed", "stalled": "stalled"}
+_STATES = {0: "done", 5: "interrupted", 10: "gate_missed"}  # of a node, by its exit code; others: failed
+_CLOCK_S = 2.0  # by which a process's start and its first line may disagree
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """A stage by its log; None is what the log doesn't say (yet).
+
+    Attributes:
+        stage: Its name.
+        log: Path of the log.
+        state: "running", "finished", "interrupted", "failed", "stalled"; "gate_missed", if that is why it
+            failed; "killed", if its process is gone without a last line; "unknown", if that was on another
+            machine.
+        process: Which one wrote the last line.
+        step: Optimiser steps that are logged.
+        total_steps: Of the stage.
+        seconds_left: At the pace since this process began, validation included; None if it doesn't run.
+        samples_per_s: Of all ranks, at the last line with losses.
+        data_wait_share: Share of the time that training waited for a batch.
+        mfu: Model FLOPs utilisation.
+        memory_gib: Of the process.
+        gpu_memory_gib: The most that tensors had.
+        loss: Sum of the losses.
+        score: Of the last validation.
+        saved_s: Seconds since the training state was written.
+        silent_s: Seconds since the last line.
+        warning: The last one.
+        error: What it failed by.
+    """
+
+    stage: str
+    log: str
+    state: str
+    process: str
+    step: int
+    total_steps: int | None
+    seconds_left: float | None
+    samples_per_s: float | None
+    data_wait_share: float | None
+    mfu: float | None
+    memory_gib: float | None
+    gpu_memory_gib: float | None
+    loss: float | None
+    score: float | None
+    saved_s: float | None
+    silent_s: float
+    warning: str | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node of `ups run`; "running", "done", "failed", "gate_missed", "interrupted" or "killed"."""
+
+    node: str
+    state: str
+    seconds: float | None
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """A folder's run and stages, the stages in the order of their last lines.
+
+    Attributes:
+        folder: Of the run; None if only stages were trained.
+        holder: Process that works there; None if none does.
+        nodes: In the order in which they began.
+        stages: All whose logs are there.
+    """
+
+    folder: str | None
+    holder: str | None
+    nodes: tuple[NodeStatus, ...]
+    stages: tuple[StageStatus, ...]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether something works there, as far as this machine can say."""
+        return self.holder is not None or any(stage.state == "running" for stage in self.stages)
+
+
+def read_status(folder: Path) -> Status:
+    """What happens in a folder.
+
+    Args:
+        folder: Of checkpoints, or of `ups run`.
+
+    Raises:
+        ConfigError: Kind "no_run", if there is neither a stage's log nor a run's.
+        UpsError: Kind "unreadable", if a log can't be read.
+    """
+    try:
+        run, logs = _places(folder)
+        nodes = tuple(_nodes(run)) if run is not None else ()
+        stages = [status for log in logs if (status := _stage(log)) is not None]
+    except OSError as error:
+        raise UpsError(
+            f"can't be read ({error.strerror})", kind="unreadable", path=error.filename or folder
+        ) from error
+    if not nodes and not stages:
+        raise ConfigError(
+            str(folder),
+            kind="no_run",
+            expected="<stage>.jsonl or run.jsonl",
+            found="neither" if folder.is_dir() else "no such folder",
+            hint="give checkpoint.dir, or the folder that `ups run` prints",
+        )
+    stages.sort(key=lambda stage: -stage.silent_s)
+    holder = run.holder() if run is not None else None
+    return Status(str(run.path) if run is not None else None, holder, nodes, tuple(stages))
+
+
+def _places(folder: Path) -> tuple[RunFolder | None, list[Path]]:
+    """The folder of the run, if there is one, and the logs of stages."""
+    run = next((place for place in (folder, folder / "run") if (place / _RUN_LOG).exists()), None)
+    config = _config_of(run) if run is not None else {}
+    checkpoints = folder if run != folder else Path(config.get("checkpoint", {}).get("dir", folder.parent))
+    if not checkpoints.is_dir():  # relative to the folder in which the run was started
+        checkpoints = folder.parent
+    logs = {path: None for pattern in _LOGS for path in sorted(checkpoints.glob(pattern))}
+    elsewhere = config.get("training", {}).get("log_path")
+    if elsewhere is not None and Path(elsewhere).exists():
+        logs[Path(elsewhere)] = None
+    return (RunFolder(run) if run is not None else None), [path for path in logs if path.name != _RUN_LOG]
+
+
+def _config_of(run: Path) -> Mapping[str, Any]:
+    """The configuration that the run resolved; nothing if it isn't written."""
+    try:
+        return dict(yaml.safe_load((run / "train.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return {}
+
+
+def _nodes(run: RunFolder) -> Iterator[NodeStatus]:
+    last: dict[str, dict[str, Any]] = {}
+    for line in run.lines():
+        last[str(line.get("node"))] = line
+    is_held = run.holder() is not None
+    for name, line in last.items():
+        if line.get("event") == "begin":
+            seconds = time.time() - line["time"] if is_held else None
+            yield NodeStatus(name, "running" if is_held else "killed", seconds, None)
+        else:
+            code = int(line.get("exit_code", 0))
+            state = _STATES.get(code, "failed")
+            yield NodeStatus(name, state, line.get("seconds"), code)
+
+
+def _stage(log: Path) -> StageStatus | None:
+    """None for another kind of file."""
+    lines = [line for line in json_lines(log) if {"event", "stage", "time", "pid", "host"} <= line.keys()]
+    if not lines:
+        return None
+    last, begun = lines[-1], _since_start(lines)
+    state = _ENDS.get(last["event"]) or _alive(last)
+    if state == "failed" and any(line["event"] == "gate_missed" for line in begun):
+        state = "gate_missed"
+    steps = [line for line in lines if line["event"] == "step"]
+    rates = steps[-1] if steps else {}
+    losses = [value for name, value in rates.items() if name.startswith("loss/") and value is not None]
+    total, step = begun[0].get("total_steps"), max((int(line.get("step", 0)) for line in begun), default=0)
+    return StageStatus(
+        stage=str(last["stage"]),
+        log=str(log),
+        state=state,
+        process=f"process {last['pid']} of {last['host']}",
+        step=step,
+        total_steps=total,
+        seconds_left=_seconds_left(begun, total) if state in ("running", "unknown") else None,
+        samples_per_s=rates.get("training/samples_per_sec"),
+        data_wait_share=rates.get("training/data_wait_share"),
+        mfu=rates.get("training/mfu"),
+        memory_gib=rates.get("training/memory_gib"),
+        gpu_memory_gib=rates.get("training/gpu_memory_gib"),
+        loss=sum(losses) if losses else None,
+        score=_newest(lines, "epoch", "score"),
+        saved_s=_age_of(log.parent / f"{last['stage']}.training.safetensors"),
+        silent_s=max(time.time() - last["time"], 0.0),
+        warning=_newest(begun, "warning", "text"),
+        error=last.get("error"),
+    )
+
+
+def _since_start(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The lines of the last process that trained."""
+    starts = [number for number, line in enumerate(lines) if line["event"] == "start"]
+    return lines[starts[-1] :] if starts else lines
+
+
+def _newest(lines: Sequence[Mapping[str, Any]], event: str, name: str) -> Any:
+    return next((line.get(name) for line in reversed(lines) if line["event"] == event), None)
+
+
+def _seconds_left(begun: Sequence[Mapping[str, Any]], total: int | None) -> float | None:
+    """By the steps between two lines, so that start and compilation don't count, once there are two."""
+    seen = [line for line in begun if line["event"] in ("step", "epoch", "startup")]
+    first, last = (seen[0], seen[-1]) if len(seen) > 1 else (begun[0], begun[-1])
+    steps, seconds = last.get("step", 0) - first.get("step", 0), last["time"] - first["time"]
+    if total is None or steps <= 0:
+        return None
+    return max((total - last["step"]) * seconds / steps - (time.time() - last["time"]), 0.0)
+
+
+def _alive(last: Mapping[str, Any]) -> str:
+    """Whether the process that wrote a line is there; a later one of the same number doesn't count."""
+    if last["host"] != os.uname().nodename:
+        return "unknown"
+    try:
+        stat = Path(f"/proc/{last['pid']}/stat").read_text()
+    except OSError:
+        return "killed"
+    fields = stat.rpartition(")")[2].split()
+    ticks = int(fields[19])  # since the machine's start (proc_pid_stat(5), field 22)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    is_later = time.time() - age_s > last["time"] + _CLOCK_S
+    return "killed" if is_later or fields[0] == "Z" else "running"
+
+
+def _age_of(path: Path) -> float | None:
+    try:
+        return max(time.time() - path.stat().st_mtime, 0.0)
+    except OSError:
+        return None

@@ -1,0 +1,254 @@
+"""Stage `all`: the nodes of a run that train, in this process and its ranks; then the evaluation.
+
+Ranks that `torchrun` started stay joined from one stage to the next, and what trains is imported once; so
+stages aren't processes of their own, as they are for `ups run`. Whatever is finished and still valid is kept:
+a stage's training state says with which configuration and on which data it was trained, a store's identity
+what it was made from. Stores are built by the same command that you would type.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig, load_config
+from ups.config.seeds import seed_overrides
+from ups.data.stores import are_reused
+from ups.device import choose_device
+from ups.eval.baseline_files import find_baselines
+from ups.eval.comparison import TrainedRun
+from ups.eval.evaluate import evaluate
+from ups.eval.report_page import write_report
+from ups.eval.split_uses import count_test_uses, daily_split
+from ups.eval.training_logs import read_stage_logs
+from ups.output import Note, discard, each_once
+from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, build_command, shown, training_nodes
+from ups.pipeline.processes import run_process
+from ups.train.checks import (
+    check_nothing_refused_later,
+    check_sizes,
+    first_stage,
+    has_given_encoder,
+    report_folder,
+    trained_stages,
+)
+from ups.train.distributed import check_num_ranks, joined_ranks
+from ups.train.launched import EARLIER_SECONDS, launched_at, of_stores, with_stores
+from ups.train.run import train_unless_valid
+from ups.train.send_report import send_report
+from ups.train.stage import ALL
+from ups.train.switches import check_switches
+from ups.train.train_baselines import train_configured_baselines
+from ups.train.unused import unused_in_all_stages
+from ups.train.wandb_context import CONTEXT_FILE, context_path, handing_on
+from ups.trained.simulator import load_simulator
+from ups.trained.specs import OPERATOR_FILE
+from ups_store.launch import rank_of
+
+
+def run_all(
+    config: RunConfig,
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    note: Note,
+    restart: bool = False,
+    began: float | None = None,
+    evaluates: bool = True,
+) -> dict[str, Any]:
+    """Train everything that an operator needs, the operator, and what comes after it.
+
+    Args:
+        config: Configuration of the run.
+        config_path: The file that it was read from, for the build of stores.
+        overrides: `key=value` on top of that.
+        note: Called with what people should know; what several stages find alike, once.
+        restart: Train every stage from scratch.
+        began: When the process was started, seconds since 1970.
+        evaluates: Whether the run ends evaluated where `evaluation.enabled` says so.
+
+    Returns:
+        {"stage": "all", "stages": reports by stage, "cache": metrics of the build, "evaluation": paths of the
+        report's files}.
+
+    Raises:
+        ConfigError: If field stores and latent stores would lie in the same place, and those of the stages;
+            before anything is built or trained, as far as the configuration alone shows.
+        OutputError: If the report could not be written.
+        UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
+    """
+    note = each_once(note)
+    first = first_stage(config)
+    folder = report_folder(config_path)
+    check_nothing_refused_later(config, first, report_folder=folder)
+    train = partial(train_unless_valid, config=config, note=note, restart=restart)
+    stages: dict[str, Any] = {}
+    training, cache, startup = config.training, dict[str, float](), dict[str, float]()
+    launched = began and launched_at(began)
+    with (
+        joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
+        handing_on(context_path(config.checkpoint.dir)),
+    ):
+        check_num_ranks(training, ranks, note=discard)
+        for name in trained_stages(config, first):
+            check_switches(config, name, device=device, num_ranks=ranks.world_size)
+        for text in unused_in_all_stages(config) if ranks.is_first else ():
+            note(f"warning: {text}")
+        said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
+        said |= {"is_first": ranks.is_first, "note": note}
+        if has_given_encoder(config) and ranks.is_first:
+            note(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
+        check_sizes(config, first)
+        for node in training_nodes(config):
+            if node.name == FIELD_STORES:
+                startup = with_stores(startup, build_fields(config, **said))
+            elif node.name == LATENT_STORES:
+                cache = build_latents(config, **said)
+                startup = with_stores(startup, cache)
+            elif node.stage is not None:
+                stages[node.stage] = train(node.stage, began=began, startup=startup)
+                startup = {EARLIER_SECONDS: time.time() - launched} if launched else {}
+        if config.evaluation.enabled:
+            train_configured_baselines(config, restart=restart, note=note)
+    evaluation = {}
+    if config.evaluation.enabled and evaluates and ranks.is_first:
+        seconds = {name: report["seconds"] for name, report in stages.items()}
+        evaluation = _evaluate([config], config.checkpoint.dir, seconds, folder=folder, note=note)
+    return {"stage": ALL, "stages": stages, "cache": cache, "evaluation": evaluation}
+
+
+def run_all_seeds(
+    config: RunConfig,
+    seeds: Sequence[int],
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    note: Note,
+    restart: bool = False,
+    began: float | None = None,
+) -> dict[str, Any]:
+    """Train everything with one seed after the other, each in its own folders, and evaluate all together.
+
+    Args:
+        config: Configuration of the run; its own seed isn't used.
+        seeds: Training seeds.
+        config_path: As `run_all`.
+        overrides: As `run_all`.
+        note: As `run_all`.
+        restart: As `run_all`.
+        began: As `run_all`.
+
+    Returns:
+        {"stage": "all", "seeds": what `run_all` returns by seed, "evaluation": paths of the report's files}.
+
+    Raises:
+        UpsError: As `run_all`.
+    """
+    note = each_once(note)
+    configs, reports = [], {}
+    for seed in seeds:
+        given = [*overrides, *seed_overrides(config, seed)]
+        configs.append(own := load_config(config_path, overrides=given, note=discard))
+        note(f"seed {seed}: {own.checkpoint.dir}")
+        options: dict[str, Any] = {"restart": restart, "began": began, "evaluates": False}
+        with handing_on(own.checkpoint.dir / CONTEXT_FILE):  # each seed is a run of its own
+            reports[seed] = run_all(own, config_path=config_path, overrides=given, note=note, **options)
+        began = None
+    evaluation = {}
+    if config.evaluation.enabled and rank_of() == 0:
+        folder = report_folder(config_path)
+        evaluation = _evaluate(configs, config.checkpoint.dir, {}, folder=folder, note=note)
+    return {"stage": ALL, "seeds": reports, "evaluation": evaluation}
+
+
+def _evaluate(
+    configs: Sequence[RunConfig],
+    checkpoints: Path,
+    phases: dict[str, float],
+    *,
+    folder: Path,
+    note: Note,
+) -> dict[str, str]:
+    """Write the report of `ups evaluate` to a folder."""
+    first, runs = configs[0], []
+    for config in configs:
+        device = choose_device(config.training.device, note=note)
+        simulator = load_simulator(config.checkpoint.dir / OPERATOR_FILE, device=str(device))
+        baselines = find_baselines(config, simulator, note=note)
+        runs.append(TrainedRun(simulator, config.seed, baselines, read_stage_logs(config, note=note)))
+    report = evaluate(
+        first,
+        runs[0].simulator,
+        split=daily_split(None, first.evaluation.split, note=note),
+        baselines=runs[0].baselines,
+        logs=runs[0].logs,
+        other_seeds=runs[1:],
+        phases=phases,
+        note=note,
+    )
+    report = replace(report, test_uses=count_test_uses(checkpoints))
+    files = write_report(folder, report)
+    send_report(report, files, name="evaluation", note=note)
+    return {kind: str(path) for kind, path in files.items()}
+
+
+def build_latents(
+    config: RunConfig,
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    is_first: bool,
+    note: Note,
+) -> dict[str, float]:
+    """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
+
+    Args:
+        config: Configuration of the run.
+        config_path: The file that it was read from.
+        overrides: `key=value` on top of that.
+        is_first: Whether this is the first rank, which shows the command and writes the manifest.
+        note: Called with the command.
+
+    Returns:
+        `startup/cache_sec`, the same as `startup/cache_precompute_time_min`, and `startup/cache_reused`, 1 if
+        all stores were valid, else 0.
+
+    Raises:
+        UpsError: Kind "build", with the exit code of the build; its own message went to stderr.
+        InterruptedTrainingError: On SIGTERM or SIGINT; what is committed stays.
+    """
+    command = build_command(config, config_path, *overrides, holds_latents=True)
+    manifest = config.checkpoint.dir / "latents.manifest.json"
+    return _timed_build(command, manifest, phase="cache", is_first=is_first, note=note)
+
+
+def build_fields(
+    config: RunConfig, *, config_path: Path | None, overrides: Sequence[str], is_first: bool, note: Note
+) -> dict[str, float]:
+    """Build stores of the fields themselves; as `build_latents`, with `startup/field_cache_sec`."""
+    command = build_command(config, config_path, *overrides, holds_latents=False)
+    manifest = config.checkpoint.dir / "fields.manifest.json"
+    return _timed_build(command, manifest, phase="field_cache", is_first=is_first, note=note)
+
+
+def _timed_build(
+    command: Sequence[str], manifest: Path, *, phase: str, is_first: bool, note: Note
+) -> dict[str, float]:
+    """Run a build of stores, and give the metrics of a start; of other ranks the manifest is the first's."""
+    began = time.perf_counter()
+    flags = ["--manifest", str(manifest)] if is_first else []
+    _build([*command, *flags], note=note if is_first else discard)
+    seconds = time.perf_counter() - began
+    is_reused = are_reused(manifest) if is_first else False
+    return {f"startup/{phase}_sec": seconds, **of_stores(seconds, is_reused=is_reused)}
+
+
+def _build(command: list[str], *, note: Note) -> None:
+    """Run a build of stores as a process of its own."""
+    note(f"$ {shlex.join(shown(command))}")
+    run_process(command, what="the build of stores", kind="build")

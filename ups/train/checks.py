@@ -1,0 +1,228 @@
+"""What a run would refuse only after hours, refused before it begins; no torch.
+
+As far as the configuration alone shows it, and the heads of the sources: `ups validate config` says the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+from ups.config import RunConfig
+from ups.config.checks import check_countable, check_joint, check_no_inverse_losses, check_optimizer
+from ups.config.corrector_size import corrector_size
+from ups.config.operator_size import operator_size
+from ups.data.splits import describe_fields
+from ups.data.stores import latent_folder
+from ups.errors import ConfigError, ConfigWarning, UpsError
+from ups.eval.split_uses import daily_split
+from ups.grid import GridSpec, cut_grid
+from ups.output import check_writable, discard
+from ups.train.given_models import check_corrected_operator, check_teacher
+from ups.trained.specs import AUTOENCODER_FILE
+
+# Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
+_WITHOUT_STORES = ("memory", "none")
+
+
+def report_folder(config_path: Path | None) -> Path:
+    """Where the report of a whole run goes."""
+    return Path("reports") / (config_path.stem if config_path else "all")
+
+
+def check_nothing_refused_later(config: RunConfig, first: str | None, *, report_folder: Path) -> None:
+    """Refuse before hours of training what a stage, or the evaluation, would refuse after them.
+
+    Args:
+        config: Configuration of the run.
+        first: What `first_stage` says.
+        report_folder: Where the evaluation writes.
+
+    Raises:
+        UpsError: All that is refused, in one error.
+    """
+    refused = [
+        error
+        for _, check in later_checks(config, first, report_folder=report_folder)
+        for error in tried(check)
+    ]
+    if refused:
+        raise ConfigError.joined(refused)
+
+
+def later_checks(
+    config: RunConfig, first: str | None, *, report_folder: Path
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What a stage, or the evaluation, checks by the configuration alone: by what each is about.
+
+    Args:
+        config: Configuration of the run.
+        first: What `first_stage` says.
+        report_folder: Where the evaluation writes.
+    """
+    if config.evaluation.enabled:
+        yield "evaluation", lambda: daily_split(None, config.evaluation.split, note=discard)
+        yield "evaluation", lambda: check_writable(report_folder)
+    if config.training.field_source == "store" and config.operator.state == "latent":
+        yield "stages", lambda: _check_own_folders(config, "training.field_source=store")
+    has_operator = config.stage("operator").epochs > 0
+    if has_operator:
+        yield "stages", lambda: check_no_inverse_losses(config)
+    if has_operator or first == "joint":
+        yield "architecture", lambda: _check_operator_size(config)
+    if config.trains_prior:
+        yield "stages", lambda: check_steady_task(config)
+    if config.trains_corrector or config.trains_prior:
+        yield "architecture", lambda: corrector_size(config)
+    if config.trains_corrector:
+        yield "checkpoints", lambda: check_corrected_operator(config)
+    if config.trains_student:
+        yield "checkpoints", lambda: check_teacher(config)
+    for name in trained_stages(config, first):
+        settings = config.stage(name)
+        yield "hyperparameters", partial(check_optimizer, settings.optimizer, stage=name)
+        if settings.budget is not None and settings.budget.seconds is None and settings.steps is None:
+            yield "hyperparameters", partial(check_countable, name)
+
+
+def tried(check: Callable[[], object]) -> Iterator[UpsError]:
+    """The error of a check, if it has one."""
+    try:
+        check()
+    except UpsError as error:
+        yield error
+
+
+def _check_operator_size(config: RunConfig) -> None:
+    with warnings.catch_warnings():  # said when the operator is made
+        warnings.simplefilter("ignore", ConfigWarning)
+        operator_size(config.operator)
+
+
+def builds_fields(config: RunConfig) -> bool:
+    """Whether something is trained on stores of fields."""
+    return (
+        config.trains_jointly or config.operator.state == "fields" or config.training.field_source == "store"
+    )
+
+
+def builds_latents(config: RunConfig) -> bool:
+    """Whether the operator is trained on stores of latents."""
+    return config.operator.state == "latent" and config.training.cache_mode not in _WITHOUT_STORES
+
+
+def first_stage(config: RunConfig) -> str | None:
+    """The stage that makes the encoder: "joint" where it has epochs; None where none is needed or wanted.
+
+    Raises:
+        ConfigError: Kind "same_folder", if stage joint's field stores and the latent stores had one path;
+            "given_encoder", if stage joint would train another one than `latent.checkpoint`; and those of
+            stage joint.
+    """
+    if config.trains_jointly:
+        check_joint(config)
+        _check_no_given_encoder(config)
+        _check_own_folders(config, "stage joint")
+        return "joint"
+    if config.operator.state == "fields" or has_given_encoder(config):
+        return None
+    return "autoencoder" if config.stage("autoencoder").epochs else None
+
+
+def trained_stages(config: RunConfig, first: str | None) -> tuple[str, ...]:
+    """The stages that `ups train` goes through, baselines of the evaluation aside.
+
+    Args:
+        config: Configuration of the run.
+        first: What `first_stage` says.
+    """
+    operator = "operator" if config.stage("operator").epochs else None
+    corrector = "diff_residual" if config.trains_corrector else None
+    student = "consistency_distill" if config.trains_student else None
+    prior = "steady_prior" if config.trains_prior else None
+    return tuple(filter(None, (first, operator, corrector, student, prior)))
+
+
+def is_steady_task(config: RunConfig, task: str) -> bool:
+    """Whether a task may be steady, by what is known without its files."""
+    return config.build.get_task(task).steady is not False
+
+
+def check_steady_task(config: RunConfig, *, found: Collection[str] | None = None) -> None:
+    """Refuse a prior of steady solutions where no task has any.
+
+    Args:
+        config: Configuration of the run.
+        found: Tasks whose files say that they are steady; None where these aren't looked at.
+
+    Raises:
+        ConfigError: Kind "no_steady_task".
+    """
+    steady = [task for task in config.data.tasks if is_steady_task(config, task)] if found is None else found
+    if not steady:
+        raise ConfigError(
+            "stage steady_prior learns solutions of steady tasks",
+            kind="no_steady_task",
+            expected="one such as darcy2d among data.tasks",
+            found=", ".join(config.data.tasks),
+            hint="say stages.steady_prior.epochs=0",
+        )
+
+
+def check_sizes(config: RunConfig, first: str | None) -> None:
+    """Refuse patches and tokens that don't fit the grids of the tasks, before stores are built.
+
+    Args:
+        config: Configuration of the run.
+        first: What `first_stage` says.
+
+    Raises:
+        ConfigError: As `cut_grid`, and as `describe_fields`.
+        ups_store.SourceError: If the sources are missing or can't be read.
+    """
+    for task in config.data.tasks if has_sizes(config, first) else ():
+        check_grid(config, describe_fields(config.build, task).grid)
+
+
+def has_sizes(config: RunConfig, first: str | None) -> bool:
+    """Whether the configuration says how grids are cut, and not the encoder that is given."""
+    return first is not None or config.operator.state == "fields"
+
+
+def check_grid(config: RunConfig, grid: GridSpec) -> None:
+    """Refuse patches and tokens that don't fit a grid.
+
+    Raises:
+        ConfigError: As `cut_grid`.
+    """
+    num_tokens = config.latent.tokens if config.operator.state == "latent" else None
+    cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens)
+
+
+def _check_own_folders(config: RunConfig, reader: str) -> None:
+    if latent_folder(config) == config.cache.dir:
+        raise ConfigError(
+            f"{reader} reads stores of fields, which stores of latents would replace",
+            kind="same_folder",
+            expected="another training.latent_cache_dir than cache.dir",
+            found=str(config.cache.dir),
+        )
+
+
+def has_given_encoder(config: RunConfig) -> bool:
+    """Whether latents are those of another autoencoder than the one that this run would train."""
+    own = config.checkpoint.dir / AUTOENCODER_FILE
+    is_wanted = config.operator.state == "latent"
+    return is_wanted and config.autoencoder_path.absolute() != own.absolute()
+
+
+def _check_no_given_encoder(config: RunConfig) -> None:
+    if has_given_encoder(config):
+        raise ConfigError(
+            "stage joint trains an autoencoder, but latents are to be those of another one",
+            kind="given_encoder",
+            expected="stages.joint.epochs=0, or no latent.checkpoint",
+            found=f"latent.checkpoint = {config.latent.checkpoint}",
+        )

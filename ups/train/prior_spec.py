@@ -1,0 +1,102 @@
+"""The specification of a prior of steady solutions that is to be trained, from its tasks' training fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ups.config import RunConfig
+from ups.config.corrector_size import corrector_size
+from ups.data.fields import Fields, parameter_names
+from ups.data.statistics import latent_statistics, measure_statistics
+from ups.data.windows import evenly_spread, parameter_table
+from ups.grid import FIELDS, PERIODIC, boundary_types, cut_grid
+from ups.trained.autoencoder import Autoencoder
+from ups.trained.specs import SimulatedTask, SimulatorSpec
+
+_MAX_ENCODED = 4096  # samples of a task whose latents are measured, evenly spread
+_AT_ONCE = 64
+
+
+def make_prior_states(
+    config: RunConfig,
+    train: Mapping[str, Fields],
+    *,
+    autoencoder: Autoencoder | None,
+    autoencoder_sha256: str | None,
+) -> SimulatorSpec:
+    """States of steady tasks, and the size of the network.
+
+    Args:
+        config: Configuration of the run.
+        train: Training fields by task.
+        autoencoder: Encoder and decoder where states are latents.
+        autoencoder_sha256: Of its weights.
+
+    Raises:
+        ConfigError: If the sizes don't fit the grids, or the fields aren't finite.
+    """
+    tasks = {name: _task(config, train[name], autoencoder) for name in sorted(train)}
+    patch_size = config.encoder.patch_size
+    dims = [
+        patch_size**task.grid.ndim * dict(task.grid.channels)[FIELDS]
+        for task in tasks.values()
+        if autoencoder is None
+    ]
+    return SimulatorSpec(
+        states=config.operator.state,
+        tasks=tasks,
+        parameters=parameter_names(train) if autoencoder is None else autoencoder.spec.parameters,
+        state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
+        patch_size=patch_size if autoencoder is None else None,
+        stride=1,
+        operator=corrector_size(config).to_json(),
+        autoencoder_sha256=autoencoder_sha256,
+    )
+
+
+def _task(config: RunConfig, fields: Fields, autoencoder: Autoencoder | None) -> SimulatedTask:
+    info = fields.info
+    kinds = boundary_types(info.boundary, ndim=info.grid.ndim)
+    if autoencoder is None:
+        cut = cut_grid(info.grid, patch_size=config.encoder.patch_size, num_tokens=None)
+        statistics: dict[str, Any] = {
+            array: found.to_json() for array, found in measure_statistics(fields).items()
+        }
+    else:
+        cut = autoencoder.spec.cut(info.grid)
+        statistics = {
+            array: latent_statistics(_latents(fields, array, autoencoder)).to_json()
+            for array in info.grid.arrays
+        }
+    known = fields.parameters(np.arange(len(fields.num_steps)))
+    if autoencoder is not None:
+        known = {name: known[name] for name in autoencoder.spec.parameters if name in known}
+    return SimulatedTask(
+        grid=info.grid,
+        boundary=tuple(
+            PERIODIC if wraps else kind for kind, wraps in zip(kinds, info.grid.periodic, strict=True)
+        ),
+        tokens=cut.tokens,
+        channels=info.channels,
+        steady=True,
+        dt=1.0,
+        parameters={name: (float(column.min()), float(column.max())) for name, column in known.items()},
+        statistics=statistics,
+    )
+
+
+@torch.no_grad()
+def _latents(fields: Fields, array: str, autoencoder: Autoencoder) -> Iterator[npt.NDArray[np.float32]]:
+    """Latents of some samples, each (B, L, D)."""
+    samples = evenly_spread(len(fields.num_steps), _MAX_ENCODED)
+    for first in range(0, len(samples), _AT_ONCE):
+        some = samples[first : first + _AT_ONCE]
+        values = torch.from_numpy(fields.read(array, some, np.zeros_like(some))).to(autoencoder.device)
+        table = parameter_table(fields.parameters(some), autoencoder.spec.parameters, len(some))
+        encoded = autoencoder.encode(values, table.to(autoencoder.device), task=fields.info.task, array=array)
+        yield encoded.float().cpu().numpy()

@@ -1,0 +1,149 @@
+"""What a training state was saved of: whether a stage can be continued from it, and would compute the same.
+
+Its document is read without its tensors, and without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.config import RunConfig
+from ups.config.loading import with_present_names
+from ups.config.stage_keys import flat_keys, stage_keys
+from ups.errors import CheckpointError, ConfigError
+from ups.trained.checkpoint import read_document
+
+TRAINING = "training"  # kind of checkpoint
+_MOST_SHOWN = 8  # differing keys in one message
+# What a state holds, and what its position says; one that lacks any of it is of an earlier version.
+_PARTS = frozenset({"config", "data_identity", "position", "scaler", "ema_updates", "named_by"})
+NAMED_BY = "parameter"  # the state of the optimiser; by number before
+POSITION = frozenset(
+    {
+        "step",
+        "global_batch_size",
+        "wandb_id",
+        "learning_rate",
+        "stage",
+        "best",
+        "best_step",
+        "start_score",
+        "best_epoch_score",
+        "bad_epochs",
+        "work",
+    }
+)
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What a state was saved of, to be compared before anything is opened, built or replaced.
+
+    Attributes:
+        path: The file.
+        document: Its JSON document.
+    """
+
+    path: Path
+    document: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> SavedState:
+        """Read the document without the tensors.
+
+        Raises:
+            CheckpointError: As `read_document`.
+        """
+        with hinting_at_restart():
+            return cls(path, read_document(path, kind=TRAINING))
+
+    def check_config(self, config: RunConfig, *, stage: str) -> None:
+        """Fail unless a stage can continue from the state and would compute the same.
+
+        Raises:
+            CheckpointError: Kind "too_old", with what the state lacks; "other_config", with the keys that
+                differ.
+        """
+        self._check_complete()
+        differing = differing_keys(self.document["config"], config, stage=stage)
+        check_same(self.path, "configuration", differing)
+
+    def check_data(self, data_identity: Mapping[str, Any]) -> None:
+        """Fail unless these are the data that the state was trained on.
+
+        Raises:
+            CheckpointError: Kind "other_data", with what differs.
+        """
+        was, now = json.loads(json.dumps([self.document["data_identity"], dict(data_identity)]))
+        check_same(self.path, "data", _differing(flat_keys(was), flat_keys(now)))
+
+    @property
+    def is_first_epoch_over(self) -> bool:
+        """Whether the weights before the first step were measured already."""
+        return self.document.get("position", {}).get("start_score") is not None
+
+    def _check_complete(self) -> None:
+        position = self.document.get("position", {})
+        missing = sorted((_PARTS - self.document.keys()) | (POSITION - position.keys()))
+        if missing:
+            with hinting_at_restart():
+                raise CheckpointError(
+                    "the training state was written by an earlier version",
+                    kind="too_old",
+                    path=self.path,
+                    found="no " + ", ".join(missing),
+                )
+
+
+def state_path(config: RunConfig, stage: str) -> Path:
+    """Where the state of a stage is saved."""
+    return config.checkpoint.dir / f"{stage}.training.safetensors"
+
+
+@contextmanager
+def hinting_at_restart() -> Iterator[None]:
+    """Inside, a state that can't be read says how to go on without it."""
+    try:
+        yield
+    except CheckpointError as error:
+        error.hint = "begin again with --restart; what was exported before is kept"
+        raise
+
+
+def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -> list[str]:
+    """Keys that change what a stage computes and differ from a saved configuration, with both values."""
+    return _differing(stage_keys(with_present_names(saved), stage), stage_keys(config, stage))
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} was {before.get(key)} and is {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+
+
+def check_same(
+    path: Path,
+    what: str,
+    differing: list[str],
+    *,
+    hint: str = "go back to it, use another checkpoint.dir, or --restart",
+) -> None:
+    """Fail where anything differs: CheckpointError, kind "other_config" or "other_data", with what does."""
+    if differing:
+        shown = "; ".join(differing[:_MOST_SHOWN])
+        more = f" and {len(differing) - _MOST_SHOWN} more" if len(differing) > _MOST_SHOWN else ""
+        error = CheckpointError(
+            f"the training state is of another {what}: {shown}{more}",
+            kind="other_config" if what == "configuration" else "other_data",
+            path=path,
+            hint=hint,
+        )
+        error.exit_code = ConfigError.exit_code  # as for a store that is of something else
+        raise error

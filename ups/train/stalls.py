@@ -1,0 +1,69 @@
+"""A training that doesn't get on ends itself, and leaves stacks of its threads and the GPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ups.device import cuda_state
+from ups.errors import StalledError
+from ups.train.interrupt import SAME_COMMAND
+from ups_store.system.stalls import DeadlineThread
+from ups_store.system.stalls import listening_to_stalls as listening_to_stalls
+
+FIRST_TIMES = 10.0  # longer for the first of its kind, which compiles and opens things
+
+
+class StallWatch(DeadlineThread):
+    """Ends the process with exit code 4 if nothing is expected again in time; a context manager.
+
+    Args:
+        timeout_s: Seconds for one step, validation or saving; None watches nothing.
+        path: Where what it was doing then is written.
+        stage: Name of the stage.
+        device: Whose memory is described.
+        record: Takes the error's sentence, for the log.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float | None,
+        *,
+        path: Path,
+        stage: str,
+        device: torch.device,
+        record: Callable[[str], None],
+    ) -> None:
+        super().__init__("stall-watch", path=path, shortest_s=timeout_s)
+        self._timeout_s, self._stage, self._device = timeout_s, stage, device
+        self._take_error = record
+        self._seen: set[str] = set()
+
+    def expect(self, kind: str, *, after: int) -> None:
+        """From now on a step, validation or saving has its time.
+
+        Args:
+            kind: What begins; the first of a kind has `FIRST_TIMES` as long.
+            after: Optimiser step after which it comes.
+        """
+        if self._timeout_s is None:
+            return
+        allowed_s = self._timeout_s * (1.0 if kind in self._seen else FIRST_TIMES)
+        self._seen.add(kind)
+        self.allow(f"{kind} after step {after}", allowed_s)
+
+    def _error(self, what: str, allowed_s: float) -> StalledError:
+        return StalledError(
+            f"stage {self._stage} stalled: {what} wasn't over in {allowed_s:g} s",
+            path=self.path,
+            hint="the file has the stacks of all threads; raise training.stall_timeout_s if it only was slow",
+            continued_by=SAME_COMMAND,
+        )
+
+    def _state(self) -> str:
+        return f"\n{cuda_state(self._device)}\n"
+
+    def _record(self, error: Exception) -> None:
+        self._take_error(str(error))

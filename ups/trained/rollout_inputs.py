@@ -1,0 +1,230 @@
+"""What callers give to a rollout, checked and turned into tensors: fields, parameters, time steps.
+
+Letters: B batch, X the axes of the grid, C channels, K steps, P parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ups.device import free_bytes
+from ups.errors import ConfigError, ShapeError
+from ups.grid import FIELDS
+from ups.trained.specs import SimulatedTask
+from ups_store.printable import counted
+
+_FLOAT32_BYTES = 4
+Numbers = Tensor | npt.NDArray[Any] | float
+
+
+@dataclass(frozen=True)
+class RolloutStart:
+    """Where a rollout begins, and under which conditions.
+
+    Attributes:
+        task: Name of the task.
+        state_BLD: Normalised states.
+        parameters_BP: In the order of the models, NaN where the task has none of the name.
+        dt_BK: Physical time of every step.
+        points: Of the frames that are wanted, along each axis.
+    """
+
+    task: str
+    state_BLD: Tensor
+    parameters_BP: Tensor
+    dt_BK: Tensor
+    points: tuple[int, ...]
+
+
+def check_steps(steps: object, task: SimulatedTask) -> int:
+    """The steps of a rollout as a number.
+
+    Raises:
+        ConfigError: Kind "steps", unless they are at least 1, and of a steady task just that.
+    """
+    is_count = isinstance(steps, (int, np.integer)) and not isinstance(steps, bool) and steps >= 1
+    if not is_count or (task.steady and steps != 1):
+        expected = "1 of a steady task" if task.steady else "a whole number, at least 1"
+        raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=repr(steps))
+    return int(steps)  # type: ignore[call-overload]  # NumPy's overflow
+
+
+def check_members(members: object) -> int:
+    """The members of an ensemble as a number.
+
+    Raises:
+        ConfigError: Kind "members", unless they are at least 1.
+    """
+    if not isinstance(members, (int, np.integer)) or isinstance(members, bool) or members < 1:
+        expected = "a whole number, at least 1"
+        raise ConfigError("members of the ensemble", kind="members", expected=expected, found=repr(members))
+    return int(members)
+
+
+def check_seed(seed: object) -> int:
+    """The seed of an ensemble as a number.
+
+    Raises:
+        ConfigError: Kind "seed", unless it is a whole number, 0 or more.
+    """
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(
+            "seed of the ensemble", kind="seed", expected="a whole number, 0 or more", found=repr(seed)
+        )
+    return int(seed)
+
+
+def frames_of(
+    fields: Tensor | npt.NDArray[Any],
+    task: SimulatedTask,
+    *,
+    device: torch.device,
+    any_points: bool = False,
+) -> Tensor:
+    """Initial fields as float32, shape (B, X..., C); the axis C may be missing where there is one channel.
+
+    Args:
+        fields: Physical units.
+        task: Whose they are.
+        device: Where they go.
+        any_points: Whether another number of points will do, at least two along each axis.
+
+    Raises:
+        ShapeError: If they aren't numbers on the task's grid.
+        ConfigError: Kind "not_finite".
+    """
+    values = _numbers(fields, task.input_array, device=device)
+    points = task.grid.points
+    given = tuple(values.shape[1 : 1 + len(points)])
+    if any_points and len(given) == len(points) and min(given) > 1:
+        points = given
+    expected = (*points, dict(task.grid.channels)[task.input_array])
+    if expected[-1] == 1 and tuple(values.shape[1:]) == expected[:-1]:
+        values = values.unsqueeze(-1)
+    if tuple(values.shape[1:]) != expected or not len(values):
+        shown = ", ".join(map(str, expected))
+        raise ShapeError(task.input_array, expected=f"(B, {shown})", found=tuple(values.shape))
+    if len(bad := torch.nonzero(~values.flatten(1).isfinite().all(1)).flatten()):
+        raise _not_finite(f"sample {int(bad[0])} of {task.input_array!r}")
+    return values
+
+
+def parse_parameters(
+    given: Mapping[str, Numbers],
+    task: SimulatedTask,
+    *,
+    order: tuple[str, ...],
+    num: int,
+    device: torch.device,
+) -> Tensor:
+    """Parameters in the order of the models, NaN where a task has none of the name, shape (B, P).
+
+    A parameter that had one value in all of training needs no mention.
+
+    Raises:
+        ConfigError: Kinds "unknown_parameter", "missing_parameter", "not_finite".
+        ShapeError: If a parameter isn't one number, nor one for each of `num` samples.
+    """
+    if unknown := given.keys() - task.parameters.keys():
+        expected = " and ".join(task.parameters) or "none"
+        found = ", ".join(sorted(unknown))
+        raise ConfigError("parameters", kind="unknown_parameter", expected=expected, found=found)
+    table_BP = torch.full((num, len(order)), torch.nan, device=device)
+    for name, (low, high) in task.parameters.items():
+        if name not in given and low != high:
+            expected = f"a value, {low:g} to {high:g} in training"
+            raise ConfigError(f"parameter {name} is missing", kind="missing_parameter", expected=expected)
+        values = _numbers(given.get(name, low), name, device=device)
+        if not values.isfinite().all():
+            raise _not_finite(f"parameter {name}")
+        if tuple(values.shape) not in ((), (num,)):
+            raise ShapeError(name, expected=f"a number or ({num},)", found=tuple(values.shape))
+        table_BP[:, order.index(name)] = values
+    return table_BP
+
+
+def check_room(
+    task: SimulatedTask,
+    *,
+    num: int,
+    steps: int,
+    device: torch.device,
+    points: tuple[int, ...] | None = None,
+    members: int | None = None,
+) -> None:
+    """Fail before a rollout that doesn't fit into the device's free memory; it is held twice at the end.
+
+    Args:
+        task: Whose it is.
+        num: Samples.
+        steps: Predicted frames of each.
+        device: Where they are held.
+        points: Of the predicted frames; by default the task's.
+        members: Of an ensemble of each sample; None of a single forecast.
+
+    Raises:
+        ConfigError: Kind "no_memory".
+    """
+    values = math.prod(points or task.grid.points) * dict(task.grid.channels)[FIELDS]
+    needed = 2 * _FLOAT32_BYTES * num * (members or 1) * steps * values
+    free = free_bytes(device)
+    if needed > free:
+        raise ConfigError(
+            f"a rollout of {_shown_size(num, members, steps)} doesn't fit into memory",
+            kind="no_memory",
+            expected=f"at most {free / 2**20:,.0f} MiB",
+            found=f"{needed / 2**20:,.0f} MiB",
+            hint="roll out fewer samples at a time, or fewer "
+            + ("steps" if members is None else "members" if steps == 1 else "members or steps"),
+        )
+
+
+def _shown_size(num: int, members: int | None, steps: int) -> str:
+    """For people; of an ensemble whose time steps aren't held together without them."""
+    samples, ahead = counted(num, "sample"), counted(steps, "step")
+    if members is None:
+        return f"{samples} and {ahead}"
+    of_each = counted(members, "member")
+    return f"{samples} and {of_each}" if steps == 1 else f"{samples}, {of_each} and {ahead}"
+
+
+def step_times(dt: Numbers, *, num: int, steps: int, device: torch.device) -> Tensor:
+    """Physical time of every step, shape (B, K), from a number, (B,) or (B, K).
+
+    Raises:
+        ShapeError: For another shape.
+        ConfigError: Kind "time_step", unless all are positive.
+    """
+    times = _numbers(dt, "dt", device=device)
+    shaped = times[:, None] if times.ndim == 1 else times
+    if tuple(shaped.shape) not in ((), (num, 1), (num, steps)):
+        expected = f"a number, ({num},) or ({num}, {steps})"
+        raise ShapeError("dt", expected=expected, found=tuple(times.shape))
+    if not bool((shaped > 0).all()):
+        raise ConfigError("dt of the rollout", kind="time_step", expected="> 0", found=float(shaped.min()))
+    return shaped.expand(num, steps)
+
+
+def _numbers(values: Numbers, name: str, *, device: torch.device) -> Tensor:
+    """As float32 on a device; a copy, unless it is such a tensor already."""
+    if not isinstance(values, Tensor):
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            raise ShapeError(name, kind="dtype", expected="real numbers", found=array.dtype)
+        values = torch.from_numpy(np.array(array, np.float32, order="C"))  # a copy: views may be read-only
+    elif values.is_complex():
+        raise ShapeError(name, kind="dtype", expected="real numbers", found=values.dtype)
+    return values.to(device, torch.float32)
+
+
+def _not_finite(what: str) -> ConfigError:
+    hint = "leave it out, or mend it"
+    return ConfigError(f"{what} isn't finite", kind="not_finite", expected="no NaN and no Inf", hint=hint)

@@ -1,0 +1,188 @@
+"""Verbs of shared caches: `push`, `pull`, `ls-remote`, and what `gc --remote` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ups_store.console import (
+    AsJson,
+    format_age,
+    format_nbytes,
+    interruptible,
+    is_verbose,
+    log,
+    print_json,
+    print_lines,
+    progress_bar,
+)
+from ups_store.printable import counted
+
+if TYPE_CHECKING:
+    from ups_store.remote.choice import SharedStore
+    from ups_store.remote.shared_cache import SharedCache
+
+Place = Annotated[
+    str,
+    typer.Argument(help="shared cache: s3://, gs://, az://, https:// (read only) or a folder", metavar="URL"),
+]
+Timeout = Annotated[
+    float, typer.Option(min=1, help="seconds for one request to a server, with all its attempts")
+]
+
+_SHORT_HASH = 12
+_TIMEOUT_S = 60.0
+
+
+def push(
+    paths: Annotated[list[Path], typer.Argument(help="finished stores, or patterns", metavar="PATH...")],
+    place: Place,
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace what is there, such as damaged files")
+    ] = False,
+    timeout: Timeout = _TIMEOUT_S,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file and line")] = False,
+) -> None:
+    """Verify stores and copy them to a shared cache, to HASH/NAME; what is there already stays.
+
+    A push that was killed goes on where it was when it is run again.
+    """
+    from ups_store.remote.transfer import push_store
+
+    cache = _open(place, timeout)
+    for path in paths:
+        with interruptible(), progress_bar(f"pushing {path.name}", total=_nbytes(path), quiet=as_json) as bar:
+            pushed = push_store(path, cache, replace=force, progress=_Shown(bar))
+        for file in pushed:
+            if as_json:
+                print_json({**vars(file), "url": f"{cache.location}/{file.key}"})
+            else:
+                done = "pushed" if file.is_new else "there already"
+                print_lines(f"{file.path}: {done}, {format_nbytes(file.nbytes)}, {cache.location}/{file.key}")
+
+
+def pull(
+    place: Place,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="NAME, HASH (its beginning will do) or HASH/NAME [default: all]", metavar="STORE..."
+        ),
+    ] = None,
+    *,
+    into: Annotated[Path, typer.Option(help="folder for the stores")] = Path("cache"),
+    force: Annotated[bool, typer.Option("--force", help="replace other stores of these names")] = False,
+    timeout: Timeout = _TIMEOUT_S,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
+) -> None:
+    """Copy stores from a shared cache, verified and of the identity that their place says.
+
+    A pull that was killed goes on where it was when it is run again.
+    """
+    from ups_store.remote.choice import choose_stores
+    from ups_store.remote.transfer import pull_store
+    from ups_store.sources.attempts import Attempts
+
+    cache = _open(place, timeout)
+    for store in choose_stores(cache, names or []):
+        title = f"pulling {store.name}"
+        with interruptible(), progress_bar(title, total=store.nbytes, quiet=as_json) as bar:
+            options: dict[str, Any] = {
+                "attempts": Attempts(timeout),
+                "progress": _Shown(bar),
+                "replace": force,
+            }
+            path = pull_store(cache, store.files, into, **options)
+        if as_json:
+            print_json({**store.to_json(), "path": path})
+        else:
+            size = format_nbytes(store.nbytes)
+            print_lines(f"{path}: {size}, {store.config_hash[:_SHORT_HASH]}, from {cache.location}")
+
+
+def ls_remote(place: Place, *, timeout: Timeout = _TIMEOUT_S, as_json: AsJson = False) -> None:
+    """List the stores of a shared cache."""
+    from ups_store.remote.choice import list_stores
+
+    cache = _open(place, timeout)
+    stores = list_stores(cache)
+    if as_json:
+        print_json({"url": cache.location, "stores": [store.to_json() for store in stores]})
+        return
+    if not stores:
+        log(f"{cache.location}: no store")
+    for store in stores:
+        print_lines(_line(store))
+
+
+def _line(store: SharedStore) -> str:
+    import time
+
+    config_hash = store.config_hash if is_verbose() else store.config_hash[:_SHORT_HASH]
+    files = f" in {len(store.files)} files" if len(store.files) > 1 else ""
+    size, age = f"{format_nbytes(store.nbytes)}{files}", format_age(time.time() - store.modified_s)
+    return f"{config_hash}  {store.name}  {size}, {age}"
+
+
+def gc_remote(
+    place: str, *, delete: bool, unfinished: bool, older_than: float | None, timeout: float, as_json: bool
+) -> None:
+    """List what can go from a shared cache, and remove it on request; see `gc`."""
+    from ups_store.remote.garbage import find_remote_garbage
+
+    cache = _open(place, timeout)
+    found = find_remote_garbage(cache, older_than_s=None if older_than is None else 86400 * older_than)
+    if not found:
+        log(f"{cache.location}: nothing that can go")
+    for garbage in found:
+        is_wanted = garbage.is_removable and (unfinished or garbage.kind != "incomplete")
+        if delete and is_wanted:
+            cache.remove(garbage.key, garbage.upload_id)
+        if as_json:
+            print_json({**vars(garbage), "removed": delete and is_wanted})
+            continue
+        what = {
+            "temporary": "left by a push"
+            if garbage.is_removable
+            else "of a push that may be going on, left alone",
+            "incomplete": "some of a store's partitions: a push goes on with the others",
+            "old": "store",
+            "foreign": "foreign file, left alone",
+        }[garbage.kind]
+        size = f"{format_nbytes(garbage.nbytes)}, " if garbage.nbytes else ""
+        removed = ", removed" if delete and is_wanted else ""
+        print_lines(
+            f"{cache.location}/{garbage.key}: {what}, {size}written {format_age(garbage.age_s)}{removed}"
+        )
+    if found and not delete:
+        log(f"{counted(len(found), 'file')}; --delete removes what isn't left alone")
+
+
+def _open(place: str, timeout: float) -> SharedCache:
+    from ups_store.remote.shared_cache import open_shared
+
+    return open_shared(place, deadline_s=timeout)
+
+
+def _nbytes(path: Path) -> int:
+    from ups_store.read.open import open_any
+
+    with open_any(path) as store:
+        return store.nbytes
+
+
+class _Shown:
+    """Shows a transfer in a bar."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def doing(self, what: str) -> None:
+        """See `ups_store.sources.download.Progress`."""
+
+    def progressed(self, num: int = 0) -> None:
+        """See `ups_store.sources.download.Progress`."""
+        self._bar(num)

@@ -1,0 +1,245 @@
+"""`SlotCache`: fetched chunks of a remote store in a sparse file on a local disk, shared by processes.
+
+`FINGERPRINT.slots` holds the store's bytes where they lie in the object, holes where they weren't fetched,
+and behind them one byte a chunk: whether it is there. It is named by content, so it serves the same store at
+any URL, also one that was uploaded again. There is no order between writes, and no sync: what another process
+is writing, has given back, or lost in a crash doesn't match its checksum, which every reader checks, and is
+fetched again. So nothing but a file's removal needs a lock, and none of it is ever waited for.
+
+A folder has a limit in bytes. When it is reached, files that no process uses go first, those that were opened
+longest ago before others. After that a store keeps most of what it has: of an epoch that is larger than the
+cache, any order by last use would find nothing. Every 16th new chunk takes the place of others.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from ups_store.errors import SpecError
+from ups_store.printable import printable
+from ups_store.read.store_file import Descriptor
+from ups_store.system import files, locks
+
+SUFFIX = ".slots"
+_PAGE_BYTES = 4096
+_REPLACED_SHARE = 1 / 16  # of the new chunks, once the folder is full
+_GIVEN_BACK_BYTES = 64 << 10  # at least at a time: of a page that two chunks share neither frees anything
+_MAX_DRAWS = 256  # of chunks that may be there, and be given back
+_THERE, _GONE = b"\1", b"\0"
+_LOCK_OFFSET = 0  # a byte of the file that each process which uses it has locked, shared
+_LOCK_POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the chunks of one array with slots lie.
+
+    Attributes:
+        base: Number of the first.
+        count: How many there are.
+        first: First byte of the first.
+        stride: Bytes from one to the next.
+    """
+
+    base: int
+    count: int
+    first: int
+    stride: int
+
+
+class SlotCache:
+    """The chunks of one store that lie on this machine. For any thread; a forked child shares it.
+
+    Whatever its disk does, reading goes on: an error of it ends the cache, with a warning.
+
+    Args:
+        folder: Of all stores; made if it isn't there.
+        limit_bytes: That the folder may take on its disk; a little more where several processes write.
+        fingerprint: Of the store's content.
+        file_nbytes: Length of the object.
+        num_chunks: How many chunks the store has.
+        places: Where those are that may be given back one by one.
+
+    Attributes:
+        path: The file.
+        limit_bytes: See above.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        *,
+        fingerprint: str,
+        file_nbytes: int,
+        num_chunks: int,
+        places: tuple[Places, ...],
+    ) -> None:
+        self.path, self.limit_bytes = folder / f"{fingerprint}{SUFFIX}", limit_bytes
+        self._flags = -(-file_nbytes // _PAGE_BYTES) * _PAGE_BYTES  # where they begin
+        self._places = places
+        self._random = random.Random()
+        self._lock = threading.Lock()
+        self._descriptor: Descriptor | None = None
+        with _failures_as_warning(self):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = Descriptor(_open_shared(self.path))
+            if files.size(self._descriptor.fd) < self._flags + num_chunks:
+                files.truncate(self._descriptor.fd, self._flags + num_chunks)
+            files.touch(self.path)
+
+    def get(self, number: int, first: int, nbytes: int) -> bytes | None:
+        """The bytes of a chunk, which may be anything: check them; None if it isn't there."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            return None
+        with _failures_as_warning(self):
+            if files.read_at(descriptor.fd, self._flags + number, 1) == _THERE:
+                return files.read_at(descriptor.fd, first, nbytes)
+        return None
+
+    def put(self, number: int, first: int, raw: memoryview) -> None:
+        """Keep the bytes of a chunk, if there is room."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
+        with _failures_as_warning(self):
+            if self._has_room(descriptor.fd, len(raw)):
+                files.write_at(descriptor.fd, first, raw)
+                files.write_at(descriptor.fd, self._flags + number, _THERE)
+
+    def drop(self, number: int) -> None:
+        """Forget a chunk that was found to be wrong."""
+        descriptor = self._descriptor
+        if descriptor is not None:
+            with _failures_as_warning(self):
+                files.write_at(descriptor.fd, self._flags + number, _GONE)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this store that lie on the disk."""
+        return files.allocated_bytes(self.path)
+
+    def close(self) -> None:
+        """Let go of the file, which stays; a call under way ends first."""
+        self._descriptor = None
+
+    def _has_room(self, fd: int, nbytes: int) -> bool:
+        """Whether a chunk may be written, after others went."""
+        wanted = nbytes + 3 * _PAGE_BYTES  # the pages that it begins and ends in, and that of its flag
+        if _used(self.path.parent) + wanted <= self.limit_bytes:
+            return True
+        with self._lock:  # one thread at a time; other processes do the same work, which does no harm
+            if _remove_unused(self.path, self.limit_bytes - wanted):
+                return True
+            given_back = max(wanted, _GIVEN_BACK_BYTES)
+            is_replacing = self._random.random() < _REPLACED_SHARE * wanted / given_back
+            return is_replacing and self._give_back(fd, given_back, self.limit_bytes - wanted)
+
+    def _give_back(self, fd: int, nbytes: int, limit: int) -> bool:
+        """Remove stretches of about so many bytes, drawn by chance, until the folder takes no more."""
+        num_slots = sum(place.count for place in self._places)
+        for _ in range(_MAX_DRAWS if num_slots else 0):
+            place, number = self._place_of(self._random.randrange(num_slots))
+            if files.read_at(fd, self._flags + place.base + number, 1) != _THERE:
+                continue
+            num = min(place.count - number, -(-nbytes // place.stride))
+            files.write_at(fd, self._flags + place.base + number, _GONE * num)
+            files.punch_hole(fd, place.first + number * place.stride, num * place.stride)
+            if _used(self.path.parent) <= limit:
+                return True
+        return False
+
+    def _place_of(self, drawn: int) -> tuple[Places, int]:
+        """Array and number in it of one of all slots."""
+        for place in self._places:
+            if drawn < place.count:
+                return place, drawn
+            drawn -= place.count
+        raise AssertionError(drawn)
+
+
+class _failures_as_warning:  # noqa: N801 (used like a function)
+    """Inside, an error of the disk ends a cache and becomes a warning."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        self._cache = cache
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        self._cache.close()
+        warnings.warn(printable(f"{self._cache.path}: no chunk is kept any more ({error})"), stacklevel=3)
+        return True
+
+
+def limit_of(nbytes: int | None, folder: Path) -> int:
+    """The limit of a folder: what was asked for, by default half of what is free, and what it has already.
+
+    Raises:
+        SpecError: If that isn't positive.
+    """
+    if nbytes is not None:
+        if nbytes <= 0:
+            raise SpecError("cache_bytes", kind="cache", path=folder, expected="more than 0", found=nbytes)
+        return nbytes
+    there = next(place for place in (folder, *folder.parents) if files.exists(place))
+    used = _used(folder)
+    return used + files.free_bytes(there) // 2
+
+
+def _used(folder: Path) -> int:
+    """Bytes that all stores of a folder take on its disk."""
+    return sum(
+        files.allocated_bytes(folder / name) for name in files.names_in(folder) if name.endswith(SUFFIX)
+    )
+
+
+def _open_shared(path: Path) -> int:
+    """Open or make a file, and lock it against removal, together with all that use it."""
+    while True:
+        fd = files.open_or_create(path)
+        # Whoever removes it holds the lock for no longer than that takes.
+        if locks.try_lock(fd, _LOCK_OFFSET, exclusive=False) and files.is_file_at(fd, path):
+            return fd
+        files.close(fd)
+        time.sleep(_LOCK_POLL_S)
+
+
+def _remove_unused(own: Path, limit: int) -> bool:
+    """Remove files of stores that no process uses until the folder takes no more; whether it does then."""
+    others = [own.parent / name for name in files.names_in(own.parent) if name.endswith(SUFFIX)]
+    ages = sorted(
+        (written[1], path) for path in others if path != own and (written := files.last_write(path))
+    )
+    used = _used(own.parent)
+    for _, path in ages:
+        if used <= limit:
+            break
+        nbytes = files.allocated_bytes(path)
+        if _remove(path):
+            used -= nbytes
+    return used <= limit
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file unless a process uses it."""
+    try:
+        fd = files.open_existing(path, writable=True)
+    except OSError:  # another process was faster
+        return False
+    try:
+        if not locks.try_lock(fd, _LOCK_OFFSET):
+            return False
+        files.remove(path)
+        return True
+    finally:
+        files.close(fd)

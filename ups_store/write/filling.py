@@ -1,0 +1,234 @@
+"""Samples of a known or unknown number into a store: directly, or through parts that are merged at the end.
+
+Where the number is known and no array is ragged, they are committed into the store itself; else they go
+through parts (spec 15).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import CommitError, FormatError, IdentityMismatchError, SpecError, StoreNotFoundError
+from ups_store.format.array_spec import ArraySpec
+from ups_store.format.canonical import plain_json
+from ups_store.format.manifest import part_name
+from ups_store.read.store_set import parts_folder
+from ups_store.write.create import create
+from ups_store.write.part_files import recipe_of
+from ups_store.write.parts import PartsWriter, write_parts
+from ups_store.write.progress_line import ProgressLine
+from ups_store.write.sample_sources import Columns, Rows
+from ups_store.write.sample_specs import SampleCheck, counted_specs, specs_of
+from ups_store.write.writer import StoreWriter
+
+OnMismatch = Literal["raise", "restart"]
+OnError = Literal["fail", "skip"]
+Sample = Mapping[str, Any]
+
+PROBED_SAMPLES, PROBED_BYTES = 32, 64 << 20  # that specs are found from; never a matter of time
+BATCH_BYTES, MAX_BATCH = 16 << 20, 16384  # committed together
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all ways of writing need; see `ups_store.write`.
+
+    Attributes:
+        target: Where the store will be.
+        identity: Of the samples.
+        is_named: Whether that says what they are: else what another run left is of no use.
+    """
+
+    target: Path
+    identity: Mapping[str, Any]
+    is_named: bool
+    ragged: frozenset[str]
+    constants: Mapping[str, npt.ArrayLike]
+    dims: Mapping[str, Sequence[str]]
+    attrs: Mapping[str, Any]
+    on_mismatch: OnMismatch
+    buffer_bytes: int
+    save_every_s: float
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments that `create` and `write_parts` share."""
+        return {
+            "constants": self.constants,
+            "dims": {name: dims for name, dims in self.dims.items() if name in self.constants},
+            "identity": self.identity,
+            "attrs": self.attrs,
+            "on_mismatch": self.on_mismatch if self.is_named else "restart",
+        }
+
+    def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+        """Specs with the names of dimensions that were given."""
+        return {
+            name: replace(spec, dims=("sample", *self.dims[name])) if name in self.dims else spec
+            for name, spec in specs.items()
+        }
+
+
+def write_columns(plan: Plan, source: Columns, line: ProgressLine) -> None:
+    """Commit arrays block by block, and publish the store."""
+    plan = replace(
+        plan,
+        constants={**source.constants, **plan.constants},
+        dims={**source.constant_dims, **plan.dims},
+        attrs={**source.attrs, **plan.attrs},
+    )
+    specs = plan.named_dims(source.specs())
+    nbytes = sum(array.nbytes for array in source.arrays.values()) // max(1, source.num_samples)
+    with create(plan.target, specs, durability="lazy", **plan.options) as writer:
+        missing = writer.missing()
+        line.begin_at(source.num_samples - len(missing))
+        for run in _runs(missing, max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
+            block = source.block(run.start, run.stop)
+            writer.commit_many(run, block)
+            line.advance(len(run), nbytes * len(run))
+        writer.finish()
+
+
+def _runs(numbers: npt.NDArray[np.int64], longest: int = 1 << 62) -> Iterator[range]:
+    """Sorted numbers as runs of consecutive ones."""
+    edges = np.flatnonzero(np.diff(numbers) != 1) + 1
+    for run in np.split(numbers, edges) if len(numbers) else []:
+        for first in range(int(run[0]), int(run[-1]) + 1, longest):
+            yield range(first, min(first + longest, int(run[-1]) + 1))
+
+
+def write_rows(plan: Plan, source: Rows, line: ProgressLine) -> None:
+    """Find specs from the first samples, and write all."""
+    specs = specs_of_parts(plan)
+    samples = source.begin(0)
+    probed: list[Sample] = []
+    if specs is None:
+        probed = _probe(samples)
+        specs = plan.named_dims(specs_of(probed, ragged=plan.ragged))
+        if source.num_samples is not None and not any(spec.is_ragged for spec in specs.values()):
+            _write_directly(plan, source, specs, len(probed), line)
+            return
+    check = SampleCheck(specs, num_seen=len(probed))
+    with write_parts(plan.target, specs, buffer_bytes=plan.buffer_bytes, **plan.options) as writer:
+        first = 0
+        if source.can_skip and writer.num_found:
+            first, samples, probed = writer.num_found, source.begin(writer.num_found), []
+            writer.extend(lambda found: ())  # nothing is passed over
+        line.begin_at(writer.num_found)
+        clock = Clock(plan.save_every_s)
+        with saving(plan, writer):
+            for number, sample in enumerate(itertools.chain(probed, samples), first):
+                before = writer.waiting_nbytes
+                writer.add(check(sample, number))
+                if number >= writer.num_found:
+                    line.advance(1, max(0, writer.waiting_nbytes - before))
+                if clock.is_time(writer.num_waiting):
+                    writer.flush()
+        line.say("merging parts")
+        writer.finish()
+
+
+def _probe(samples: Iterator[Sample]) -> list[Sample]:
+    """The first samples; how many depends on them alone, so that a second run finds the same specs."""
+    probed: list[Sample] = []
+    nbytes = 0
+    for sample in itertools.islice(samples, PROBED_SAMPLES):
+        probed.append(sample)
+        nbytes += sum(len(v) if isinstance(v, str | bytes) else np.asarray(v).nbytes for v in sample.values())
+        if nbytes >= PROBED_BYTES:
+            break
+    if not probed:
+        hint = "`ups_store.write_parts` and `create` make a store of none, from specs"
+        raise SpecError("there are no samples to find arrays from", kind="empty", expected="one", hint=hint)
+    return probed
+
+
+def specs_of_parts(plan: Plan) -> dict[str, ArraySpec] | None:
+    """What an interrupted run of the same found; None if there was none."""
+    if not plan.is_named:
+        return None
+    try:
+        recipe = recipe_of(parts_folder(plan.target) / part_name(0))
+    except (StoreNotFoundError, FormatError):
+        return None
+    is_same = recipe.identity == plain_json(dict(plan.identity), what="identity")
+    return dict(recipe.arrays) if is_same and plan.ragged.issubset(recipe.ragged) else None
+
+
+class Clock:
+    """Says when samples have waited long enough."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s, self._last = every_s, time.monotonic()
+
+    def is_time(self, num_waiting: int) -> bool:
+        """Whether it is; begins again then, and where nothing waits."""
+        now = time.monotonic()
+        if num_waiting and now - self._last < self._every_s:
+            return False
+        self._last = now
+        return num_waiting > 0
+
+
+@contextlib.contextmanager
+def saving(plan: Plan, writer: PartsWriter, attrs: Callable[[], Any] = lambda: None) -> Iterator[None]:
+    """Has a failure of the samples themselves leave those before it as a part, for the next call."""
+    try:
+        yield
+    except (CommitError, IdentityMismatchError, OSError):
+        raise
+    except BaseException:
+        if plan.is_named and writer.fd >= 0:
+            writer.flush(attrs=attrs())
+        raise
+
+
+def _write_directly(
+    plan: Plan, source: Rows, specs: Mapping[str, ArraySpec], num_seen: int, line: ProgressLine
+) -> None:
+    """Samples of a known number, none ragged, in batches; those that are missing only."""
+    assert source.num_samples is not None
+    check = SampleCheck(specs, num_seen=num_seen)
+    arrays = counted_specs(specs, source.num_samples)
+    with create(plan.target, arrays, durability="lazy", **plan.options) as writer:
+        missing = writer.missing()
+        line.begin_at(source.num_samples - len(missing))
+        for run in _runs(missing):
+            samples = itertools.islice(source.begin(run.start), len(run))
+            numbered = ((number, check(sample, number)) for number, sample in zip(run, samples, strict=False))
+            _commit(writer, numbered, line)
+        writer.finish()
+
+
+def _commit(writer: StoreWriter, samples: Iterable[tuple[int, Sample]], line: ProgressLine) -> None:
+    """Commit samples in batches; on a failure of the samples, those before it, too."""
+    batch: list[tuple[int, Sample]] = []
+    nbytes = 0
+
+    def flush() -> None:
+        nonlocal nbytes
+        if batch:
+            numbers = [number for number, _ in batch]
+            arrays = {name: np.stack([np.asarray(s[name]) for _, s in batch]) for name in batch[0][1]}
+            batch.clear()
+            writer.commit_many(numbers, arrays)
+            line.advance(len(numbers), nbytes)
+            nbytes = 0
+
+    try:
+        for number, sample in samples:
+            batch.append((number, sample))
+            nbytes += sum(np.asarray(value).nbytes for value in sample.values())
+            if nbytes >= BATCH_BYTES or len(batch) >= MAX_BATCH:
+                flush()
+    finally:
+        flush()

@@ -1,0 +1,190 @@
+"""`ups_store.write`: a store of anything iterable, in one call that continues where it was killed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from ups_store.errors import SpecError
+from ups_store.read.protocol import AnyStore
+from ups_store.system.memory import num_cores
+from ups_store.system.paths import path_of
+from ups_store.system.replacement import real_place
+from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
+from ups_store.write.filling_mapped import SKIPPED, write_mapped
+from ups_store.write.found_store import check_free, opened_if_same, unnamed_identity
+from ups_store.write.parts import BUFFER_BYTES
+from ups_store.write.progress_line import ProgressLine
+from ups_store.write.sample_sources import Columns, Rows, digest_of, source_of
+
+SAVE_EVERY_S = 60.0
+ITEM_TIMEOUT_S = 300.0
+
+
+def write(
+    path: str | os.PathLike[str],
+    samples: Any = None,
+    *,
+    identity: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None,
+    ragged: Collection[str] = (),
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    map: Callable[[Any], Any] | None = None,
+    inputs: Iterable[Any] | None = None,
+    num_workers: int | None = None,
+    item_timeout_s: float = ITEM_TIMEOUT_S,
+    retries: int = 0,
+    on_error: OnError = "fail",
+    on_mismatch: OnMismatch = "raise",
+    buffer_bytes: int = BUFFER_BYTES,
+    save_every_s: float = SAVE_EVERY_S,
+    progress: bool | None = None,
+) -> AnyStore:
+    """Write a store of samples, and open it; if there is one of this identity, just open that.
+
+    `samples` is an iterable of dicts of arrays, tensors, numbers, `str` or `bytes`: a generator of unknown
+    length, a list, a torch data set, one of Hugging Face. Or arrays whose first axis is the sample: one of
+    NumPy or torch, a dict of them, a Zarr group, an xarray data set (its dimension "sample", else the first
+    one). Dtypes, shapes, and which arrays are ragged are found from the first 32 samples.
+
+    Killed at any moment, the same call continues: what was committed stays. For that an iterable has to give
+    the same samples in the same order whenever it is iterated; those that are there are passed over, and the
+    first and last of every part compared. What can be asked for by number (a list, a data set, arrays) is
+    asked for what is missing only. The store appears under its name in one rename when all of it is there.
+
+    **Identity.** A store is given back only if its identity is equal to `identity`, so that has to name
+    everything that decides the samples: files and their versions, parameters, a version of the code. Without
+    `identity`, arrays in memory have a digest of their values, and Hugging Face's data sets their
+    fingerprint; any other samples have none: then nothing is ever reused, an interrupted call begins
+    again, and a store that is there is an error.
+
+    Args:
+        path: Where the store will be, usually `NAME.zarr.zip`.
+        samples: See above; not with `map`.
+        identity: JSON values.
+        names: Of the values where samples are tuples or one array each; of arrays and columns those to take.
+        ragged: Arrays whose first axis differs in length from sample to sample though not among the first.
+        constants: Arrays without a sample axis.
+        dims: Names of dimensions by array, the sample's left out.
+        attrs: Attributes of the root group.
+        map: Function of one of `inputs`, called in worker processes; returns a sample, or gives several as a
+            generator, or None for none. Workers import it: it stands at the top level of a module or script.
+        inputs: File names, numbers: what can be pickled. Samples are in their order.
+        num_workers: Processes; by default one per processor; 0 calls the function here, without deadlines.
+        item_timeout_s: For one input, since it was begun or gave its last sample.
+        retries: How often an input is tried again whose worker was late or died.
+        on_error: Whether an input that fails, hangs or crashes its worker is an error, or left out ("skip"),
+            noted in the attribute `skipped_inputs`, and warned about whenever the store is given back.
+        on_mismatch: Whether a store, or what an interrupted call left, of another identity is an error, or
+            gives way ("restart") once the new one is whole.
+        buffer_bytes: Where samples go through parts, those that are collected in memory.
+        save_every_s: Likewise: after so many seconds a part is published, so that a kill loses no more.
+        progress: Whether to show a line on stderr; by default if that is a terminal.
+    Returns:
+        The store, open.
+    Raises:
+        SpecError: If a sample contradicts the ones before it, names both, or what else can't be stored; if
+            there is a store and no identity, kind "exists".
+        IdentityMismatchError: If what is there was made from something else.
+        SourceError: With `map`, if an input fails; names it. `ReadTimeoutError` if it hangs.
+        BuildLockedError: If another process writes it.
+        DiskFullError: If there is no room; what was committed stays.
+        CommitError: If the file system fails.
+    """
+    job, source = None, None
+    if map is not None or inputs is not None:
+        if samples is not None or map is None or inputs is None:
+            expected = "samples; or both map and inputs"
+            raise SpecError("write", kind="argument", expected=expected, found="another choice of them")
+        job = _job(map, inputs, num_workers, item_timeout_s, retries, names)
+    else:
+        source = source_of(samples, names)
+    if on_mismatch not in ("raise", "restart") or on_error not in ("fail", "skip"):
+        found = f"on_mismatch={on_mismatch!r}, on_error={on_error!r}"
+        raise SpecError("argument", kind="argument", expected="raise or restart; fail or skip", found=found)
+    target = path_of(real_place(path_of(path)), suffix_nbytes=32)
+    known = identity if identity is not None else _default_identity(source, constants or {}, attrs or {})
+    if known is not None:
+        num_samples = source.num_samples if source is not None else None
+        store = opened_if_same(target, known, num_samples, constants or {}, on_mismatch=on_mismatch)
+        if store is not None:
+            _warn_skipped(store)
+            return store
+    else:
+        check_free(target, on_mismatch=on_mismatch)
+    plan = Plan(
+        target,
+        unnamed_identity() if known is None else known,
+        known is not None,
+        frozenset(ragged),
+        constants or {},
+        dims or {},
+        attrs or {},
+        on_mismatch,
+        buffer_bytes,
+        save_every_s,
+    )
+    with ProgressLine(target.name, total=source.num_samples if source else None, is_wanted=progress) as line:
+        if job is not None:
+            write_mapped(plan, job, on_error, line)
+        elif isinstance(source, Columns):
+            write_columns(plan, source, line)
+        elif source is not None:
+            write_rows(plan, source, line)
+    store = opened_if_same(target, plan.identity, None, {}, on_mismatch="raise")
+    assert store is not None, target
+    _warn_skipped(store)
+    return store
+
+
+def _default_identity(
+    source: Columns | Rows | None, constants: Mapping[str, npt.ArrayLike], attrs: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """What samples say of themselves, with what else there will be; None where they say nothing."""
+    if isinstance(source, Columns):
+        found: Mapping[str, Any] | None = source.digest() if source.is_digested else None
+    else:
+        found = source.default_identity() if source is not None else None
+    if found is None:
+        return None
+    more = {"constants": digest_of(constants)} if constants else {}
+    return {**found, **more, **({"attrs": dict(attrs)} if attrs else {})}
+
+
+def _job(
+    function: Callable[[Any], Any],
+    inputs: Iterable[Any],
+    num_workers: int | None,
+    item_timeout_s: float,
+    retries: int,
+    names: Sequence[str] | None,
+) -> Any:
+    from ups_store.sources.lane import Patience
+    from ups_store.write.mapped import Job, check_not_importing
+
+    check_not_importing()
+    workers = num_cores() if num_workers is None else num_workers
+    if workers < 0 or item_timeout_s <= 0 or retries < 0:
+        found = f"num_workers={num_workers}, item_timeout_s={item_timeout_s}, retries={retries}"
+        raise SpecError("argument", kind="argument", expected="numbers of at least 0", found=found)
+    return Job(function, inputs, workers, Patience(timeout_s=item_timeout_s, retries=retries), names, _warn)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _warn_skipped(store: AnyStore) -> None:
+    """Say it whenever a store is given back that lacks inputs."""
+    skipped = store.attrs.get(SKIPPED)
+    if isinstance(skipped, list) and skipped:
+        _warn(
+            f"{store.path.name}: {len(skipped):,} inputs failed and were left out, the first "
+            f"{skipped[0]['input']!r} ({skipped[0]['error']}); attrs[{SKIPPED!r}] has all"
+        )
