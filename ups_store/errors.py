@@ -326,9 +326,14 @@ class MissingExtraError(StoreError, ImportError):
 
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Inside, importing a package that isn't installed is a `MissingExtraError` that names the extra."""
+    """Inside, importing a package that isn't installed is a `MissingExtraError` that names the extra.
+
+    Of several around one another the outermost names its extra: it is what the user asked for.
+    """
     try:
         yield
+    except MissingExtraError as error:
+        raise MissingExtraError.of(error.module, extra=extra) from None
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module in ("ups", "ups_store"):  # a defect of ours, which no extra mends

@@ -31,7 +31,7 @@ FOR_USERS = (
     "torch",
     "train",
 )  # and those of the next line
-OTHERS = ("wandb", "tensorboard", "torchao", "neuraloperator", "tune", "s3")
+OTHERS = ("wandb", "tensorboard", "torchao", "neuraloperator", "tune", "s3", "dask")
 MODULE_OF = {"ml-dtypes": "ml_dtypes", "pyyaml": "yaml", "neuraloperator": "neuralop"}
 BROUGHT_BY_OTHERS = {
     "cli": {"pydantic"},

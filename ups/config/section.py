@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from ups.errors import needs
-from ups_store.build import long_dtype
 
 with needs("train"):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+    from ups_store.build import long_dtype
 
 # strict: `yes` isn't 1 and 1.5 isn't a count
 Count = Annotated[int, Field(strict=True, ge=1)]

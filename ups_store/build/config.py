@@ -11,8 +11,8 @@ from ups_store.build.config_file import read_config
 from ups_store.build.config_problems import config_error
 from ups_store.build.other_keys import load_other_keys
 from ups_store.errors import ConfigError, SpecError, needs
-from ups_store.remote.shared_cache import EXPECTED as EXPECTED_SHARED
-from ups_store.remote.shared_cache import check_place
+from ups_store.remote.shared_place import EXPECTED as EXPECTED_SHARED
+from ups_store.remote.shared_place import check_place
 from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
 from ups_store.sources.origins import EXPECTED, is_remote, names_remote, scheme_of
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split

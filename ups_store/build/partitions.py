@@ -16,8 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import BaseModel
-
 import ups_store
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache, DigestKind, FileSignature
@@ -32,7 +30,7 @@ from ups_store.build.run import build_store
 from ups_store.build.staging import Sources
 from ups_store.build.store_build import Build
 from ups_store.build.stores import build_all, open_builds
-from ups_store.errors import BuildLockedError, ConfigError, StoreError
+from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
 from ups_store.read.open import open_any
 from ups_store.sources.file_state import changed
@@ -41,6 +39,9 @@ from ups_store.system.files import make_folder
 from ups_store.system.paths import partition_path, partition_range
 from ups_store.system.progress import Progress
 from ups_store.write.target import new_file
+
+with needs("hdf5"):
+    from pydantic import BaseModel
 
 
 @dataclasses.dataclass(frozen=True)

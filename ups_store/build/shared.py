@@ -25,7 +25,8 @@ from ups_store.errors import (
 )
 from ups_store.read.protocol import AnyStore
 from ups_store.remote.requests import FindRequest, PullRequest, PushRequest
-from ups_store.remote.shared_cache import Entry, is_read_only, name_of_place, needs_client
+from ups_store.remote.shared_cache import Entry
+from ups_store.remote.shared_place import is_read_only, name_of_place, needs_client
 from ups_store.sources.pool import Patience, ReaderPool
 
 _LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there

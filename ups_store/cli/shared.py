@@ -162,7 +162,7 @@ def gc_remote(
 
 
 def _open(place: str, timeout: float) -> SharedCache:
-    from ups_store.remote.shared_cache import open_shared
+    from ups_store.remote.shared_place import open_shared
 
     return open_shared(place, deadline_s=timeout)
 

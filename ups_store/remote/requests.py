@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups_store.remote.shared_cache import Entry, name_of_place, open_shared
+from ups_store.remote.shared_cache import Entry
+from ups_store.remote.shared_place import name_of_place, open_shared
 from ups_store.remote.transfer import Pushed, find_store, pull_store, push_store
 from ups_store.sources.attempts import Attempts
 from ups_store.sources.download import Progress

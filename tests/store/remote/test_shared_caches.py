@@ -18,7 +18,7 @@ from command_line import run_ups_store
 from seaweed import BUCKET, serving_s3
 from small_stores import build, flip, names_in
 
-from ups_store.remote.shared_cache import open_shared
+from ups_store.remote.shared_place import open_shared
 
 pytestmark = pytest.mark.multi_process
 NAME = "waves_train.zarr.zip"

@@ -158,7 +158,15 @@ REDUCTIONS = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_official_configuration_holds_the_published_reduction(path: Path) -> None:
-    data = yaml.safe_load(path.read_text())["data"]
-    assert (data["reduce_space"], data["reduce_time"]) == REDUCTIONS[path.stem]
+@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+def test_official_configuration_holds_the_published_reduction(name: str) -> None:
+    data = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]
+    assert (data["reduce_space"], data["reduce_time"]) == REDUCTIONS[name]
+
+
+def test_every_other_configuration_takes_over_the_reduction_of_one_of_these() -> None:
+    for path in CONFIGS.glob("*.yaml"):
+        given = yaml.safe_load(path.read_text())
+        if path.stem not in REDUCTIONS:
+            assert given["include"].removeprefix("pdebench/") in REDUCTIONS
+            assert not {"reduce_space", "reduce_time"} & given.get("data", {}).keys()

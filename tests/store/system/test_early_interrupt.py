@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_helpers import BURGERS
 
 import ups_store
 from ups_store.console import run
@@ -57,12 +58,14 @@ def test_ctrl_c_while_the_build_is_imported_is_one_line_and_5(module: str) -> No
     [("h5py.version", ("--num-workers", "0")), *((name, ()) for name in BUILD_AFTER_FLAGS)],
 )
 def test_ctrl_c_while_the_build_imports_what_it_takes_is_one_line_and_5(
-    module: str, flags: tuple[str, ...]
+    module: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    done = press(module, "ups_store.build", "--tasks", "burgers1d", "--root", "nowhere", *flags)
+    (tmp_path / BURGERS).touch()
+    done = press(module, "ups_store.build", "--tasks", "burgers1d", "--root", str(tmp_path), *flags)
     begun, _, message = done.stderr.partition("\n")
     assert begun.startswith("building burgers1d")
-    assert (done.returncode, done.stdout, message) == (5, "", LINE)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert message in (LINE, LINE.replace("again", "again to continue"))
 
 
 @pytest.mark.multi_process
@@ -117,7 +120,8 @@ def test_sigterm_after_the_first_line_is_one_line_and_5() -> None:
     done = press("ups_store.build.stores", *command, signal_name="SIGTERM")
     begun, _, message = done.stderr.partition("\n")
     assert begun.startswith("building burgers1d")
-    assert (done.returncode, done.stdout, message) == (5, "", LINE)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert message in (LINE, LINE.replace("again", "again to continue"))
 
 
 def test_sigterm_while_a_program_runs_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
