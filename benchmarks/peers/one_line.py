@@ -1,0 +1,301 @@
+"""`python -m benchmarks.peers.one_line`: samples of a generator into a file, by each library's shortest way.
+
+Lines, samples a second, and what a kill in the middle leaves: how many samples can be read afterwards, and how
+many of the generator's samples the same call takes when it is run again. Run it with the Python of
+benchmarks/peers/env (`make bench-peers`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.harness import machine
+from benchmarks.harness.report import write_docs
+
+NUM = 4096
+WIDTH = 25_600  # float32: 100 KB a sample, 420 MB in all
+KILLED_AT = 3 * NUM // 4
+_ROOT = Path(__file__).resolve().parents[2]
+_PAGE = _ROOT / "docs" / "results" / "performance.md"
+BEGIN, END = "<!-- one line: written by benchmarks/peers/one_line.py -->\n", "<!-- end of one line -->"
+
+
+class Source:
+    """A generator of samples, and a data set, that counts them, and can kill its process in the middle.
+
+    Args:
+        count: A file that has a byte for every sample that was taken.
+        kill: Whether to kill the process where sample `KILLED_AT` is asked for.
+    """
+
+    def __init__(self, count: Path, *, kill: bool) -> None:
+        self._count, self._kill = count, kill
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        for i in range(NUM):
+            yield self.sample(i)
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self.sample(i)
+
+    def sample(self, i: int) -> dict[str, Any]:
+        """Sample i: its number in every value."""
+        if self._kill and i == KILLED_AT:
+            os.killpg(0, signal.SIGKILL)
+        with self._count.open("ab") as file:
+            file.write(b".")
+        return {"x": np.full(WIDTH, i, np.float32)}
+
+
+def write_ups_store(samples: Source, folder: Path) -> None:
+    import ups_store
+
+    ups_store.write(folder / "a.zarr.zip", samples(), identity={"version": 1})
+
+
+def read_ups_store(folder: Path) -> int:
+    import ups_store
+
+    parts = [folder / "a.zarr.zip", *sorted((folder / "a.zarr.zip.parts").glob("*.zarr.zip"))]
+    parts = [*parts, *sorted(folder.glob("a.parts/*.zarr.zip"))]
+    return sum(len(ups_store.open(path)) for path in parts if path.exists())
+
+
+def write_ups_store_by_number(samples: Source, folder: Path) -> None:
+    import ups_store
+
+    ups_store.write(folder / "a.zarr.zip", samples, identity={"version": 1})
+
+
+def read_building(folder: Path) -> int:
+    (path,) = [each for each in folder.iterdir() if each.name.endswith(".building")]
+    command = [sys.executable, "-m", "ups_store", "info", str(path), "--json"]
+    return int(json.loads(subprocess.check_output(command))["build"]["num_committed"])
+
+
+def write_numpy(samples: Source, folder: Path) -> None:
+    np.save(folder / "a.npy", np.stack([sample["x"] for sample in samples()]))
+
+
+def read_numpy(folder: Path) -> int:
+    return len(np.load(folder / "a.npy", mmap_mode="r"))
+
+
+def write_hugging_face(samples: Source, folder: Path) -> None:
+    import datasets
+
+    datasets.Dataset.from_generator(samples, cache_dir=str(folder)).save_to_disk(str(folder / "a"))
+
+
+def read_hugging_face(folder: Path) -> int:
+    import datasets
+
+    return len(datasets.load_from_disk(str(folder / "a")))
+
+
+def write_litdata(samples: Source, folder: Path) -> None:
+    import litdata
+
+    litdata.optimize(samples.sample, list(range(NUM)), str(folder / "a"), num_workers=1, chunk_bytes="64MB")
+
+
+def read_litdata(folder: Path) -> int:
+    import litdata
+
+    return len(litdata.StreamingDataset(str(folder / "a")))
+
+
+def write_tensordict(samples: Source, folder: Path) -> None:
+    import torch
+    from tensordict import TensorDict
+
+    torch.stack([TensorDict({"x": sample["x"]}) for sample in samples()]).memmap(folder / "a")
+
+
+def read_tensordict(folder: Path) -> int:
+    from tensordict import TensorDict
+
+    return len(TensorDict.load_memmap(folder / "a"))
+
+
+def write_zarr(samples: Source, folder: Path) -> None:
+    import zarr
+
+    zarr.save(str(folder / "a.zarr"), x=np.stack([sample["x"] for sample in samples()]))
+
+
+def read_zarr(folder: Path) -> int:
+    import zarr
+
+    return int(zarr.open_group(str(folder / "a.zarr"), mode="r")["x"].shape[0])
+
+
+# Name, package, and how it writes and reads.
+WAYS: dict[str, tuple[str, Callable[[Source, Path], None], Callable[[Path], int]]] = {
+    "`ups_store.write`": ("ups-store", write_ups_store, read_ups_store),
+    "`ups_store.write` of a data set": ("ups-store", write_ups_store_by_number, read_building),
+    "`np.save`": ("numpy", write_numpy, read_numpy),
+    "`datasets.Dataset.from_generator`": ("datasets", write_hugging_face, read_hugging_face),
+    "`litdata.optimize`": ("litdata", write_litdata, read_litdata),
+    "`tensordict` `memmap`": ("tensordict", write_tensordict, read_tensordict),
+    "`zarr.save`": ("zarr", write_zarr, read_zarr),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found of one way.
+
+    Attributes:
+        name: Of the way.
+        version: Of its package.
+        lines: Statements of its function, imports left out.
+        per_second: Samples, without syncing: the median of three runs, each in a process of its own.
+        synced_per_second: The same, the files synced afterwards.
+        left: Samples that could be read after the kill; None if nothing could be opened.
+        taken_again: Samples that the same call took when it was run again.
+        reason: Why there are no figures.
+    """
+
+    name: str
+    version: str
+    lines: int = 0
+    per_second: float | None = None
+    synced_per_second: float | None = None
+    left: int | None = None
+    taken_again: int | None = None
+    reason: str = ""
+
+
+def main(
+    docs: Annotated[
+        bool, typer.Option("--docs", help="write the table into docs/results/performance.md")
+    ] = False,
+) -> None:
+    """Measure all ways in turns, print the table and write JSON."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    reasons: dict[str, str] = {}
+    for _ in range(3):
+        for name in WAYS:
+            if name not in reasons:
+                with tempfile.TemporaryDirectory() as folder:
+                    found = _child("time", name, Path(folder))
+                reasons.update({name: str(found["reason"])} if "reason" in found else {})
+                runs[name] += [] if "reason" in found else [found]
+    outcomes = [_outcome(name, runs[name], reasons.get(name, "")) for name in WAYS]
+    hardware = machine.describe(Path(tempfile.gettempdir()))
+    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": hardware}
+    text = markdown(outcomes, about)
+    print(text)
+    path = _ROOT / "benchmarks" / "results" / f"{about['date']}-one-line.json"
+    path.write_text(json.dumps({**about, "ways": [asdict(each) for each in outcomes]}, indent=1) + "\n")
+    if docs:
+        write_docs(_PAGE, text, begin=BEGIN, end=END)
+
+
+def markdown(outcomes: list[Outcome], about: dict[str, Any]) -> str:
+    """The table, with the machine above it."""
+    of = about["machine"]
+    lines = [
+        f"{about['date']}: {of['cpu']}, {of['cores']} cores, {of['file_system']}; {NUM:,} samples of 100 KB, "
+        f"killed where sample {KILLED_AT:,} is asked for.",
+        "",
+        "| | version | lines | samples/s | samples/s, synced | readable after the kill | taken again by the same call |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for each in outcomes:
+        rates = [f"{rate:,.0f}" if rate else "–" for rate in (each.per_second, each.synced_per_second)]
+        left = "nothing" if not each.left else f"{each.left:,}"
+        again = "–" if each.taken_again is None else f"{each.taken_again:,}"
+        cells = [each.name, each.version, str(each.lines), *rates, left, again]
+        lines.append(
+            "| " + " | ".join(cells if not each.reason else [each.name, each.reason, *["–"] * 5]) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _outcome(name: str, runs: list[dict[str, float]], reason: str) -> Outcome:
+    package, write, _ = WAYS[name]
+    if reason:
+        return Outcome(name, "", reason=reason)
+    with tempfile.TemporaryDirectory() as folder:
+        killed = _child("kill", name, Path(folder))
+        left = _child("read", name, Path(folder))
+        (Path(folder) / "count").unlink(missing_ok=True)
+        again = _child("time", name, Path(folder))
+        assert "reason" in killed, "it is killed"
+        taken = (Path(folder) / "count").stat().st_size if "reason" not in again else None
+    from importlib.metadata import version
+
+    return Outcome(
+        name,
+        version(package),
+        _num_lines(write),
+        NUM / statistics.median(run["seconds"] for run in runs),
+        NUM / statistics.median(run["synced_s"] for run in runs),
+        int(left["num"]) if "num" in left else None,
+        taken,
+    )
+
+
+def _num_lines(write: Callable[[Source, Path], None]) -> int:
+    """Statements of a function, imports left out."""
+    import ast
+
+    body = ast.parse(inspect.getsource(write)).body[0]
+    assert isinstance(body, ast.FunctionDef)
+    return sum(not isinstance(each, ast.Import | ast.ImportFrom) for each in body.body)
+
+
+def _child(what: str, name: str, folder: Path) -> dict[str, Any]:
+    """What a process of its own prints; {"reason"} if it failed."""
+    command = [sys.executable, "-m", "benchmarks.peers.one_line", what, name, str(folder)]
+    done = subprocess.run(
+        command, cwd=_ROOT, capture_output=True, text=True, timeout=300, start_new_session=True
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        problem = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"reason": problem[-1][:160]}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _run_child(what: str, name: str, folder: Path) -> None:
+    _, write, read = WAYS[name]
+    if what == "read":
+        print(json.dumps({"num": read(folder)}))
+        return
+    source = Source(folder / "count", kill=what == "kill")
+    began = time.perf_counter()
+    write(source, folder)
+    written = time.perf_counter()
+    os.sync()
+    print(json.dumps({"seconds": written - began, "synced_s": time.perf_counter() - began}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[1] in ("time", "kill", "read"):
+        _run_child(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    else:
+        typer.run(main)
