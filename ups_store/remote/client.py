@@ -173,6 +173,14 @@ class RemoteObject:
             raise self._replaced(f"ETag {self._version.tag}", None) from None
 
 
+def is_there(url: Url, *, deadline_s: float = DEADLINE_S) -> bool:
+    """Whether there is such an object; raises what else `RemoteObject.read` raises."""
+    try:
+        return RemoteObject(url, deadline_s=deadline_s).version.nbytes >= 0
+    except StoreNotFoundError:
+        return False
+
+
 class PreconditionFailed(Exception):  # noqa: N818 (a condition that a caller set, not an error yet)
     """The object isn't, or is, there in the version that a request named."""
 
