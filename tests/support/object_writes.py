@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape, unescape
 
 _COPIED, _ATTRIBUTE = "x-amz-copy-source", "x-amz-meta-"
 _TAG = re.compile(r"<ETag>(.*?)</ETag>")
+_KEY = re.compile(r"<Key>(.*?)</Key>")
 _numbers = itertools.count(1)
 
 
@@ -61,13 +62,12 @@ class Bucket:
         with self._lock:
             if "uploadId" in query:
                 return self._about_upload(method, path, query, headers, body)
+            if "delete" in query:
+                return self._delete(path, body.decode())
             if method == "POST":
                 return self._begin(path, headers)
             if method == "PUT":
                 return self._put(path, headers, body)
-            if method == "DELETE":
-                self.objects.pop(path, None)
-                return Answer(204)
             return self._list_uploads(path, query) if "uploads" in query else self._list(path, query)
 
     def _put(self, path: str, headers: Message, body: bytes) -> Answer:
@@ -108,6 +108,14 @@ class Bucket:
         self.objects[found.path], self.attributes[found.path] = b"".join(parts), found.attributes
         del self.uploads[number]
         return _stored("CompleteMultipartUploadResult", self.objects[found.path])
+
+    def _delete(self, bucket: str, body: str) -> Answer:
+        """DeleteObjects; nothing is missed of what isn't there."""
+        keys = [unescape(key) for key in _KEY.findall(body)]
+        for key in keys:
+            self.objects.pop(f"{bucket}/{key}", None)
+        deleted = (f"<Deleted>{_element('Key', key)}</Deleted>" for key in keys)
+        return _document("DeleteResult", *deleted)
 
     def _list(self, bucket: str, query: Mapping[str, str]) -> Answer:
         """ListObjectsV2; a token is the last key of the page before."""
