@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -230,15 +228,3 @@ def s3_environment(url: str) -> dict[str, str]:
         "AWS_SKIP_SIGNATURE": "true",
         "AWS_REGION": "eu",
     }
-
-
-def closed_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, nor 10,000 above them, where some servers have a second one."""
-    found: list[int] = []
-    while len(found) < count:
-        with contextlib.suppress(OSError, OverflowError), socket.socket() as one, socket.socket() as other:
-            port = random.randrange(20_000, 50_000)
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10_000))
-            found.append(port)
-    return found
