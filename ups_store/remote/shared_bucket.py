@@ -192,17 +192,8 @@ class _Counted(io.RawIOBase):
         self._file.seek(0)
         return self
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = 0) -> int:
         return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
 
     def read(self, size: int = -1) -> bytes:
         chunk = bytes(self._file.read(size))

@@ -14,7 +14,7 @@ from small_stores import build
 from ups_store.errors import DownloadError, FormatError, RemoteError
 from ups_store.remote.garbage import find_remote_garbage
 from ups_store.remote.shared_bucket import BucketCache
-from ups_store.remote.shared_cache import Entry, open_shared
+from ups_store.remote.shared_cache import open_shared
 from ups_store.remote.signing import Signer
 from ups_store.remote.transfer import pull_store
 from ups_store.sources.attempts import Attempts
@@ -254,5 +254,5 @@ def test_object_that_is_no_store_is_not_pulled(
 def test_bucket_as_a_whole_is_a_cache(server: ObjectServer, store: Path) -> None:
     cache = open_shared("s3://bucket")
     assert cache.create(KEY, store, replace=False, progress=Counted())
-    assert [entry.key for entry in cache.entries()[0]] == [KEY]
-    assert isinstance(cache.entries()[0][0], Entry)
+    as_path = open_shared(Path("s3://bucket"))
+    assert [entry.key for entry in as_path.entries()[0]] == [KEY]
