@@ -34,10 +34,9 @@ def test_function_may_give_no_sample(tmp_path: Path) -> None:
         assert store["i"].tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("number", [3, 6, 9, 12])
+@pytest.mark.parametrize("number", [6, 9, 12])
 def test_input_that_fails_is_named(tmp_path: Path, number: int) -> None:
     errors = {
-        3: (ups_store.SourceError, "function_failed", "ValueError: three"),
         6: (ups_store.SourceError, "reader_died", "killed by SIGKILL"),
         9: (ups_store.ReadTimeoutError, "read_timeout", "in badly"),
         12: (ups_store.SpecError, "value", "None"),
@@ -124,7 +123,11 @@ GUARD
 """
 
 
-@pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"], ids=["guarded", "not guarded"])
+@pytest.mark.parametrize(
+    "guard",
+    ['if __name__ == "__main__":', pytest.param("if True:", marks=pytest.mark.slow)],
+    ids=["guarded", "not guarded"],
+)
 def test_function_of_a_script_is_found_and_the_script_not_run_twice(tmp_path: Path, guard: str) -> None:
     script, path = tmp_path / "script.py", tmp_path / "a.zarr.zip"
     script.write_text(SCRIPT.replace("GUARD", guard))
