@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import random
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
+from object_writes import Answer, Bucket, refusal, tag_of
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 @dataclass
 class Asked:
-    """One request: method, path, range `(first, past_last)` of the object, bytes that were sent."""
+    """One request: method, path, range `(first, past_last)` of the object, query, bytes that were sent."""
 
     method: str
     path: str
     range: tuple[int, int]
+    query: dict[str, str] = field(default_factory=dict)
     nbytes: int = 0
 
 
@@ -34,8 +33,11 @@ class Fault:
     """What is wrong with one answer.
 
     Attributes:
-        status: Sent instead of an answer.
-        cut: The connection is closed after so many bytes of the body.
+        status: Sent instead of an answer; nothing is done, or read.
+        code: Of the error that is the body then.
+        body: Sent as the body of an answer to what writes or lists.
+        cut: The connection is closed after so many bytes of the body; if nothing is read, what was asked for
+            is done, and no answer comes.
         shift: Another range is sent, and said, than was asked for: by so many bytes further on.
         tag: Another ETag is said.
         delay_s: Before the answer begins.
@@ -44,6 +46,8 @@ class Fault:
     """
 
     status: int = 0
+    code: str = ""
+    body: str | None = None
     cut: int | None = None
     shift: int = 0
     tag: str = ""
@@ -53,19 +57,17 @@ class Fault:
 
 
 @dataclass
-class ObjectServer:
+class ObjectServer(Bucket):
     """Objects by path, `bucket/key`; a test changes them, and the faults, while it runs.
 
     Attributes:
         url: Of its root.
-        objects: Content by path.
         asked: All requests, in order.
         fault: Says what is wrong with the answer to a request, if anything.
         has_tags: Whether answers have an ETag, and If-Match is known.
     """
 
     url: str = ""
-    objects: dict[str, bytes] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     fault: Callable[[Asked], Fault | None] = lambda asked: None
     has_tags: bool = True
@@ -89,23 +91,52 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self) -> None:
-        self._answer("HEAD")
+        self._read()
 
     def do_GET(self) -> None:
-        self._answer("GET")
+        if "/" in urlsplit(self.path).path.strip("/"):
+            self._read()
+        else:
+            self._answer()
 
-    def _answer(self, method: str) -> None:
+    def do_PUT(self) -> None:
+        self._answer()
+
+    do_POST = do_DELETE = do_PUT
+
+    def _answer(self) -> None:
+        """Write, or list."""
+        parts = urlsplit(self.path)
+        path, query = unquote(parts.path).strip("/"), dict(parse_qsl(parts.query, keep_blank_values=True))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        asked = Asked(self.command, path, (0, len(body)), query)
+        self.state.asked.append(asked)
+        fault = self.state.fault(asked) or Fault()
+        time.sleep(fault.delay_s)
+        if fault.status:
+            refused = refusal(fault.status, fault.code)
+            self._give(refused if fault.body is None else Answer(fault.status, fault.body))
+            return
+        answer = self.state.answer(self.command, path, query, self.headers, body)
+        if fault.cut is not None:
+            self.close_connection = True
+        elif fault.body is not None:
+            self._give(Answer(answer.status, fault.body))
+        else:
+            self._give(answer)
+
+    def _read(self) -> None:
         state, path = self.state, unquote(urlsplit(self.path).path).lstrip("/")
         data = state.objects.get(path)
         size = 0 if data is None else len(data)
-        asked = Asked(method, path, _range_of(self.headers.get("Range", ""), size))
+        asked = Asked(self.command, path, _range_of(self.headers.get("Range", ""), size))
         state.asked.append(asked)
         fault = state.fault(asked) or Fault()
         time.sleep(fault.delay_s)
         if fault.status or data is None:
             self._refuse(fault.status or 404)
             return
-        tag = fault.tag or f'"{hashlib.md5(data).hexdigest()}"'
+        tag = fault.tag or tag_of(data)
         if state.has_tags and not fault.tag and self.headers.get("If-Match") not in (None, tag):
             self._refuse(412)
             return
@@ -120,10 +151,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
         if state.has_tags:
             self.send_header("ETag", tag)
+        for name, value in state.attributes.get(path, {}).items():
+            self.send_header(name, value)
         self.send_header("Last-Modified", "Mon, 23 Nov 2026 10:00:00 GMT")
         self.send_header("Content-Length", str(end - first))
         self.end_headers()
-        if method == "GET":
+        if self.command == "GET":
             self._send(bytearray(data[first:end]), fault, asked)
 
     def _send(self, body: bytearray, fault: Fault, asked: Asked) -> None:
@@ -136,9 +169,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = len(sent) < len(body)
 
     def _refuse(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
+        self._give(Answer(status))
+
+    def _give(self, answer: Answer) -> None:
+        body = answer.body.encode()
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
 
 def _range_of(text: str, size: int) -> tuple[int, int]:
@@ -187,15 +228,3 @@ def s3_environment(url: str) -> dict[str, str]:
         "AWS_SKIP_SIGNATURE": "true",
         "AWS_REGION": "eu",
     }
-
-
-def closed_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, nor 10,000 above them, where some servers have a second one."""
-    found: list[int] = []
-    while len(found) < count:
-        with contextlib.suppress(OSError, OverflowError), socket.socket() as one, socket.socket() as other:
-            port = random.randrange(20_000, 50_000)
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10_000))
-            found.append(port)
-    return found

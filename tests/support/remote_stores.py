@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from object_server import ObjectServer, serving_objects, use_as_s3
+from object_server import Asked, Fault, ObjectServer, serving_objects, use_as_s3
 from small_stores import build
 
-from ups_store.remote import client
+from ups_store.remote import client, multipart, shared_bucket
 
 URL = "s3://bucket/a.zarr.zip"
 KEY = "bucket/a.zarr.zip"
@@ -27,6 +27,7 @@ def object_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     with serving_objects() as server:
         use_as_s3(server.url, monkeypatch)
         monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.001)
+        monkeypatch.setattr(multipart, "_FIRST_PAUSE_S", 0.0)
         client._client.cache_clear()
         if "obstore.fsspec" in sys.modules:  # which keeps file systems, those of an earlier server
             sys.modules["obstore.fsspec"].FsspecStore.clear_instance_cache()
@@ -50,3 +51,43 @@ def upload(
     path = build(folder / Path(key).name, values, **{"dims": DIMS, **options})
     server.objects[key] = path.read_bytes()
     return path
+
+
+def use_small_parts(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Have what is longer than that be uploaded in parts of so many bytes."""
+    for module in (multipart, shared_bucket):
+        monkeypatch.setattr(module, "PART_BYTES", nbytes)
+
+
+def fail(
+    server: ObjectServer, wanted: Callable[[Asked], bool], fault: Fault, *, num: float = float("inf")
+) -> None:
+    """Have the next `num` answers to such requests be wrong."""
+    left = [num]
+
+    def next_fault(asked: Asked) -> Fault | None:
+        if not wanted(asked):
+            return None
+        left[0] -= 1
+        return fault if left[0] >= 0 else None
+
+    server.fault = next_fault
+
+
+class Counted:
+    """Hears how a transfer goes.
+
+    Attributes:
+        done: What was done, in order.
+        nbytes: How many bytes it got on by.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.nbytes = 0
+
+    def doing(self, what: str) -> None:
+        self.done.append(what)
+
+    def progressed(self, num: int = 0) -> None:
+        self.nbytes += num

@@ -28,6 +28,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0  # between attempts; up to half of 
 _ATTEMPTS_AT_RANGES = 3  # until a server that answers with the whole object knows no ranges
 _STATUS = re.compile(r"status code: ([34]\d\d)")
 _TRANSIENT_STATUSES = (408, 425, 429)  # of those below 500
+_CONFLICT = "ConditionalRequestConflict"  # of S3: the key is being written or removed this moment
+_DENIED = "(code: AccessDenied)"  # in an answer about several objects, whose own status is 200
 _TRUE = ("1", "true")
 
 Result = TypeVar("Result")
@@ -173,6 +175,14 @@ class RemoteObject:
             raise self._replaced(f"ETag {self._version.tag}", None) from None
 
 
+def is_there(url: Url, *, deadline_s: float = DEADLINE_S) -> bool:
+    """Whether there is such an object; raises what else `RemoteObject.read` raises."""
+    try:
+        return RemoteObject(url, deadline_s=deadline_s).version.nbytes >= 0
+    except StoreNotFoundError:
+        return False
+
+
 class PreconditionFailed(Exception):  # noqa: N818 (a condition that a caller set, not an error yet)
     """The object isn't, or is, there in the version that a request named."""
 
@@ -225,6 +235,8 @@ def _raise_unless_transient(error: Exception, url: Url, num_failed: int) -> None
     from obstore import exceptions
 
     if isinstance(error, exceptions.PreconditionError | exceptions.AlreadyExistsError):
+        if _CONFLICT in str(error):
+            return
         raise PreconditionFailed from None
     if isinstance(error, FileNotFoundError):  # that of Python itself
         hint = "check the URL, and which bucket the environment means by it"
@@ -232,7 +244,8 @@ def _raise_unless_transient(error: Exception, url: Url, num_failed: int) -> None
     if not isinstance(error, exceptions.BaseError | _CutError):
         raise error
     text = _first_line(error)
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+    denied = exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
+    if isinstance(error, denied) or _DENIED in text:
         raise RemoteError(text, kind="not_allowed", path=url.path, hint=_how_to_be_allowed(url)) from error
     if "non-partial response" in text and num_failed >= _ATTEMPTS_AT_RANGES:
         hint = "copy the file here, or serve it by what answers `Range` with 206"

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from ups_store.errors import DiskFullError, RemoteError, StoreNotFoundError
-from ups_store.remote.client import PreconditionFailed, RemoteObject
+from ups_store.errors import DiskFullError, RemoteError
+from ups_store.remote.client import PreconditionFailed, is_there
 from ups_store.remote.signing import Signer, encoded_query
 from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
@@ -33,9 +33,10 @@ PART_BYTES = 16 << 20
 PARTS_IN_FLIGHT = 4
 _MAX_PARTS = 10_000  # of an upload, as S3 has it
 _ATTEMPTS, _FIRST_PAUSE_S = 5, 0.2
-_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
-_TAKEN = (409, 412)  # another upload of the key was completed, or is being completed
-_GONE = (404,)  # an upload that was ended, by a rule of the bucket for instance
+_TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)  # 409: the key is being written or removed this moment
+_TAKEN = 412
+_KINDS = {401: "not_allowed", 403: "not_allowed", 404: "gone"}  # of errors, by status; else "refused"
+_HINTS = {"not_allowed": "check AWS_ACCESS_KEY_ID and the like", "gone": "check the bucket"}
 
 
 class S3Api:
@@ -68,8 +69,8 @@ class S3Api:
 
         Raises:
             PreconditionFailed: If the key is taken.
-            _GoneError: If the upload isn't known any more.
-            RemoteError: Kind "not_allowed", "refused" or "unreachable".
+            RemoteError: Kind "gone", if the server knows no such upload or bucket; "not_allowed",
+                "refused" or "unreachable".
         """
         failure = ""
         for attempt in range(_ATTEMPTS):
@@ -85,13 +86,22 @@ class S3Api:
             if status // 100 == 2 and not code:
                 return answer, headers
             failure = f"the server answered {status} {code or _error_code(answer)}".strip()
-            if status in _TAKEN or code == "PreconditionFailed":
+            if status == _TAKEN or code == "PreconditionFailed":
                 raise PreconditionFailed
-            if status in _GONE:
-                raise _GoneError(failure)
             if status not in (200, *_TRANSIENT):
-                raise self._error(failure, "not_allowed" if status in (401, 403) else "refused")
-        raise self._error(f"no answer after {_ATTEMPTS} attempts ({failure})", "unreachable")
+                raise self.error(failure, _KINDS.get(status, "refused"))
+        raise self.error(f"no answer after {_ATTEMPTS} attempts ({failure})", "unreachable")
+
+    def ask_document(
+        self, method: str, query: Mapping[str, str], *, part: str, **options: Any
+    ) -> ElementTree.Element:
+        """As `ask`, for a document that has something in an element of this name; else kind "refused"."""
+        answer, _ = self.ask(method, query, **options)
+        with contextlib.suppress(ElementTree.ParseError):
+            tree = ElementTree.fromstring(answer)
+            if any(_is(each, part) and (len(each) or each.text) for each in tree.iter()):
+                return tree
+        raise self.error(f"the server's answer has no {part}, as S3's has", "refused")
 
     def _once(
         self, method: str, path: str, query: Mapping[str, str], body: bytes, extra: Mapping[str, str]
@@ -103,13 +113,10 @@ class S3Api:
             answer = connection.getresponse()
             return answer.status, answer.read(), dict(answer.headers)
 
-    def _error(self, problem: str, kind: str) -> RemoteError:
-        hint = "check AWS_ACCESS_KEY_ID and the like" if kind == "not_allowed" else "push it again to go on"
+    def error(self, problem: str, kind: str) -> RemoteError:
+        """An error about the object."""
+        hint = _HINTS.get(kind, "push it again to go on")
         return RemoteError(problem, kind=kind, path=self.url.path, hint=hint)
-
-
-class _GoneError(Exception):
-    """The server doesn't know the upload, or the bucket."""
 
 
 @dataclass
@@ -151,25 +158,16 @@ def upload(
     """
     api = S3Api(url, signer, stall_s=stall_s)
     with files.opened(path) as fd, _record(path, url) as record:
-        for is_last in (False, True):
-            try:
-                return _Uploading(api, fd, path, record, digest, progress).run(replace=replace)
-            except _GoneError as error:
-                if record is not None:
-                    files.remove(record)
-                if not replace and _is_there(url, stall_s):  # made by us, though the answer was lost
-                    return False
-                if is_last:
-                    hint = "check the bucket"
-                    raise RemoteError(str(error), kind="refused", path=url.path, hint=hint) from error
-    raise AssertionError("one of two attempts returns or raises")
-
-
-def _is_there(url: Url, stall_s: float) -> bool:
-    try:
-        return RemoteObject(url, deadline_s=stall_s).version.nbytes >= 0
-    except StoreNotFoundError:
-        return False
+        try:
+            return _Uploading(api, fd, path, record, digest, progress).run(replace=replace)
+        except RemoteError as error:
+            if error.kind in ("gone", "refused") and record is not None:  # going on would fail again
+                files.remove(record)
+            if error.kind != "gone":
+                raise
+        if not replace and is_there(url, deadline_s=stall_s):  # made by us, though the answer was lost
+            return False
+        return _Uploading(api, fd, path, record, digest, progress).run(replace=replace)
 
 
 class Begun(NamedTuple):
@@ -181,31 +179,40 @@ class Begun(NamedTuple):
 
 
 def unfinished_uploads(root: Url, signer: Signer, *, stall_s: float) -> list[Begun]:
-    """Uploads below a prefix that were neither completed nor ended."""
+    """Uploads below a prefix that were neither completed nor ended; raises as `S3Api.ask`."""
     api = S3Api(root, signer, stall_s=stall_s)
     prefix = f"{root.key.strip('/')}/" if root.key.strip("/") else ""
     found: list[Begun] = []
     marker: dict[str, str] = {}
     while True:
-        answer, _ = api.ask("GET", {"uploads": "", "prefix": prefix, **marker}, of_bucket=True)
-        tree = ElementTree.fromstring(answer)
+        query = {"uploads": "", "prefix": prefix, **marker}
+        tree = api.ask_document("GET", query, part="ListMultipartUploadsResult", of_bucket=True)
         for each in tree.iter():
             if _is(each, "Upload"):
-                began = datetime.fromisoformat(_text(each, "Initiated").replace("Z", "+00:00"))
                 key = _text(each, "Key").removeprefix(prefix)
-                found.append(Begun(key, _text(each, "UploadId"), began.timestamp()))
-        if _text(tree, "IsTruncated") != "true":
+                found.append(Begun(key, _text(each, "UploadId"), _seconds(_text(each, "Initiated"))))
+        markers = _text(tree, "NextKeyMarker"), _text(tree, "NextUploadIdMarker")
+        following = dict(zip(("key-marker", "upload-id-marker"), markers, strict=True))
+        if _text(tree, "IsTruncated") != "true" or not markers[0] or following == marker:
             return found
-        marker = {
-            "key-marker": _text(tree, "NextKeyMarker"),
-            "upload-id-marker": _text(tree, "NextUploadIdMarker"),
-        }
+        marker = following
+
+
+def _seconds(text: str) -> float:
+    """Seconds since the epoch; now, which is never old, if the server doesn't say when."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return time.time()
 
 
 def end_upload(url: Url, signer: Signer, upload_id: str, *, stall_s: float) -> None:
     """End an upload; its parts go. Nothing happens if it is gone already."""
-    with contextlib.suppress(_GoneError):
+    try:
         S3Api(url, signer, stall_s=stall_s).ask("DELETE", {"uploadId": upload_id})
+    except RemoteError as error:
+        if error.kind != "gone":
+            raise
 
 
 class _Uploading:
@@ -220,7 +227,7 @@ class _Uploading:
         assert state is not None, "it is open"
         self._size = state[0]
         known = _read_record(record)
-        if known is None or (known.url, tuple(known.state)) != (str(api.url.path), state):
+        if known is None or (known.url, known.state) != (str(api.url.path), state):
             part_nbytes = max(PART_BYTES, -(-self._size // _MAX_PARTS))
             known = _Upload(str(api.url.path), "", state, part_nbytes)
         self._upload = known
@@ -244,11 +251,9 @@ class _Uploading:
         return is_first
 
     def _begin(self) -> None:
-        answer, _ = self._api.ask("POST", {"uploads": ""}, extra={"x-amz-meta-sha256": self._digest})
-        found = _text(ElementTree.fromstring(answer), "UploadId")
-        if not found:
-            raise self._api._error("the server began no upload", "refused")
-        self._upload.id = found
+        extra = {"x-amz-meta-sha256": self._digest}
+        answer = self._api.ask_document("POST", {"uploads": ""}, part="UploadId", extra=extra)
+        self._upload.id = _text(answer, "UploadId")
         self._save()
 
     def _range(self, number: int) -> tuple[int, int]:
@@ -275,13 +280,10 @@ class _Uploading:
         try:
             self._api.ask("POST", query, body=body, extra={} if replace else {"if-none-match": "*"})
         except PreconditionFailed:
-            self._abort()
+            with contextlib.suppress(RemoteError):  # `gc --remote` ends it
+                self._api.ask("DELETE", query)
             return False
         return True
-
-    def _abort(self) -> None:
-        with contextlib.suppress(RemoteError, _GoneError, PreconditionFailed):
-            self._api.ask("DELETE", {"uploadId": self._upload.id})
 
     def _save(self) -> None:
         if self._record is not None:
@@ -295,35 +297,49 @@ def _record(path: Path, url: Url) -> Iterator[Path | None]:
     from hashlib import sha256
 
     key = sha256(str(url.path).encode()).hexdigest()[:12]
-    lock = path.with_name(f".{path.name}.{key}.push.lock")
+    record = path.with_name(f".{path.name}.{key}.push")
+    lock = record.with_name(f"{record.name}.lock")
     try:
-        fd = _opened_or_created(lock)
+        fd = files.open_or_create(lock)
     except OSError:  # a folder that can't be written to
         yield None
         return
     try:
-        if not (locks.try_lock(fd, 0) and files.is_file_at(fd, lock)):
+        if not _is_locked_by_us(fd, lock):
             yield None
             return
-        yield path.with_name(f".{path.name}.{key}.push")
-        files.remove(lock)
+        try:
+            yield record
+        finally:
+            files.remove(lock)
     finally:
         files.close(fd)
 
 
-def _opened_or_created(path: Path) -> int:
+def _is_locked_by_us(fd: int, path: Path) -> bool:
     try:
-        return files.create_new(path)
-    except FileExistsError:
-        return files.open_existing(path, writable=True)
+        return locks.try_lock(fd, 0) and files.is_file_at(fd, path)
+    except OSError:  # a file system without locks
+        return False
 
 
 def _read_record(path: Path | None) -> _Upload | None:
-    try:
-        values: Any = json.loads(path.read_bytes()) if path else None
-        return _Upload(**values)
-    except (OSError, ValueError, TypeError):  # absent or damaged: the upload begins again
+    """What a record says; None if it is absent or damaged: the upload begins again."""
+    if path is None:
         return None
+    try:
+        values: Any = json.loads(path.read_bytes())
+        nbytes, written = values["state"]
+        known = _Upload(
+            str(values["url"]),
+            str(values["id"]),
+            (int(nbytes), int(written)),
+            int(values["part_nbytes"]),
+            {str(number): str(tag) for number, tag in values["tags"].items()},
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return known if known.part_nbytes > 0 else None
 
 
 def _error_code(answer: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from ups_store.errors import RemoteError, StoreNotFoundError
-from ups_store.remote.client import PreconditionFailed, RemoteObject, client_of, persistently
+from ups_store.remote.client import PreconditionFailed, client_of, is_there, persistently
 from ups_store.remote.multipart import PART_BYTES, end_upload, unfinished_uploads, upload
 from ups_store.remote.pieces import ObjectOrigin
 from ups_store.remote.shared_cache import TEMPORARY, Entry, Stray
@@ -52,23 +52,23 @@ class BucketCache:
             if entry:
                 entries.append(entry)
             else:
-                strays.append(Stray(*each, is_temporary=each[0].startswith(f".{TEMPORARY}/")))
+                strays.append(Stray(*each, is_temporary=_is_ours(each[0])))
         signer = self._signer
         if signer is not None:
             with contextlib.suppress(RemoteError):  # keys that may only read mayn't list them
                 begun = unfinished_uploads(self._place(""), signer, stall_s=self._deadline_s / 2)
-                strays += [Stray(each.key, 0, each.begun_s, True, each.id) for each in begun]
+                strays += [Stray(each.key, 0, each.begun_s, _is_ours(each.key), each.id) for each in begun]
         return entries, strays
 
     def origin(self, entry: Entry) -> Origin:
         """See `SharedCache`; asks for the digest that the push has put beside the bytes."""
         url = self._place(entry.key)
-        return ObjectOrigin(url, self._digest(url))
+        return ObjectOrigin(url, self._digest(url) if entry.nbytes else "")  # no byte of none is in a range
 
     def create(self, key: str, path: Path, *, replace: bool, progress: Progress) -> bool:
         """See `SharedCache`."""
         url = self._place(key)
-        if not replace and self._is_there(url):
+        if not replace and is_there(url, deadline_s=self._deadline_s):
             return False
         progress.doing("digesting")
         digest, nbytes = _sha256(path, progress)
@@ -84,17 +84,12 @@ class BucketCache:
         import obstore
 
         url = self._place(key)
-        if upload_id and self._signer is not None:
-            end_upload(url, self._signer, upload_id, stall_s=self._deadline_s / 2)
+        if upload_id:
+            if (signer := self._signer) is not None:  # else it wasn't seen either
+                end_upload(url, signer, upload_id, stall_s=self._deadline_s / 2)
             return
         with contextlib.suppress(StoreNotFoundError):
             self._ask(lambda: obstore.delete(self._client(url), url.key), url)
-
-    def _is_there(self, url: Url) -> bool:
-        try:
-            return RemoteObject(url, deadline_s=self._deadline_s).version.nbytes >= 0
-        except StoreNotFoundError:
-            return False
 
     def _digest(self, url: Url) -> str:
         import obstore
@@ -197,22 +192,18 @@ class _Counted(io.RawIOBase):
         self._file.seek(0)
         return self
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = 0) -> int:
         return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
 
     def read(self, size: int = -1) -> bytes:
         chunk = bytes(self._file.read(size))
         self._progress.progressed(len(chunk))
         return chunk
+
+
+def _is_ours(key: str) -> bool:
+    """Whether a push uploads to such a key: of a store, or of what is copied to one."""
+    return Entry.at(key, 0, 0.0) is not None or key.startswith(f".{TEMPORARY}/")
 
 
 def _sha256(path: Path, progress: Progress) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from ups_store.system import files, locks
 _COPY_BYTES = 8 << 20  # at a time: what the file system copies by itself, such as an NFS server
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # renameat2(2)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NO_FLAGS = (errno.EINVAL, errno.ENOSYS)  # of a rename
 _LOCK_AT = 1 << 62  # a byte that no store has
 
 
@@ -129,24 +130,22 @@ def _unfinished(place: Path, fingerprint: str) -> Iterator[tuple[int, Path]]:
     """A copy in the making, open and locked: what a killed push of the same has left, or a new one."""
     usual = place.with_name(f"{place.name}.{fingerprint}.{TEMPORARY}")
     own = place.with_name(f"{place.name}.{files.build_id()[:6].hex()}.{TEMPORARY}")
-    for temporary in (usual, own):  # another machine may be pushing the same
+    denied: PermissionError | None = None
+    for temporary in (usual, own):  # another machine may be pushing the same, or another user have left it
         try:
-            fd = files.create_new(temporary)
-        except FileExistsError:
-            try:
-                fd = files.open_existing(temporary, writable=True)
-            except FileNotFoundError:  # it was finished this moment
-                continue
+            fd = files.open_or_create(temporary)
         except PermissionError as error:
-            hint = "check who may write there"
-            raise RemoteError("can't write there", kind="not_allowed", path=place, hint=hint) from error
+            denied = error
+            continue
         try:
-            is_ours = temporary == own or _is_locked_by_us(fd)
-            if is_ours and files.is_file_at(fd, temporary):
+            if (temporary == own or _is_locked_by_us(fd)) and files.is_file_at(fd, temporary):
                 yield fd, temporary
                 return
         finally:
             files.close(fd)
+    if denied:
+        hint = "check who may write there"
+        raise RemoteError("can't write there", kind="not_allowed", path=place, hint=hint) from denied
     raise RemoteError("another push took its name", kind="refused", path=own, hint="push it again")
 
 
@@ -206,8 +205,10 @@ def _rename_without_replacing(old: Path, new: Path) -> bool:
     paths = os.fsencode(old), os.fsencode(new)
     failed = files.libc().renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_NOREPLACE)
     number = ctypes.get_errno() if failed else 0
-    if number == errno.EEXIST:
+    if number == errno.EEXIST or (number in _NO_FLAGS and files.exists(new)):
         return False
-    if number:
+    if number in _NO_FLAGS:
+        files.rename(old, new)  # of two that race the last one stays; both are of the same identity
+    elif number:
         raise OSError(number, os.strerror(number), str(new))
     return True

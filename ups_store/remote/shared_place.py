@@ -30,13 +30,14 @@ def open_shared(place: str | Path, *, deadline_s: float = DEADLINE_S) -> SharedC
 
         return FolderCache(_folder(place))
     check_installed("obstore", extra="s3")
+    url = str(url_of(place))  # of a `Path`, too, which has made one slash of two
     if scheme in ("https", "http"):
         from ups_store.remote.shared_web import WebCache
 
-        return WebCache(str(place), deadline_s)
+        return WebCache(url, deadline_s)
     from ups_store.remote.shared_bucket import BucketCache
 
-    return BucketCache(str(place), deadline_s)
+    return BucketCache(url, deadline_s)
 
 
 def check_place(place: str) -> str:

@@ -132,8 +132,12 @@ def pull_store(
     with _claimed(place):
         copies = [_fetch(cache, entry, folder, attempts, progress) for entry in entries]
         _check_identity(copies, entries, wanted, cache)
-        for (copy, _), entry in zip(copies, entries, strict=True):
-            _land(copy, folder / entry.name, wanted, replace=replace)
+        landing = [(copy, folder / entry.name) for (copy, _), entry in zip(copies, entries, strict=True)]
+        if not replace:
+            for each in landing:
+                _check_may_replace(*each)
+        for each in landing:
+            _land(*each)
     return place
 
 
@@ -167,13 +171,8 @@ def _claimed(place: Path) -> Iterator[None]:
 def _opened_lock(path: Path) -> int:
     while True:
         files.make_folder(path.parent, hint="check the folder")
-        try:
-            return files.create_new(path)
-        except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):
-                return files.open_existing(path, writable=True)
-        except FileNotFoundError:  # another pull has just ended, and removed the folder
-            continue
+        with contextlib.suppress(FileNotFoundError):  # another pull has just ended, and removed the folder
+            return files.open_or_create(path)
 
 
 def _place_of(folder: Path, entries: Sequence[Entry]) -> Path:
@@ -272,12 +271,10 @@ def _hash_of(paths: Sequence[Path]) -> str:
         return stores[0].config_hash if len(stores) == 1 else PartitionedStore(paths[0], stores).config_hash
 
 
-def _land(copy: Path, path: Path, wanted: str, *, replace: bool) -> None:
+def _land(copy: Path, path: Path) -> None:
     """Give a sound copy its place, by a rename; all of it is on the disk already."""
     place = real_place(path)
     if files.exists(place):
-        if not replace:
-            _check_may_replace(path, wanted)
         check_not_read_only(place, hint="make it writable with chmod u+w")
         take_over_permissions(copy, place)
     files.rename(copy, place)
@@ -285,18 +282,18 @@ def _land(copy: Path, path: Path, wanted: str, *, replace: bool) -> None:
     _forget(copy.parent)
 
 
-def _check_may_replace(path: Path, wanted: str) -> None:
-    """Refuse to replace a store of another identity, or what is none."""
-    found = "what is no store"
-    with contextlib.suppress(FormatError), open_any(path) as there:
-        found = there.config_hash[:12]
-        if partition_of(path.name):  # its own hash is of its share
-            return
-    if found != wanted[:12]:
+def _check_may_replace(copy: Path, path: Path) -> None:
+    """Refuse to replace a store of another identity than the copy's, or what is none."""
+    if not files.exists(path):
+        return
+    wanted, found = _hash_of([copy])[:12], "what is no store"
+    with contextlib.suppress(FormatError):
+        found = _hash_of([path])[:12]
+    if found != wanted:
         raise IdentityMismatchError(
             "something else is in its place",
             path=path,
-            expected=wanted[:12],
+            expected=wanted,
             found=found,
             hint="move it away, or replace it with --overwrite",
         )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ups_store.errors import SpecError
+from ups_store.printable import counted
 from ups_store.read.protocol import AnyStore
 from ups_store.system.memory import num_cores
 from ups_store.system.paths import path_of
@@ -185,6 +186,6 @@ def _warn_skipped(store: AnyStore) -> None:
     skipped = store.attrs.get(SKIPPED)
     if isinstance(skipped, list) and skipped:
         _warn(
-            f"{store.path.name}: {len(skipped):,} inputs failed and were left out, the first "
+            f"{store.path.name}: {counted(len(skipped), 'input')} failed, left out; the first is "
             f"{skipped[0]['input']!r} ({skipped[0]['error']}); attrs[{SKIPPED!r}] has all"
         )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _MAX_INPUT_BYTES = MAX_MESSAGE_BYTES // 3
 _SHOWN = 200  # characters of an input in messages
 _is_importing_main = False  # in a worker, while it runs the script of the process that started it
+_imported_main: Mapping[str, str] = {}  # that script, once it was run
 _functions: dict[bytes, Any] = {}  # that this worker has unpickled
 _sent: deque[int] = deque()  # descriptors of the results that the other process may not have opened yet
 
@@ -174,7 +175,7 @@ def _failed(error: Exception, text: str) -> SourceError:
 
 def _function_of(pickled: bytes, main: Mapping[str, str]) -> Any:
     if pickled not in _functions:
-        if main and "__mp_main__" not in sys.modules:
+        if main and main != _imported_main:
             _import_main(main)
         _functions[pickled] = pickle.loads(pickled)
     return _functions[pickled]
@@ -182,12 +183,13 @@ def _function_of(pickled: bytes, main: Mapping[str, str]) -> Any:
 
 def _import_main(main: Mapping[str, str]) -> None:
     """Run the script that defines the function, as multiprocessing does: not as `__main__`."""
-    global _is_importing_main
+    global _is_importing_main, _imported_main
     from multiprocessing import spawn
 
     _is_importing_main = True
     try:
         spawn.prepare(dict(main))
+        _imported_main = main
     finally:
         _is_importing_main = False
 

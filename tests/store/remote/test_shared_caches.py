@@ -1,4 +1,8 @@
-"""Shared caches by the verbs: push, pull, ls-remote, gc --remote; kills, races and damage (issue 24)."""
+"""Shared caches by the verbs: push, pull, ls-remote, gc --remote; kills, races and damage (issue 24).
+
+Small stores go to a folder, and to a bucket of a server in this process; the slow tests have a store of
+several parts, and a real server.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import run_ups_store
+from remote_stores import Counted, object_server, use_small_parts
 from seaweed import BUCKET, serving_s3
 from small_stores import build, flip, names_in
 
@@ -26,9 +31,19 @@ NAME = "waves_train.zarr.zip"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
+    """A store of 400 KB."""
+    return make_store_of(tmp_path, 2500)
+
+
+@pytest.fixture
+def large_store(tmp_path: Path) -> Path:
     """A store of 40 MB: three parts of an upload, and ten ranges."""
-    values = {"fields": np.random.default_rng(0).standard_normal((40, 250_000)).astype(np.float32)}
-    return build(tmp_path / NAME, values, dims={})
+    return make_store_of(tmp_path, 250_000)
+
+
+def make_store_of(folder: Path, width: int) -> Path:
+    values = {"fields": np.random.default_rng(0).standard_normal((40, width)).astype(np.float32)}
+    return build(folder / NAME, values, dims={})
 
 
 @pytest.fixture
@@ -37,6 +52,18 @@ def folder(tmp_path: Path) -> Path:
     place = tmp_path / "shared"
     place.mkdir()
     return place
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty shared cache: a folder, or a bucket where stores are uploaded in four parts."""
+    if request.param == "folder":
+        (tmp_path / "shared").mkdir()
+        yield str(tmp_path / "shared")
+        return
+    use_small_parts(monkeypatch, 120_000)
+    with object_server(monkeypatch):
+        yield "s3://bucket/team"
 
 
 @pytest.fixture(scope="module")
@@ -69,34 +96,26 @@ def check_round_trip(store: Path, place: str, into: Path) -> None:
     assert [each for each in names_in(store.parent) if each.endswith((".push", ".lock"))] == []
 
 
-def test_store_goes_through_a_folder(store: Path, folder: Path, tmp_path: Path) -> None:
-    check_round_trip(store, str(folder), tmp_path / "into")
+def test_store_goes_through_a_shared_cache(store: Path, place: str, tmp_path: Path) -> None:
+    check_round_trip(store, place, tmp_path / "into")
 
 
 @pytest.mark.slow
-def test_store_goes_through_a_bucket(store: Path, bucket: str, tmp_path: Path) -> None:
-    check_round_trip(store, f"{bucket}/a", tmp_path / "into")
+def test_store_goes_through_a_real_bucket(large_store: Path, bucket: str, tmp_path: Path) -> None:
+    check_round_trip(large_store, f"{bucket}/a", tmp_path / "into")
 
 
 @pytest.mark.slow
 def test_without_keys_for_parts_a_store_is_uploaded_aside_and_copied(
-    store: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    large_store: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with Google's and Azure's buckets."""
     monkeypatch.setattr("ups_store.remote.shared_bucket.Signer.from_environment", lambda: None)
-    check_round_trip(store, f"{bucket}/b", tmp_path / "into")
+    check_round_trip(large_store, f"{bucket}/b", tmp_path / "into")
     cache, (entry,) = open_shared(f"{bucket}/b"), open_shared(f"{bucket}/b").entries()[0]
-    monkeypatch.setattr(type(cache), "_is_there", lambda self, url: False)  # as for one that loses a race
-    assert not cache.create(entry.key, store, replace=False, progress=Silent())
+    monkeypatch.setattr("ups_store.remote.shared_bucket.is_there", lambda *args, **options: False)  # a race
+    assert not cache.create(entry.key, large_store, replace=False, progress=Counted())
     assert cache.entries()[1] == []
-
-
-class Silent:
-    def doing(self, what: str) -> None:
-        pass
-
-    def progressed(self, num: int = 0) -> None:
-        pass
 
 
 def start(*words: object) -> subprocess.Popen[bytes]:
@@ -122,14 +141,14 @@ def check_kills(store: Path, place: str, into: Path, *, num_kills: int, longest_
 
 
 @pytest.mark.slow
-def test_killed_pushes_and_pulls_of_a_folder(store: Path, folder: Path, tmp_path: Path) -> None:
-    check_kills(store, str(folder), tmp_path / "into", num_kills=10, longest_s=1.5)
+def test_killed_pushes_and_pulls_of_a_folder(large_store: Path, folder: Path, tmp_path: Path) -> None:
+    check_kills(large_store, str(folder), tmp_path / "into", num_kills=10, longest_s=1.5)
     assert open_shared(folder).entries()[1] == []
 
 
 @pytest.mark.slow
-def test_killed_pushes_and_pulls_of_a_bucket(store: Path, bucket: str, tmp_path: Path) -> None:
-    check_kills(store, f"{bucket}/killed", tmp_path / "into", num_kills=8, longest_s=3.0)
+def test_killed_pushes_and_pulls_of_a_bucket(large_store: Path, bucket: str, tmp_path: Path) -> None:
+    check_kills(large_store, f"{bucket}/killed", tmp_path / "into", num_kills=8, longest_s=3.0)
 
 
 def check_race(store: Path, place: str) -> None:
@@ -157,8 +176,8 @@ def test_two_that_race_publish_once_in_a_folder(store: Path, folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_two_that_race_publish_once_in_a_bucket(store: Path, bucket: str) -> None:
-    check_race(store, f"{bucket}/raced")
+def test_two_that_race_publish_once_in_a_bucket(large_store: Path, bucket: str) -> None:
+    check_race(large_store, f"{bucket}/raced")
 
 
 def test_damaged_file_is_not_pulled_and_force_replaces_it(store: Path, folder: Path, tmp_path: Path) -> None:

@@ -21,44 +21,52 @@ def write(path: Path, function: Any, inputs: Any, **options: Any) -> ups_store.A
 
 
 def test_samples_are_in_the_order_of_the_inputs_whatever_the_number_of_workers(tmp_path: Path) -> None:
-    for workers in (0, 1, 3):
-        with write(tmp_path / f"{workers}.zarr.zip", several, range(40), num_workers=workers) as store:
-            assert store["i"].tolist() == [i for i in range(40) for _ in range(i % 4)]
+    for workers in (0, 2):
+        with write(tmp_path / f"{workers}.zarr.zip", several, range(12), num_workers=workers) as store:
+            assert store["i"].tolist() == [i for i in range(12) for _ in range(i % 4)]
             assert store[5]["text"] == "x" * 3
-    contents = {(tmp_path / f"{workers}.zarr.zip").read_bytes() for workers in (0, 1, 3)}
+    contents = {(tmp_path / f"{workers}.zarr.zip").read_bytes() for workers in (0, 2)}
     assert len(contents) == 1
 
 
 def test_function_may_give_no_sample(tmp_path: Path) -> None:
-    with write(tmp_path / "a.zarr.zip", one, iter(range(11))) as store:
+    with write(tmp_path / "a.zarr.zip", one, iter(range(11)), num_workers=0) as store:
         assert store["i"].tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("number", [3, 6, 9, 12])
+@pytest.mark.parametrize("number", [6, 9, 12])
 def test_input_that_fails_is_named(tmp_path: Path, number: int) -> None:
     errors = {
-        3: (ups_store.SourceError, "function_failed", "ValueError: three"),
         6: (ups_store.SourceError, "reader_died", "killed by SIGKILL"),
         9: (ups_store.ReadTimeoutError, "read_timeout", "in badly"),
         12: (ups_store.SpecError, "value", "None"),
     }
     expected, kind, found = errors[number]
+    timeout_s = 0.2 if number == 9 else 60.0  # others may wait for a processor
     with pytest.raises(expected) as caught:
-        write(tmp_path / "a.zarr.zip", badly, [number], num_workers=1, item_timeout_s=1.0)
+        write(tmp_path / "a.zarr.zip", badly, [number], num_workers=1, item_timeout_s=timeout_s)
     assert (caught.value.kind, caught.value.path) == (kind, str(number))
     assert found in str(caught.value.found)
 
 
 def test_inputs_that_fail_are_left_out_noted_and_warned_about(tmp_path: Path) -> None:
-    path, options = tmp_path / "a.zarr.zip", {"on_error": "skip", "item_timeout_s": 2.0}
-    with pytest.warns(RuntimeWarning, match="3 inputs failed"):
-        store = write(path, badly, range(12), **options)
-    assert store["i"].tolist() == [0, 1, 2, 4, 5, 7, 8, 10, 11]
+    path, options = tmp_path / "a.zarr.zip", {"on_error": "skip"}
+    with pytest.warns(RuntimeWarning, match="2 inputs failed"):
+        store = write(path, badly, range(9), **options)
+    assert store["i"].tolist() == [0, 1, 2, 4, 5, 7, 8]
     skipped = store.attrs["skipped_inputs"]
-    assert [each["input"] for each in skipped] == ["3", "6", "9"]
+    assert [each["input"] for each in skipped] == ["3", "6"]
     assert "ValueError: three" in skipped[0]["error"]
-    with pytest.warns(RuntimeWarning, match="3 inputs failed"):
-        write(path, badly, range(12), **options)
+    with pytest.warns(RuntimeWarning, match="2 inputs failed"):
+        write(path, badly, range(9), **options)
+
+
+@pytest.mark.slow
+def test_inputs_that_hang_are_left_out(tmp_path: Path) -> None:
+    """Its deadline is long enough for those that only wait for a processor."""
+    with pytest.warns(RuntimeWarning, match="1 input failed"):
+        store = write(tmp_path / "a.zarr.zip", badly, range(7, 12), on_error="skip", item_timeout_s=15.0)
+    assert store["i"].tolist() == [7, 8, 10, 11]
 
 
 def test_run_that_failed_continues_behind_the_inputs_that_are_done(tmp_path: Path) -> None:
@@ -79,8 +87,8 @@ def test_run_that_failed_continues_behind_the_inputs_that_are_done(tmp_path: Pat
 def test_inputs_that_are_others_than_before_are_refused(tmp_path: Path) -> None:
     path, notes = tmp_path / "a.zarr.zip", tmp_path / "notes"
     notes.mkdir()
-    numbers = [*range(20, 60), 13, *range(60, 70)]
-    options: dict[str, Any] = {"buffer_bytes": 8, "num_workers": 0}
+    numbers = [*range(20, 60), 13, 60]
+    options: dict[str, Any] = {"buffer_bytes": 8 * 20, "num_workers": 0}
     with pytest.raises(ups_store.SourceError):
         write(path, noting, [(str(notes), number) for number in numbers], **options)
     with pytest.raises(ups_store.IdentityMismatchError) as caught:
@@ -115,7 +123,11 @@ GUARD
 """
 
 
-@pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"], ids=["guarded", "not guarded"])
+@pytest.mark.parametrize(
+    "guard",
+    ['if __name__ == "__main__":', pytest.param("if True:", marks=pytest.mark.slow)],
+    ids=["guarded", "not guarded"],
+)
 def test_function_of_a_script_is_found_and_the_script_not_run_twice(tmp_path: Path, guard: str) -> None:
     script, path = tmp_path / "script.py", tmp_path / "a.zarr.zip"
     script.write_text(SCRIPT.replace("GUARD", guard))

@@ -1,0 +1,253 @@
+"""What a worker of `ups_store.write(map=...)` does, and what becomes of its answers, in one process."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from mapped_functions import one, several
+from remote_stores import Counted
+
+import ups_store
+from ups_store.errors import ReadTimeoutError, SourceError, SpecError
+from ups_store.sources.lane import Patience
+from ups_store.sources.source_files import USUAL_SLOTS
+from ups_store.system import files
+from ups_store.write import mapped
+from ups_store.write.mapped import Job, Result, text_of
+
+
+@pytest.fixture(autouse=True)
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[deque[int]]:
+    """The descriptors that a worker of this test has open."""
+    own: deque[int] = deque()
+    monkeypatch.setattr(mapped, "_sent", own)
+    monkeypatch.setattr(mapped, "_functions", {})
+    monkeypatch.setattr(mapped, "_imported_main", {})
+    yield own
+    for fd in own:
+        files.close(fd)
+
+
+def job_of(function: Callable[[Any], Any], inputs: Any, names: list[str] | None = None) -> Job:
+    return Job(function, inputs, 0, Patience(timeout_s=1.0, retries=0), names)
+
+
+def answers(function: Callable[[Any], Any], inputs: Any, *, first: int = 0, **options: Any) -> list[Any]:
+    """What a worker answers to the requests for the inputs, as the asking process gets it."""
+    requests = mapped._requests(job_of(function, inputs, **options), first)
+    return [pickle.loads(pickle.dumps(request.run(Counted()))).samples for _, request in requests]
+
+
+def test_samples_come_back_through_memory(sent: deque[int]) -> None:
+    assert answers(several, [2, 0, 5]) == [
+        [{"i": 2, "j": 0, "text": "xx"}, {"i": 2, "j": 1, "text": "xx"}],
+        [],
+        [{"i": 5, "j": 0, "text": "xxxxx"}],
+    ]
+    assert len(sent) == USUAL_SLOTS
+
+
+def test_inputs_before_the_first_one_are_not_asked_for() -> None:
+    requests = list(mapped._requests(job_of(several, range(5)), 3))
+    assert [(number, request.path, request.subject) for number, request in requests] == [
+        (3, "3", "input 3"),
+        (4, "4", "input 4"),
+    ]
+    assert [each.number for each in mapped.map_inputs(job_of(one, range(5)), first=3, on_error="fail")] == [
+        3,
+        4,
+    ]
+
+
+def test_worker_keeps_only_the_results_that_may_not_have_been_opened(sent: deque[int]) -> None:
+    pickled = [pickle.dumps(Result([{"i": i}])) for i in range(USUAL_SLOTS + 2)]
+    assert len(sent) == USUAL_SLOTS
+    found = [pickle.loads(each).samples for each in pickled]
+    assert found[2:] == [[{"i": i}] for i in range(2, USUAL_SLOTS + 2)]
+
+
+def test_result_of_a_worker_that_is_gone_is_lost(sent: deque[int]) -> None:
+    pickled = pickle.dumps(Result([{"i": 1}]))
+    files.close(sent.pop())
+    assert pickle.loads(pickled).samples is None
+
+
+def array(number: int) -> np.ndarray[Any, Any]:
+    return np.full(3, number)
+
+
+def pair(number: int) -> tuple[int, str]:
+    return number, "x"
+
+
+def scalar(number: int) -> float:
+    return number / 2
+
+
+def listed(number: int) -> list[dict[str, int]]:
+    return [{"i": number}, {"i": -number}]
+
+
+def silent(number: int) -> None:
+    raise KeyError
+
+
+def ours(number: int) -> None:
+    raise SpecError("not this one", kind="mine")
+
+
+def nothing_of_ours(number: int) -> Iterator[Any]:
+    yield {"i": number}
+    yield {"i": None}
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "expected"),
+    [
+        (array, None, [{"data": [4, 4, 4]}]),
+        (pair, ["i", "text"], [{"i": 4, "text": "x"}]),
+        (scalar, ["half"], [{"half": 2.0}]),
+        (listed, None, [{"i": 4}, {"i": -4}]),
+    ],
+)
+def test_what_functions_give_are_samples(
+    function: Callable[[Any], Any], names: list[str] | None, expected: list[dict[str, Any]]
+) -> None:
+    (found,) = answers(function, [4], names=names)
+    assert [
+        {name: getattr(value, "tolist", lambda v=value: v)() for name, value in each.items()}
+        for each in found
+    ] == expected
+
+
+@pytest.mark.parametrize(("function", "found"), [(silent, "KeyError"), (ours, "SpecError: not this one")])
+def test_function_that_fails_is_an_error_with_its_stack(function: Callable[[Any], Any], found: str) -> None:
+    for work in (
+        lambda: answers(function, [1]),
+        lambda: list(mapped.map_inputs(job_of(function, [1]), first=0, on_error="fail")),
+    ):
+        with pytest.raises(SourceError) as caught:
+            work()
+        assert (caught.value.kind, caught.value.path, caught.value.found) == ("function_failed", "1", found)
+        assert function.__name__ in caught.value.__notes__[0]
+    (skipped,) = mapped.map_inputs(job_of(function, [1]), first=0, on_error="skip")
+    assert (skipped.samples, getattr(skipped.error, "kind", "")) == ([], "function_failed")
+
+
+def test_sample_that_is_none_names_its_input() -> None:
+    with pytest.raises(SpecError) as caught:
+        answers(nothing_of_ours, [7])
+    assert caught.value.path == "7"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "hint"),
+    [
+        (Result(None), "reader_died", "lower num_workers"),
+        (ReadTimeoutError("took too long", path="3"), "read_timeout", "raise item_timeout_s"),
+        (
+            SourceError("it failed", kind="function_failed", path="3", hint="mend it"),
+            "function_failed",
+            "mend it",
+        ),
+    ],
+)
+def test_answer_without_samples_is_an_error_or_left_out(answer: Any, kind: str, hint: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        mapped._mapped(0, "3", answer, "fail")
+    assert (caught.value.kind, caught.value.path) == (kind, "3")
+    assert hint in str(caught.value.hint)
+    skipped = mapped._mapped(0, "3", answer, "skip")
+    assert (skipped.samples, getattr(skipped.error, "kind", "")) == ([], kind)
+
+
+def test_error_in_what_was_asked_for_is_never_left_out() -> None:
+    with pytest.raises(SpecError):
+        mapped._mapped(0, "3", SpecError("no sample", kind="value"), "skip")
+
+
+class Unshown:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a\nb", "a\\nb"), (Path("x" * 300), "x" * 200), ((1, 2), "(1, 2)"), (Unshown(), "Unshown")],
+)
+def test_inputs_are_shown_in_one_line(value: Any, text: str) -> None:
+    assert text_of(value) == text
+
+
+SCRIPT = """
+import ups_store
+def double(number):
+    return {"i": 2 * number}
+GUARD
+    ups_store.write("a.zarr.zip", map=double, inputs=range(3), identity={})
+"""
+
+
+@pytest.fixture
+def modules() -> Iterator[dict[str, Any]]:
+    """The modules; `__main__` and the worker's own are as before afterwards."""
+    names = "__main__", "__mp_main__"
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    yield sys.modules  # type: ignore[misc]
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
+
+
+def main_module(name: str, **attributes: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(attributes)
+    return module
+
+
+def defined_in_main(number: int) -> None:
+    pass
+
+
+def test_script_of_a_function_is_found_however_it_was_started(
+    modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mapped._main_of(one) == {}
+    monkeypatch.setattr(defined_in_main, "__module__", "__main__")
+    modules["__main__"] = main_module("__main__", __file__="/a/script.py")
+    assert mapped._main_of(defined_in_main) == {"init_main_from_path": "/a/script.py"}
+    modules["__main__"] = main_module("__main__", __spec__=type("Spec", (), {"name": "a.b"}))
+    assert mapped._main_of(defined_in_main) == {"init_main_from_name": "a.b"}
+    modules["__main__"] = main_module("__main__")
+    with pytest.raises(SpecError, match="interactive session") as caught:
+        mapped._main_of(defined_in_main)
+    assert caught.value.kind == "function"
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_worker_runs_the_script_for_its_functions_alone(
+    modules: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_guarded: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("GUARD", 'if __name__ == "__main__":' if is_guarded else "if True:"))
+    pickled = b"c__mp_main__\ndouble\n."
+    main = {"init_main_from_path": str(script)}
+    if is_guarded:
+        function = mapped._function_of(pickled, main)
+        assert function(4) == {"i": 8}
+        assert mapped._function_of(pickled, main) is function
+    else:
+        with pytest.raises(ups_store.SpecError, match="below `if __name__") as caught:
+            mapped._function_of(pickled, main)
+        assert caught.value.kind == "main"
+    mapped.check_not_importing()
+    assert not (tmp_path / "a.zarr.zip").exists()
