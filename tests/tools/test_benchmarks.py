@@ -45,6 +45,7 @@ TRIED: dict[str, tuple[str, tuple[Any, ...]]] = {  # by operation: a class, and 
     "store.gather": ("Gather", (4096,)),
     "loader.order": ("Order", ("full",)),
     "loader.loaders": ("Loop", (4096,)),
+    "loader.device": ("SimulatedDevice", (1.5,)),
     "store.resume": ("Resume", (102_400,)),
     "store.write": ("WriteLazy", (102_400, 4)),
     "store.ragged": ("GatherRagged", (4096,)),
