@@ -43,6 +43,7 @@ TINY = Scale(
 TRIED: dict[str, tuple[str, tuple[Any, ...]]] = {  # by operation: a class, and values of its parameters
     "store.open_store": ("Open", (1000,)),
     "store.gather": ("Gather", (4096,)),
+    "store.sweep": ("Sweep", (4096,)),
     "loader.order": ("Order", ("full",)),
     "loader.loaders": ("Loop", (4096,)),
     "loader.device": ("SimulatedDevice", (1.5,)),
