@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from ups_store.errors import BatchTimeoutError
 from ups_store.read.order import Step
 from ups_store.torch.batch import Batch, BatchRows
-from ups_store.torch.dataset import BatchSource, StoreDataset
+from ups_store.torch.dataset import BatchSource
 from ups_store.torch.deadline import Where, late
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import Allocate
@@ -192,9 +192,10 @@ class Assembler:
 
     def _where(self, steps: list[Step]) -> Where:
         items = np.concatenate([step.items for step in steps])
-        if isinstance(self._dataset, StoreDataset):
-            return self._dataset.sources[steps[0].source].where(items, epoch=steps[0].epoch)
-        return None, items.tolist()
+        where: Callable[..., Where] | None = getattr(self._dataset, "where", None)
+        if where is None:
+            return None, items.tolist()
+        return where(steps[0].source, items, epoch=steps[0].epoch)
 
     def _made_one_by_one(self, steps: list[Step]) -> list[Made | BaseException]:
         made = list[Made | BaseException]()

@@ -43,7 +43,10 @@ class BatchSource(Protocol):
         """Most tensors of a batch that have the same shape and dtype."""
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Any:
-        """A batch of one source; called by several threads at a time. See `StoreDataset.fetch`."""
+        """A batch of one source; called by several threads at a time. See `StoreDataset.fetch`.
+
+        A method `where`, as that of `StoreDataset`, gives a `BatchTimeoutError` what it names.
+        """
 
 
 class StoreDataset(Dataset[Any]):
@@ -226,7 +229,7 @@ class StoreDataset(Dataset[Any]):
         """The first store that items are of, and the samples of theirs that lie there."""
         number = int(np.searchsorted(self._ends, items[0], side="right"))
         mine = items[np.searchsorted(self._ends, items, side="right") == number] - self._first[number]
-        return self.sources[number].where(mine, epoch=self.epoch)
+        return self.where(number, mine, epoch=self.epoch)
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
         """A batch of one source.
@@ -242,6 +245,11 @@ class StoreDataset(Dataset[Any]):
         values["index"] = torch.from_numpy(items + self._first[number])
         values["task"] = source.task
         return Batch(values)
+
+    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
+        """For people: path of a source's store, and the samples there that its items are of."""
+        source = self.sources[number]
+        return str(source.store.path), list(dict.fromkeys(source.locate(items, epoch=epoch)[0].tolist()))
 
     def _view(self, item: int) -> Sample:
         number = int(np.searchsorted(self._ends, item, side="right"))

@@ -181,10 +181,6 @@ class StoreSource:
             return items, np.zeros_like(items)
         return self._trajectories.index.locate(items, epoch=epoch)
 
-    def where(self, items: Samples, *, epoch: int) -> tuple[str, list[int]]:
-        """For people: path of the store, and the samples there that items are of."""
-        return str(self.store.path), list(dict.fromkeys(self.locate(items, epoch=epoch)[0].tolist()))
-
     def fetch(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy items, all valid, into tensors (B, ...) that `allocate` provides; by key."""
         samples, starts = items, None
