@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ups_store.errors import (
         ArrayNotFoundError,
+        BatchTimeoutError,
         BuildInterruptedError,
         BuildLockedError,
         CommitError,
@@ -66,6 +67,7 @@ __all__ = [
     "AnyStore",
     "ArrayNotFoundError",
     "ArraySpec",
+    "BatchTimeoutError",
     "BuildInterruptedError",
     "BuildLockedError",
     "CommitError",

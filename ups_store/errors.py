@@ -263,6 +263,20 @@ class StalledError(StoreError):
     exit_code = 4
 
 
+class BatchTimeoutError(StoreError, TimeoutError):
+    """A batch of a loader or a dataset didn't come in time; what reads it may hang.
+
+    Attributes:
+        samples: Numbers of the samples that are being read, in the store.
+        stack: Of the thread that reads them; empty if there is none.
+    """
+
+    kind = "batch_timeout"
+    exit_code = 4
+    samples: tuple[int, ...] = ()
+    stack: str = ""
+
+
 class SpecError(StoreError, ValueError):
     """Arguments that no valid store could be made from: shapes, dtypes, names, dimensions."""
 

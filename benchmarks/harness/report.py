@@ -18,7 +18,8 @@ BEGIN_TRAINING = "<!-- training: written by benchmarks/harness/run.py -->\n"
 END_TRAINING = "<!-- end of training -->"
 COLUMNS = ("what", "with", "result", "quartiles", "processor", "ours", "reference", "target", "verdict")
 _WORDS = {"sample_bytes": "bytes a sample", "num_samples": "samples", "batch_mib": "MiB a batch",
-          "num_threads": "threads", "output": "output", "method": "method"}  # fmt: skip
+          "num_threads": "threads", "copies_a_step": "copies a step",
+          "output": "output", "method": "method"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ OPERATIONS = (
     "store.preload",
     "loader.order",
     "loader.loaders",
+    "loader.device",
     "build.ingest",
     "build.build",
     "build.encode",

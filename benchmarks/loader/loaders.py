@@ -18,7 +18,7 @@ BATCH = 64
 NUM_WORKERS = 2
 
 
-class _Epochs:
+class Epochs:
     """The same samples as a store and as a `.npy` file."""
 
     timeout = 600
@@ -40,12 +40,12 @@ class _Epochs:
     def check_batch(self, index: Tensor, values: Tensor) -> None:
         check(values.numpy(), values_of(index.numpy(), values[0].nbytes))
 
-    def over_memmap(self, ours: Callable[[int], None], memmap: Callable[[int], None], *, pairs: int) -> float:
-        self.comparison = compare(timed(ours), timed(memmap), pairs=pairs, nbytes=self.nbytes)
+    def over(self, ours: Callable[[int], None], reference: Callable[[int], None], *, pairs: int) -> float:
+        self.comparison = compare(timed(ours), timed(reference), pairs=pairs, nbytes=self.nbytes)
         return self.comparison.rate_ratio
 
 
-class Loop(_Epochs):
+class Loop(Epochs):
     """Without workers: the reference is what people write, indexing a map with a shuffled batch."""
 
     params = (102_400, 4096)
@@ -74,10 +74,10 @@ class Loop(_Epochs):
 
     @tracked("shuffled epoch of make_loader, over indexing np.memmap", RATE, at_least={102_400: 0.95})
     def track_over_memmap(self, sample_bytes: int) -> float:
-        return self.over_memmap(self.loaded, self.indexed, pairs=SCALE.process_pairs)
+        return self.over(self.loaded, self.indexed, pairs=SCALE.process_pairs)
 
 
-class Workers(_Epochs):
+class Workers(Epochs):
     """With a DataLoader's worker processes, which were started before."""
 
     params = (102_400, 4096)
@@ -100,7 +100,7 @@ class Workers(_Epochs):
     )
     def track_over_memmap(self, sample_bytes: int) -> float:
         ours, memmap = self.ours, self.memmap
-        return self.over_memmap(lambda _: _run(ours), lambda _: _run(memmap), pairs=SCALE.process_pairs)
+        return self.over(lambda _: _run(ours), lambda _: _run(memmap), pairs=SCALE.process_pairs)
 
 
 class _Mapped(Dataset[Tensor]):

@@ -27,6 +27,7 @@ ALSO = {
     "DeviceError": RuntimeError,
     "MissingExtraError": ImportError,
     "ReadOnlyError": PermissionError,
+    "BatchTimeoutError": TimeoutError,
 }
 EXIT_CODES = {  # design brief, section 4
     "SpecError": 2,
@@ -39,6 +40,7 @@ EXIT_CODES = {  # design brief, section 4
     "RemoteError": 3,
     "ReadTimeoutError": 4,
     "StalledError": 4,
+    "BatchTimeoutError": 4,
     "BuildInterruptedError": 5,
     "DiskFullError": 6,
     "IdentityMismatchError": 7,

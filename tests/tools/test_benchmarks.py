@@ -46,6 +46,7 @@ TRIED: dict[str, tuple[str, tuple[Any, ...]]] = {  # by operation: a class, and 
     "store.sweep": ("Sweep", (4096,)),
     "loader.order": ("Order", ("full",)),
     "loader.loaders": ("Loop", (4096,)),
+    "loader.device": ("SimulatedDevice", (1.5,)),
     "store.resume": ("Resume", (102_400,)),
     "store.write": ("WriteLazy", (102_400, 4)),
     "store.ragged": ("GatherRagged", (4096,)),

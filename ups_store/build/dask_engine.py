@@ -63,7 +63,7 @@ class DaskEngine:
         submitted = self._client.map(_make, tasks, retries=RETRIES, pure=False)
         futures = dict(zip(submitted, tasks, strict=True))
         try:
-            for future in as_completed(submitted):
+            for future in as_completed(submitted, loop=self._client.loop):
                 yield futures[future], future.result() if future.status == "finished" else _error(future)
         finally:
             self._client.cancel(submitted)

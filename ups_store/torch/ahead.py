@@ -74,6 +74,11 @@ class Ahead(Iterator[Result], Generic[Job, Result]):
         """Drop what lies ready and have no more made; threads end after their work, as `close` awaits."""
         self._desk.close()
 
+    def leave(self) -> None:
+        """The same, and never wait for the threads: their work may not end."""
+        self._desk.close()
+        self._finalizer.detach()
+
     def close(self) -> None:
         """End the threads and drop what lies ready; closing twice is allowed."""
         self._finalizer()
@@ -149,7 +154,7 @@ class _Desk(Generic[Job, Result]):
         self._room: SimpleQueue[None] = SimpleQueue()  # an entry for every result that may be begun
         for _ in range(depth):
             self._room.put(None)
-        self._taking = threading.RLock()  # garbage collection may close this amid `take`
+        self._taking = threading.Lock()  # never for `close`: garbage collection may call it amid `take`
         self._has_jobs = True
         self._is_closed = False
         self._last: BaseException | None = None
@@ -179,15 +184,18 @@ class _Desk(Generic[Job, Result]):
     def fail(self, error: BaseException) -> None:
         """Have an error follow the results of the jobs that were taken."""
         with self._taking:
-            slot: _Slot[Result] = _Slot()
-            self.put(slot, None, error)
-            self._slots.put(slot)
+            self._put_error(error)
+
+    def _put_error(self, error: BaseException) -> None:
+        slot: _Slot[Result] = _Slot()
+        self.put(slot, None, error)
+        self._slots.put(slot)
 
     def get(self, on_wait: OnWait | None) -> Result:
         """The next result, or its error."""
         if self._last is not None:
             raise self._last  # again and again
-        slot = self._slots.get()
+        slot = self._slots.get() if on_wait is None else self._next_slot(on_wait)
         slot.wait(on_wait)
         if not self._is_closed:
             self._last = slot.error
@@ -196,6 +204,13 @@ class _Desk(Generic[Job, Result]):
         self._room.put(None)
         return slot.result  # type: ignore[return-value]
 
+    def _next_slot(self, on_wait: OnWait) -> _Slot[Result]:
+        while True:
+            try:
+                return self._slots.get(timeout=POLL_S)
+            except Empty:  # no thread has begun with it: the jobs may be what hangs
+                on_wait()
+
     def close(self) -> None:
         self._last = _closed()
         self._is_closed = True
@@ -203,7 +218,7 @@ class _Desk(Generic[Job, Result]):
             while True:
                 self._slots.get_nowait()
         self._room.put(None)
-        self.fail(self._last)  # for whoever waits for a result
+        self._put_error(self._last)  # for whoever waits for a result
 
 
 def _run(desk: _Desk[Job, Result], work: Callable[[Job], Result], setup: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from ups_store.errors import BatchTimeoutError
 from ups_store.read.order import Step
 from ups_store.torch.batch import Batch, BatchRows
 from ups_store.torch.dataset import BatchSource
+from ups_store.torch.deadline import Where, late
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import Allocate
 
@@ -163,14 +166,38 @@ class Assembler:
         self._nbytes: dict[tuple[int, int], int] = {}
         self._is_ragged = any(getattr(source, "ragged", ()) for source in getattr(dataset, "sources", ()))
         self._groups = groups
+        self._in_hand: dict[int, list[Step]] = {}  # by the thread that makes them
         changes = (self._transform, collate, batch_transform, feed)
         self._may_group = not self._is_ragged and all(change is None for change in changes)
 
     def __call__(self, steps: list[Step]) -> list[Made | BaseException]:
         """The batches of steps, up to the first that can't be made, of which there is the error."""
-        if len(steps) > 1:
-            with contextlib.suppress(Exception):  # of one of them; which, is found one by one
-                return list(self._made_together(steps))
+        thread = threading.get_ident()
+        self._in_hand[thread] = steps
+        try:
+            if len(steps) > 1:
+                with contextlib.suppress(Exception):  # of one of them; which, is found one by one
+                    return list(self._made_together(steps))
+            return self._made_one_by_one(steps)
+        finally:
+            del self._in_hand[thread]
+
+    def late(self, timeout_s: float) -> BatchTimeoutError:
+        """The error of the batch that the loop waits for, of which it has waited so long."""
+        in_hand = self._in_hand.copy()
+        if not in_hand:  # the order doesn't say which samples are next
+            return late((None, ()), timeout_s=timeout_s, thread=None)
+        first = min(in_hand, key=lambda thread: (in_hand[thread][0].epoch, in_hand[thread][0].number))
+        return late(self._where(in_hand[first]), timeout_s=timeout_s, thread=first)
+
+    def _where(self, steps: list[Step]) -> Where:
+        items = np.concatenate([step.items for step in steps])
+        where: Callable[..., Where] | None = getattr(self._dataset, "where", None)
+        if where is None:
+            return None, items.tolist()
+        return where(steps[0].source, items, epoch=steps[0].epoch)
+
+    def _made_one_by_one(self, steps: list[Step]) -> list[Made | BaseException]:
         made = list[Made | BaseException]()
         for step in steps:
             try:

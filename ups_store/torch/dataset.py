@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -21,6 +22,7 @@ from ups_store.read.partitioned import parts_of
 from ups_store.read.protocol import AnyStore
 from ups_store.read.store_set import StoreSet
 from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
+from ups_store.torch.deadline import Where, check_timeout, in_time
 from ups_store.torch.memory import Allocate, BufferPool, new_tensor
 from ups_store.torch.ragged import RaggedForm, join_ragged
 from ups_store.torch.source import SourceSelection, StoreSource
@@ -41,7 +43,10 @@ class BatchSource(Protocol):
         """Most tensors of a batch that have the same shape and dtype."""
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Any:
-        """A batch of one source; called by several threads at a time. See `StoreDataset.fetch`."""
+        """A batch of one source; called by several threads at a time. See `StoreDataset.fetch`.
+
+        A method `where`, as that of `StoreDataset`, gives a `BatchTimeoutError` what it names.
+        """
 
 
 class StoreDataset(Dataset[Any]):
@@ -70,6 +75,9 @@ class StoreDataset(Dataset[Any]):
             a nested tensor of jagged layout. Text is a list of `str` in any case.
         transform: Called with every `Sample`; what it returns is the item instead. In a loader its samples
             are views of a batch that was gathered as a whole.
+        timeout: Seconds that what is asked for may take, `transform` included, before `BatchTimeoutError`:
+            for loops of your own and for workers of a `DataLoader`, which hand it on. By default there is no
+            limit. Loaders of `make_loader` have a `timeout` of their own.
 
     Attributes:
         sources: One per store.
@@ -95,6 +103,7 @@ class StoreDataset(Dataset[Any]):
         views: bool = False,
         ragged: RaggedForm | None = None,
         transform: Callable[[Sample], Any] | None = None,
+        timeout: float | None = None,
     ) -> None:
         single = isinstance(stores, BaseStore | str | os.PathLike)
         given: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
@@ -108,7 +117,8 @@ class StoreDataset(Dataset[Any]):
             raise SpecError("ragged", kind="ragged", expected="padded or nested", found=repr(ragged))
         chosen = None if names is None else names_of(names)
         self._selection = SourceSelection(chosen, state, window, dtype, ragged)
-        self._views, self.transform = views, transform
+        check_timeout(timeout)
+        self._views, self.transform, self._timeout = views, transform, timeout
         self.epoch = 0
         self._open([store for each in given for store in _opened(each)])
 
@@ -181,6 +191,9 @@ class StoreDataset(Dataset[Any]):
         if isinstance(index, slice):
             return default_collate(self.__getitems__(range(*index.indices(len(self)))))
         items = self._check([index])
+        return self._in_time(items, functools.partial(self._item, items))
+
+    def _item(self, items: Samples) -> Any:
         sample = self._view(int(items[0])) if self._views else self._fetch(items, new_tensor).row(0)
         return sample if self.transform is None else self.transform(sample)
 
@@ -191,7 +204,11 @@ class StoreDataset(Dataset[Any]):
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
-        rows = BatchRows(self.batch(indices))
+        items = self._check(indices)
+        return self._in_time(items, functools.partial(self._items, items))
+
+    def _items(self, items: Samples) -> Any:
+        rows = BatchRows(self._fetch(items, self._pool.empty))
         return rows if self.transform is None else [self.transform(sample) for sample in rows]
 
     def batch(self, indices: Sequence[int] | Samples) -> Batch:
@@ -202,6 +219,17 @@ class StoreDataset(Dataset[Any]):
             SpecError: If samples come from stores whose arrays differ.
         """
         return self._fetch(self._check(indices), self._pool.empty)
+
+    def _in_time(self, items: Samples, work: Callable[[], Any]) -> Any:
+        if self._timeout is None:
+            return work()
+        return in_time(work, self._timeout, functools.partial(self._where, items))
+
+    def _where(self, items: Samples) -> Where:
+        """The first store that items are of, and the samples of theirs that lie there."""
+        number = int(np.searchsorted(self._ends, items[0], side="right"))
+        mine = items[np.searchsorted(self._ends, items, side="right") == number] - self._first[number]
+        return self.where(number, mine, epoch=self.epoch)
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
         """A batch of one source.
@@ -217,6 +245,11 @@ class StoreDataset(Dataset[Any]):
         values["index"] = torch.from_numpy(items + self._first[number])
         values["task"] = source.task
         return Batch(values)
+
+    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
+        """For people: path of a source's store, and the samples there that its items are of."""
+        source = self.sources[number]
+        return str(source.store.path), list(dict.fromkeys(source.locate(items, epoch=epoch)[0].tolist()))
 
     def _view(self, item: int) -> Sample:
         number = int(np.searchsorted(self._ends, item, side="right"))

@@ -32,6 +32,7 @@ from ups_store.torch.assembler import (
     jobs_of,
 )
 from ups_store.torch.dataset import BatchSource, StoreDataset, StoreLike, as_table, in_words
+from ups_store.torch.deadline import check_timeout
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import BufferPool
 from ups_store.torch.sampler import StoreBatchSampler, choose_shuffle
@@ -79,6 +80,7 @@ class Loader:
         dataset: Where the samples come from.
         order: Which ones each step takes, and how many have been consumed.
         on_wait: Called now and then by the thread that waits for a batch; what it raises ends the iteration.
+        timeout: Seconds that a batch is waited for; None for no limit.
     """
 
     def __init__(
@@ -92,8 +94,9 @@ class Loader:
         batch_transform: BatchTransform | None = None,
         device: torch.device | None = None,
         across_epochs: bool = False,
+        timeout: float | None = None,
     ) -> None:
-        self.dataset, self.order = dataset, order
+        self.dataset, self.order, self.timeout = dataset, order, timeout
         self.on_wait: OnWait | None = None
         self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or PREFETCH_FACTOR)
         self._collate, self._batch_transform = collate_fn, batch_transform
@@ -102,6 +105,7 @@ class Loader:
         pool = BufferPool(limit=(self._depth + 2) * dataset.num_tensors)  # ready, being made, in use
         self._allocate = self._feed.allocate if self._feed else pool.empty
         self._made: Making | None = None
+        self._assembler: Assembler | None = None  # what its threads run
         self._ready: deque[Made | BaseException] = deque()  # of the group that was handed over last
         self._made_of: tuple[Any, ...] = ()  # what all its batches depend on
         self._made_next: tuple[int, int] | None = None  # epoch and position that it waits to go on from
@@ -194,7 +198,7 @@ class Loader:
             return self._made
         self.close()
         jobs = Groups(jobs_of(self.order, goes_on=self._across_epochs))
-        work = Assembler(
+        work = self._assembler = Assembler(
             self.dataset,
             jobs,
             allocate=self._allocate,
@@ -221,6 +225,7 @@ class Loader:
         return {
             **vars(self),
             "_made": None,
+            "_assembler": None,
             "_ready": deque(),
             "_made_of": (),
             "_made_next": None,
@@ -229,7 +234,10 @@ class Loader:
     def _next(self, made: Making, meter: _Meter) -> Any:
         began = time.perf_counter()
         if not self._ready:
-            self._ready.extend(made.get(self.on_wait))
+            on_wait = self.on_wait
+            if self.timeout is not None and isinstance(made, Ahead):
+                on_wait = self._in_time(made, self.timeout)
+            self._ready.extend(made.get(on_wait))
         got = self._ready.popleft()
         if isinstance(got, BaseException):
             self._ready.append(got)  # again and again
@@ -245,6 +253,22 @@ class Loader:
         meter.assembled_s += got.seconds
         meter.major_faults += got.major_faults
         return got.batch
+
+    def _in_time(self, made: Ahead[Any, Any], timeout_s: float) -> OnWait:
+        """What is called while the next batch is waited for, and ends that when it is late."""
+        deadline_s, also, assembler = time.monotonic() + timeout_s, self.on_wait, self._assembler
+        assert assembler is not None, "it is what `made` runs"
+
+        def look() -> None:
+            if also is not None:
+                also()
+            if time.monotonic() > deadline_s:
+                error = assembler.late(timeout_s)
+                made.leave()
+                self._made = self._made_next = None
+                raise error
+
+        return look
 
     def _facts(self) -> dict[str, object]:
         order = self.order
@@ -286,6 +310,7 @@ def make_loader(
     batch_transform: BatchTransform | None = None,
     device: torch.device | str | None = None,
     across_epochs: bool | None = None,
+    timeout: float | None = None,
 ) -> Loader:
     """A loader that has the next batches ready.
 
@@ -322,6 +347,9 @@ def make_loader(
         across_epochs: Whether to make the first batches of the next epoch while one ends, so that nothing
             waits between epochs; they lie ready until the next iteration, or until the loader is closed or
             dropped. By default where the order is shuffled, which is for training.
+        timeout: Seconds that the loop waits for a batch before `BatchTimeoutError`, which names the store,
+            its samples, and where in the code the thread is that reads them: for data on disks and servers
+            that may hang. By default there is no limit. It needs workers.
     Raises:
         ConfigError: For an argument out of range, both batch sizes or none, a rank >= world_size, a batch
             that the ranks can't share.
@@ -333,6 +361,9 @@ def make_loader(
             "a whole number of at least 1" if num_workers else "None, as num_workers=0 has nothing ready"
         )
         expect("prefetch_factor", fits, expected, prefetch_factor)
+    check_timeout(timeout)
+    fits = timeout is None or num_workers > 0
+    expect("num_workers", fits, "at least 1 with `timeout`: the loop can't wait for itself", num_workers)
     found = _device(device)
     data = _as_dataset(dataset)
     order = _make_order(
@@ -354,6 +385,7 @@ def make_loader(
         batch_transform=batch_transform,
         device=found,
         across_epochs=order.shuffle is not False if across_epochs is None else across_epochs,
+        timeout=timeout,
     )
 
 

@@ -275,6 +275,34 @@ def test_ranks_share_the_batches_of_one_process(dataset: StoreDataset, world_siz
     assert together == alone
 
 
+@pytest.mark.parametrize("shuffle", [True, "block"])
+@pytest.mark.parametrize(("before", "after"), [((2, 1), (4, 0)), ((4, 0), (1, 3)), ((1, 2), (2, 2))])
+def test_loaders_of_other_ranks_and_workers_go_on_with_the_same_batches(
+    dataset: StoreDataset, before: tuple[int, int], after: tuple[int, int], shuffle: Any
+) -> None:
+    def loaders(world_size: int, num_workers: int) -> list[Loader]:
+        options: dict[str, Any] = {"global_batch_size": 8, "pad_last": True, "shuffle": shuffle}
+        ranks = range(world_size)
+        return [
+            make_loader(dataset, rank=rank, world_size=world_size, num_workers=num_workers, **options)
+            for rank in ranks
+        ]
+
+    (alone,) = loaders(1, 1)
+    expected = indices(alone)
+    states = []
+    for loader in loaders(*before):
+        batches = iter(loader)
+        next(batches), next(batches)
+        states.append(loader.state_dict())
+    assert all(state == states[0] for state in states)
+    resumed = loaders(*after)
+    for loader in resumed:
+        loader.load_state_dict(states[0])
+    steps = zip(*map(indices, resumed), strict=True)
+    assert [list(itertools.chain(*step)) for step in steps] == expected[2:]
+
+
 def test_rank_comes_from_torch_distributed(dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
