@@ -1,4 +1,4 @@
-"""`to_xarray`: a store as an xarray data set, whose variables read the store when they are asked for values."""
+"""`to_xarray`: a store as an xarray data set, whose variables read it when they are asked for values."""
 
 from __future__ import annotations
 
