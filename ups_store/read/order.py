@@ -46,24 +46,15 @@ class Step:
     mask: npt.NDArray[np.bool_] | None = None
 
 
-class DataOrder:
-    """The batches of one rank, epoch after epoch, and how many of them have been consumed.
+class EpochOrder:
+    """What orders of one rank have in common: arguments, position, and a state that is theirs alone.
 
-    One global sequence per epoch is a function of seed and epoch. Step s takes its positions from s * G to
-    (s + 1) * G, G the global batch size, and every rank a slice of those: so the samples of a step don't
-    depend on the number of ranks. Of several sources one gives all samples of a step; which one is drawn.
-
-    A last batch that isn't full is shorter, and divided among the ranks as evenly as possible, so all ranks
-    make equally many steps. It must have an item for each of them, unless it is dropped or padded.
+    A kind of order adds `num_steps`, the steps of an epoch, and `_steps`.
 
     Args:
-        sizes: Number of items of each source.
         global_batch_size: G, items of one step over all ranks.
         seed: From 0 to 2**64 - 1.
         shuffle: False for the order of the store; True; "block" to keep neighbours close (cold files).
-        drop_last: Whether to leave out a last batch that isn't full.
-        pad_last: Whether to fill it up with items of the epoch's beginning; a mask says which rows those are.
-        weights: Shares of the steps, one per source; by default every item is taken once.
         rank: This process, 0 <= rank < `world_size`.
         world_size: Number of processes that share a batch.
         block_size: Samples of a block, with shuffle="block".
@@ -80,16 +71,14 @@ class DataOrder:
             "batch_size".
     """
 
+    num_steps: int
+
     def __init__(
         self,
-        sizes: Sequence[int],
         *,
         global_batch_size: int,
         seed: int = 0,
         shuffle: Shuffle = False,
-        drop_last: bool = False,
-        pad_last: bool = False,
-        weights: Sequence[float] | None = None,
         rank: int = 0,
         world_size: int = 1,
         block_size: int = 64,
@@ -109,25 +98,12 @@ class DataOrder:
         expect("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
         expect("block_size", block_size >= 1, "at least 1", block_size)
         expect("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
-        expect("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
-        smallest = min(sizes, default=0)
-        expect("sizes", smallest >= 1, "at least one item in every source", list(sizes))
-        fits = global_batch_size <= smallest or not drop_last
-        expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
-        self.sizes = tuple(int(size) for size in sizes)
         self.global_batch_size, self.rank, self.world_size = int(global_batch_size), rank, world_size
-        self.seed, self.drop_last, self.pad_last = int(seed), drop_last, pad_last
+        self.seed = int(seed)
         self.shuffle: Shuffle = "block" if shuffle == "block" else bool(shuffle)
         self.block_size, self.blocks_per_window = block_size, blocks_per_window
         self.keeps_shuffle = keeps_shuffle
         self.epoch, self.consumed = 0, 0
-        self._last_rows = [(size - 1) % self.global_batch_size + 1 for size in self.sizes]
-        if not (drop_last or pad_last):
-            self._check_last()
-        whole = [size // self.global_batch_size for size in self.sizes]
-        self._pass_steps = np.array(whole if drop_last else [-(-n // global_batch_size) for n in self.sizes])
-        self._share = _steps_by_source(self._pass_steps, weights)
-        self.num_steps = int(self._share.sum())
 
     @property
     def key(self) -> tuple[int, Shuffle]:
@@ -200,6 +176,72 @@ class DataOrder:
                 hint="if an older version saved it, add what that run was made with",
             )
 
+    def _steps(self, epoch: int, begin: int) -> Iterator[Step]:
+        """The steps of an epoch from number `begin` on."""
+        raise NotImplementedError
+
+    def _permutation(self, size: int, *key: int) -> Callable[[Samples, Samples | int], Samples]:
+        """Where positions in an order of `size` items go, as `shuffle` says."""
+        if self.shuffle == "block":
+            block, window = self.block_size, self.blocks_per_window
+            return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
+        return Permutation(size, *key) if self.shuffle else in_order
+
+
+def sizes_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of items of sources, each at least one."""
+    fits = min(sizes, default=0) >= 1
+    expect("sizes", fits, "at least one item in every source", list(sizes))
+    return tuple(int(size) for size in sizes)
+
+
+class DataOrder(EpochOrder):
+    """The batches of one rank, epoch after epoch, and how many of them have been consumed.
+
+    One global sequence per epoch is a function of seed and epoch. Step s takes its positions from s * G to
+    (s + 1) * G, G the global batch size, and every rank a slice of those: so the samples of a step don't
+    depend on the number of ranks. Of several sources one gives all samples of a step; which one is drawn.
+
+    A last batch that isn't full is shorter, and divided among the ranks as evenly as possible, so all ranks
+    make equally many steps. It must have an item for each of them, unless it is dropped or padded.
+
+    Args:
+        sizes: Number of items of each source.
+        global_batch_size: G, items of one step over all ranks.
+        drop_last: Whether to leave out a last batch that isn't full.
+        pad_last: Whether to fill it up with items of the epoch's beginning; a mask says which rows those are.
+        weights: Shares of the steps, one per source; by default every item is taken once.
+        options: Of `EpochOrder`, which has the other attributes, too.
+
+    Raises:
+        ConfigError: For arguments out of range; its `kind` is the argument's name, for both batch sizes
+            "batch_size".
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        global_batch_size: int,
+        drop_last: bool = False,
+        pad_last: bool = False,
+        weights: Sequence[float] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(global_batch_size=global_batch_size, **options)
+        expect("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
+        self.sizes, self.drop_last, self.pad_last = sizes_of(sizes), drop_last, pad_last
+        smallest = min(self.sizes)
+        fits = global_batch_size <= smallest or not drop_last
+        expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
+        self._last_rows = [(size - 1) % self.global_batch_size + 1 for size in self.sizes]
+        if not (drop_last or pad_last):
+            self._check_last()
+        whole = [size // self.global_batch_size for size in self.sizes]
+        self._pass_steps = np.array(whole if drop_last else [-(-n // global_batch_size) for n in self.sizes])
+        self._share = _steps_by_source(self._pass_steps, weights)
+        self.num_steps = int(self._share.sum())
+
     def _check_last(self) -> None:
         """Every rank has an item of each source's last batch."""
         least = min(self._last_rows)
@@ -216,7 +258,7 @@ class DataOrder:
         size = self.global_batch_size
         rows = size // self.world_size
         first = self.rank * rows
-        sequences = [self._sequence(source, epoch) for source in range(len(self.sizes))]
+        sequences = [self._permutation(n, self.seed, epoch, 1, i) for i, n in enumerate(self.sizes)]
         for numbers, sources, batches in self._schedule(epoch, max(1, BLOCK_POSITIONS // rows)):
             late = numbers >= begin
             numbers, sources, batches = numbers[late], sources[late], batches[late]
@@ -267,14 +309,6 @@ class DataOrder:
                 batches[mine] = taken[source] + np.arange(num)
                 taken[source] += num
             yield numbers, sources, batches
-
-    def _sequence(self, source: int, epoch: int) -> Callable[[Samples, Samples | int], Samples]:
-        key = (self.seed, epoch, 1, source)
-        size = self.sizes[source]
-        if self.shuffle == "block":
-            block, window = self.block_size, self.blocks_per_window
-            return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
-        return Permutation(size, *key) if self.shuffle else in_order
 
 
 def _by_source(sources: Samples) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:

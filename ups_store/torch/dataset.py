@@ -237,7 +237,7 @@ class StoreDataset(Dataset[Any]):
             for number, mine in zip(present, rows, strict=True)
         ]
         ragged = {field.key for field in self.sources[present[0]].ragged}
-        return _interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate, ragged)
+        return interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate, ragged)
 
     def _check(self, indices: Sequence[int] | Samples) -> Samples:
         path = self.sources[0].store.path
@@ -279,7 +279,7 @@ def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
     return (found,) if isinstance(found, StoreSet) else parts_of(found)
 
 
-def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate, ragged: Set[str]) -> Batch:
+def interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate, ragged: Set[str]) -> Batch:
     """One batch of several, its rows in the order that was asked for."""
 
     def join(values: Sequence[Any]) -> Any:
