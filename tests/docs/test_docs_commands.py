@@ -101,6 +101,11 @@ def test_python_of_the_convert_page_reads_the_arrow_file(
     assert left["x"].tobytes() == mixed_constants()["x"].tobytes()
 
 
+def test_command_of_the_reading_page_draws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page("guides/read.md", monkeypatch)
+    assert (folder / "sample.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_python_of_the_preload_page_says_mode_and_residency(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
