@@ -114,7 +114,7 @@ class MixedDataset:
             for number, mine in zip(present, rows, strict=True)
         ]
         ragged = {field.key for field in self.sources[0].ragged}
-        return interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate, ragged)
+        return interleave(parts, rows, allocate, ragged)
 
     def _part(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
         """The samples of a batch that lie in one store."""

@@ -204,6 +204,18 @@ def test_open_dataset_takes_options_and_leaves_variables_out(make_store: MakeSto
         assert not {"nu", "x"} & set(dataset.variables)
 
 
+@pytest.mark.parametrize("kind", ["partitions", "packed", *REMOTE_KINDS])
+def test_open_dataset_takes_patterns_packed_stores_and_urls(
+    kind: str, tmp_path: Path, server: ObjectServer
+) -> None:
+    with made(kind, tmp_path, server) as store:
+        where = store.path if kind not in REMOTE_KINDS else f"s3://b/{store.path.name}"
+    with xr.open_dataset(where, engine=StoreBackend, chunks={}) as dataset:
+        for name, expected in VALUES.items():
+            found = dataset[name].isel(sample=[5, 0]).compute(scheduler="threads")
+            assert found.values.tobytes() == expected[[5, 0]].tobytes()
+
+
 def test_open_dataset_refuses_what_is_no_path_and_closes_what_it_cannot_give(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
