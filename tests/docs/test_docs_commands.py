@@ -85,6 +85,27 @@ def test_commands_of_the_convert_page_write_hdf5_and_read_a_folder(
     assert all_arrays(folder / target)["latent"].tobytes() == VALUES["latent"].tobytes()
 
 
+def test_python_of_the_convert_page_reads_the_arrow_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    assert (
+        run_command(
+            monkeypatch, "export", "burgers1d_train.zarr.zip", "--to", "arrow", "burgers1d_train.arrow"
+        )
+        == 0
+    )
+    (code,) = blocks("guides/convert.md", "python")
+    left = run_python(code)
+    assert left["fields"].tobytes() == VALUES["fields"].tobytes()
+    assert left["x"].tobytes() == mixed_constants()["x"].tobytes()
+
+
+def test_command_of_the_reading_page_draws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page("guides/read.md", monkeypatch)
+    assert (folder / "sample.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_python_of_the_preload_page_says_mode_and_residency(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

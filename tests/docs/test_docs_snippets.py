@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entry_points import install_entry_points
 from remote_stores import object_server
 from small_stores import build
 
@@ -66,6 +67,21 @@ def test_xarray_snippet_finds_places_by_x_and_times_by_t(fields: np.ndarray) -> 
     assert left["dataset"]["t"].dims == ("time",)
     assert set(left["dataset"].coords) == {"t", "x"}
     left["store"].close()
+
+
+def test_xarray_snippet_of_the_reading_page_opens_lazily(
+    fields: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = pytest.importorskip("xarray.backends.plugins")
+    monkeypatch.syspath_prepend(install_entry_points(tmp_path / "site", "xarray.backends"))
+    plugins.list_engines.cache_clear()
+    (code,) = [code for code in snippets("docs/guides/read.md") if "xarray" in code]
+    left = run(code)
+    np.testing.assert_array_equal(left["series"], fields[-1, :, NUM_POINTS // 2])
+    np.testing.assert_allclose(left["mean"], fields.mean(0), rtol=1e-5)
+    assert not left["store"].to_xarray()["fields"]._in_memory
+    left["dataset"].close()
+    plugins.list_engines.cache_clear()
 
 
 def test_snippets_of_object_stores_run_on_one(fields: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:

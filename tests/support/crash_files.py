@@ -117,6 +117,7 @@ def _small_file(folder: Path) -> Make:
 
 MAKERS = {
     "safetensors": Maker(_exported("safetensors")),
+    "arrow": Maker(_exported("arrow")),
     "hdf5": Maker(_exported("hdf5"), goes_on=False),
     "zarr": Maker(_exported("zarr"), {Path("zarr.json"): b"{}", Path("c/0"): b"old"}, goes_on=False),
     "pt": Maker(_exported("pt"), {Path("store.json"): b"{}", Path("x.pt"): b"old"}, goes_on=False),

@@ -91,6 +91,10 @@ def loader() -> None:
     assert len(list(ups_store.torch.make_loader(dataset, batch_size=2))) == 2
 
 
+def to_xarray() -> None:
+    assert store().to_xarray()["u"][2, 0, 0].item() == 2
+
+
 def verb() -> None:
     store()
     command("ups_store", "verify", "train.zarr.zip")
@@ -203,6 +207,8 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "zarr": (("zarr",), export("zarr")),
     "hdf5": (("hdf5",), export("hdf5")),
     "pt": (("torch",), export("pt")),
+    "arrow": (("arrow",), export("arrow")),
+    "to_xarray": (("xarray",), to_xarray),
     "import_pt": (("torch",), import_pt),
     "pack": (("pack",), pack),
     "preview": (("plot",), preview),

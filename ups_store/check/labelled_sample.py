@@ -62,6 +62,8 @@ class LabelledSample:
         channels: C labels.
         title: What it is, and its parameters.
         is_flat: Whether it has axes whose meaning isn't known; then there are neither axes nor channels.
+        is_image: Whether it is a picture: values uint8, shape (H, W, C), as in the store, C 1 for grey, 3 for
+            RGB, 4 for RGBA; there are neither axes nor channels then.
     """
 
     values: npt.NDArray[Any]
@@ -69,6 +71,7 @@ class LabelledSample:
     channels: tuple[str, ...]
     title: str
     is_flat: bool = False
+    is_image: bool = False
 
     @property
     def space(self) -> list[str]:
@@ -90,19 +93,22 @@ def label_sample(store: AnyStore, *, sample: int | None = None, array: str | Non
         ArrayNotFoundError: If there is no such array.
         SpecError: If the array has no sample axis, or no elements.
     """
-    committed = np.flatnonzero(store.committed)
-    number = sample if sample is not None else int(committed[0]) if len(committed) else 0
+    number = _number(store, sample)
     arrays = {key: value for key, value in store.sample(number).items() if isinstance(value, np.ndarray)}
     name = array if array is not None else _main_array(arrays)
     if name not in arrays:
         if name not in store:
             store[name]  # raises
-        problem = "it is text" if name in store.arrays else "it has no sample axis"
+        encoding = store.arrays[name].encoding if name in store.arrays else None
+        problem = {None: "it has no sample axis", "bytes": "it is bytes", "utf-8": "it is text"}[encoding]
         raise SpecError(problem, path=store.path, array=name, hint="choose another array")
     if not arrays[name].size:
         shape = arrays[name].shape
         raise SpecError("it has no elements", path=store.path, array=name, found=f"shape {shape}")
     dims = _dims(store, name)
+    if _is_image(arrays[name], dims):
+        title = _title(store, [name], number, arrays)
+        return LabelledSample(arrays[name], {}, (), title, is_image=True)
     order = _order(dims)
     if len(order) < len(dims) or not set(order) - {"channel"}:
         title = _title(store, [name], number, arrays)
@@ -127,6 +133,42 @@ def label_sample(store: AnyStore, *, sample: int | None = None, array: str | Non
     ]
     shown = np.concatenate([some.astype(np.float64) for some in values], axis=4) if inputs else values[-1]
     return LabelledSample(shown, axes, tuple(channels), _title(store, names, number, arrays))
+
+
+def sample_text(store: AnyStore, *, sample: int | None = None, array: str | None = None) -> str | None:
+    """One sample of an array of text; None where there is a picture to draw, or the array isn't text.
+
+    Args:
+        store: May be unfinished.
+        sample: As for `label_sample`.
+        array: Array name; by default the first text, where the store has nothing else with a sample axis.
+    Raises:
+        SampleIndexError: If there is no such sample.
+        NotCommittedError: If it isn't committed yet.
+    """
+    arrays = store.arrays
+    texts = [name for name, spec in arrays.items() if spec.encoding == "utf-8"]
+    if array is None and texts and all(spec.encoding is not None for spec in arrays.values()):
+        array = texts[0]
+    if array not in texts:
+        return None
+    text: str = store.gather([_number(store, sample)], [array])[array][0]
+    return text
+
+
+def _number(store: AnyStore, sample: int | None) -> int:
+    """The sample that is asked for; by default the first one that is committed."""
+    if sample is not None:
+        return sample
+    committed = np.flatnonzero(store.committed)
+    return int(committed[0]) if len(committed) else 0
+
+
+def _is_image(values: npt.NDArray[Any], dims: list[str]) -> bool:
+    """Whether a sample is rows of pixels from the top, by its dtype and shape, and no field by its axes."""
+    if values.dtype != np.uint8 or values.ndim != 3 or values.shape[2] not in (1, 3, 4):
+        return False
+    return [dim for dim in dims if dim in (TIME_DIM, *_SPACE)] in ([], ["y", "x"]) and dims[2] not in _SPACE
 
 
 def _dims(store: AnyStore, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""One sample as a picture: space-time images in 1D, frames in 2D, frames of the mid-plane in 3D.
+"""One sample as a picture: space-time images in 1D, frames in 2D, of the mid-plane in 3D; images as they are.
 
 matplotlib is imported when a picture is drawn, and without its global state.
 """
@@ -79,9 +79,25 @@ def save_preview(
 
 def draw(sample: LabelledSample) -> Figure:
     """Draw a sample; a row for each of its first channels."""
+    if sample.is_image:
+        return _draw_picture(sample)
     if sample.is_flat:
         return _draw_flat(sample)
     return _draw_frames(sample) if len(sample.space) > 1 else _draw_rows(sample)
+
+
+def _draw_picture(sample: LabelledSample) -> Figure:
+    """Pixels in their own colours, the first row at the top; transparent ones over white."""
+    num_rows, num_columns, num_channels = sample.values.shape
+    down, across = _stride(num_rows), _stride(num_columns)
+    pixels = sample.values[::down, ::across, 0 if num_channels == 1 else slice(None)]
+    ratio = float(np.clip(num_columns / num_rows, 0.2, 5.0))
+    width = 4.8 * min(1.0, ratio) ** 0.5
+    figure = _new_figure(width, 0.6 + width / ratio, sample.title)
+    axes = figure.subplots()
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255)
+    axes.set_axis_off()
+    return figure
 
 
 def _draw_rows(sample: LabelledSample) -> Figure:

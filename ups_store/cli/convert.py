@@ -42,11 +42,11 @@ def export(
     path: Source,
     out: Out,
     *,
-    to: Annotated[Literal["zarr", "safetensors", "hdf5", "pt"], typer.Option("--to", help="format")],
+    to: Annotated[Literal["zarr", "safetensors", "hdf5", "pt", "arrow"], typer.Option("--to", help="format")],
     force: Force = False,
     no_verify: NoVerify = False,
 ) -> None:
-    """Write a store in another format: a Zarr or .pt folder, a safetensors or HDF5 file."""
+    """Write a store in another format: a Zarr or .pt folder, a safetensors, HDF5 or Arrow file."""
     from ups_store.convert import export_store
 
     with (

@@ -1,4 +1,4 @@
-"""Verbs that show: `diff` compares what two stores were made from, `preview` draws one sample."""
+"""Verbs that show: `diff` what two stores were made from, `preview` one sample, as a picture or text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from ups_store.check.labelled_sample import sample_text
 from ups_store.command_line import reading_urls
 from ups_store.console import AsJson, print_json, print_lines
 from ups_store.errors import StoreNotFoundError, needs
@@ -84,23 +85,29 @@ def preview(
         Path | None, typer.Option(help="FILE.png, .svg or .pdf [default: a PNG named after the store]")
     ] = None,
 ) -> None:
-    """Draw one sample.
+    """Draw one sample; of an array of text print it.
 
     A space-time image in 1D, frames in 2D, frames of the mid-plane in 3D; with a steady sample its inputs,
-    such as Darcy's coefficient.
+    such as Darcy's coefficient. Samples of uint8 that are (H, W, 1), (H, W, 3) or (H, W, 4) are pictures.
     """
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         problem = f"{out}: expected a name that ends in .png, .svg or .pdf"
         raise typer.BadParameter(problem, param_hint="--out")
     if out is not None and not out.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=out.parent, hint="create it first")
-    with importing(), needs("plot"):  # what takes long of a preview
-        import matplotlib.backends.backend_agg
-        import matplotlib.figure  # noqa: F401
-
-        from ups_store.check.preview import save_preview
-
     with open_any(path, partial=True) as store:
+        text = sample_text(store, sample=sample, array=array)
+        if text is not None and out is not None:
+            raise typer.BadParameter("text is printed: leave it out", param_hint="--out")
+        if text is not None:
+            print_lines(*text.split("\n"))
+            return
+        with importing(), needs("plot"):  # what takes long of a preview
+            import matplotlib.backends.backend_agg
+            import matplotlib.figure  # noqa: F401
+
+            from ups_store.check.preview import save_preview
+
         target = out or _preview_name(store.path, sample, array)
         save_preview(store, target, sample=sample, array=array)
     print_lines(str(target))

@@ -1,4 +1,4 @@
-"""`export_store`: a finished store as a Zarr folder, safetensors, HDF5, or a folder of `.pt` files.
+"""`export_store`: a finished store as a Zarr or `.pt` folder, or a safetensors, HDF5 or Arrow file.
 
 Arrays are written a block of samples at a time, so that memory stays bounded whatever N is. What they were
 made from and their attributes travel with them into every format.
@@ -32,7 +32,9 @@ FORMATS = {
     "safetensors": "ups_store.convert.safetensors_file",
     "hdf5": "ups_store.convert.hdf5_file",
     "pt": "ups_store.torch.pt_folder",
+    "arrow": "ups_store.convert.arrow_file",
 }
+RAGGED_FORMATS = frozenset({"arrow"})
 
 BLOCK_BYTES = 16 << 20
 
@@ -53,16 +55,17 @@ def export_store(
 
     Args:
         store: A finished store of any kind: mapped, packed, or in partitions.
-        target: File (safetensors, hdf5) or folder (zarr, pt) to write.
-        to: "zarr", "safetensors", "hdf5" or "pt".
+        target: File (safetensors, hdf5, arrow) or folder (zarr, pt) to write.
+        to: "zarr", "safetensors", "hdf5", "pt" or "arrow".
         force: Whether to replace what is there; a folder only if it is one of that format.
         verify: Whether to check every byte of the store first.
         progress: Called with the number of payload bytes that were written since the last call.
     Returns:
         Absolute path of the target.
     Raises:
-        SpecError: For an unknown format; if the target exists (kind "exists"), or is the store itself or a
-            folder that holds it (kind "same_file", forced or not).
+        SpecError: For an unknown format; for a ragged array, except to "arrow" (kind "ragged"); if the target
+            exists (kind "exists"), or is the store itself or a folder that holds it (kind "same_file", forced
+            or not).
         CorruptChunkError: If the store is damaged.
         DiskFullError: If there is no room; nothing is left then.
     """
@@ -71,8 +74,9 @@ def export_store(
     if not store.committed.all():
         hint = "finish its build first"
         raise SpecError("the store is unfinished", kind="unfinished", path=store.path, hint=hint)
-    hint = "read it with any Zarr reader, which finds rows and offsets as arrays"
-    check_not_ragged(store.metas.values(), f"export to {to}", hint, path=store.path)
+    if to not in RAGGED_FORMATS:
+        hint = "export it to arrow, or read it with any Zarr reader, which finds rows and offsets as arrays"
+        check_not_ragged(store.metas.values(), f"export to {to}", hint, path=store.path)
     path = path_of(target)
     check_not_source(path, [part.path for part in parts_of(store)])
     writer = import_module(FORMATS[to])
@@ -127,3 +131,15 @@ def array_attrs(store: AnyStore, name: str) -> dict[str, Any]:
 def json_text(document: Any) -> str:
     """One line of canonical JSON."""
     return canonical_json(document, what="attrs").decode()
+
+
+def texts_of(store: AnyStore) -> dict[str, str]:
+    """All that a store says of itself, as texts: for formats that allow no other values."""
+    return {
+        "format": "ups_store",
+        "config_hash": store.config_hash,
+        "identity": json_text(dict(store.identity_document)),
+        "attrs": json_text(dict(store.attrs)),
+        "dims": json_text(store.dims),
+        "array_attrs": json_text({name: array_attrs(store, name) for name in store.dims}),
+    }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.convert.export import array_attrs, blocks_of, json_text
+from ups_store.convert.export import blocks_of, texts_of
 from ups_store.errors import SpecError
 from ups_store.format.metadata import dtype_of
 from ups_store.read.protocol import AnyStore
@@ -54,7 +54,7 @@ def _bytes_of(block: npt.NDArray[Any]) -> memoryview:
 
 
 def _header(store: AnyStore, names: Iterable[str]) -> bytes:
-    document: dict[str, Any] = {"__metadata__": _metadata(store)}
+    document: dict[str, Any] = {"__metadata__": texts_of(store)}
     offset = 0
     for name in names:
         meta = store.metas[name]
@@ -79,15 +79,3 @@ def _header(store: AnyStore, names: Iterable[str]) -> bytes:
             hint=hint,
         )
     return struct.pack("<Q", len(text)) + text
-
-
-def _metadata(store: AnyStore) -> dict[str, str]:
-    """Texts only: safetensors allows no other values there."""
-    return {
-        "format": "ups_store",
-        "config_hash": store.config_hash,
-        "identity": json_text(dict(store.identity_document)),
-        "attrs": json_text(dict(store.attrs)),
-        "dims": json_text(store.dims),
-        "array_attrs": json_text({name: array_attrs(store, name) for name in store.dims}),
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from ups_store.format.root_metadata import RootMeta
 from ups_store.printable import counted
 from ups_store.read.gather import Indices, Samples, check_effect, check_indices, names_of
 from ups_store.read.ragged_batch import Form, check_form, check_no_window, in_form, is_window
+
+if TYPE_CHECKING:
+    from xarray import Dataset
 
 
 class BaseStore:
@@ -199,6 +202,27 @@ class BaseStore:
 
     def _lengths_of(self, name: str) -> Samples:
         raise NotImplementedError
+
+    def to_xarray(self, names: Iterable[str] | None = None) -> Dataset:
+        """The store as an xarray data set; nothing is read until values are asked for.
+
+        Values of a mapped store are views of it, read-only; of other kinds samples are gathered when they are
+        asked for, and of windows over time whole. Of a ragged array the rows of all samples are a variable,
+        and `NAME.offsets`, shape (N + 1,), says where each begins; text is an array of `str`, shape (N,).
+        Constants that are named like their only dimension become coordinates with an index, and are read.
+        Pickling pickles the store, and closing the data set leaves it open.
+
+        Args:
+            names: Arrays and constants to take; all by default.
+        Raises:
+            ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
+            NotCommittedError: If the store is unfinished.
+            SpecError: For a store in a device's memory, kind "unsupported".
+            MissingExtraError: If xarray isn't installed.
+        """
+        from ups_store.read.xarray_dataset import dataset_of
+
+        return dataset_of(self, names)  # type: ignore[arg-type]  # every kind of store is one
 
     def check_open(self) -> None:
         """Fail after `close`.

@@ -6,7 +6,6 @@ blocks of positions become items. All of it is exact integer arithmetic, so ever
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,159 +15,11 @@ import numpy.typing as npt
 
 from ups_store.errors import ConfigError
 from ups_store.read.gather import Samples
+from ups_store.read.permutation import BlockPermutation, Permutation, in_order
 
-Bits = npt.NDArray[np.uint64]
-
-NUM_ROUNDS = 8
-SMALL_SIZE = 1024  # below, items mix slowly: fewer rounds show in the frequencies of all orders
-SMALL_NUM_ROUNDS = 24
-BLOCKS_AHEAD = 4096  # permuted at once: of a few, the calls take most of the time
 BLOCK_POSITIONS = 8192  # computed at once: malloc would map and fault in arrays larger than 64 KiB each time
 
 Shuffle = bool | Literal["block"]
-
-_HALF = np.uint64(32)
-
-
-def mix(values: Bits) -> Bits:
-    """Scramble 64-bit numbers, one to one (splitmix64's finaliser, Steele et al. 2014)."""
-    bits = values ^ (values >> np.uint64(30))
-    bits *= np.uint64(0xBF58476D1CE4E5B9)
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return bits
-
-
-def below(bits: Bits, limit: np.uint64 | Bits) -> Bits:
-    """Numbers from 0 to `limit` - 1 made of the upper 32 bits; `limit` is at most 2**32."""
-    scaled: Bits = (bits >> _HALF) * limit
-    return scaled >> _HALF
-
-
-def round_keys(num: int, *key: int) -> Bits:
-    """Independent 64-bit keys, shape (num,), from integers 0 <= k < 2**64: seed, epoch, purpose."""
-    words = np.asarray(key, "<u8").view("<u4")  # two words each, so no two keys read alike
-    return np.random.SeedSequence(words.tolist()).generate_state(num, np.uint64).astype(np.uint64)
-
-
-class Permutation:
-    """A keyed permutation of `range(size)` that is computed where it is asked for.
-
-    A Feistel network over pairs (left, right) of numbers below `rows` and `columns`, whose product is just
-    above `size`; what falls behind `size` goes through again until it doesn't (cycle walking).
-
-    Args:
-        size: How many numbers are permuted, from 0 to 2**62.
-        key: Integers >= 0; other keys give unrelated permutations.
-    """
-
-    def __init__(self, size: int, *key: int) -> None:
-        self.size = size
-        # An even number of columns: a shift of an odd cycle is an even permutation, so half would be missing.
-        self.columns = 2 * max(1, math.isqrt(max(0, size - 1)) // 2 + 1)
-        self.rows = max(1, -(-size // self.columns))
-        self.keys = round_keys((SMALL_NUM_ROUNDS if size < SMALL_SIZE else NUM_ROUNDS) + 1, *key)
-
-    def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
-        """Where `positions` go.
-
-        Args:
-            positions: Numbers from 0 to `size` - 1, shape (B,).
-            tweak: Chooses among unrelated permutations of the same key, one or one per position.
-        Returns:
-            Numbers from 0 to `size` - 1, shape (B,), new memory.
-        """
-        tweaks = mix(np.atleast_1d(np.asarray(tweak, np.uint64)) + self.keys[-1])
-        values = self._pass(positions.astype(np.uint64), tweaks)
-        while len(outside := np.flatnonzero(values >= self.size)):
-            values[outside] = self._pass(values[outside], np.broadcast_to(tweaks, values.shape)[outside])
-        return values.astype(np.int64)
-
-    def _pass(self, values: Bits, tweaks: Bits) -> Bits:
-        rows, columns = np.uint64(self.rows), np.uint64(self.columns)
-        left, right = np.divmod(values, columns)
-        for even, odd in self.keys[:-1].reshape(-1, 2):
-            left = left + below(mix(right ^ (tweaks + even)), rows)
-            left = np.minimum(left, left - rows)  # modulo: below `rows` the difference wraps around
-            right = right + below(mix(left ^ (tweaks + odd)), columns)
-            right = np.minimum(right, right - columns)
-        return left * columns + right
-
-
-class BlockPermutation:
-    """A keyed permutation of `range(size)` that keeps neighbours close: for data on disks.
-
-    Blocks of consecutive items are permuted, then the items within a window of so many blocks. Where blocks
-    begin is drawn too, so the items of a partial last block are other ones every time.
-
-    Args:
-        size: How many numbers are permuted.
-        key: Integers >= 0.
-        block_size: Samples that lie together in the store.
-        blocks_per_window: Blocks whose items are mixed.
-    """
-
-    def __init__(self, size: int, *key: int, block_size: int, blocks_per_window: int) -> None:
-        self.size = size
-        self.block_size = block_size
-        self.window_size = min(size, block_size * blocks_per_window)
-        self.blocks = Permutation(size // block_size, *key, 0)
-        self.within = Permutation(self.window_size, *key, 1)
-        self.within_last = Permutation(size % self.window_size, *key, 2)
-        self.shift = int(round_keys(1, *key, 3)[0]) % size
-        self._known: tuple[int, int, Samples] = (
-            -1,
-            0,
-            np.empty(0, np.int64),
-        )  # tweak, first, where blocks go
-
-    def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
-        """Where `positions` go; arguments as for `Permutation`."""
-        tweaks = np.broadcast_to(np.asarray(tweak, np.int64), positions.shape)
-        windows, offsets = _divided(positions, self.window_size)
-        last = windows == self.size // self.window_size
-        window_tweaks = tweaks * (self.size // self.window_size) + windows
-        if last.any():
-            offsets[~last] = self.within(offsets[~last], window_tweaks[~last])
-            offsets[last] = self.within_last(offsets[last], tweaks[last])
-        else:
-            offsets = self.within(offsets, window_tweaks)
-        numbers, offsets = _divided(windows * self.window_size + offsets, self.block_size)
-        whole = numbers < self.blocks.size
-        if whole.all():
-            numbers = self._permute_blocks(numbers, tweaks)
-        else:
-            numbers[whole] = self._permute_blocks(numbers[whole], tweaks[whole])
-        shifted = (numbers * self.block_size + offsets + self.shift).view(np.uint64)
-        items: Samples = np.minimum(shifted, shifted - np.uint64(self.size)).view(np.int64)  # as in `_pass`
-        return items
-
-    def _permute_blocks(self, numbers: Samples, tweaks: Samples) -> Samples:
-        """Where blocks go; each is permuted once where many items lie in it, as in consecutive positions."""
-        if not numbers.size:
-            return numbers
-        first, last, tweak = int(numbers.min()), int(numbers.max()), int(tweaks[0])
-        if last - first >= numbers.size or (tweaks != tweak).any():
-            return self.blocks(numbers, tweaks)
-        known_tweak, start, known = self._known
-        if tweak != known_tweak or first < start or last >= start + len(known):
-            start, end = first, min(self.blocks.size, max(last + 1, first + BLOCKS_AHEAD))
-            known = self.blocks(np.arange(start, end), tweak)
-            self._known = tweak, start, known
-        permuted: Samples = known[numbers - start]
-        return permuted
-
-
-def _divided(values: Samples, divisor: int) -> tuple[Samples, Samples]:
-    """Quotients and remainders of values >= 0, in two thirds of the time of `np.divmod`."""
-    quotients = values // divisor
-    return quotients, values - quotients * divisor
-
-
-def in_order(positions: Samples, tweak: Samples | int = 0) -> Samples:
-    """The permutation that changes nothing."""
-    return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,24 +46,15 @@ class Step:
     mask: npt.NDArray[np.bool_] | None = None
 
 
-class DataOrder:
-    """The batches of one rank, epoch after epoch, and how many of them have been consumed.
+class EpochOrder:
+    """What orders of one rank have in common: arguments, position, and a state that is theirs alone.
 
-    One global sequence per epoch is a function of seed and epoch. Step s takes its positions from s * G to
-    (s + 1) * G, G the global batch size, and every rank a slice of those: so the samples of a step don't
-    depend on the number of ranks. Of several sources one gives all samples of a step; which one is drawn.
-
-    A last batch that isn't full is shorter, and divided among the ranks as evenly as possible, so all ranks
-    make equally many steps. It must have an item for each of them, unless it is dropped or padded.
+    A kind of order adds `num_steps`, the steps of an epoch, and `_steps`.
 
     Args:
-        sizes: Number of items of each source.
         global_batch_size: G, items of one step over all ranks.
         seed: From 0 to 2**64 - 1.
         shuffle: False for the order of the store; True; "block" to keep neighbours close (cold files).
-        drop_last: Whether to leave out a last batch that isn't full.
-        pad_last: Whether to fill it up with items of the epoch's beginning; a mask says which rows those are.
-        weights: Shares of the steps, one per source; by default every item is taken once.
         rank: This process, 0 <= rank < `world_size`.
         world_size: Number of processes that share a batch.
         block_size: Samples of a block, with shuffle="block".
@@ -229,16 +71,14 @@ class DataOrder:
             "batch_size".
     """
 
+    num_steps: int
+
     def __init__(
         self,
-        sizes: Sequence[int],
         *,
         global_batch_size: int,
         seed: int = 0,
         shuffle: Shuffle = False,
-        drop_last: bool = False,
-        pad_last: bool = False,
-        weights: Sequence[float] | None = None,
         rank: int = 0,
         world_size: int = 1,
         block_size: int = 64,
@@ -258,25 +98,12 @@ class DataOrder:
         expect("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
         expect("block_size", block_size >= 1, "at least 1", block_size)
         expect("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
-        expect("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
-        smallest = min(sizes, default=0)
-        expect("sizes", smallest >= 1, "at least one item in every source", list(sizes))
-        fits = global_batch_size <= smallest or not drop_last
-        expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
-        self.sizes = tuple(int(size) for size in sizes)
         self.global_batch_size, self.rank, self.world_size = int(global_batch_size), rank, world_size
-        self.seed, self.drop_last, self.pad_last = int(seed), drop_last, pad_last
+        self.seed = int(seed)
         self.shuffle: Shuffle = "block" if shuffle == "block" else bool(shuffle)
         self.block_size, self.blocks_per_window = block_size, blocks_per_window
         self.keeps_shuffle = keeps_shuffle
         self.epoch, self.consumed = 0, 0
-        self._last_rows = [(size - 1) % self.global_batch_size + 1 for size in self.sizes]
-        if not (drop_last or pad_last):
-            self._check_last()
-        whole = [size // self.global_batch_size for size in self.sizes]
-        self._pass_steps = np.array(whole if drop_last else [-(-n // global_batch_size) for n in self.sizes])
-        self._share = _steps_by_source(self._pass_steps, weights)
-        self.num_steps = int(self._share.sum())
 
     @property
     def key(self) -> tuple[int, Shuffle]:
@@ -349,6 +176,72 @@ class DataOrder:
                 hint="if an older version saved it, add what that run was made with",
             )
 
+    def _steps(self, epoch: int, begin: int) -> Iterator[Step]:
+        """The steps of an epoch from number `begin` on."""
+        raise NotImplementedError
+
+    def _permutation(self, size: int, *key: int) -> Callable[[Samples, Samples | int], Samples]:
+        """Where positions in an order of `size` items go, as `shuffle` says."""
+        if self.shuffle == "block":
+            block, window = self.block_size, self.blocks_per_window
+            return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
+        return Permutation(size, *key) if self.shuffle else in_order
+
+
+def sizes_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of items of sources, each at least one."""
+    fits = min(sizes, default=0) >= 1
+    expect("sizes", fits, "at least one item in every source", list(sizes))
+    return tuple(int(size) for size in sizes)
+
+
+class DataOrder(EpochOrder):
+    """The batches of one rank, epoch after epoch, and how many of them have been consumed.
+
+    One global sequence per epoch is a function of seed and epoch. Step s takes its positions from s * G to
+    (s + 1) * G, G the global batch size, and every rank a slice of those: so the samples of a step don't
+    depend on the number of ranks. Of several sources one gives all samples of a step; which one is drawn.
+
+    A last batch that isn't full is shorter, and divided among the ranks as evenly as possible, so all ranks
+    make equally many steps. It must have an item for each of them, unless it is dropped or padded.
+
+    Args:
+        sizes: Number of items of each source.
+        global_batch_size: G, items of one step over all ranks.
+        drop_last: Whether to leave out a last batch that isn't full.
+        pad_last: Whether to fill it up with items of the epoch's beginning; a mask says which rows those are.
+        weights: Shares of the steps, one per source; by default every item is taken once.
+        options: Of `EpochOrder`, which has the other attributes, too.
+
+    Raises:
+        ConfigError: For arguments out of range; its `kind` is the argument's name, for both batch sizes
+            "batch_size".
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        global_batch_size: int,
+        drop_last: bool = False,
+        pad_last: bool = False,
+        weights: Sequence[float] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(global_batch_size=global_batch_size, **options)
+        expect("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
+        self.sizes, self.drop_last, self.pad_last = sizes_of(sizes), drop_last, pad_last
+        smallest = min(self.sizes)
+        fits = global_batch_size <= smallest or not drop_last
+        expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
+        self._last_rows = [(size - 1) % self.global_batch_size + 1 for size in self.sizes]
+        if not (drop_last or pad_last):
+            self._check_last()
+        whole = [size // self.global_batch_size for size in self.sizes]
+        self._pass_steps = np.array(whole if drop_last else [-(-n // global_batch_size) for n in self.sizes])
+        self._share = _steps_by_source(self._pass_steps, weights)
+        self.num_steps = int(self._share.sum())
+
     def _check_last(self) -> None:
         """Every rank has an item of each source's last batch."""
         least = min(self._last_rows)
@@ -365,7 +258,7 @@ class DataOrder:
         size = self.global_batch_size
         rows = size // self.world_size
         first = self.rank * rows
-        sequences = [self._sequence(source, epoch) for source in range(len(self.sizes))]
+        sequences = [self._permutation(n, self.seed, epoch, 1, i) for i, n in enumerate(self.sizes)]
         for numbers, sources, batches in self._schedule(epoch, max(1, BLOCK_POSITIONS // rows)):
             late = numbers >= begin
             numbers, sources, batches = numbers[late], sources[late], batches[late]
@@ -416,14 +309,6 @@ class DataOrder:
                 batches[mine] = taken[source] + np.arange(num)
                 taken[source] += num
             yield numbers, sources, batches
-
-    def _sequence(self, source: int, epoch: int) -> Callable[[Samples, Samples | int], Samples]:
-        key = (self.seed, epoch, 1, source)
-        size = self.sizes[source]
-        if self.shuffle == "block":
-            block, window = self.block_size, self.blocks_per_window
-            return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
-        return Permutation(size, *key) if self.shuffle else in_order
 
 
 def _by_source(sources: Samples) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
@@ -16,6 +16,8 @@ from ups_store.read.gather import Indices
 from ups_store.read.ragged_batch import Form
 
 if TYPE_CHECKING:
+    from xarray import Dataset
+
     from ups_store.read.preload import Mode, PreloadReport
     from ups_store.read.verify import Report
     from ups_store.system.progress import Progress
@@ -103,6 +105,9 @@ class AnyStore(Protocol):
 
     def lengths(self, name: str) -> npt.NDArray[np.int64]:
         """Number of rows of every sample of a ragged array, shape (N,)."""
+
+    def to_xarray(self, names: Iterable[str] | None = None) -> Dataset:
+        """The store as an xarray data set that reads it when values are asked for."""
 
     def preload(
         self,

@@ -14,6 +14,7 @@ with needs("torch"):
     from ups_store.torch.fallback import OpenedDataset, open_dataset
     from ups_store.torch.loader import Loader, make_batch_sampler, make_loader, ranks_of_torch
     from ups_store.torch.memory import Allocate, new_tensor
+    from ups_store.torch.mixed import MixedDataset
     from ups_store.torch.ragged import gather_nested
     from ups_store.torch.sampler import StoreBatchSampler
     from ups_store.torch.windows import Window, WindowIndex
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceStore",
     "EpochReport",
     "Loader",
+    "MixedDataset",
     "OpenedDataset",
     "Order",
     "Sample",

@@ -69,6 +69,7 @@ class Batch(_Tensors):
     | a ragged array's name | (B, L, ...), or nested | see `StoreDataset`; `NAME.lengths`, (B,), beside it |
     | a text's name | list of B `str` | likewise `bytes` |
     | `index` | (B,) int64 | items of the dataset |
+    | `source` | (B,) int64 | of a `MixedDataset`: which of its datasets a sample is of |
     | `task` | str | task of the store; a list of B where a batch mixes tasks |
     | `valid` | (B,) bool | loaders with `pad_last=True`: False where a row only fills up the last batch |
     """
@@ -104,6 +105,9 @@ def _split(value: Any, num: int) -> Sequence[Any]:
     if isinstance(value, Mapping):
         columns = [_split(item, num) for item in value.values()]
         return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * num
+    if isinstance(value, list):  # tasks, where stores are mixed
+        size = len(value) // num
+        return [one_or_all(value[i : i + size]) for i in range(0, len(value), size)]
     return [value] * num
 
 

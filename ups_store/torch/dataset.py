@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from ups_store.errors import SampleIndexError, SpecError
@@ -23,7 +22,7 @@ from ups_store.read.protocol import AnyStore
 from ups_store.read.store_set import StoreSet
 from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
 from ups_store.torch.deadline import Where, check_timeout, in_time
-from ups_store.torch.memory import Allocate, BufferPool, new_tensor
+from ups_store.torch.memory import Allocate, BufferPool, as_array, new_tensor
 from ups_store.torch.ragged import RaggedForm, join_ragged
 from ups_store.torch.source import SourceSelection, StoreSource
 from ups_store.torch.windows import Window
@@ -248,8 +247,7 @@ class StoreDataset(Dataset[Any]):
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
         """For people: path of a source's store, and the samples there that its items are of."""
-        source = self.sources[number]
-        return str(source.store.path), list(dict.fromkeys(source.locate(items, epoch=epoch)[0].tolist()))
+        return self.sources[number].where(items, epoch=epoch)
 
     def _view(self, item: int) -> Sample:
         number = int(np.searchsorted(self._ends, item, side="right"))
@@ -270,7 +268,7 @@ class StoreDataset(Dataset[Any]):
             for number, mine in zip(present, rows, strict=True)
         ]
         ragged = {field.key for field in self.sources[present[0]].ragged}
-        return _interleave(parts, torch.from_numpy(np.concatenate(rows).argsort()), allocate, ragged)
+        return interleave(parts, rows, allocate, ragged)
 
     def _check(self, indices: Sequence[int] | Samples) -> Samples:
         path = self.sources[0].store.path
@@ -312,19 +310,32 @@ def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
     return (found,) if isinstance(found, StoreSet) else parts_of(found)
 
 
-def _interleave(parts: Sequence[Batch], order: Tensor, allocate: Allocate, ragged: Set[str]) -> Batch:
-    """One batch of several, its rows in the order that was asked for."""
+def interleave(
+    parts: Sequence[Batch], rows: Sequence[Samples], allocate: Allocate, ragged: Set[str]
+) -> Batch:
+    """One batch of several.
+
+    Args:
+        parts: Batches with the same keys, shapes and dtypes.
+        rows: Where the rows of each part go, int64; all rows of the batch together.
+        allocate: Makes each tensor of the batch, ragged ones left out.
+        ragged: Keys of ragged arrays.
+    """
+    num, order = sum(map(len, rows)), np.concatenate(rows).argsort().tolist()
 
     def join(values: Sequence[Any]) -> Any:
         if isinstance(values[0], dict):
             return {key: join([value[key] for value in values]) for key in values[0]}
-        together = torch.cat(list(values))
-        return torch.index_select(together, 0, order, out=allocate(tuple(together.shape), together.dtype))
+        joined = allocate((num, *values[0].shape[1:]), values[0].dtype)
+        target = as_array(joined)
+        for mine, value in zip(rows, values, strict=True):
+            target[mine] = as_array(value)
+        return joined
 
     tasks = [part["task"] for part in parts for _ in range(part.num_samples)]
     values = {key: join([part[key] for part in parts]) for key in parts[0].keys() - ragged - {"task"}}
-    values |= {key: join_ragged([part[key] for part in parts], order.tolist()) for key in ragged}
-    return Batch(values | {"task": one_or_all([tasks[row] for row in order.tolist()])})
+    values |= {key: join_ragged([part[key] for part in parts], order) for key in ragged}
+    return Batch(values | {"task": one_or_all([tasks[row] for row in order])})
 
 
 def _check_dtype(dtype: object, *, views: bool) -> None:

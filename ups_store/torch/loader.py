@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ups_store.read.base import BaseStore
+from ups_store.read.mixed_order import MixedOrder
 from ups_store.read.order import DataOrder, Shuffle, Step, expect
 from ups_store.torch.ahead import Ahead, Inline, OnWait
 from ups_store.torch.assembler import (
@@ -35,6 +36,7 @@ from ups_store.torch.dataset import BatchSource, StoreDataset, StoreLike, as_tab
 from ups_store.torch.deadline import check_timeout
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import BufferPool
+from ups_store.torch.mixed import MixedDataset
 from ups_store.torch.sampler import StoreBatchSampler, choose_shuffle
 
 BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a network's round trip disappears
@@ -293,7 +295,7 @@ def _use_one_thread(usual: int) -> None:
 
 
 def make_loader(
-    dataset: StoreDataset | StoreLike | Iterable[StoreLike],
+    dataset: StoreDataset | MixedDataset | StoreLike | Iterable[StoreLike],
     *,
     batch_size: int | None = None,
     global_batch_size: int | None = None,
@@ -319,7 +321,8 @@ def make_loader(
 
     Args:
         dataset: Where the samples come from; its `transform` is applied in the workers. A store, a path or
-            several stand for a `StoreDataset` of them.
+            several stand for a `StoreDataset` of them. Every batch of a `MixedDataset` has samples of all of
+            its datasets; its batches are full, and `weights` and `epoch_size` are its own.
         batch_size: Samples of a batch, on each rank. Give this or `global_batch_size`.
         global_batch_size: Samples of a step over all ranks: the same number gives the same samples in every
             step, whatever the number of ranks, which have to divide it.
@@ -365,7 +368,7 @@ def make_loader(
     fits = timeout is None or num_workers > 0
     expect("num_workers", fits, "at least 1 with `timeout`: the loop can't wait for itself", num_workers)
     found = _device(device)
-    data = _as_dataset(dataset)
+    data = dataset if isinstance(dataset, MixedDataset) else _as_dataset(dataset)
     order = _make_order(
         data,
         ranks_of_torch(rank, world_size),
@@ -420,6 +423,7 @@ def make_batch_sampler(
         pad_last=pad_last,
         weights=weights,
     )
+    assert isinstance(order, DataOrder)
     return StoreBatchSampler(order, data.first_items)
 
 
@@ -432,13 +436,15 @@ def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> Stor
 
 
 def _make_order(
-    dataset: StoreDataset,
+    dataset: StoreDataset | MixedDataset,
     ranks: tuple[int, int],
     batch_sizes: tuple[int | None, int | None],
     *,
     shuffle: Shuffle | Literal["auto"],
+    pad_last: bool,
+    weights: Sequence[float] | None,
     **options: Any,
-) -> DataOrder:
+) -> DataOrder | MixedOrder:
     expect("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
     rank, world_size = ranks
     size, global_size = batch_sizes
@@ -450,16 +456,15 @@ def _make_order(
     keeps_shuffle = shuffle == "auto"
     if shuffle == "auto":
         shuffle = choose_shuffle(dataset, world_size=world_size).shuffle
-    return DataOrder(
-        [len(source) for source in dataset.sources],
-        global_batch_size=global_size,  # type: ignore[arg-type]
-        shuffle=shuffle,
-        rank=rank,
-        world_size=world_size,
-        block_size=_block_size(dataset),
-        keeps_shuffle=keeps_shuffle,
-        **options,
-    )
+    options |= {"global_batch_size": global_size, "shuffle": shuffle, "keeps_shuffle": keeps_shuffle}
+    options |= {"rank": rank, "world_size": world_size, "block_size": _block_size(dataset)}
+    if isinstance(dataset, MixedDataset):
+        expect("weights", weights is None, "none: the MixedDataset has its own", weights)
+        expect("pad_last", not pad_last, "False: batches of a MixedDataset are full", pad_last)
+        options |= {"weights": dataset.weights, "epoch_size": dataset.epoch_size}
+        return MixedOrder(dataset.sizes, **options)
+    sizes = [len(source) for source in dataset.sources]
+    return DataOrder(sizes, pad_last=pad_last, weights=weights, **options)
 
 
 def _is_number(value: object, least: int) -> bool:
@@ -489,6 +494,6 @@ def _device(device: torch.device | str | None) -> torch.device | None:
     return found
 
 
-def _block_size(dataset: StoreDataset) -> int:
+def _block_size(dataset: StoreDataset | MixedDataset) -> int:
     nbytes = max(source.sample_nbytes for source in dataset.sources)
     return min(MAX_BLOCK_SIZE, max(1, BLOCK_BYTES // max(1, nbytes)))

@@ -17,6 +17,7 @@ from ups_store.errors import ConfigError
 from ups_store.read.order import DataOrder, Shuffle
 from ups_store.system.memory import available_bytes
 from ups_store.torch.dataset import StoreDataset, in_words
+from ups_store.torch.mixed import MixedDataset
 
 RESIDENT_SHARE = 0.99  # from here on nothing worth mentioning is read from the disk
 
@@ -109,7 +110,7 @@ class ShuffleChoice:
     reason: str
 
 
-def choose_shuffle(dataset: StoreDataset, *, world_size: int) -> ShuffleChoice:
+def choose_shuffle(dataset: StoreDataset | MixedDataset, *, world_size: int) -> ShuffleChoice:
     """Decide between a full shuffle and one in blocks, alike on all ranks.
 
     Args:
@@ -128,7 +129,7 @@ def choose_shuffle(dataset: StoreDataset, *, world_size: int) -> ShuffleChoice:
     return choice
 
 
-def _choose_here(dataset: StoreDataset) -> ShuffleChoice:
+def _choose_here(dataset: StoreDataset | MixedDataset) -> ShuffleChoice:
     stores = [source.store for source in dataset.sources]
     nbytes, available = sum(store.nbytes for store in stores), available_bytes()
     resident = sum(store.residency() * store.nbytes for store in stores) / nbytes

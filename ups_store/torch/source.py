@@ -17,6 +17,7 @@ from torch import Tensor
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
 from ups_store.read.gather import TIME_DIM, Samples
 from ups_store.read.protocol import AnyStore
+from ups_store.torch.deadline import Where
 from ups_store.torch.memory import Allocate, as_array, as_tensor, new_tensor, torch_dtype, writable
 from ups_store.torch.ragged import RaggedField, RaggedForm
 from ups_store.torch.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
@@ -180,6 +181,10 @@ class StoreSource:
         if self._trajectories is None:
             return items, np.zeros_like(items)
         return self._trajectories.index.locate(items, epoch=epoch)
+
+    def where(self, items: Samples, *, epoch: int) -> Where:
+        """For people: path of the store, and the samples that items are of."""
+        return str(self.store.path), list(dict.fromkeys(self.locate(items, epoch=epoch)[0].tolist()))
 
     def fetch(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy items, all valid, into tensors (B, ...) that `allocate` provides; by key."""

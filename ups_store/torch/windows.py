@@ -14,7 +14,7 @@ import torch
 
 from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.read.gather import TIME_DIM, Samples
-from ups_store.read.order import below, mix, round_keys
+from ups_store.read.permutation import below, mix, round_keys
 from ups_store.read.protocol import AnyStore
 
 

@@ -274,6 +274,50 @@ def test_dense_sample_is_thinned_out(make_store: MakeStore) -> None:
     assert image.get_array().shape == (3, 1667)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("dims", [None, ("sample", "y", "x", "channel"), ("sample", "row", "column", "rgb")])
+def test_bytes_of_pixels_are_a_picture_in_their_colours(
+    make_store: MakeStore, channels: int, dims: tuple[str, ...] | None
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 6, 9, channels), np.uint8)
+    with ups_store.open(make_store({"image": pixels}, dims={"image": dims} if dims else {})) as store:
+        (image,) = images_of(draw(label_sample(store, sample=1)))
+    expected = pixels[1, ..., 0] if channels == 1 else pixels[1]
+    np.testing.assert_array_equal(image.get_array(), expected)
+    assert (image.origin, image.get_clim()) == ("upper", (0, 255))
+    assert image.get_cmap().name == "gray"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "dims"),
+    [
+        ("float32", (6, 9, 3), None),
+        ("uint8", (6, 9, 2), None),
+        ("uint8", (6, 9), None),
+        ("uint8", (6, 9, 3), ("time", "x", "channel")),
+        ("uint8", (6, 9, 3), ("z", "y", "x")),
+        ("uint8", (6, 9, 3), ("x", "y", "channel")),
+        ("uint8", (6, 9, 3), ("a", "b", "x")),
+    ],
+)
+def test_what_may_be_a_field_is_no_picture(
+    make_store: MakeStore, dtype: str, shape: tuple[int, ...], dims: tuple[str, ...] | None
+) -> None:
+    named = {"image": ("sample", *dims)} if dims else {}
+    with ups_store.open(make_store({"image": np.ones((2, *shape), dtype)}, dims=named)) as store:
+        assert not label_sample(store).is_image
+
+
+def test_large_pictures_are_thinned_out_and_saved_alike(make_store: MakeStore, tmp_path: Path) -> None:
+    pixels = np.zeros((1, 5000, 10, 3), np.uint8)
+    with ups_store.open(make_store({"image": pixels}, dims={})) as store:
+        (image,) = images_of(draw(label_sample(store)))
+        for name in ("a.png", "b.png"):
+            save_preview(store, tmp_path / name)
+    assert image.get_array().shape == (1667, 10, 3)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
 def test_default_array_is_fields_else_the_largest(make_store: MakeStore) -> None:
     with ups_store.open(make_store()) as store:
         assert " · fields · " in label_sample(store).title

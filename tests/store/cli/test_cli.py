@@ -259,6 +259,42 @@ def test_preview_of_sample_that_is_not_there_fails(make_store: MakeStore, invoke
     assert result.err == f"error: {path}: no such sample: expected -4 <= index < 4, found 4\n"
 
 
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Text with what moves a cursor, and bytes, in samples of their own lengths."""
+    samples = [{"caption": f"sample {i}\n\x1b[2Jover\tthere", "raw": b"x" * i} for i in range(3)]
+    path = tmp_path / "texts.zarr.zip"
+    ups_store.write(path, samples, identity={}).close()
+    return path
+
+
+def test_preview_prints_text_line_by_line_escaped(texts: Path, invoke: Invoke) -> None:
+    result = invoke("preview", texts)
+    assert (result.code, result.out) == (0, "sample 0\n\\x1b[2Jover\\tthere\n")
+    result = invoke("preview", texts, "--array", "caption", "--sample", 2)
+    assert result.out.startswith("sample 2\n")
+
+
+def test_preview_of_text_refuses_a_file_and_of_bytes_says_so(
+    texts: Path, invoke: Invoke, tmp_path: Path
+) -> None:
+    result = invoke("preview", texts, "--out", tmp_path / "a.png")
+    assert (result.code, "text is printed" in result.err) == (2, True)
+    result = invoke("preview", texts, "--array", "raw")
+    assert (result.code, "it is bytes" in result.err) == (2, True)
+    assert invoke("preview", texts, "--sample", 3).code == 1
+
+
+def test_preview_draws_beside_text_unless_that_is_named(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = [{"image": np.full((4, 4, 3), i, np.uint8), "caption": "a" * i} for i in range(3)]
+    ups_store.write("a.zarr.zip", samples, identity={}).close()
+    assert invoke("preview", "a.zarr.zip").out == "a.png\n"
+    assert invoke("preview", "a.zarr.zip", "--array", "caption", "--sample", 2).out == "aa\n"
+
+
 def test_diff_of_same_identity_is_0(make_store: MakeStore, invoke: Invoke) -> None:
     a, b = make_store(name="a.zarr.zip"), make_store(name="b.zarr.zip")
     assert invoke("diff", a, b).code == 0

@@ -124,7 +124,7 @@ def test_split_cuts_across_files(verbs: Verbs, tmp_path: Path, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["packed.zarr.zip", PATTERN])
-@pytest.mark.parametrize("to", ["hdf5", "safetensors", "zarr", "pt"])
+@pytest.mark.parametrize("to", ["hdf5", "safetensors", "zarr", "pt", "arrow"])
 def test_export_writes_what_it_writes_of_the_mapped_form(
     verbs: Verbs, tmp_path: Path, path: str, to: str
 ) -> None:

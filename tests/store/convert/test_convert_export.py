@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 import torch
 import zarr
@@ -82,13 +84,37 @@ def read_pt(path: Path) -> Arrays:
     return arrays | {name: to_numpy(value) for name, value in constants.items()}
 
 
+def read_arrow(path: Path) -> Arrays:
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+    arrays = {name: read_column(table, name) for name in table.column_names}
+    encoded = table.schema.metadata.get(b"ups_store.constants")
+    if encoded is None:
+        return arrays
+    row = pa.ipc.open_stream(base64.b64decode(encoded)).read_all()
+    return arrays | {name: read_column(row, name)[0, ...] for name in row.column_names}
+
+
+def read_column(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    column, field = table[name].combine_chunks(), table.schema.field(name)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], field.type)
+    is_tensor = isinstance(field.type, pa.FixedShapeTensorType)
+    found = column.to_numpy_ndarray() if is_tensor else column.to_numpy(zero_copy_only=False)
+    dtype = (field.metadata or {}).get(b"ups_store.dtype", b"").decode()
+    if dtype == "bfloat16":
+        return (found.view(np.uint32) >> 16).astype(np.uint16).view(dtype_of("bfloat16"))
+    return found.view(bool) if dtype == "bool" else found
+
+
 READ: dict[str, Callable[[Path], Arrays]] = {
+    "arrow": read_arrow,
     "zarr": read_zarr,
     "safetensors": read_safetensors,
     "hdf5": read_hdf5,
     "pt": read_pt,
 }
-SUFFIX = {"zarr": ".zarr", "safetensors": ".safetensors", "hdf5": ".h5", "pt": ""}
+SUFFIX = {"zarr": ".zarr", "safetensors": ".safetensors", "hdf5": ".h5", "pt": "", "arrow": ".arrow"}
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
@@ -341,7 +367,7 @@ def test_export_of_metadata_too_long_for_safetensors_is_refused(
     assert caught.value.kind == "limits"
 
 
-@pytest.mark.parametrize("to", ["safetensors", "hdf5", "zarr"])
+@pytest.mark.parametrize("to", ["safetensors", "hdf5", "zarr", "arrow"])
 def test_export_needs_memory_for_blocks_only(
     tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

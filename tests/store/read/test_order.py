@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ups_store.errors import ConfigError
-from ups_store.read import order as permutation
-from ups_store.read.order import BlockPermutation, DataOrder, Permutation, Step
+from ups_store.read import permutation
+from ups_store.read.order import DataOrder, Step
+from ups_store.read.permutation import BlockPermutation, Permutation
 
 SHUFFLES = (True, False, "block")
 MASK_64 = (1 << 64) - 1

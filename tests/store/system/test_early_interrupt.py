@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from build_helpers import BURGERS
+from small_stores import MakeStore
 
 import ups_store
 from ups_store.console import run
@@ -78,8 +79,8 @@ def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> N
 
 
 @pytest.mark.multi_process
-def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5() -> None:
-    done = press("matplotlib.figure", "ups_store", "preview", "none.zarr.zip")
+def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5(make_store: MakeStore) -> None:
+    done = press("matplotlib.figure", "ups_store", "preview", str(make_store()))
     assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
 
 

@@ -67,6 +67,7 @@ WRITERS: dict[str, Write] = {
     "concat": concat,
     "safetensors": export("safetensors"),
     "hdf5": export("hdf5"),
+    "arrow": export("arrow"),
     "text": lambda store, target: replace_text(target, "new"),
     "preview": preview,
 }

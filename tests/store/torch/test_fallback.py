@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,17 @@ def test_incomplete_store_that_is_open_already_is_encoded_on_demand_too(unfinish
 def test_snippets_of_the_loader_page_run(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_store(VALUES)
     (path.parent / "cache").mkdir()
+    shutil.copy(path, path.parent / "cache" / "advection1d_train.zarr.zip")
     path.rename(path.parent / "cache" / path.name)
     monkeypatch.chdir(path.parent)
     page = (Path(__file__).parents[3] / "docs" / "guides" / "load.md").read_text()
     snippets = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     left: dict[str, Any] = {}
     for snippet in snippets:
         exec(compile(snippet.replace("num_workers=2", "num_workers=0"), "docs/guides/load.md", "exec"), left)
     assert set(left["batch"]) >= {"z0", "z1", "params", "dt", "t", "index", "task"}
     assert left["opened"].rung == "preloaded"
-    assert len(left["loader"]) == len(left["sampler"]) == 1
+    assert len(left["sampler"]) == 1
+    assert len(left["loader"]) == 100
+    assert left["loader"].order.counts.tolist() == [4800, 1600]

@@ -23,7 +23,17 @@ from torch.utils.data import DataLoader
 
 from ups_store.errors import BatchTimeoutError, ConfigError
 from ups_store.read.order import DataOrder
-from ups_store.torch import Loader, Sample, StoreDataset, Window, ahead, assembler, deadline, make_loader
+from ups_store.torch import (
+    Loader,
+    MixedDataset,
+    Sample,
+    StoreDataset,
+    Window,
+    ahead,
+    assembler,
+    deadline,
+    make_loader,
+)
 from ups_store.torch import loader as loaders
 from ups_store.torch.source import StoreSource
 
@@ -136,6 +146,18 @@ def test_loader_names_the_samples_of_windows(path: Path, monkeypatch: pytest.Mon
     hang_at(monkeypatch, 17, hang)  # a window of sample 3
     data = StoreDataset(path, window=Window(horizon=1))
     assert late_batch(make_loader(data, batch_size=5, timeout=LONG_S), hang, after=3).samples == (3,)
+
+
+def test_loader_names_the_first_store_of_a_mixed_batch(
+    path: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, hang: Hang
+) -> None:
+    values = {"fields": np.zeros((N, T, 1), np.float32)}
+    other = make_store(values, dims={"fields": ("sample", "time", "x")}, name="other.zarr.zip")
+    hang_at(monkeypatch, 1, hang)
+    error = late_batch(make_loader(MixedDataset([path, other]), batch_size=4, timeout=LONG_S), hang)
+    assert error.path in (str(path), str(other))
+    assert set(error.samples) <= {0, 1, 2, 3}
+    assert 1 in error.samples
 
 
 def test_loader_names_what_hangs_when_it_is_a_transform(path: Path, hang: Hang) -> None:
