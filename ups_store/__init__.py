@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ups_store.errors import (
+        AccessError,
         ArrayNotFoundError,
         BuildInterruptedError,
         BuildLockedError,
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FORMAT_VERSION",
+    "AccessError",
     "AnyStore",
     "ArrayNotFoundError",
     "ArraySpec",

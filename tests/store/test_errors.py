@@ -27,6 +27,7 @@ ALSO = {
     "DeviceError": RuntimeError,
     "MissingExtraError": ImportError,
     "ReadOnlyError": PermissionError,
+    "AccessError": PermissionError,
 }
 EXIT_CODES = {  # design brief, section 4
     "SpecError": 2,

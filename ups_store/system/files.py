@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store.errors import ConfigError, DiskFullError, StoreNotFoundError
+from ups_store.errors import AccessError, ConfigError, DiskFullError, FormatError, StoreNotFoundError
 
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # between these files
@@ -56,6 +56,9 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
 
     Raises:
         StoreNotFoundError: If there is nothing at the path, or where a link there points to.
+        FormatError: If it is a socket, a device without a driver, or a folder that is to be written; kind
+            "not_a_file". Other things than files open, and are for the caller to refuse.
+        AccessError: If this user may not.
     """
     # O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
@@ -65,6 +68,31 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
         if os.path.islink(path):
             raise dangling_link(path) from error
         raise StoreNotFoundError("no such file", path=path, hint="check the path, or build it") from error
+    except OSError as error:
+        named = _opening_error(path, error)
+        if named is None:
+            raise
+        raise named from error
+
+
+def _opening_error(path: Path, error: OSError) -> Exception | None:
+    """What to say where the path is to blame, and not the system, such as for want of descriptors."""
+    if error.errno == errno.ENOTDIR:
+        hint = "check the path: a part of it is a file"
+        return StoreNotFoundError("no such file", path=path, hint=hint)
+    if error.errno == errno.ELOOP:
+        problem, hint = "symbolic links that lead in a circle", "remove them"
+        return StoreNotFoundError(problem, kind="dangling_link", path=path, hint=hint)
+    if error.errno in (errno.ENXIO, errno.ENODEV, errno.EISDIR):
+        what = "a folder" if error.errno == errno.EISDIR else "not a regular file"
+        return FormatError(f"it is {what}", path=path, kind="not_a_file", hint="check the path")
+    if isinstance(error, PermissionError):
+        problem = f"it can't be opened ({os.strerror(error.errno or 0).lower()})"
+        hint = "check its permissions, and those of its folders (`ls -l`)"
+        denied = AccessError(problem, path=path, hint=hint)
+        denied.errno, denied.strerror = error.errno, error.strerror
+        return denied
+    return None
 
 
 def dangling_link(path: Path) -> StoreNotFoundError:

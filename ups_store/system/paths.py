@@ -30,7 +30,8 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
         path: As the caller gave it.
         suffix_nbytes: Bytes that are going to be appended to its name.
     Raises:
-        SpecError: If it is no text, holds a NUL character, or is too long; kind "url" if it is a URL.
+        SpecError: If it is no text, holds what no path can, or is too long; if a name is to be appended to
+            and it has none, such as "/"; kind "url" if it is a URL.
     """
     text: object = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -41,7 +42,14 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
         hint = "check how the path was made"
         raise SpecError("path holds a NUL character", kind="path", path=repr(text), hint=hint)
     check_local(text)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        hint = "give what os.fsdecode makes of the name's bytes"
+        raise SpecError("path can't be encoded", kind="path", path=text, found=error, hint=hint) from error
     absolute = Path(text).absolute()
+    if suffix_nbytes and not absolute.name:
+        raise SpecError("path", kind="path", expected="one that ends in a name", found=repr(text))
     _check_length(absolute, suffix_nbytes)
     return absolute
 
