@@ -13,6 +13,7 @@ import errno
 import fcntl
 import functools
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -454,23 +455,33 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def disk_full_as_error(path: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn the file system's "no room" into `DiskFullError` with needed and free bytes."""
+def disk_full_as_error(
+    path: Path, needed_bytes: int, *, kept: str = "nothing that was committed is lost"
+) -> Iterator[None]:
+    """Turn the file system's "no room" into `DiskFullError` with needed and free bytes, and what is kept."""
     try:
         yield
     except OSError as error:
         if error.errno not in _OUT_OF_SPACE or isinstance(error, DiskFullError):
             raise
         free = free_bytes(path.parent)
-        full = DiskFullError(
-            os.strerror(error.errno).lower(),
-            path=path,
-            expected=f"{needed_bytes:,} bytes",
-            found=f"{free:,} free",
-            hint="free some space and run again: nothing that was committed is lost",
-        )
+        found, hint = _full_in_words(error.errno, free, kept)
+        expected = f"{needed_bytes:,} bytes"
+        problem = os.strerror(error.errno).lower()
+        full = DiskFullError(problem, path=path, expected=expected, found=found, hint=hint)
         full.needed_bytes, full.free_bytes, full.errno = needed_bytes, free, error.errno
         raise full from error
+
+
+def _full_in_words(code: int, free: int, kept: str) -> tuple[str, str]:
+    """What was found, and what to do; a limit of the length of files is no want of room."""
+    if code != errno.EFBIG:
+        return f"{free:,} free", f"free some space and run again: {kept}"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        hint = f"choose a file system that takes files of this length: {kept}"
+        return "a limit of the file system", hint
+    return f"at most {limit:,} by `ulimit -f`", f"raise that limit and run again: {kept}"
 
 
 def system_text(path: Path) -> str | None:

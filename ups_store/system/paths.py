@@ -185,6 +185,23 @@ def find_partitions(pattern: Path) -> list[Path]:
         StoreNotFoundError: If there are none, or some are missing; names these.
         SpecError: If the pattern matches other files, or partitions of several stores.
     """
+    wanted, missing = named_partitions(pattern)
+    if missing:
+        raise StoreNotFoundError(
+            f"{len(missing)} of {len(wanted)} partitions are missing, the first of them {missing[0].name}",
+            path=pattern,
+            hint="run the build again on the machine that makes it, or copy it here",
+        )
+    return wanted
+
+
+def named_partitions(pattern: Path) -> tuple[list[Path], list[Path]]:
+    """The partitions that a pattern names, in order, and those of them that are missing.
+
+    Raises:
+        StoreNotFoundError: If there is none.
+        SpecError: If the pattern matches other files, or partitions of several stores.
+    """
     found = {Path(name): _NAME.fullmatch(os.path.basename(name)) for name in glob.glob(os.fspath(pattern))}
     if not found:
         raise StoreNotFoundError("no file matches", path=pattern, hint="check the path, or build it")
@@ -199,11 +216,4 @@ def find_partitions(pattern: Path) -> list[Path]:
         )
     ((stem, count, suffix),) = named
     wanted = [pattern.with_name(f"{stem}-{number:05d}-of-{count:05d}{suffix}") for number in range(count)]
-    missing = [path.name for path in wanted if path not in found]
-    if missing:
-        raise StoreNotFoundError(
-            f"{len(missing)} of {count} partitions are missing, the first of them {missing[0]}",
-            path=pattern,
-            hint="run the build again on the machine that makes it, or copy it here",
-        )
-    return wanted
+    return wanted, [path for path in wanted if path not in found]

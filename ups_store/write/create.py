@@ -83,7 +83,7 @@ def create(
 
     The room for the whole store is reserved here. Nothing is visible at `path` before `finish`. A finished
     store that is there already, of whatever identity, stays as it is until then and is replaced: to reuse
-    one, compare `ups_store.open(path).identity` first, as `python -m ups_store.build` does. The new store has
+    one, compare `ups_store.open(path).identity` first, as `ups-store build` does. The new store has
     its mode, and its owner where the system allows that. A file that is no store, and a store without a write
     bit, is replaced with `on_mismatch="restart"` only. A symbolic link at the path stays: what it points to
     is replaced, and built beside that.
