@@ -111,6 +111,8 @@ def write(
     if on_mismatch not in ("raise", "restart") or on_error not in ("fail", "skip"):
         found = f"on_mismatch={on_mismatch!r}, on_error={on_error!r}"
         raise SpecError("argument", kind="argument", expected="raise or restart; fail or skip", found=found)
+    if isinstance(ragged, str):
+        raise SpecError("ragged", kind="argument", expected="names in a list", found=repr(ragged))
     target = target_of(path)
     known = identity if identity is not None else _default_identity(source, constants or {}, attrs or {})
     if known is not None:

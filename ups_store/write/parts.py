@@ -200,7 +200,11 @@ class PartsWriter:
             CommitError: If a part didn't become durable, `DiskFullError` if there was no room for it.
         """
         self._check_open()
-        values = self._checked(sample)
+        try:
+            values = self._checked(sample)
+        except SpecError as error:
+            error.sample = self.num_samples
+            raise
         if self.num_samples >= self.num_found or not self._is_there(values):
             self._buffer.add(values)
         self.num_samples += 1
