@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ups_store.errors import (
+        AccessError,
         ArrayNotFoundError,
         BatchTimeoutError,
         BuildInterruptedError,
@@ -64,6 +65,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FORMAT_VERSION",
+    "AccessError",
     "AnyStore",
     "ArrayNotFoundError",
     "ArraySpec",

@@ -143,7 +143,7 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     _verbosity, console.quiet = verbosity, False
     _open_standard_streams()
     try:
-        with _warnings_as_lines(), _terminable(), _interruptible_anywhere():
+        with _naming_stdout(), _warnings_as_lines(), _terminable(), _interruptible_anywhere():
             code = _exit_code_of_main(main)
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
@@ -156,6 +156,43 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
         atexit.register(signal.signal, number, signal.SIG_IGN)
     _forget_interrupts()
     sys.exit(code or 0)
+
+
+class _Named:
+    """A stream whose errors say its name: the system knows descriptors only."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._stream, attribute)
+
+    def write(self, text: str) -> Any:
+        """As of the stream."""
+        return self._named(self._stream.write, text)
+
+    def flush(self) -> None:
+        """As of the stream."""
+        self._named(self._stream.flush)
+
+    def _named(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            error.filename = self._name
+            raise
+
+
+@contextlib.contextmanager
+def _naming_stdout() -> Iterator[None]:
+    """Have errors of stdout say that they are of stdout."""
+    stdout: Any = sys.stdout
+    sys.stdout = named = _Named(stdout, "stdout")
+    try:
+        yield
+    finally:
+        if sys.stdout is named:
+            sys.stdout = stdout
 
 
 @contextlib.contextmanager

@@ -165,6 +165,12 @@ class ReadOnlyError(StoreError, PermissionError):
     exit_code = 2
 
 
+class AccessError(StoreError, PermissionError):
+    """The system doesn't let this user open the file."""
+
+    kind = "access"
+
+
 class ArrayNotFoundError(StoreError, KeyError):
     """The store has no array of that name."""
 

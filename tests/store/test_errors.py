@@ -28,6 +28,7 @@ ALSO = {
     "MissingExtraError": ImportError,
     "ReadOnlyError": PermissionError,
     "BatchTimeoutError": TimeoutError,
+    "AccessError": PermissionError,
 }
 EXIT_CODES = {  # design brief, section 4
     "SpecError": 2,

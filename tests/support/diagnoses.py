@@ -35,10 +35,6 @@ _OTHERS = {
     ("building", Status.DAMAGED): "finished_with_another_record finished_without_end",
     ("building", Status.TOO_NEW): "newer_minor",
     ("packed", Status.PACKED): "blosc partition pcodec without_data",
-    ("packed", Status.METADATA_DAMAGED): """
-        refused_packed_missing refused_packed_null
-        refused_requires_packed_and_ragged refused_requires_packed_twice
-    """,
     ("packed", Status.TOO_NEW): "refused_newer_minor",
     ("packed", Status.BEFORE_1_0): "refused_space_behind_root",
     ("ragged", Status.COMPLETE): """

@@ -128,7 +128,7 @@ def tells_encoder(store: Store) -> bool:
 def _open(folder: Path, task: str, split: str, *, holds: str) -> Store:
     path = store_path(folder, task, split)
     encoder = "" if holds == LATENT else " latent.encoder=none"
-    command = f"python -m ups_store.build --config YOURS data.tasks={task}{encoder}"
+    command = f"ups-store build --config YOURS data.tasks={task}{encoder}"
     place = place_of(path)
     if place is None:
         building = path.with_name(f"{path.name}.building")

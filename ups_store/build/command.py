@@ -19,7 +19,7 @@ from ups_store.command_line import Verb, completing, make_single
 from ups_store.console import is_verbose, log, print_json, print_lines
 from ups_store.errors import ConfigError
 from ups_store.launch import not_shared_note
-from ups_store.printable import counted
+from ups_store.printable import counted, one_line
 from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
 
@@ -278,7 +278,7 @@ def _log_committed(report: BuildReport, rank: BuildRank) -> None:
     """What this process did of stores that another one reports."""
     for result in report.stores:
         done = counted(result.num_committed, "sample")
-        log(f"{result.path}: rank {rank.local_rank} committed {done}")
+        log(f"{one_line(str(result.path))}: rank {rank.local_rank} committed {done}")
 
 
 def _show_explained(explained: Sequence[Explanation], *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,12 +54,10 @@ class EventLog(Watcher):
         make_folder(path.parent, hint="check --log-json")
         try:
             _check_event_log(path)
-            self._file = path.open(
-                "ab", buffering=0
-            )  # a line that finds no room isn't written at the end again
+            # Unbuffered: a line that finds no room isn't written at the end again.
+            self._file = open(path, "ab", buffering=0, opener=_opened)  # noqa: SIM115
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(f"can't be written ({reason})", path=path, hint="check --log-json") from error
+            raise _unwritable(path, error) from error
         self._path, self._origin = path, {**log_origin(), **(origin or {})}
         self._lock = threading.Lock()  # the stall watcher writes from its own thread
         self._stage: dict[str, Any] = {}
@@ -72,13 +71,17 @@ class EventLog(Watcher):
 
         Raises:
             DiskFullError: If the file system has no room for it.
+            ConfigError: If it is a pipe that no process reads any more.
         """
         line = (
             json_text({"time_s": round(time.time(), 3), "event": event, **self._origin, **details}).encode()
             + b"\n"
         )
         with self._lock, files.disk_full_as_error(self._path, len(line)):
-            self._file.write(line)
+            try:
+                self._file.write(line)
+            except BrokenPipeError as error:  # else the command would take it for its own stdout
+                raise _unwritable(self._path, error) from error
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Log a stage."""
@@ -143,9 +146,23 @@ class EventLog(Watcher):
             self.write("end", is_done=True)
             return
         named = error.kind if isinstance(error, StoreError) else type(error).__name__
-        with contextlib.suppress(OSError):  # the first error is the one to report
+        with contextlib.suppress(OSError, ConfigError):  # the first error is the one to report
             self.write("error", kind=named, message=str(error))
             self.write("end", is_done=False)
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open for appending; a pipe without a reader is an error (ENXIO) instead of a wait for one."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    reason, hint = (error.strerror or str(error)).lower(), "check --log-json"
+    if path.is_fifo():
+        reason, hint = "no process reads the pipe", f"begin that first, such as `cat {path.name} &`"
+    return ConfigError(f"can't be written ({reason})", path=path, kind="log", hint=hint)
 
 
 def _check_event_log(path: Path) -> None:

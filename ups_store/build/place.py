@@ -98,7 +98,7 @@ def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str
             _check_may_rebuild(plan)
             note(f"{plan.path} was written before format 1.0 was released, rebuilding")
             return None
-        error.hint = "move it away, or replace it: `python -m ups_store.build --overwrite`"
+        error.hint = "move it away, or replace it: `ups-store build --overwrite`"
         raise
     if store.config_hash == wanted:
         return store

@@ -92,7 +92,7 @@ def _settings(path: Path, content: Any, config: Path, overrides: Sequence[str]) 
         raise ConfigError(
             "it wasn't built from a configuration",
             path=path,
-            expected="a store that `python -m ups_store.build` made",
+            expected="a store that `ups-store build` made",
             hint="`doctor --salvage OUT` copies what verifies",
         )
     return load_config(config, flags=flags, overrides=overrides)

@@ -76,7 +76,7 @@ def build_all(
         if not overwrite:
             _check_room([build.plan for build in builds])
         results: list[BuildResult] = []
-        unread = []
+        unread: list[UnreadSamplesError] = []
         for build in builds:
             try:
                 options = {"readers": readers, "watcher": watcher, "shared": shared}
@@ -85,8 +85,9 @@ def build_all(
                 for line in _losses(result, build.plan):
                     watcher.note(line)
             except UnreadSamplesError as error:  # the other stores needn't wait for that one's sources
+                if unread:  # the first is the one that is raised
+                    watcher.note(str(error))
                 unread.append(error)
-                watcher.note(str(error))
         if unread:
             raise unread[0]
     return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))

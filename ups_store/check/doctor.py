@@ -28,10 +28,11 @@ from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.verify import Report, verify_file
 from ups_store.system import files
-from ups_store.system.paths import check_local
+from ups_store.system.paths import check_local, check_one_file
 
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
 _MARKS = (b'"ups_store"', TAIL_MAGIC)
+_PACKED_MARK = b'"requires":["packed"'
 
 
 class Status(Enum):
@@ -80,12 +81,13 @@ ADVICE = {
     Status.TOO_NEW: "upgrade ups-store, or read it with any Zarr v3 reader",
     Status.BEFORE_1_0: "build it again: no released version of ups-store reads it",
     Status.PACKED: "`unpack` makes the mapped store of it",
-    Status.PACKED_DAMAGED: "copy it again from where it came; if a build with `cache.codec` made it, remove "
-    "it and run `ups-store build --config CONFIG` again, which makes what is missing; else pack its store "
-    "again",
+    Status.PACKED_DAMAGED: "a packed file can't be repaired or salvaged: copy it again from where it came; "
+    "if a build with `cache.codec` made it, remove it and run `ups-store build --config CONFIG` again, which "
+    "makes what is missing; else pack its store again; as long as it can be opened, samples that aren't "
+    "named here are read as before",
     Status.SET: "nothing to do; `concat` makes one file of it",
     Status.SET_DAMAGED: "mend the parts that aren't sound, or write the set again",
-    Status.MISSING: "copy the folder of parts again, too",
+    Status.MISSING: "copy it again from where the others came, or make it again",
     Status.OTHER_STORE: "copy the part again from where the set came, or write the set again",
 }
 
@@ -141,6 +143,11 @@ class Diagnosis:
         }
 
 
+def missing(path: Path) -> Diagnosis:
+    """Of one of several files, which isn't there."""
+    return Diagnosis(path, Status.MISSING, ("no such file",))
+
+
 def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Diagnosis:
     """Classify a file and check every sample of it; nothing is changed.
 
@@ -149,8 +156,10 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
         progress: Called with the number of bytes that were checked since the last call.
     Raises:
         StoreNotFoundError: If there is no file.
+        SpecError: For a pattern, or the manifest of a set, kind "partitions".
     """
     check_local(path)
+    check_one_file(path)
     with files.opened(path) as fd:
         try:
             catalog = read_finished(fd, path)
@@ -231,13 +240,16 @@ def _examine_without_root(fd: int, path: Path, problems: tuple[str, ...]) -> Dia
     try:
         catalog = read_without_root(fd, path)
     except FormatError:
-        return Diagnosis(path, Status.METADATA_DAMAGED if _has_mark(fd) else Status.FOREIGN, problems)
+        return Diagnosis(path, _status_without_metadata(fd), problems)
     return Diagnosis(path, Status.IDENTITY_LOST, problems, catalog, intact_by_chunks(fd, catalog))
 
 
-def _has_mark(fd: int) -> bool:
-    first, last = 0, max(0, files.size(fd) - _MARK_BYTES)
-    return any(mark in files.read_at(fd, at, _MARK_BYTES) for at in (first, last) for mark in _MARKS)
+def _status_without_metadata(fd: int) -> Status:
+    """What a file is by the words of ours that it has; a packed one has another in its root."""
+    first, last = (files.read_at(fd, at, _MARK_BYTES) for at in (0, max(0, files.size(fd) - _MARK_BYTES)))
+    if not any(mark in part for part in (first, last) for mark in _MARKS):
+        return Status.FOREIGN
+    return Status.PACKED_DAMAGED if _PACKED_MARK in first else Status.METADATA_DAMAGED
 
 
 def spans(samples: Samples) -> list[list[int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ups_store.check.loose_parts import folders_of_parts, left_lock, loose_parts, remove_part
-from ups_store.errors import FormatError, StoreNotFoundError
+from ups_store.errors import FormatError, StoreNotFoundError, VersionTooNewError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import BEFORE_1_0, END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.open import open_store
@@ -24,7 +24,9 @@ _HDF5_START = b"\x89HDF\r\n\x1a\n"
 _SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
 _END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never
 
-Kind = Literal["temporary", "unfinished", "damaged", "before_1_0", "part", "lock", "finished", "foreign"]
+Kind = Literal[
+    "temporary", "unfinished", "damaged", "before_1_0", "too_new", "part", "lock", "finished", "foreign"
+]
 REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "before_1_0", "part", "lock"))
 
 
@@ -36,10 +38,11 @@ class Garbage:
         path: The file.
         kind: "temporary": a builder died before anybody could see it, it holds nothing; "unfinished": a store
             that `create` would continue; "damaged": a building file that can't be continued; "before_1_0":
-            nor can this one, which was begun before the format was released; "part": a part that no manifest
-            names, which `write_parts` or `append` would go on behind; "lock": of parts whose writer was
+            nor can this one, which was begun before the format was released; "too_new": a newer version of
+            ups-store continues it; "part": a part that no manifest names, which `write_parts` or `append`
+            would go on behind; "lock": of parts whose writer was
             killed; "finished": all of a store under a name of these, "foreign": not ours by name or content.
-            The last two stay.
+            The last two stay, and so does what is too new.
         nbytes: Its length.
         num_committed: Committed samples; 0 unless unfinished, or a part.
         num_samples: N; likewise.
@@ -113,6 +116,8 @@ def _examine(path: Path) -> Garbage | None:
         try:
             with open_store(path, partial=True) as store:
                 num_committed, num_samples = int(store.committed.sum()), len(store)
+        except VersionTooNewError:
+            kind = "too_new"
         except FormatError as error:
             kind = "before_1_0" if error.kind == BEFORE_1_0 else "damaged"
     return Garbage(path, kind, nbytes, num_committed, num_samples, _age_s(path))

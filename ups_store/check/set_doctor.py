@@ -8,13 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine, what_is_wrong
+from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine, missing, what_is_wrong
 from ups_store.check.loose_parts import loose_parts
 from ups_store.errors import FormatError, StoreError, StoreNotFoundError, VersionTooNewError
 from ups_store.format.manifest import SetPart, number_of_part
 from ups_store.read.open import open_any
 from ups_store.read.store_set import check_part, parts_folder, read_manifest
 from ups_store.system import files
+
+_COPY_PART = "copy the part again from where the set came, or write the set again"
+_SAVE_PART = f"{_COPY_PART}; `doctor PART --salvage OUT` copies what verifies of it into a store of its own"
+
+
+def advice_in_set(status: Status) -> str:
+    """What to do about a part: only the part that the manifest names can take its place."""
+    is_salvable = status in (Status.DAMAGED, Status.TRUNCATED, Status.IDENTITY_LOST)
+    others = (Status.TOO_NEW, Status.BEFORE_1_0, Status.COMPLETE)
+    return _SAVE_PART if is_salvable else ADVICE[status] if status in others else _COPY_PART
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +63,11 @@ class SetDiagnosis:
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""
         parts = [
-            {**part.to_json(), "samples": None if samples is None else [samples.start, samples.stop]}
+            {
+                **part.to_json(),
+                "advice": advice_in_set(part.status),
+                "samples": None if samples is None else [samples.start, samples.stop],
+            }
             for part, samples in zip(self.parts, self.samples, strict=True)
         ]
         return {
@@ -112,8 +126,8 @@ def _examine_part(manifest: Path, part: SetPart, progress: Callable[[int], None]
     path = parts_folder(manifest) / part.name
     try:
         found = examine(path, progress=progress)
-    except StoreNotFoundError as error:
-        return Diagnosis(path, Status.MISSING, (error.problem,))
+    except StoreNotFoundError:
+        return missing(path)
     if not found.status.is_sound:
         return found
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from ups_store.console import (
     AsJson,
     NumThreads,
     console,
+    exit_code_of,
     format_age,
     format_nbytes,
     interruptible,
@@ -26,10 +28,10 @@ from ups_store.console import (
     report,
 )
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
-from ups_store.printable import counted
+from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any, open_store
 from ups_store.read.store_set import is_manifest
-from ups_store.system.paths import find_partitions, is_pattern, is_remote, shown_url
+from ups_store.system.paths import is_pattern, is_remote, named_partitions, shown_url
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis
@@ -77,10 +79,11 @@ def _repair(words: list[Path], config: Path) -> None:
     _check_config(path, config, overrides)
     with interruptible(), ConsoleWatcher(console) as watcher:
         done = repair_store(path, config, overrides=overrides, watcher=watcher)
+    shown = one_line(str(path))
     if done.is_needed:
-        log(f"{path}: {done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied")
+        log(f"{shown}: {done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied")
     else:
-        log(f"{path}: nothing to repair")
+        log(f"{shown}: nothing to repair")
 
 
 def _check_config(path: Path, config: Path, overrides: list[str]) -> None:
@@ -108,7 +111,10 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
         if as_json:
             print_json({"path": shown, "ok": False, "error": _error_to_json(error)})
-        return max([report(error), *(_verify(part, as_json, num_threads) for part in _parts_of(path))])
+        parts = _parts_of(path)
+        if getattr(error, "path", None) not in [str(part) for part in parts]:  # else checking that says it
+            report(error)
+        return max([exit_code_of(error), *(_verify(part, as_json, num_threads) for part in parts)])
     seconds = time.perf_counter() - started
     if as_json:
         print_json({**_report_to_json(found), "path": shown, "seconds": round(seconds, 4)})
@@ -118,7 +124,12 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
 
 
 def _parts_of(path: Path) -> list[Path]:
-    """The files of a set that can't be opened as a whole: they are checked one by one."""
+    """The files of a set, or of a pattern, that can't be opened as a whole: they are checked one by one."""
+    path = path.absolute()
+    if is_pattern(path):
+        with contextlib.suppress(StoreError):  # which opening has said already
+            wanted, missing = named_partitions(path)
+            return [partition for partition in wanted if partition not in missing]
     if not is_manifest(path) or not path.is_file():
         return []
     from ups_store.check.set_doctor import files_of_set
@@ -178,7 +189,25 @@ def doctor(
         raise ConfigError("--salvage of several files", path=path, hint=hint)
     if is_set:
         return _doctor_of_set(path, as_json)
-    return max([_doctor(part, None, as_json) for part in find_partitions(path.absolute())])
+    return _doctor_of_partitions(path.absolute(), as_json)
+
+
+def _doctor_of_partitions(pattern: Path, as_json: bool) -> int:
+    """Examine all partitions of a store, one by one and then together; returns the exit code."""
+    from ups_store.check.doctor import missing
+
+    wanted, absent = named_partitions(pattern)
+    codes = [_doctor(path, None, as_json) for path in wanted if path not in absent]
+    for partition in absent:
+        _say(missing(partition), None, as_json)
+    if absent or any(codes):
+        return NOT_SOUND
+    try:
+        open_any(pattern).close()
+    except StoreError as error:
+        report(error)
+        return NOT_SOUND
+    return 0
 
 
 def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
@@ -192,11 +221,15 @@ def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
     if out is not None:
         with interruptible("run the same command again to continue"):
             saved = salvage(found, out.absolute())
+    _say(found, saved, as_json)
+    return 0 if found.status.is_sound else NOT_SOUND
+
+
+def _say(found: Diagnosis, saved: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({**found.to_json(), "salvaged": saved})
     else:
         _show(found, saved)
-    return 0 if found.status.is_sound else NOT_SOUND
 
 
 def _doctor_of_set(manifest: Path, as_json: bool) -> int:
@@ -237,6 +270,7 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
 
 def _show_set(found: SetDiagnosis) -> None:
     from ups_store.check.doctor import ADVICE
+    from ups_store.check.set_doctor import advice_in_set
 
     sound = ", sound" if found.status.is_sound else ""
     size = f"{counted(found.num_samples, 'sample')} in {counted(len(found.parts), 'part')}"
@@ -247,7 +281,7 @@ def _show_set(found: SetDiagnosis) -> None:
         print_lines(f"  {part.path.name}: {part.status.title}{which}")
         _show_problems(part.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="    ")
         if not part.status.is_sound:
-            print_lines(f"    {ADVICE[part.status]}")
+            print_lines(f"    {advice_in_set(part.status)}")
     for path in found.loose:
         print_lines(f"  {path.name}: named by no manifest; `append` goes on behind it, `gc` removes it")
     print_lines(f"  {ADVICE[found.status]}")
@@ -293,7 +327,7 @@ def gc(
     kinds = REMOVABLE - kept
     found = find_garbage(folder)
     if not found:
-        log(f"{folder}: nothing that a dead builder left")
+        log(f"{one_line(str(folder))}: nothing that a dead builder left")
     for garbage in found:
         is_removed = delete and garbage.kind in kinds and remove_garbage(garbage)
         if as_json:
@@ -303,6 +337,9 @@ def gc(
         what = {
             "unfinished": f"unfinished{committed}",
             "before_1_0": "unfinished, from before format 1.0: a build begins it again",
+            "too_new": "unfinished, begun by a newer version of ups-store, left alone",
+            "damaged": "unfinished, and damaged: it can't be continued",
+            "temporary": "temporary file of a builder that died before it held anything",
             "lock": "lock of parts that no process writes",
             "part": f"part of {counted(garbage.num_samples, 'sample')} that no manifest names",
             "finished": "finished store, left alone",

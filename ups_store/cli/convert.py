@@ -22,7 +22,7 @@ from ups_store.console import (
     progress_bar,
 )
 from ups_store.errors import SpecError
-from ups_store.printable import counted
+from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import parts_of
 from ups_store.system.paths import is_pattern, partition_path
@@ -64,7 +64,7 @@ def _show_written(path: Path, num_samples: int) -> None:
     written = [path, *path.rglob("*")] if path.is_dir() else [path]
     nbytes = sum(file.stat().st_size for file in written if file.is_file())
     print_lines(str(path))
-    log(f"{path}: wrote {counted(num_samples, 'sample')}, {format_nbytes(nbytes)}")
+    log(f"{one_line(str(path))}: wrote {counted(num_samples, 'sample')}, {format_nbytes(nbytes)}")
 
 
 def import_pt(

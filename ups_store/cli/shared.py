@@ -18,7 +18,7 @@ from ups_store.console import (
     print_lines,
     progress_bar,
 )
-from ups_store.printable import counted
+from ups_store.printable import counted, one_line
 
 if TYPE_CHECKING:
     from ups_store.remote.choice import SharedStore
@@ -113,7 +113,7 @@ def ls_remote(place: Place, *, timeout: Timeout = _TIMEOUT_S, as_json: AsJson = 
         print_json({"url": cache.location, "stores": [store.to_json() for store in stores]})
         return
     if not stores:
-        log(f"{cache.location}: no store")
+        log(f"{one_line(cache.location)}: no store")
     for store in stores:
         print_lines(_line(store))
 
@@ -136,7 +136,7 @@ def gc_remote(
     cache = _open(place, timeout)
     found = find_remote_garbage(cache, older_than_s=None if older_than is None else 86400 * older_than)
     if not found:
-        log(f"{cache.location}: nothing that can go")
+        log(f"{one_line(cache.location)}: nothing that can go")
     for garbage in found:
         is_wanted = garbage.is_removable and (unfinished or garbage.kind != "incomplete")
         if delete and is_wanted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import needs
 from ups_store.format.metadata import dtype_of
 from ups_store.read.protocol import AnyStore
+from ups_store.system import files
 from ups_store.write.target import new_file, payload_nbytes
 
 with needs("hdf5"):
@@ -27,13 +30,81 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     """
     with (
         new_file(target, force=force, needed_bytes=payload_nbytes(store)) as output,
-        h5py.File(output.path, "w") as file,
+        h5py.File(sink := _Sink(output.fd), "w") as file,
     ):
         _set_attrs(file.attrs, store.attrs)
         file.attrs["ups_store.config_hash"] = store.config_hash
         file.attrs["ups_store.identity"] = json_text(dict(store.identity_document))
         for name in store.dims:
-            _write_array(file, name, store, progress)
+            _write_array(file, name, store, sink.checked(progress))
+        file.flush()
+        sink.check()
+
+
+class _Sink(io.RawIOBase):
+    """A file that seems to take everything once one write has failed, of which `check` speaks.
+
+    The HDF5 library can't close a file that it can't write, and ends the process at its exit.
+
+    Args:
+        fd: The file, empty; stays the caller's.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at = fd, 0
+        self._error: OSError | None = None
+
+    def check(self) -> None:
+        """Raise what the first write that failed did."""
+        if self._error is not None:
+            raise self._error
+
+    def checked(self, progress: Callable[[int], None]) -> Callable[[int], None]:
+        """The function, which raises that, too."""
+
+        def call(nbytes: int) -> None:
+            self.check()
+            progress(nbytes)
+
+        return call
+
+    def write(self, data: Any) -> int:
+        """Write at the position."""
+        if self._error is None:
+            try:
+                files.write_at(self._fd, self._at, data)
+            except OSError as error:
+                self._error = error
+        self._at += len(data)
+        return len(data)
+
+    def readinto(self, target: Any) -> int:
+        """Read at the position; what isn't there is zeros."""
+        memory = memoryview(target).cast("B")
+        got = files.read_into(self._fd, self._at, memory)
+        memory[got:] = bytes(len(memory) - got)
+        self._at += len(memory)
+        return len(memory)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the position."""
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: files.size(self._fd)}[whence]
+        self._at = origin + offset
+        return self._at
+
+    def tell(self) -> int:
+        """The position."""
+        return self._at
+
+    def truncate(self, size: int | None = None) -> int:
+        """Give the file its length."""
+        length = self._at if size is None else size
+        if self._error is None:
+            try:
+                files.truncate(self._fd, length)
+            except OSError as error:
+                self._error = error
+        return length
 
 
 def _write_array(file: h5py.File, name: str, store: AnyStore, progress: Callable[[int], None]) -> None:

@@ -112,7 +112,7 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
 def _packing_of(root: RootMeta, path: Path) -> Packing:
     """How the arrays of a store are packed, which must be a packed one of a version that is known."""
     if root.packed is None:
-        hint = "open it with `ups_store.open`"
+        hint = "it is mapped as it is: open it with `ups_store.open`; there is nothing to unpack"
         raise FormatError("it is no packed store", path=path, kind="not_packed", clause="13.2", hint=hint)
     if root.version > FORMAT_VERSION:
         expected, found = ("{}.{}".format(*version) for version in (FORMAT_VERSION, root.version))

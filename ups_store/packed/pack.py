@@ -36,7 +36,12 @@ from ups_store.system import files
 from ups_store.system.memory import num_cores
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
-from ups_store.system.replacement import OWN_USE, check_not_read_only, take_over_permissions
+from ups_store.system.replacement import (
+    OWN_USE,
+    check_file_or_free,
+    check_not_read_only,
+    take_over_permissions,
+)
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
@@ -294,6 +299,7 @@ def unpack_store(
     path = path_of(target)
     check_not_source(path, [packed.path])
     place = check_target(path, force=force)
+    check_file_or_free(place)
     return _unpack(packed, path, place, force=force, progress=progress)
 
 

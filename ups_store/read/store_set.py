@@ -73,6 +73,12 @@ def manifest_path(path: Path) -> Path:
     return path.with_name(stem_of(path) + MANIFEST_SUFFIX)
 
 
+def whole_path(path: Path) -> Path:
+    """Where the parts of this name are merged to: the path, unless it is that of a set or its parts."""
+    is_store = not path.name.endswith((MANIFEST_SUFFIX, PARTS_SUFFIX))
+    return path if is_store else path.with_name(stem_of(path) + _STORE_SUFFIX)
+
+
 def parts_folder(path: Path) -> Path:
     """Where the parts of the set, or of the store, lie that has this name."""
     return path.with_name(stem_of(path) + PARTS_SUFFIX)

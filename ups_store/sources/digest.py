@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from ups_store.errors import SourceError, needs
-from ups_store.sources.hdf5 import h5py, has_signature, known_shape, open_hdf5, translated
+from ups_store.sources.hdf5 import h5py, has_signature, known_shape, no_file_any_more, open_hdf5, translated
 from ups_store.system.mappings import page_aligned
 from ups_store.system.progress import Progress
 
@@ -37,6 +39,8 @@ def full_digest(path: Path, progress: Progress) -> str:
 
 def sampled_digest(path: Path, size: int, progress: Progress) -> str:
     """Of the size, the HDF5 structure, if it has one, and evenly spaced blocks of a file of `size` bytes."""
+    if path.exists() and not path.is_file():
+        raise no_file_any_more(path)
     structure = _structure(path) if has_signature(path) else ""
     hasher = blake3.blake3(f"{size}\n{structure}\n".encode())
     with _opened(path) as file:
@@ -50,10 +54,17 @@ def sampled_digest(path: Path, size: int, progress: Progress) -> str:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[FileIO]:
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise no_file_any_more(path)
             yield file
     except OSError as error:
         raise SourceError(f"source can't be read ({error.strerror})", kind="unreadable", path=path) from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file, and a pipe that took its place without waiting for the other end."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _structure(path: Path) -> str:

@@ -75,10 +75,18 @@ def open_hdf5(path: Path, *, at: str | None = None) -> h5py.File:
         raise source_error(
             "not a file", kind="not_hdf5", path=path, expected="an HDF5 file", found="a folder"
         )
+    if not path.is_file():  # HDF5 would wait for the other end of a pipe
+        raise no_file_any_more(path)
     try:
         return _open_without_locks_if_there_are_none(at or path)
     except OSError as error:
         raise _opening_error(path, error) from error
+
+
+def no_file_any_more(path: Path) -> SourceError:
+    """The error for a source that has become a pipe, a socket or a device."""
+    hint = "it was a file when the build began: mend the source, and run again"
+    return source_error("not a regular file any more", kind="not_a_file", path=path, hint=hint)
 
 
 def _open_without_locks_if_there_are_none(path: Path | str) -> h5py.File:
@@ -182,12 +190,24 @@ def tree(file: h5py.File) -> str:
             lines.append(f"{name} {known_shape(item) or 'virtual'}")
         return True if len(lines) > _TREE_LINES else None  # True ends the visit
 
+    def note_link(name: str, link: Any) -> bool | None:
+        if not isinstance(link, h5py.HardLink) and name not in file:
+            lines.append(f"{name}, a link to {_linked(link)}, which isn't there")
+        return True if len(lines) > _TREE_LINES else None
+
     try:
         file["/"].visititems(note)  # of the group: its items are only looked at
+        file["/"].visititems_links(note_link)
     except (OSError, KeyError, RuntimeError, TypeError, ValueError):  # only a part of an error message
         lines.append("damaged objects")
     shown = lines[:_TREE_LINES] + (["..."] if len(lines) > _TREE_LINES else [])
     return ", ".join(shown) or "no datasets"
+
+
+def _linked(link: Any) -> str:
+    """What a link names: an object, or one of another file."""
+    where = f" of {link.filename}" if isinstance(link, h5py.ExternalLink) else ""
+    return f"{link.path}{where}"
 
 
 def checked_dataset(

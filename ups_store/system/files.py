@@ -13,12 +13,13 @@ import errno
 import fcntl
 import functools
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store.errors import ConfigError, DiskFullError, StoreNotFoundError
+from ups_store.errors import AccessError, ConfigError, DiskFullError, FormatError, StoreNotFoundError
 
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # between these files
@@ -56,6 +57,9 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
 
     Raises:
         StoreNotFoundError: If there is nothing at the path, or where a link there points to.
+        FormatError: If it is a socket, a device without a driver, or a folder that is to be written; kind
+            "not_a_file". Other things than files open, and are for the caller to refuse.
+        AccessError: If this user may not.
     """
     # O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
@@ -65,6 +69,31 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
         if os.path.islink(path):
             raise dangling_link(path) from error
         raise StoreNotFoundError("no such file", path=path, hint="check the path, or build it") from error
+    except OSError as error:
+        named = _opening_error(path, error)
+        if named is None:
+            raise
+        raise named from error
+
+
+def _opening_error(path: Path, error: OSError) -> Exception | None:
+    """What to say where the path is to blame, and not the system, such as for want of descriptors."""
+    if error.errno == errno.ENOTDIR:
+        hint = "check the path: a part of it is a file"
+        return StoreNotFoundError("no such file", path=path, hint=hint)
+    if error.errno == errno.ELOOP:
+        problem, hint = "symbolic links that lead in a circle", "remove them"
+        return StoreNotFoundError(problem, kind="dangling_link", path=path, hint=hint)
+    if error.errno in (errno.ENXIO, errno.ENODEV, errno.EISDIR):
+        what = "a folder" if error.errno == errno.EISDIR else "not a regular file"
+        return FormatError(f"it is {what}", path=path, kind="not_a_file", hint="check the path")
+    if isinstance(error, PermissionError):
+        problem = f"it can't be opened ({os.strerror(error.errno or 0).lower()})"
+        hint = "check its permissions, and those of its folders (`ls -l`)"
+        denied = AccessError(problem, path=path, hint=hint)
+        denied.errno, denied.strerror = error.errno, error.strerror
+        return denied
+    return None
 
 
 def dangling_link(path: Path) -> StoreNotFoundError:
@@ -426,23 +455,33 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def disk_full_as_error(path: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn the file system's "no room" into `DiskFullError` with needed and free bytes."""
+def disk_full_as_error(
+    path: Path, needed_bytes: int, *, kept: str = "nothing that was committed is lost"
+) -> Iterator[None]:
+    """Turn the file system's "no room" into `DiskFullError` with needed and free bytes, and what is kept."""
     try:
         yield
     except OSError as error:
         if error.errno not in _OUT_OF_SPACE or isinstance(error, DiskFullError):
             raise
         free = free_bytes(path.parent)
-        full = DiskFullError(
-            os.strerror(error.errno).lower(),
-            path=path,
-            expected=f"{needed_bytes:,} bytes",
-            found=f"{free:,} free",
-            hint="free some space and run again: nothing that was committed is lost",
-        )
+        found, hint = _full_in_words(error.errno, free, kept)
+        expected = f"{needed_bytes:,} bytes"
+        problem = os.strerror(error.errno).lower()
+        full = DiskFullError(problem, path=path, expected=expected, found=found, hint=hint)
         full.needed_bytes, full.free_bytes, full.errno = needed_bytes, free, error.errno
         raise full from error
+
+
+def _full_in_words(code: int, free: int, kept: str) -> tuple[str, str]:
+    """What was found, and what to do; a limit of the length of files is no want of room."""
+    if code != errno.EFBIG:
+        return f"{free:,} free", f"free some space and run again: {kept}"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        hint = f"choose a file system that takes files of this length: {kept}"
+        return "a limit of the file system", hint
+    return f"at most {limit:,} by `ulimit -f`", f"raise that limit and run again: {kept}"
 
 
 def system_text(path: Path) -> str | None:

@@ -30,7 +30,8 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
         path: As the caller gave it.
         suffix_nbytes: Bytes that are going to be appended to its name.
     Raises:
-        SpecError: If it is no text, holds a NUL character, or is too long; kind "url" if it is a URL.
+        SpecError: If it is no text, holds what no path can, or is too long; if a name is to be appended to
+            and it has none, such as "/"; kind "url" if it is a URL.
     """
     text: object = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -41,7 +42,14 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
         hint = "check how the path was made"
         raise SpecError("path holds a NUL character", kind="path", path=repr(text), hint=hint)
     check_local(text)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        hint = "give what os.fsdecode makes of the name's bytes"
+        raise SpecError("path can't be encoded", kind="path", path=text, found=error, hint=hint) from error
     absolute = Path(text).absolute()
+    if suffix_nbytes and not absolute.name:
+        raise SpecError("path", kind="path", expected="one that ends in a name", found=repr(text))
     _check_length(absolute, suffix_nbytes)
     return absolute
 
@@ -177,6 +185,23 @@ def find_partitions(pattern: Path) -> list[Path]:
         StoreNotFoundError: If there are none, or some are missing; names these.
         SpecError: If the pattern matches other files, or partitions of several stores.
     """
+    wanted, missing = named_partitions(pattern)
+    if missing:
+        raise StoreNotFoundError(
+            f"{len(missing)} of {len(wanted)} partitions are missing, the first of them {missing[0].name}",
+            path=pattern,
+            hint="run the build again on the machine that makes it, or copy it here",
+        )
+    return wanted
+
+
+def named_partitions(pattern: Path) -> tuple[list[Path], list[Path]]:
+    """The partitions that a pattern names, in order, and those of them that are missing.
+
+    Raises:
+        StoreNotFoundError: If there is none.
+        SpecError: If the pattern matches other files, or partitions of several stores.
+    """
     found = {Path(name): _NAME.fullmatch(os.path.basename(name)) for name in glob.glob(os.fspath(pattern))}
     if not found:
         raise StoreNotFoundError("no file matches", path=pattern, hint="check the path, or build it")
@@ -191,11 +216,4 @@ def find_partitions(pattern: Path) -> list[Path]:
         )
     ((stem, count, suffix),) = named
     wanted = [pattern.with_name(f"{stem}-{number:05d}-of-{count:05d}{suffix}") for number in range(count)]
-    missing = [path.name for path in wanted if path not in found]
-    if missing:
-        raise StoreNotFoundError(
-            f"{len(missing)} of {count} partitions are missing, the first of them {missing[0]}",
-            path=pattern,
-            hint="run the build again on the machine that makes it, or copy it here",
-        )
-    return wanted
+    return wanted, [path for path in wanted if path not in found]

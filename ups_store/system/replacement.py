@@ -11,10 +11,11 @@ import contextlib
 import os
 from pathlib import Path
 
-from ups_store.errors import ReadOnlyError
+from ups_store.errors import FormatError, ReadOnlyError
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 
+TAKEN = "move it away, or choose another name"
 _WRITE_BITS = 0o222
 OWN_USE = 0o600  # a file that is being made must be read and written, whatever it will be
 
@@ -31,6 +32,17 @@ def real_place(path: Path) -> Path:
     if not os.path.exists(target):
         raise files.dangling_link(path)
     return target
+
+
+def check_file_or_free(path: Path) -> None:
+    """Refuse to take the place of what is no regular file, forced or not: a rename would replace a device.
+
+    Raises:
+        FormatError: If there is a folder, a pipe, a socket or a device; kind "not_a_file".
+    """
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+        raise FormatError(f"there is {what}", path=path, kind="not_a_file", hint=TAKEN)
 
 
 def check_not_read_only(path: Path, *, hint: str) -> None:
@@ -51,7 +63,10 @@ def create_replacement(temporary: Path, target: Path) -> int:
     Args:
         temporary: Its name until then.
         target: What it will replace, if that is there.
+    Raises:
+        FormatError: As `check_file_or_free`.
     """
+    check_file_or_free(target)
     there = files.permissions(target)
     if there is None:
         return files.create_new(temporary)

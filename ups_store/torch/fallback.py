@@ -74,7 +74,7 @@ def _incomplete(store: AnyStore) -> NotCommittedError:
         path=store.path,
         expected=f"a finished store of {len(store)} samples",
         found=f"{int(store.committed.sum())} committed",
-        hint="run `python -m ups_store.build` again to finish it, or pass `encode` to make samples on demand",
+        hint="run `ups-store build` again to finish it, or pass `encode` to make samples on demand",
     )
 
 

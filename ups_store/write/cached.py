@@ -19,9 +19,8 @@ from ups_store.format.canonical import canonical_json, plain_json
 from ups_store.read.protocol import AnyStore
 from ups_store.system import files
 from ups_store.system.paths import path_of
-from ups_store.system.replacement import real_place
 from ups_store.write.found_store import is_being_written, opened_if_same
-from ups_store.write.from_iterable import write
+from ups_store.write.from_iterable import target_of, write
 
 Arguments = ParamSpec("Arguments")
 
@@ -49,7 +48,7 @@ def cached(
     Raises:
         SpecError: As `write`; so do its other errors.
     """
-    target = path_of(real_place(path_of(path)))
+    target = target_of(path)
     options = {"on_mismatch": "restart", **options}
     while True:
         store = opened_if_same(
@@ -106,9 +105,10 @@ def cached_in(
                 "arguments": _arguments(function, bound.arguments),
                 **(identity or {}),
             }
-            files.make_folder(Path(folder), hint="choose another folder")
+            place = path_of(folder)
+            files.make_folder(place, hint="choose another folder")
             digits = hashlib.sha256(canonical_json(whole, what="identity")).hexdigest()[:_NAME_DIGITS]
-            path = Path(folder) / f"{function.__name__}-{digits}.zarr.zip"
+            path = place / f"{function.__name__}-{digits}.zarr.zip"
             return cached(path, whole, lambda: function(*args, **kwargs), **options)
 
         return stored

@@ -42,7 +42,13 @@ from ups_store.system.memory_file import (
     keeping,
 )
 from ups_store.system.paths import path_of
-from ups_store.system.replacement import check_not_read_only, create_replacement, real_place
+from ups_store.system.replacement import (
+    TAKEN,
+    check_file_or_free,
+    check_not_read_only,
+    create_replacement,
+    real_place,
+)
 from ups_store.write.blueprint import Blueprint, blueprint_of
 from ups_store.write.building import (
     LOCK_TIMEOUT_S,
@@ -54,7 +60,6 @@ from ups_store.write.building import (
 from ups_store.write.recheck import Note, describe_mended, mend_constants, mend_metadata, warn
 from ups_store.write.writer import Committer, StoreWriter
 
-_TAKEN = "move it away, or choose another name"
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
 _SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)
 _OVERTAKEN = (FileExistsError, FileNotFoundError)
@@ -78,7 +83,7 @@ def create(
 
     The room for the whole store is reserved here. Nothing is visible at `path` before `finish`. A finished
     store that is there already, of whatever identity, stays as it is until then and is replaced: to reuse
-    one, compare `ups_store.open(path).identity` first, as `python -m ups_store.build` does. The new store has
+    one, compare `ups_store.open(path).identity` first, as `ups-store build` does. The new store has
     its mode, and its owner where the system allows that. A file that is no store, and a store without a write
     bit, is replaced with `on_mismatch="restart"` only. A symbolic link at the path stays: what it points to
     is replaced, and built beside that.
@@ -163,7 +168,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         IdentityMismatchError: If it is made from something else.
         CommitError: If the file system fails.
     """
-    store_path = keeping(real_place(path_of(path)))
+    store_path = keeping(path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES))
     check_not_reserved(path)
     target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
@@ -200,8 +205,7 @@ def check_replaceable(path: Path, *, force: bool) -> None:
         hint = "`join` it, or create another with path=':memory:'"
         raise FormatError("it names a file in memory", path=path, kind="not_a_file", hint=hint)
     for place in (path, building_path(path)):
-        if place.is_dir():
-            raise FormatError("there is a folder", path=place, kind="not_a_file", hint=_TAKEN)
+        check_file_or_free(real_place(place))
     if force or not path.exists():
         return
     check_not_read_only(path, hint=f"make it writable with chmod u+w, or say {HOW_TO_REPLACE}")
@@ -215,7 +219,7 @@ def check_replaceable(path: Path, *, force: bool) -> None:
             kind="foreign",
             clause="2.2",
             found=start[:8].hex(" ") or "an empty file",
-            hint=f"{_TAKEN}, or say {HOW_TO_REPLACE}",
+            hint=f"{TAKEN}, or say {HOW_TO_REPLACE}",
         )
 
 

@@ -71,7 +71,15 @@ class Plan:
         }
 
     def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-        """Specs with the names of dimensions that were given."""
+        """Specs with the names of dimensions that were given.
+
+        Raises:
+            SpecError: For names of dimensions of what is neither an array nor a constant.
+        """
+        unknown = sorted(self.dims.keys() - specs.keys() - self.constants.keys())
+        if unknown:
+            expected = f"some of {', '.join([*specs, *self.constants])}"
+            raise SpecError("dims", kind="names", expected=expected, found=unknown[0])
         return {
             name: replace(spec, dims=("sample", *self.dims[name])) if name in self.dims else spec
             for name, spec in specs.items()

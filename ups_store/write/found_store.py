@@ -70,6 +70,10 @@ def opened_if_same(
         IdentityMismatchError: If it was made from something else, or has another number of samples.
         FormatError: If it is no store.
     """
+    given: object = identity  # whatever the signature says
+    if not isinstance(given, Mapping):
+        found = type(identity).__name__
+        raise SpecError("identity", kind="argument", expected="a mapping by name", found=found)
     wanted: dict[str, Any] = plain_json(dict(identity), what="identity")
     if not files.exists(target):
         return None

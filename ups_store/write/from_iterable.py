@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -12,13 +13,15 @@ import numpy.typing as npt
 from ups_store.errors import SpecError
 from ups_store.printable import counted
 from ups_store.read.protocol import AnyStore
+from ups_store.read.store_set import is_manifest
 from ups_store.system.memory import num_cores
+from ups_store.system.memory_file import IN_MEMORY
 from ups_store.system.paths import path_of
 from ups_store.system.replacement import real_place
 from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
 from ups_store.write.filling_mapped import SKIPPED, write_mapped
 from ups_store.write.found_store import check_free, opened_if_same, unnamed_identity
-from ups_store.write.parts import BUFFER_BYTES
+from ups_store.write.parts import BUFFER_BYTES, PARTS_NBYTES
 from ups_store.write.progress_line import ProgressLine
 from ups_store.write.sample_sources import Columns, Rows, digest_of, source_of
 
@@ -109,7 +112,9 @@ def write(
     if on_mismatch not in ("raise", "restart") or on_error not in ("fail", "skip"):
         found = f"on_mismatch={on_mismatch!r}, on_error={on_error!r}"
         raise SpecError("argument", kind="argument", expected="raise or restart; fail or skip", found=found)
-    target = path_of(real_place(path_of(path)), suffix_nbytes=32)
+    if isinstance(ragged, str):
+        raise SpecError("ragged", kind="argument", expected="names in a list", found=repr(ragged))
+    target = target_of(path)
     known = identity if identity is not None else _default_identity(source, constants or {}, attrs or {})
     if known is not None:
         num_samples = source.num_samples if source is not None else None
@@ -142,6 +147,21 @@ def write(
     assert store is not None, target
     _warn_skipped(store)
     return store
+
+
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """Where `write` makes a store: behind a link, if there is one.
+
+    Raises:
+        SpecError: If that can't be; kind "path".
+    """
+    target = path_of(real_place(path_of(path)), suffix_nbytes=PARTS_NBYTES)
+    is_set = is_manifest(target)
+    if is_set or os.fspath(path) == IN_MEMORY:
+        found = "the name of a set's manifest" if is_set else IN_MEMORY
+        hint = "`write_parts` writes sets" if is_set else "`create` makes stores in memory"
+        raise SpecError("path", kind="path", path=path, expected="that of a store", found=found, hint=hint)
+    return target
 
 
 def _default_identity(

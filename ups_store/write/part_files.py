@@ -140,6 +140,19 @@ def remove_unfinished_merges(goal: Path) -> None:
                 files.remove(goal.with_name(name))
 
 
+def remove_left(path: Path) -> None:
+    """Remove what a run left that isn't continued, if it is there.
+
+    Raises:
+        CommitError: If that fails, such as where a folder has the name.
+    """
+    try:
+        files.remove(path)
+    except OSError as error:
+        hint = "remove it, or check your permissions of the folder"
+        raise CommitError(f"it can't be removed ({error.strerror})", path=path, hint=hint) from error
+
+
 def locked(folder: Path) -> int:
     """Descriptor of the lock that the writer of these parts holds; the folder is made if need be.
 

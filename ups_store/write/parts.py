@@ -21,7 +21,7 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
 from ups_store.read.catalog import check_regular
 from ups_store.read.recovery import building_path
-from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, stem_of
+from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, whole_path
 from ups_store.system import files, locks
 from ups_store.system.memory_file import IN_MEMORY
 from ups_store.system.paths import path_of
@@ -39,6 +39,7 @@ from ups_store.write.part_files import (
     metas_of,
     part_of,
     recipe_of,
+    remove_left,
     remove_unfinished_merges,
     unlock,
     whole_of,
@@ -46,6 +47,7 @@ from ups_store.write.part_files import (
 from ups_store.write.target import publish_file
 
 BUFFER_BYTES = 256 << 20
+PARTS_NBYTES = 32  # that names of a store's parts are longer than its own
 
 _RESTART = "on_mismatch='restart'"
 
@@ -72,7 +74,7 @@ def write_parts(
     finds.
 
     Args:
-        path: Where the store will be, `NAME.zarr.zip`; of a set the manifest, `NAME.zarr.json`.
+        path: Where the store will be, usually `NAME.zarr.zip`; of a set the manifest, `NAME.zarr.json`.
         arrays: Arrays with a sample axis; the number of samples in their shapes is None.
         constants: Arrays without a sample axis, as for `create`; likewise `dims`, `identity` and `attrs`.
         dims: Dimension names of constants.
@@ -87,14 +89,14 @@ def write_parts(
         IdentityMismatchError: If unfinished parts were made from something else.
         BuildLockedError: If another process writes them.
     """
-    target = path_of(real_place(path_of(path)), suffix_nbytes=32)
+    target = path_of(real_place(path_of(path)), suffix_nbytes=PARTS_NBYTES)
     if os.fspath(path) == IN_MEMORY or buffer_bytes < 0:
         found, expected = f"{path}, buffer_bytes={buffer_bytes}", "a file, and a number of bytes"
         raise SpecError("argument", kind="argument", expected=expected, found=found)
     if on_mismatch not in ("raise", "restart"):
         raise SpecError("on_mismatch", kind="argument", expected="raise or restart", found=repr(on_mismatch))
     recipe = Recipe(dict(arrays), constants or {}, dims or {}, identity, attrs or {})
-    goal = target.with_name(f"{stem_of(target)}.zarr.zip") if merge else manifest_path(target)
+    goal = whole_path(target) if merge else manifest_path(target)
     restart = on_mismatch == "restart"
     return PartsWriter(goal, recipe, buffer_bytes=buffer_bytes, restart=restart, is_new=True)
 
@@ -121,7 +123,7 @@ def append(
         IdentityMismatchError: If an interrupted `append` added something else.
         BuildLockedError: If another process writes to the set.
     """
-    manifest = manifest_path(path_of(real_place(path_of(path)), suffix_nbytes=32))
+    manifest = manifest_path(path_of(real_place(path_of(path)), suffix_nbytes=PARTS_NBYTES))
     named = read_manifest(manifest)
     if on_mismatch != "restart":
         check_not_read_only(manifest, hint=f"`chmod u+w` it, or say {_RESTART}")
@@ -198,7 +200,11 @@ class PartsWriter:
             CommitError: If a part didn't become durable, `DiskFullError` if there was no room for it.
         """
         self._check_open()
-        values = self._checked(sample)
+        try:
+            values = self._checked(sample)
+        except SpecError as error:
+            error.sample = self.num_samples
+            raise
         if self.num_samples >= self.num_found or not self._is_there(values):
             self._buffer.add(values)
         self.num_samples += 1
@@ -306,7 +312,7 @@ class PartsWriter:
             raise SpecError("too many parts", kind="limits", clause="15.1", expected=MAX_PARTS, hint=hint)
         lengths = {name: list(map(len, rows)) for name, rows in self._buffer.ragged.items()}
         recipe, path = self._recipe, self._folder / part_name(number)
-        files.remove(building_path(path))  # what a killed run began: its samples may have been others
+        remove_left(building_path(path))  # what a killed run began: its samples may have been others
         with create(
             path,
             recipe.specs(self._buffer.num_samples, lengths),
@@ -334,7 +340,7 @@ class PartsWriter:
             parts.append(part)
         kept = range(self._first, self._first + len(parts))
         for number in sorted(left - {*kept}, reverse=True):
-            files.remove(self._folder / part_name(number))
+            remove_left(self._folder / part_name(number))
         return parts
 
     def _same_part(self, path: Path, restart: bool) -> SetPart | None:
@@ -378,7 +384,7 @@ class PartsWriter:
     def _drop_parts(self, number: int) -> None:
         """Remove the parts of an interrupted run from this one on, the last first."""
         for part in reversed(self._parts[number:]):
-            files.remove(self._folder / part.name)
+            remove_left(self._folder / part.name)
         self._parts = self._parts[:number]
         self._count_found()
 

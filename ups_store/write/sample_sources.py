@@ -157,6 +157,13 @@ def _of_columns(columns: Mapping[str, Any], names: Names | None) -> Columns | Ro
         raise SpecError("samples", kind="argument", expected="at least one array", found="an empty dict")
     if any(hasattr(column, "detach") for column in columns.values()):
         columns = {name: _as_array(column) for name, column in columns.items()}
+    masked = next((name for name, column in columns.items() if np.ma.is_masked(column)), None)
+    if masked is not None:
+        found, hint = (
+            "masked elements",
+            "fill them (`filled`), or store the mask as an array",
+        )
+        raise SpecError("a mask would be lost", kind="value", array=str(masked), found=found, hint=hint)
     counts = {name: _length(name, column) for name, column in columns.items()}
     num_samples = next(iter(counts.values()))
     for name, count in counts.items():

@@ -28,6 +28,9 @@ def specs_of(samples: Sequence[Sample], *, ragged: Collection[str] = ()) -> dict
         SpecError: If they don't agree in anything but that; if `ragged` names what can't be.
     """
     first = samples[0]
+    if not first:
+        hint = "give the values of each sample by name"
+        raise SpecError("a sample has no arrays", kind="arrays", sample=0, expected="one", hint=hint)
     for number, sample in enumerate(samples):
         _check_names(sample, first, number)
     unknown = sorted({*ragged} - first.keys())
@@ -89,8 +92,8 @@ def _with_shapes(name: str, shapes: Sequence[tuple[int, ...]], dtype: Any, is_ra
     first = shapes[0]
     for number, shape in enumerate(shapes):
         if len(shape) != len(first) or shape[1:] != first[1:]:
-            expected = f"shape {('*' if first else '', *first[1:])}, as in sample 0"
-            raise _differs(name, number, expected.replace("'", ""), f"shape {shape}")
+            expected = f"shape {_with_free_axis(first)}, as in sample 0"
+            raise _differs(name, number, expected, f"shape {shape}")
     if not is_ragged and len({*shapes}) == 1:
         return ArraySpec((None, *first), dtype)
     if not first:
@@ -178,7 +181,17 @@ class SampleCheck:
 
 def shape_of(spec: ArraySpec) -> str:
     """The shape of one sample, for messages: "(*, 3)" where it is ragged."""
-    return f"({', '.join('*' if size is None else str(size) for size in spec.shape[1:])})"
+    return _shape_text(spec.shape[1:])
+
+
+def _with_free_axis(shape: tuple[int, ...]) -> str:
+    """A shape whose first axis may differ, if it has one."""
+    return _shape_text((None, *shape[1:]) if shape else ())
+
+
+def _shape_text(shape: Sequence[int | None]) -> str:
+    sizes = ["*" if size is None else str(size) for size in shape]
+    return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
 
 def counted_specs(specs: Mapping[str, ArraySpec], num_samples: int) -> dict[str, ArraySpec]:

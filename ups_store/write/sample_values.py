@@ -30,8 +30,26 @@ def named_values(sample: Any, names: Names | None, *, number: int) -> dict[str, 
     Raises:
         SpecError: If it has no names, or holds what is neither numbers nor text nor bytes.
     """
-    named = dict(_flattened(sample)) if isinstance(sample, Mapping) else _zipped(sample, names, number)
+    named = _by_name(sample, number) if isinstance(sample, Mapping) else _zipped(sample, names, number)
     return {name: as_value(value, name, number=number) for name, value in named.items()}
+
+
+def _by_name(sample: Mapping[Any, Any], number: int) -> dict[str, Any]:
+    """A mapping without mappings in it."""
+    pairs = list(_flattened(sample))
+    named = dict(pairs)
+    if len(named) == len(pairs):
+        return named
+    names = [name for name, _ in pairs]
+    twice = next(name for name in names if names.count(name) > 1)
+    raise SpecError(
+        "two values have one name",
+        kind="names",
+        sample=number,
+        expected="names that differ, those in inner dicts written as 'outer.inner'",
+        found=repr(twice),
+        hint="rename one of them",
+    )
 
 
 def _flattened(sample: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -46,7 +64,7 @@ def _flattened(sample: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
 def _zipped(sample: Any, names: Names | None, number: int) -> dict[str, Any]:
     """A sample that isn't a mapping."""
     if hasattr(sample, "_asdict"):
-        return dict(_flattened(sample._asdict()))
+        return _by_name(sample._asdict(), number)
     is_one = not isinstance(sample, tuple | list)
     values = [sample] if is_one else list(sample)
     wanted = list(names) if names is not None else [ONLY_NAME] if is_one else []
@@ -75,13 +93,14 @@ def as_value(value: Any, name: str, *, number: int) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, bool | int | float | np.ndarray | np.generic):
-        return _checked(value, name, number)
+        return _checked(value, value, name, number)
     if hasattr(value, "detach") and hasattr(value, "numpy"):
         return _of_tensor(value)
     try:
-        return _checked(np.asarray(value), name, number)  # lists, images, all that has `__array__`
+        array = np.asarray(value)  # lists, images, all that has `__array__`
     except (ValueError, TypeError) as error:
         raise _no_value(value, name, number, str(error)) from error
+    return _checked(array, value, name, number)
 
 
 def _of_tensor(tensor: Any) -> Any:
@@ -93,13 +112,18 @@ def _of_tensor(tensor: Any) -> Any:
     return tensor.contiguous().view(sys.modules["torch"].uint16).numpy().view(dtype_of("bfloat16"))
 
 
-def _checked(value: Any, name: str, number: int) -> Any:
+def _checked(value: Any, given: Any, name: str, number: int) -> Any:
+    """The value, unless it can't be stored; `given` is what it was made of."""
+    if np.ma.is_masked(value):
+        raise _no_value(given, name, number, "with masked elements, whose masks would be lost")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise _no_value(given, name, number, "of more than 64 bits")
     kind = getattr(value, "dtype", np.dtype(type(value)) if isinstance(value, int | float) else None)
     if isinstance(kind, np.dtype) and kind.kind in "OUSM":
         if kind.kind in "US" and not np.ndim(value):
             return as_value(value[()], name, number=number) if isinstance(value, np.ndarray) else value
         found = "an array of texts" if kind.kind in "US" else f"an array of dtype {kind}"
-        raise _no_value(value, name, number, found)
+        raise _no_value(given, name, number, found)
     return value
 
 

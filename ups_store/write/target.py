@@ -6,6 +6,7 @@ Damaged stores are refused: a copy's own checksums would hide the damage.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -114,11 +115,13 @@ def _disk_full_as_error(target: Path, needed_bytes: int) -> Iterator[None]:
     """As `files.disk_full_as_error`, where nothing stays: free bytes are those of before the block."""
     free = files.free_bytes(target.parent)
     try:
-        with files.disk_full_as_error(target, needed_bytes), _room_asked_for(target):
+        kept = "nothing was written"
+        with files.disk_full_as_error(target, needed_bytes, kept=kept), _room_asked_for(target):
             yield
     except DiskFullError as error:
-        error.free_bytes, error.found = free, f"{free:,} free when it began"
-        error.hint = "free some space and run again: nothing was written"
+        error.free_bytes = free
+        if error.errno != errno.EFBIG:
+            error.found = f"{free:,} free when it began"
         raise
 
 

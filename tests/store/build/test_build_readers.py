@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import threading
 import time
@@ -365,6 +366,24 @@ def test_event_log_is_lines_of_json_and_is_continued(tmp_path: Path) -> None:
 def test_event_log_that_can_not_be_written_is_a_wrong_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="check --log-json"):
         EventLog(tmp_path)
+
+
+def test_event_log_in_a_pipe_that_no_process_reads_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"no process reads the pipe.*; begin that first") as caught:
+        EventLog(tmp_path / "log")
+    assert (caught.value.kind, caught.value.path) == ("log", str(tmp_path / "log"))
+
+
+def test_event_log_in_a_pipe_says_when_its_reader_is_gone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    log = EventLog(tmp_path / "log").__enter__()
+    assert json.loads(os.read(reader, 4096))["event"] == "start"
+    os.close(reader)
+    with pytest.raises(ConfigError, match="no process reads the pipe"):
+        log.note("lost")
+    log.__exit__(ValueError, ValueError("the first error"), None)  # is the one to report
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04", b"{}\n", b"[" * 5000, b"data: 3\n", b"\xff\xfe\n"])

@@ -52,6 +52,33 @@ def test_gc_finds_and_removes_each_kind(tmp_path: Path, kind: str) -> None:
     assert not left.exists()
 
 
+def test_gc_leaves_what_a_newer_version_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = _leave(tmp_path, "unfinished")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ups_store.VersionTooNewError("newer", path=left)
+
+    monkeypatch.setattr(garbage, "open_store", refuse)
+    (found,) = find_garbage(tmp_path)
+    assert found.kind == "too_new"
+    assert not remove_garbage(found)
+    result = CliRunner().invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished"])
+    assert "begun by a newer version of ups-store, left alone" in result.output
+    assert left.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("damaged", "unfinished, and damaged: it can't be continued"),
+        ("temporary", "temporary file of a builder that died"),
+    ],
+)
+def test_gc_says_what_a_file_is(tmp_path: Path, kind: str, words: str) -> None:
+    _leave(tmp_path, kind)
+    assert words in CliRunner().invoke(app, ["gc", str(tmp_path)]).output
+
+
 def test_gc_leaves_the_file_of_a_living_builder(tmp_path: Path) -> None:
     with ups_store.create(tmp_path / "a.zarr.zip", ARRAYS, identity={}):
         assert find_garbage(tmp_path) == []

@@ -13,6 +13,7 @@ from small_stores import build as build_small
 from small_stores import damage, flip, mixed_values
 
 import ups_store
+from ups_store.packed.pack import pack_store
 
 VALUES = mixed_values(3)
 
@@ -124,3 +125,85 @@ def test_gc_lists_as_json_and_keeps_samples_until_it_is_asked_for_them(tmp_path:
         said = json.loads(done.stdout)
         assert (said["kind"], said["num_committed"], said["removed"]) == ("unfinished", 1, is_removed)
         assert left.exists() is not is_removed
+
+
+def _partitions(tmp_path: Path, *, named: int = 3) -> Path:
+    """A store in three partitions, whose identities say how many there are."""
+    for number in range(3):
+        path = tmp_path / f"p-{number:05d}-of-{named:05d}.zarr.zip"
+        specs = {"u": ups_store.ArraySpec((2, 4), "float32")}
+        with ups_store.create(path, specs, identity={}, partition=(number, 3)) as writer:
+            writer.commit_many(range(2), {"u": np.ones((2, 4), np.float32)})
+            writer.finish()
+    return tmp_path / f"p-*-of-{named:05d}.zarr.zip"
+
+
+def test_verify_of_partitions_that_do_not_open_checks_each_that_is_there(tmp_path: Path) -> None:
+    pattern = _partitions(tmp_path)
+    assert run_ups_store("verify", pattern).exit_code == 0
+    damage(tmp_path / "p-00001-of-00003.zarr.zip", "u", 1)
+    with (tmp_path / "p-00002-of-00003.zarr.zip").open("r+b") as file:
+        file.truncate(5000)
+    done = run_ups_store("verify", pattern)
+    assert done.exit_code == 1
+    assert "p-00000-of-00003.zarr.zip: ok" in done.stdout
+    assert "p-00001-of-00003.zarr.zip: DAMAGED, 1 problem" in done.stdout
+    assert done.stderr.count("p-00002-of-00003.zarr.zip") == 1, "said once, though opened twice"
+    (tmp_path / "p-00000-of-00003.zarr.zip").unlink()
+    done = run_ups_store("verify", pattern)
+    assert "1 of 3 partitions are missing" in done.stderr
+    assert "p-00001-of-00003.zarr.zip: DAMAGED" in done.stdout
+
+
+def test_doctor_of_partitions_names_those_that_are_missing(tmp_path: Path) -> None:
+    pattern = _partitions(tmp_path)
+    assert run_ups_store("doctor", pattern).exit_code == 0
+    (tmp_path / "p-00001-of-00003.zarr.zip").unlink()
+    done = run_ups_store("doctor", pattern)
+    assert done.exit_code == 1
+    assert "p-00000-of-00003.zarr.zip: complete" in done.stdout
+    assert "p-00001-of-00003.zarr.zip: missing" in done.stdout
+    found = [json.loads(line) for line in run_ups_store("doctor", pattern, "--json").stdout.splitlines()]
+    assert sorted(each["status"] for each in found) == ["complete", "complete", "missing"]
+
+
+def test_doctor_says_what_is_wrong_with_sound_partitions_together(tmp_path: Path) -> None:
+    pattern = _partitions(tmp_path, named=4)
+    (tmp_path / "p-00002-of-00004.zarr.zip").rename(tmp_path / "p-00003-of-00004.zarr.zip")
+    for number in (1, 2):
+        copy = tmp_path / f"p-{number:05d}-of-00004.zarr.zip"
+        copy.write_bytes((tmp_path / "p-00000-of-00004.zarr.zip").read_bytes())
+    done = run_ups_store("doctor", pattern)
+    assert (done.exit_code, done.stdout.count("complete")) == (1, 4)
+    assert "by its identity" in done.stderr
+
+
+def test_advice_for_a_part_of_a_set_is_about_that_part(tmp_path: Path) -> None:
+    manifest = tmp_path / "s.zarr.json"
+    specs = {"u": ups_store.ArraySpec((None, 4), "float32")}
+    with ups_store.write_parts(manifest, specs, identity={}, merge=False, buffer_bytes=16) as writer:
+        writer.extend([{"u": np.ones(4, np.float32)}] * 3)
+        writer.finish()
+    damage(tmp_path / "s.parts" / "00001.zarr.zip", "u", 0)
+    done = run_ups_store("doctor", manifest)
+    assert "copy the part again from where the set came" in done.stdout
+    assert "--repair" not in done.stdout, "no configuration makes a part"
+    done = run_ups_store("verify", manifest, "--repair", tmp_path / "c.yaml")
+    assert "it names several files" in done.stderr
+
+
+def test_packed_store_whose_metadata_is_damaged_is_called_packed(tmp_path: Path, path: Path) -> None:
+    packed = tmp_path / "a.packed.zarr.zip"
+    with ups_store.open(build_small(tmp_path / "b.zarr.zip", {"u": np.ones((3, 4))}, dims={})) as store:
+        pack_store(store, packed)
+    flip(packed, packed.read_bytes().index(b"config_hash"))
+    done = run_ups_store("doctor", packed)
+    assert "packed damaged" in done.stdout
+    assert "can't be repaired or salvaged" in done.stdout
+    assert "aren't compressed" not in done.stdout
+
+
+def test_line_about_a_folder_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    assert "a\\nb: nothing that" in run_ups_store("gc", folder).stderr

@@ -378,12 +378,12 @@ def test_missing_store_is_one_line_and_1(invoke: Invoke, tmp_path: Path, verb: l
     assert result.err.count("\n") == 1
 
 
-def test_os_error_is_one_line_and_1(make_store: MakeStore, invoke: Invoke, tmp_path: Path) -> None:
+def test_folder_in_the_way_is_one_line_and_1(make_store: MakeStore, invoke: Invoke, tmp_path: Path) -> None:
     out = tmp_path / "x.png"
     out.mkdir()
     result = invoke("preview", make_store(), "--out", out)
     assert result.code == 1
-    assert result.err == f"error: {out}: is a directory\n"
+    assert result.err == f"error: {out}: there is a folder; move it away, or choose another name\n"
 
 
 def test_preview_into_a_missing_folder_names_the_folder(

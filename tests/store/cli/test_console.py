@@ -397,3 +397,16 @@ def test_warning_of_python_is_a_line_of_ours(capsys: pytest.CaptureFixture[str])
         run(warn)
     assert capsys.readouterr().err == "warning: a disk [failed]\n"
     assert warnings.showwarning is shown
+
+
+def test_full_disk_of_stdout_is_named(make_store: Callable[[], Path]) -> None:
+    for arguments in (["info", make_store()], ["--help"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "ups_store", *map(str, arguments)],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (done.returncode, done.stderr) == (6, "error: stdout: no space left on device\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,3 +52,19 @@ def test_unpack_to_a_full_disk_names_the_target(tiny_disk: Path, large: Path) ->
         unpack_store(opened, tiny_disk / "out")
     assert caught.value.path == str(tiny_disk / "out")
     assert names_in(tiny_disk) == []
+
+
+def test_process_whose_export_found_no_room_ends_as_it_should(tiny_disk: Path, large: Path) -> None:
+    """The HDF5 library ended it by SIGSEGV at its exit, having closed a file that it couldn't write."""
+    command = [
+        sys.executable,
+        "-m",
+        "ups_store",
+        "export",
+        str(large),
+        str(tiny_disk / "out"),
+        "--to",
+        "hdf5",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr

@@ -62,7 +62,7 @@ def test_incomplete_store_without_an_encoder_is_refused_with_what_to_run(unfinis
     with pytest.raises(NotCommittedError) as caught:
         open_dataset(unfinished)
     assert caught.value.found == "2 committed"
-    assert "python -m ups_store.build" in str(caught.value)
+    assert "ups-store build" in str(caught.value)
 
 
 def test_store_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ups_store
+from ups_store import SpecError
 from ups_store.system import files
 
 N = 50
@@ -445,3 +446,79 @@ def test_store_left_whole_without_finish_warns(tmp_path: Path) -> None:
         ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer,
     ):
         writer.commit_many([0, 1], {"x": np.zeros(2, np.int8)})
+
+
+# --- what would be lost, or has no effect ---------------------------------------------------------------
+
+
+def _odd_at(number: int, odd: Any) -> Iterator[Any]:
+    for i in range(100):
+        yield odd if i == number else {"u": np.zeros(4, np.float32), "n": i, "t": "text"}
+
+
+@pytest.mark.parametrize("number", [0, 70])
+@pytest.mark.parametrize(
+    ("change", "array", "words"),
+    [
+        ({"u": np.ma.array(np.zeros(4, np.float32), mask=[1, 0, 0, 0])}, "u", "masks would be lost"),
+        ({"n": 2**70}, "n", "of more than 64 bits"),
+        ({"n": -(2**63) - 1}, "n", "of more than 64 bits"),
+        ({"n": None}, "n", "found NoneType (an array of dtype object)"),
+        ({"n": {1, 2}}, "n", "found set (an array of dtype object)"),
+        ({"t": "\ud800"}, "t", "surrogates not allowed"),
+    ],
+)
+def test_value_that_can_not_be_stored_names_sample_and_array(
+    tmp_path: Path, number: int, change: dict[str, Any], array: str, words: str
+) -> None:
+    odd = {"u": np.zeros(4, np.float32), "n": 1, "t": "text", **change}
+    path = tmp_path / "a.zarr.zip"
+    with pytest.raises(SpecError) as caught:
+        ups_store.write(path, _odd_at(number, odd), identity={})
+    assert (caught.value.array, caught.value.sample) == (array, number)
+    assert str(caught.value).count("can't be stored") <= 1
+    assert words in str(caught.value)
+    good = {"u": np.zeros(4, np.float32), "n": number, "t": "text"}
+    assert len(ups_store.write(path, _odd_at(number, good), identity={})) == 100, "what came before was kept"
+
+
+@pytest.mark.parametrize("columns", [{}, {"t": ["a", "b", "c"]}])
+def test_masked_columns_are_refused_and_unmasked_ones_are_not(
+    tmp_path: Path, columns: dict[str, Any]
+) -> None:
+    masked = np.ma.array(np.zeros((3, 2)), mask=np.eye(3, 2))
+    with pytest.raises(SpecError, match="a mask would be lost") as caught:
+        ups_store.save(tmp_path / "a.zarr.zip", u=masked, **columns)
+    assert (caught.value.kind, caught.value.array) == ("value", "u")
+    ups_store.save(tmp_path / "a.zarr.zip", u=masked.filled(7), **columns)
+    assert ups_store.load(tmp_path / "a.zarr.zip")["u"][0, 0] == 7
+
+
+@pytest.mark.parametrize(
+    ("sample", "options", "kind", "words"),
+    [
+        ({"a": {"b": 1}, "a.b": 2}, {}, "names", "two values have one name"),
+        ({}, {}, "arrays", "a sample has no arrays"),
+        ({"u": 1}, {"ragged": "u"}, "argument", "names in a list"),
+        ({"u": 1}, {"dims": {"v": ("x",)}}, "names", "some of u"),
+        ({"u": 1}, {"identity": "x"}, "argument", "a mapping by name"),
+        ({"u": 1}, {"identity": [1]}, "argument", "a mapping by name"),
+    ],
+)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_argument_that_would_be_ignored_or_lose_values_is_refused(
+    tmp_path: Path, sample: dict[str, Any], options: dict[str, Any], kind: str, words: str, as_list: bool
+) -> None:
+    samples = [sample] * 3 if as_list else iter([sample] * 3)
+    with pytest.raises(SpecError, match=words) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", samples, **{"identity": {}, **options})
+    assert caught.value.kind == kind
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_first_samples_of_other_shapes_are_shown_as_shapes(tmp_path: Path) -> None:
+    for first, shown in ((np.float32(0), "()"), (np.zeros((4, 1)), "(*, 1)"), (np.zeros(3), "(*,)")):
+        other = np.zeros((2, 2, 2), np.asarray(first).dtype)
+        with pytest.raises(SpecError) as caught:
+            ups_store.write(tmp_path / "a.zarr.zip", iter([{"u": first}, {"u": other}]), identity={})
+        assert caught.value.expected == f"shape {shown}, as in sample 0"

@@ -142,7 +142,7 @@ def test_missing_store_says_how_to_build_it(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"burgers1d_train\.zarr\.zip: no latent store") as caught:
         make_stage(run, only("burgers1d"), "training.cache_mode=store")
     assert caught.value.kind == "no_store"
-    assert "python -m ups_store.build" in str(caught.value)
+    assert "ups-store build" in str(caught.value)
 
 
 def test_missing_autoencoder_says_how_to_train_it(run: Path) -> None:
