@@ -13,7 +13,7 @@ CHECK = "is_right && are_below(firsts.buf, num, memory.len - nbytes + 1)"
 TESTS = """
 import pytest
 
-files = ["tests/store/read/test_runs.py", "tests/store/read/test_touch.py"]
+files = ["tests/store/read/test_runs.py", "tests/store/read/test_touch.py", "tests/store/write/test_encode_pieces.py"]
 raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", *files]))
 """
 REACH_OUT = """
