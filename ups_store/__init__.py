@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ups_store.read.store_set import StoreSet
     from ups_store.remote.store import RemoteStore
     from ups_store.system.memory import available_bytes as available_memory_bytes
+    from ups_store.write.batched import BatchedCommits
     from ups_store.write.cached import cached, cached_in
     from ups_store.write.create import create, join
     from ups_store.write.from_iterable import write
@@ -66,6 +67,7 @@ __all__ = [
     "AnyStore",
     "ArrayNotFoundError",
     "ArraySpec",
+    "BatchedCommits",
     "BuildInterruptedError",
     "BuildLockedError",
     "CommitError",
@@ -120,6 +122,7 @@ __all__ = [
 _HOMES = {  # module and name there; everything else is an error class
     "AnyStore": ("read.protocol", "AnyStore"),
     "ArraySpec": ("format.array_spec", "ArraySpec"),
+    "BatchedCommits": ("write.batched", "BatchedCommits"),
     "Committer": ("write.writer", "Committer"),
     "FORMAT_VERSION": ("format.root_metadata", "FORMAT_VERSION"),
     "Store": ("read.store", "Store"),
