@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ups_store.read.store_set import StoreSet
     from ups_store.remote.store import RemoteStore
     from ups_store.system.memory import available_bytes as available_memory_bytes
+    from ups_store.system.memory import num_cores
     from ups_store.write.batched import BatchedCommits
     from ups_store.write.cached import cached, cached_in
     from ups_store.write.create import create, join
@@ -113,6 +114,7 @@ __all__ = [
     "differences",
     "join",
     "load",
+    "num_cores",
     "open",
     "save",
     "write",
@@ -143,6 +145,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "cached": ("write.cached", "cached"),
     "cached_in": ("write.cached", "cached_in"),
     "load": ("write.saved", "load"),
+    "num_cores": ("system.memory", "num_cores"),
     "save": ("write.saved", "save"),
     "write": ("write", ""),  # the room itself, which can be called
     "write_parts": ("write.parts", "write_parts"),
