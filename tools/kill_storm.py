@@ -35,7 +35,7 @@ ARRAYS = {
     "nu": ups_store.ArraySpec((N,), "float64"),
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)  # in turn
-MAX_BATCH = 6
+MAX_BATCH, MAX_BUFFER_BYTES = 6, 330_000  # of four samples
 INTERRUPTED, TOO_LATE = 130, 3  # exit codes: by Ctrl-C; because another process was first
 DELAYS = 1.5  # signals come at most so many times later than a build takes on this machine now
 
@@ -188,7 +188,15 @@ def _commit_missing(writer: ups_store.Committer, chance: random.Random, acknowle
     while missing:
         size = chance.randint(1, MAX_BATCH)
         batch, missing = missing[:size], missing[size:]
-        writer.commit_many(batch, values_of(batch))
+        values = values_of(batch)
+        if chance.random() < 0.5:
+            writer.commit_many(batch, values)
+            acknowledge.send(batch)
+            continue
+        with writer.batched(buffer_bytes=chance.randint(1, MAX_BUFFER_BYTES)) as one_at_a_time:
+            for i, sample in enumerate(batch):
+                arrays = {name: value[i] for name, value in values.items()}
+                acknowledge.send(one_at_a_time.commit(sample, arrays).tolist())
         acknowledge.send(batch)
 
 

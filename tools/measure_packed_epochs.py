@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--num-workers", type=int, default=2)
     arguments = parser.parse_args()
-    print(f"{os.cpu_count()} processors, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
+    print(f"{ups_store.num_cores()} processors, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
     print(
         "| store | codec | times smaller | pack MB/s | samples | windows, block | windows, full shuffle "
         "| after preload |"

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from ups_store.read.store_set import StoreSet
     from ups_store.remote.store import RemoteStore
     from ups_store.system.memory import available_bytes as available_memory_bytes
+    from ups_store.system.memory import num_cores
+    from ups_store.write.batched import BatchedCommits
     from ups_store.write.cached import cached, cached_in
     from ups_store.write.create import create, join
     from ups_store.write.from_iterable import write
@@ -70,6 +72,7 @@ __all__ = [
     "ArrayNotFoundError",
     "ArraySpec",
     "BatchTimeoutError",
+    "BatchedCommits",
     "BuildInterruptedError",
     "BuildLockedError",
     "CommitError",
@@ -115,6 +118,7 @@ __all__ = [
     "differences",
     "join",
     "load",
+    "num_cores",
     "open",
     "save",
     "write",
@@ -124,6 +128,7 @@ __all__ = [
 _HOMES = {  # module and name there; everything else is an error class
     "AnyStore": ("read.protocol", "AnyStore"),
     "ArraySpec": ("format.array_spec", "ArraySpec"),
+    "BatchedCommits": ("write.batched", "BatchedCommits"),
     "Committer": ("write.writer", "Committer"),
     "FORMAT_VERSION": ("format.root_metadata", "FORMAT_VERSION"),
     "Store": ("read.store", "Store"),
@@ -144,6 +149,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "cached": ("write.cached", "cached"),
     "cached_in": ("write.cached", "cached_in"),
     "load": ("write.saved", "load"),
+    "num_cores": ("system.memory", "num_cores"),
     "save": ("write.saved", "save"),
     "write": ("write", ""),  # the room itself, which can be called
     "write_parts": ("write.parts", "write_parts"),

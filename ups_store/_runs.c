@@ -123,6 +123,12 @@ static void copy_all(char *out, const char *memory, const int64_t *firsts, size_
     }
 }
 
+/* Where runs go: one every `stride` bytes; nowhere if `begin` is NULL. */
+struct out {
+    char *begin;
+    size_t stride;
+};
+
 /* CRC-32C (Castagnoli) by the processor's instruction, 8 bytes at a time. */
 #if defined(__x86_64__)
 #define HAS_INSTRUCTION __builtin_cpu_supports("sse4.2")
@@ -144,9 +150,10 @@ static void copy_all(char *out, const char *memory, const int64_t *firsts, size_
 
 static int has_instruction(void) { return HAS_INSTRUCTION; }
 
-/* CRC-32C of `width` runs in lockstep, which are copied to `out` unless that is NULL. */
+/* CRC-32C of `width` runs in lockstep, which are copied to `out`. */
 WITH_INSTRUCTION static inline __attribute__((always_inline)) void check_together(
-    char *out, const char *memory, const int64_t *firsts, const size_t width, size_t nbytes, uint32_t *crcs)
+    const struct out out, const char *memory, const int64_t *firsts, const size_t width, size_t nbytes,
+    uint32_t *crcs)
 {
     uint64_t states[WIDTH];
     for (size_t run = 0; run < width; run++)
@@ -163,26 +170,28 @@ WITH_INSTRUCTION static inline __attribute__((always_inline)) void check_togethe
                 state = CRC_OF_WORD(state, word);
             }
             states[run] = state;
-            if (out)
-                memcpy(out + run * nbytes + done, in, LINE_BYTES);
+            if (out.begin)
+                memcpy(out.begin + run * out.stride + done, in, LINE_BYTES);
         }
     }
     for (size_t run = 0; run < width; run++) {
         const char *in = memory + firsts[run];
         for (size_t done = whole; done < nbytes; done++)
             states[run] = CRC_OF_BYTE(states[run], (uint8_t)in[done]);
-        if (out)
-            memcpy(out + run * nbytes + whole, in + whole, nbytes - whole);
+        if (out.begin)
+            memcpy(out.begin + run * out.stride + whole, in + whole, nbytes - whole);
         crcs[run] = ~(uint32_t)states[run];
     }
 }
 
-WITH_INSTRUCTION static void check_width(char *out, const char *memory, const int64_t *firsts, size_t nbytes, uint32_t *crcs)
+WITH_INSTRUCTION static void check_width(struct out out, const char *memory, const int64_t *firsts, size_t nbytes,
+                                         uint32_t *crcs)
 {
     check_together(out, memory, firsts, WIDTH, nbytes, crcs);
 }
 
-WITH_INSTRUCTION static void check_few(char *out, const char *memory, const int64_t *firsts, size_t width, size_t nbytes, uint32_t *crcs)
+WITH_INSTRUCTION static void check_few(struct out out, const char *memory, const int64_t *firsts, size_t width,
+                                       size_t nbytes, uint32_t *crcs)
 {
     check_together(out, memory, firsts, width, nbytes, crcs);
 }
@@ -207,7 +216,7 @@ static uint32_t zeros(size_t nbytes)
     return product;
 }
 
-/* CRC-32C of one run, in pieces in lockstep, which are copied to `out` unless that is NULL. */
+/* CRC-32C of one run, in pieces in lockstep, which are copied to `out` one behind the other unless that is NULL. */
 static uint32_t check_long(char *out, const char *memory, int64_t first, size_t nbytes)
 {
     size_t piece = nbytes / WIDTH / LINE_BYTES * LINE_BYTES, left = nbytes - WIDTH * piece;
@@ -215,16 +224,17 @@ static uint32_t check_long(char *out, const char *memory, int64_t first, size_t 
     uint32_t crcs[WIDTH], crc, factor = zeros(piece);
     for (size_t i = 0; i < WIDTH; i++)
         firsts[i] = first + (int64_t)(i * piece);
-    check_width(out, memory, firsts, piece, crcs);
+    check_width((struct out){out, piece}, memory, firsts, piece, crcs);
     crc = crcs[0];
     for (size_t i = 1; i < WIDTH; i++)
         crc = multiply(factor, crc) ^ crcs[i];
-    check_few(out ? out + WIDTH * piece : NULL, memory, &last, 1, left, crcs);
+    check_few((struct out){out ? out + WIDTH * piece : NULL, left}, memory, &last, 1, left, crcs);
     return multiply(zeros(left), crc) ^ crcs[0];
 }
 
-/* CRC-32C of up to WIDTH runs, which are copied to `out` unless that is NULL. */
-static void check_group(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes, uint32_t *crcs)
+/* CRC-32C of up to WIDTH runs, which are copied to `out`. */
+static void check_group(struct out out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes,
+                        uint32_t *crcs)
 {
     if (num == WIDTH)
         check_width(out, memory, firsts, nbytes, crcs);
@@ -232,14 +242,15 @@ static void check_group(char *out, const char *memory, const int64_t *firsts, si
         check_few(out, memory, firsts, num, nbytes, crcs);
     else
         for (size_t i = 0; i < num; i++)
-            crcs[i] = check_long(out ? out + i * nbytes : NULL, memory, firsts[i], nbytes);
+            crcs[i] = check_long(out.begin ? out.begin + i * out.stride : NULL, memory, firsts[i], nbytes);
 }
 
 #else
 
 static int has_instruction(void) { return 0; }
 
-static void check_group(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes, uint32_t *crcs)
+static void check_group(struct out out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes,
+                        uint32_t *crcs)
 {
     (void)out, (void)memory, (void)firsts, (void)num, (void)nbytes, (void)crcs;
 }
@@ -296,7 +307,7 @@ static void mark_damaged(const char *slots, size_t num, size_t stride, size_t nb
         uint32_t crcs[WIDTH];
         for (size_t j = 0; j < some; j++)
             firsts[j] = (int64_t)((i + j) * stride);
-        check_group(NULL, slots, firsts, some, nbytes, crcs);
+        check_group((struct out){NULL, 0}, slots, firsts, some, nbytes, crcs);
         for (size_t j = 0; j < some; j++) {
             const char *slot = slots + firsts[j];
             uint8_t rest = 0;
@@ -329,6 +340,49 @@ static PyObject *damaged(PyObject *Py_UNUSED(module), PyObject *args)
     if (is_right)
         return PyBool_FromLong(has_instruction());
     PyErr_SetString(PyExc_ValueError, "not so many slots of this size");
+    return NULL;
+}
+
+/* Copies runs to the beginnings of slots, and puts the CRC-32C of each behind it. */
+static void seal_all(char *slots, size_t stride, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
+{
+    for (size_t i = 0; i < num; i += WIDTH) {
+        size_t some = num - i < WIDTH ? num - i : WIDTH;
+        uint32_t crcs[WIDTH];
+        struct out out = {slots + i * stride, stride};
+        prefetch_next(memory, firsts, i, num, some, nbytes);
+        check_group(out, memory, firsts + i, some, nbytes, crcs);
+        for (size_t j = 0; j < some; j++)
+            for (size_t byte = 0; byte < CRC_BYTES; byte++)
+                out.begin[j * stride + nbytes + byte] = (char)(crcs[j] >> 8 * byte);
+    }
+}
+
+PyDoc_STRVAR(seal_doc, "seal(memory, firsts, nbytes, slots, stride)\n--\n\n"
+    "Copy runs of `nbytes` bytes that begin at `firsts` (int64) to the beginnings of slots, `stride` bytes each, and\n"
+    "put the CRC-32C of each behind it; lets go of the GIL.\n\n"
+    "False, and nothing copied, where the processor has no instruction for it.");
+
+static PyObject *seal(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer memory, firsts, slots;
+    Py_ssize_t nbytes, stride;
+    if (!PyArg_ParseTuple(args, "y*y*nw*n", &memory, &firsts, &nbytes, &slots, &stride))
+        return NULL;
+    Py_ssize_t num = firsts.len / (Py_ssize_t)sizeof(int64_t);
+    int is_right = nbytes > 0 && stride >= CRC_BYTES && nbytes <= stride - CRC_BYTES && slots.len % stride == 0
+        && slots.len / stride == num && firsts.len % (Py_ssize_t)sizeof(int64_t) == 0;
+    Py_BEGIN_ALLOW_THREADS
+    is_right = is_right && are_below(firsts.buf, num, memory.len - nbytes + 1);
+    if (is_right && has_instruction())
+        seal_all(slots.buf, (size_t)stride, memory.buf, firsts.buf, (size_t)num, (size_t)nbytes);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&memory);
+    PyBuffer_Release(&firsts);
+    PyBuffer_Release(&slots);
+    if (is_right)
+        return PyBool_FromLong(has_instruction());
+    PyErr_SetString(PyExc_ValueError, "runs reach outside the memory, or don't fit into so many slots");
     return NULL;
 }
 
@@ -388,7 +442,8 @@ static int check_samples(const struct batch *b, char *out, const int64_t *firsts
     uint32_t crcs[WIDTH];
     for (size_t i = 0; i < num; i += WIDTH) {
         size_t some = num - i < WIDTH ? num - i : WIDTH, nbytes = (size_t)b->payload_nbytes;
-        check_group(out ? out + i * nbytes : NULL, b->memory.buf, firsts + i, some, nbytes, crcs);
+        struct out to = {out ? out + i * nbytes : NULL, nbytes};
+        check_group(to, b->memory.buf, firsts + i, some, nbytes, crcs);
         for (size_t j = 0; j < some; j++)
             if (!is_sound(b, firsts[i + j], crcs[j]))
                 return 0;
@@ -510,6 +565,7 @@ static PyMethodDef methods[] = {
     {"copy", copy, METH_VARARGS, copy_doc},
     {"damaged", damaged, METH_VARARGS, damaged_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
+    {"seal", seal, METH_VARARGS, seal_doc},
     {"stream_from", stream_from, METH_VARARGS, stream_from_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from ups_store.system import runs
+from ups_store.system.memory import num_cores
 
 PACKAGES = ("ups-store", "numpy", "crc32c", "zlib-ng", "blake3", "rfc8785", "h5py")
 
@@ -20,7 +21,7 @@ def describe(folder: Path) -> dict[str, Any]:
     """Hardware, system and versions; the file system is that of `folder`."""
     return {
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "caches": caches(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": f"{platform.system()} {platform.release()}",

@@ -15,11 +15,12 @@ import numpy as np
 
 import ups_store
 from benchmarks.harness.inputs import NAME, Folder, check, values_of
-from benchmarks.harness.measure import RATE, Comparison, tracked
+from benchmarks.harness.measure import RATE, Comparison, compare, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store import ArraySpec
 
 STORE, SOURCE, COPY = "store.zarr.zip", "source.bin", "copy.bin"
+NUM_DURABLE_PAIRS = 20  # disks vary
 
 
 class _Writing:
@@ -41,20 +42,29 @@ class _Writing:
     def teardown(self, sample_bytes: int, batch_mib: int) -> None:
         self.folder.cleanup()
 
-    def build(self) -> tuple[float, float]:
+    def build(self, *, one_at_a_time: bool = False) -> tuple[float, float]:
         """Seconds of the loop of commits, and from `create` to `finish`."""
         self.folder.remove(STORE, COPY)  # before each side: both get the memory and blocks that this frees
         spec = ArraySpec(self.values.shape, self.values.dtype)
-        path, num_samples = self.folder.path / STORE, len(self.values)
+        path = self.folder.path / STORE
         began = time.perf_counter()
         with ups_store.create(path, {NAME: spec}, identity={}, durability=self.durability) as writer:
             created = time.perf_counter()
-            for first in range(0, num_samples, self.per_batch):
-                samples = np.arange(first, min(first + self.per_batch, num_samples))
-                writer.commit_many(samples, {NAME: self.values[first : first + self.per_batch]})
+            (self.hand_over if one_at_a_time else self.commit_batches)(writer)
             committed = time.perf_counter()
             writer.finish()
         return committed - created, time.perf_counter() - began
+
+    def commit_batches(self, writer: ups_store.StoreWriter) -> None:
+        for first in range(0, len(self.values), self.per_batch):
+            samples = np.arange(first, min(first + self.per_batch, len(self.values)))
+            writer.commit_many(samples, {NAME: self.values[first : first + self.per_batch]})
+
+    def hand_over(self, writer: ups_store.StoreWriter) -> None:
+        """A sample at a time; as many are committed together."""
+        with writer.batched(buffer_bytes=self.batch_bytes, save_every_s=1e9) as batch:
+            for sample, value in enumerate(self.values):
+                batch.commit(sample, {NAME: value})
 
     def dd(self) -> float:
         """Seconds of copying the same bytes, read from the page cache, synced once at the end."""
@@ -84,7 +94,7 @@ class WriteDurable(_Writing):
     def comparisons(self) -> tuple[Comparison, Comparison]:
         """Loop and whole of the same builds, each over the `dd` that followed."""
         seconds = []
-        for _ in range(2 * SCALE.write_pairs + 1):
+        for _ in range(min(NUM_DURABLE_PAIRS, 4 * SCALE.write_pairs) + 1):
             built = self.build()
             seconds.append((*built, self.dd()))
         loops, wholes, references = zip(*seconds[1:], strict=True)
@@ -93,7 +103,7 @@ class WriteDurable(_Writing):
             wholes, references, nbytes=nbytes
         )
 
-    @tracked("durable commit_many, over dd conv=fdatasync", RATE, at_least=0.7)
+    @tracked("durable commit_many, over dd conv=fdatasync", RATE, at_least=0.8)
     def track_loop_over_dd(self, sample_bytes: int, batch_mib: int) -> float:
         self.comparison, _ = self.comparisons
         return self.comparison.rate_ratio
@@ -122,7 +132,7 @@ class WriteLazy(_Writing):
             Comparison.of(wholes, flushed_ones, nbytes=nbytes),
         )
 
-    @tracked("lazy commit_many, over np.memmap without flush", RATE, at_least=0.8)
+    @tracked("lazy commit_many, over np.memmap without flush", RATE, at_least=0.9)
     def track_loop_over_memmap(self, sample_bytes: int, batch_mib: int) -> float:
         self.comparison, _ = self.comparisons
         return self.comparison.rate_ratio
@@ -130,4 +140,21 @@ class WriteLazy(_Writing):
     @tracked("lazy create to finish (synced), over np.memmap with flush", RATE)
     def track_whole_over_memmap(self, sample_bytes: int, batch_mib: int) -> float:
         _, self.comparison = self.comparisons
+        return self.comparison.rate_ratio
+
+
+class WriteOneAtATime(_Writing):
+    durability = "durable"
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        return compare(
+            lambda i: self.build(one_at_a_time=True)[0],
+            lambda i: self.build()[0],
+            pairs=SCALE.write_pairs,
+            nbytes=self.values.nbytes,
+        )
+
+    @tracked("durable commits through batched(), a sample at a time, over commit_many", RATE)
+    def track_batched_over_commit_many(self, sample_bytes: int, batch_mib: int) -> float:
         return self.comparison.rate_ratio

@@ -75,7 +75,7 @@ def test_quick_demo_ends_with_a_report_of_all_rows(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_demo_learns_what_docs_say_that_it_does(tmp_path: Path) -> None:
     """At its own settings, which takes minutes; docs/results/accuracy.md has what was measured."""
-    run_demo(tmp_path, threads=os.cpu_count() or 1)
+    run_demo(tmp_path, threads=ups_store.num_cores())
     rows = json.loads((tmp_path / "report" / "report.json").read_text())["rows"]
     error = {name: row["nrmse"]["mean"] for name, row in rows.items()}
     assert error["operator"] <= 0.005

@@ -7,6 +7,7 @@ is run once to count its changing operations, then again with the power lost bef
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +122,19 @@ def in_pieces(run: Run) -> None:
         run.finish(writer)
 
 
+def one_at_a_time(run: Run) -> None:
+    """Group commit: two samples fill the buffer, and what waits at the end of the block is committed then."""
+    with run.create() as writer:
+        with writer.batched(buffer_bytes=2 * 4814, save_every_s=math.inf) as batch:
+            for sample in (3, 0, 4, 1):
+                done = batch.commit(sample, {name: value[sample] for name, value in VALUES.items()})
+                run.acknowledged |= set(done.tolist())
+            assert run.acknowledged == {3, 0, 4, 1}
+            assert not len(batch.commit(2, {name: value[2] for name, value in VALUES.items()}))
+        run.acknowledged |= {2}
+        run.finish(writer)
+
+
 def interrupted_and_resumed(run: Run) -> None:
     with run.create() as writer:
         run.commit(writer, [4, 2])
@@ -183,13 +197,20 @@ WORKLOADS = [
     committing_twice,
     by_two_committers,
     in_pieces,
+    one_at_a_time,
     interrupted_and_resumed,
     killed_before_a_record_was_durable,
     killed_before_the_name_was_durable,
     joined_before_the_name_was_durable,
     replacing_another_build,
 ]
-LAZY_WORKLOADS = [in_three_batches, by_two_committers, interrupted_and_resumed, replacing_another_build]
+LAZY_WORKLOADS = [
+    in_three_batches,
+    by_two_committers,
+    one_at_a_time,
+    interrupted_and_resumed,
+    replacing_another_build,
+]
 
 
 def undisturbed(path: Path) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ups
+import ups_store
 
 _TIMEOUT_S = 5.0
 _PACKAGES = ("torch", "numpy", "h5py", "zarr")
@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "processors": os.cpu_count(),
+        "processors": ups_store.num_cores(),
         "gpus": names.splitlines() if names else [],
         "packages": {name: _version(name) for name in _PACKAGES},
     }

@@ -110,7 +110,7 @@ class Readers:
             return
         most = min(num_cores(), MAX_AUTO, len(requests))
         self._fit()
-        rate = _rate(self.pool, requests[0])
+        rate = _rate(self.pool, requests[0], nbytes)
         self._is_rate_known = True
         if rate is None:
             self._choose(most, "the first batch can't be read")
@@ -205,11 +205,18 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> 
     )
 
 
-def _rate(pool: ReaderPool, request: ReadRequest) -> float | None:
-    """Bytes per second that one reader gives; the file is open then, and its first batch in memory."""
-    for _ in range(2):  # the first opens the file, fills memory, and may have to wait for another reader
+def _rate(pool: ReaderPool, request: ReadRequest, nbytes: int) -> float | None:
+    """Bytes per second that one reader gives, the file open and its first batch in memory, or nearly so many.
+
+    The first reading opens the file, fills memory, and may have to wait for another reader; it is enough
+    where even then one reads `nbytes` sooner than another would be worth its start.
+    """
+    for _ in range(2):
         started = time.perf_counter()
-        items = list(pool.read([request]))
-    if isinstance(items[0], Skipped):
-        return None
-    return sum(array.nbytes for array in items[0][1].values()) / (time.perf_counter() - started)
+        (item,) = pool.read([request])
+        if isinstance(item, Skipped):
+            return None
+        rate = sum(array.nbytes for array in item.arrays.values()) / (time.perf_counter() - started)
+        if nbytes < 2 * START_S * rate:
+            break
+    return rate

@@ -6,8 +6,9 @@ import contextlib
 import math
 import os
 import struct
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,13 +114,13 @@ def _pack(
     layout = _layout_of(store)
     metas = _metas(store, layout)
     packing = Packing(codec, effort, store.fingerprint)
-    with (
-        new_file(path, force=force, needed_bytes=store.nbytes) as file,
-        ThreadPoolExecutor(num_threads or num_cores()) as pool,
-    ):
+    with new_file(path, force=force, needed_bytes=store.nbytes) as file:
         check_sound(store)
-        writer = _PackedWriter(file.fd, store, packing, pool, progress or (lambda nbytes: None))
-        nbytes = writer.write(metas)
+        writer = _PackedWriter(
+            file.fd, store, packing, num_threads or num_cores(), progress or (lambda nbytes: None)
+        )
+        with writer.pool:
+            nbytes = writer.write(metas)
     return PackReport(path, nbytes, layout.file_nbytes)
 
 
@@ -195,9 +196,10 @@ class _PackedWriter:
     """Writes entries one after the other; each local header when its data are known."""
 
     def __init__(
-        self, fd: int, store: AnyStore, packing: Packing, pool: ThreadPoolExecutor, progress: Progress
+        self, fd: int, store: AnyStore, packing: Packing, num_threads: int, progress: Progress
     ) -> None:
-        self.fd, self.store, self.packing, self.pool, self.progress = fd, store, packing, pool, progress
+        self.fd, self.store, self.packing, self.progress = fd, store, packing, progress
+        self.num_threads, self.pool = num_threads, ThreadPoolExecutor(num_threads)
         self.entries: list[Entry] = []
         self.crcs: list[int] = []
 
@@ -243,15 +245,31 @@ class _PackedWriter:
         index: list[tuple[int, int]] = []
         offset = 0
         per_block = max(1, BLOCK_BYTES // meta.sample_nbytes)
-        for first in range(0, len(self.store), per_block):
-            values = self._values(meta, slice(first, first + per_block))
-            for chunk in self.pool.map(partial(_encode, chain), values):
-                index.append((offset, len(chunk)))
-                offset += len(chunk)
-                yield chunk
-                self.progress(meta.sample_nbytes)
+        blocks = (slice(first, first + per_block) for first in range(0, len(self.store), per_block))
+        values = (value for block in blocks for value in self._values(meta, block))
+        for chunk in self._in_order(partial(_encode, chain), values, num_ahead=per_block):
+            index.append((offset, len(chunk)))
+            offset += len(chunk)
+            yield chunk
+            self.progress(meta.sample_nbytes)
         records = np.array(index, "<u8").tobytes()
         yield records + struct.pack("<I", crc32c(records))
+
+    def _in_order(
+        self, function: Callable[[Any], bytes], values: Iterable[Any], *, num_ahead: int
+    ) -> Iterator[bytes]:
+        """Results of the pool in their order; so many are begun ahead of the caller, or two a thread."""
+        waiting: deque[Future[bytes]] = deque()
+        try:
+            for value in values:
+                waiting.append(self.pool.submit(function, value))
+                if len(waiting) >= max(num_ahead, 2 * self.num_threads):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def _values(self, meta: ArrayMeta, samples: slice = slice(None)) -> npt.NDArray[Any]:
         """A constant, or samples of an array: of a mapped store views, of a packed one decoded."""

@@ -28,6 +28,7 @@ from ups_store.read.ragged_batch import Form, check_form
 from ups_store.read.store_file import StoreFile
 from ups_store.read.verify import Report
 from ups_store.system import files, mappings
+from ups_store.system.memory import num_cores
 from ups_store.system.parallel import for_each
 from ups_store.system.paths import check_one_file, path_of
 from ups_store.system.progress import Progress
@@ -320,7 +321,7 @@ class PackedStore(BaseStore):
 
 def _num_threads(nbytes: int) -> int:
     """Threads that decode so many bytes: one for each MiB, as many as there are processors, at most 8."""
-    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)), nbytes // BYTES_PER_THREAD))
+    return max(1, min(MAX_THREADS, num_cores(), nbytes // BYTES_PER_THREAD))
 
 
 def open_packed(path: str | os.PathLike[str]) -> PackedStore:

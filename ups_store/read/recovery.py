@@ -143,7 +143,7 @@ def _commits_among(
     may have reached the disk before their bytes (spec 6.5, step 3).
     """
     committed = is_committed(header, samples, records)
-    if is_read_to_count(header) and committed.any():
+    if committed.any() and is_read_to_count(header):
         recorded = np.flatnonzero(committed)
         parts = intact_parts(fd, layout, samples[recorded], records[recorded, 1:-1])
         committed[recorded] = parts.all(axis=1)

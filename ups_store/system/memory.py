@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import resource
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ups_store.system import files
@@ -30,8 +33,35 @@ def available_bytes() -> int:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may use, at least 1; whatever shares work among threads or processes asks here.
+
+    The least of its affinity, the quota of each control group around it (cgroup v1 and v2, containers
+    included; 1.5 cores are 2), and what SLURM gave its task, or where it doesn't say, its job on this node.
+    """
+    return max(1, min(len(os.sched_getaffinity(0)), _core_limit()))
+
+
+@functools.cache  # every packed batch asks, and neither changes in the life of a process
+def _core_limit() -> int:
+    limits = [*cgroup_cores(_CGROUP_ROOT, _MEMBERSHIP), *_slurm_cores(os.environ)]
+    return math.ceil(min(limits, default=sys.maxsize))
+
+
+def cgroup_cores(root: Path, membership: Path) -> Iterator[float]:
+    """The quota of every control group around a process that has one, in cores; arguments as below."""
+    for folder, is_v2 in _groups(root, membership, "cpu"):
+        names = ("cpu.max",) if is_v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = " ".join(files.system_text(folder / name) or "" for name in names).split()
+        if len(words) == 2 and words[0].isdigit():  # else "max", or -1
+            yield int(words[0]) / int(words[1])
+
+
+def _slurm_cores(environment: Mapping[str, str]) -> list[int]:
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        value = environment.get(name, "")
+        if value.isdigit():
+            return [int(value)]
+    return []
 
 
 def last_cache_bytes() -> int:
@@ -59,15 +89,21 @@ def cgroup_available_bytes(root: Path, membership: Path) -> Iterator[int]:
     Yields:
         One number per limited group, of any version; nothing where no group has a limit.
     """
+    for folder, is_v2 in _groups(root, membership, "memory"):
+        yield from _room(folder, *(_V2 if is_v2 else _V1))
+
+
+def _groups(root: Path, membership: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Folders of the control groups around a process that may limit something, and whether each is of v2."""
     for line in (files.system_text(membership) or "").splitlines():
         _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mount, names = (root / "memory", _V1) if controllers else (root, _V2)
+        mount = root / controller if controllers else root
         # In a container the path may be the host's, which isn't mounted: what is there is the mount itself.
         inner = Path(group.lstrip("/"))
         for folder in (mount / inner, *(mount / parent for parent in inner.parents)):
-            yield from _room(folder, *names)
+            yield folder, not controllers
 
 
 def _machine_bytes() -> int:

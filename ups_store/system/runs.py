@@ -60,6 +60,11 @@ class Compiled(Protocol):
     def damaged(self, slots: Memory, stride: int, nbytes: int, marks: npt.NDArray[np.bool_], /) -> bool:
         """See `damaged_slots`; False, and nothing marked, where the processor has no instruction for it."""
 
+    def seal(
+        self, memory: Memory, firsts: npt.NDArray[np.int64], nbytes: int, slots: Memory, stride: int, /
+    ) -> bool:
+        """See `seal_slots`; False, and nothing copied, where the processor has no instruction for it."""
+
     def stream_from(self, nbytes: int, /) -> None:
         """Have batches from this size on written past the caches."""
 
@@ -143,6 +148,19 @@ def damaged_slots(slots: Memory, nbytes: int) -> npt.NDArray[np.bool_] | None:
     marks = np.empty(len(slots), np.bool_)
     is_found = compiled is not None and compiled.damaged(slots, slots.shape[1], nbytes, marks)
     return marks if is_found else None
+
+
+def seal_slots(memory: Memory, runs: Runs, slots: Memory) -> bool:
+    """Copy runs to the beginnings of slots, and put the CRC-32C of each behind it, in one pass.
+
+    Args:
+        memory: What they lie in, contiguous.
+        runs: None empty.
+        slots: Contiguous, shape (n, stride); what is behind a checksum stays.
+    Returns:
+        Whether it was done: not where there is no compiled code, or no instruction, for it.
+    """
+    return compiled is not None and compiled.seal(memory, runs.firsts, runs.nbytes, slots, slots.shape[1])
 
 
 def _convert(memory: Memory, dtype: np.dtype[Any], runs: Runs, rows: npt.NDArray[Any]) -> None:

@@ -17,6 +17,7 @@ from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
 from ups_store.read.gather import Samples
 from ups_store.system.parallel import parts_of
+from ups_store.system.runs import Runs, seal_slots
 
 # Durable: the disk writes one piece while the next is encoded. Lazy: it doesn't; larger writes cost less.
 DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 2 << 20
@@ -236,10 +237,10 @@ def _joined(
 def _fill(array: ArrayLayout, slots: Slots, value: npt.NDArray[Any], rows: Samples) -> list[int]:
     """Copy rows of `value` into slots and seal them; returns the CRC-32 of each."""
     nbytes, num = array.meta.sample_nbytes, len(rows)
-    is_run = rows[-1] - rows[0] == num - 1 and bool((rows[1:] - rows[:-1] == 1).all())
-    payload = value[rows[0] : rows[0] + num] if is_run else value[rows]
-    filled = slots.rows[:num]
-    filled[:, :nbytes] = payload.reshape(num, -1).view(np.uint8).reshape(num, nbytes)
+    filled, payloads = slots.rows[:num], value.reshape(len(value), -1).view(np.uint8)
+    if array.meta.is_sharded and seal_slots(payloads, Runs(rows * nbytes, nbytes), filled):
+        return crc32_each(slots.whole[:num])  # while they are in the cache
+    filled[:, :nbytes] = payloads[rows]
     if array.meta.is_sharded:
         checksums = np.array(crc32c_each(slots.payload[:num]), "<u4")
         filled[:, nbytes : nbytes + checksums.itemsize] = checksums[:, None].view(np.uint8)

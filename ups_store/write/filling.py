@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -219,24 +220,11 @@ def _write_directly(
 
 def _commit(writer: StoreWriter, samples: Iterable[tuple[int, Sample]], line: ProgressLine) -> None:
     """Commit samples in batches; on a failure of the samples, those before it, too."""
-    batch: list[tuple[int, Sample]] = []
-    nbytes = 0
-
-    def flush() -> None:
-        nonlocal nbytes
-        if batch:
-            numbers = [number for number, _ in batch]
-            arrays = {name: np.stack([np.asarray(s[name]) for _, s in batch]) for name in batch[0][1]}
-            batch.clear()
-            writer.commit_many(numbers, arrays)
-            line.advance(len(numbers), nbytes)
-            nbytes = 0
-
-    try:
+    layout = writer.building.layout
+    nbytes = sum(array.meta.sample_nbytes for array in layout.per_sample)
+    with writer.batched(buffer_bytes=BATCH_BYTES, save_every_s=math.inf) as batch:
         for number, sample in samples:
-            batch.append((number, sample))
-            nbytes += sum(np.asarray(value).nbytes for value in sample.values())
-            if nbytes >= BATCH_BYTES or len(batch) >= MAX_BATCH:
-                flush()
-    finally:
-        flush()
+            num = len(batch.commit(number, {name: np.asarray(value) for name, value in sample.items()}))
+            line.advance(num, num * nbytes)
+        num = len(batch.flush())
+        line.advance(num, num * nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits
 from ups_store.system import locks
 from ups_store.system.progress import Progress
+from ups_store.write.batched import BUFFER_BYTES, SAVE_EVERY_S, BatchedCommits
 from ups_store.write.building import BuildingFile
 from ups_store.write.commit import commit_pieces, committed_among, finish, publish
 from ups_store.write.encode import (
@@ -107,6 +109,36 @@ class Committer:
                 written[fresh] = True
         return written
 
+    def batched(
+        self, *, buffer_bytes: int = BUFFER_BYTES, save_every_s: float = SAVE_EVERY_S
+    ) -> BatchedCommits:
+        """Take samples one at a time, and commit them together: group commit.
+
+        Args:
+            buffer_bytes: How many bytes of samples wait at most; as much memory is taken.
+            save_every_s: When the first has waited so long, the next call commits all; no thread does it
+                meanwhile.
+        Returns:
+            What takes them; use it in a `with` block, whose end commits those that still wait.
+        Raises:
+            SpecError: If one of the arguments is below 0, or the buffer holds nothing.
+        """
+        building = self._usable()
+        return BatchedCommits(
+            building.layout,
+            self._checked,
+            self.commit_many,
+            buffer_bytes=buffer_bytes,
+            save_every_s=save_every_s,
+        )
+
+    def _checked(self, index: int, arrays: Arrays) -> dict[str, Any]:
+        """One sample as `commit_many` takes it, checked."""
+        self._usable()
+        _check_mapping(arrays)
+        batch = {name: _with_sample_axis(value) for name, value in arrays.items()}
+        return self._check_arrays(batch, self._check_indices([index]))
+
     def _write(self, samples: Samples, rows: Samples, values: Values) -> None:
         layout = self.building.layout
         piece_bytes = LAZY_PIECE_BYTES if self.building.is_lazy else DURABLE_PIECE_BYTES
@@ -137,8 +169,7 @@ class Committer:
         return raw.astype(np.int64)
 
     def _check_arrays(self, arrays: Arrays, samples: Samples) -> dict[str, Any]:
-        per_sample = (array.meta for array in self.building.layout.per_sample)
-        metas = {meta.name: meta for meta in per_sample if not meta.is_companion}
+        metas = self._metas
         _check_mapping(arrays)
         if metas.keys() != arrays.keys():
             raise SpecError(
@@ -148,6 +179,12 @@ class Committer:
                 found=sorted(arrays),
             )
         return {name: self._payload(arrays[name], meta, samples) for name, meta in metas.items()}
+
+    @functools.cached_property
+    def _metas(self) -> dict[str, ArrayMeta]:
+        """The arrays that a sample has, by name."""
+        per_sample = (array.meta for array in self.building.layout.per_sample)
+        return {meta.name: meta for meta in per_sample if not meta.is_companion}
 
     def _payload(self, values: Any, meta: ArrayMeta, samples: Samples) -> Any:
         if not meta.is_ragged:

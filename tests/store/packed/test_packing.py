@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -142,6 +143,39 @@ def test_pack_twice_gives_the_same_bytes(make_store: MakeStore, tmp_path: Path) 
     path = make_store(mixed_values(16))
     first = packed_at(path, tmp_path / "a", num_threads=1).read_bytes()
     assert packed_at(path, tmp_path / "b", num_threads=4).read_bytes() == first
+
+
+def test_samples_larger_than_a_block_are_packed_by_all_threads(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_store({"fields": mixed_values(6)["fields"]})
+    plain = packed_at(path, tmp_path / "a").read_bytes()
+    together, encode = threading.Barrier(3, timeout=60), pack._encode
+
+    def encode_together(*arguments: Any) -> bytes:
+        together.wait()  # broken unless three threads encode at a time
+        return encode(*arguments)
+
+    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(pack, "_encode", encode_together)
+    assert packed_at(path, tmp_path / "b", num_threads=3).read_bytes() == plain
+
+
+def test_failure_of_one_sample_ends_packing_and_begins_no_more(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, encoded = make_store({"fields": mixed_values(40)["fields"]}), []
+
+    def fail(chain: object, value: npt.NDArray[Any]) -> bytes:
+        encoded.append(value)
+        raise CorruptChunkError("it decodes to other bytes")
+
+    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(pack, "_encode", fail)
+    with pytest.raises(CorruptChunkError):
+        packed_at(path, tmp_path / "p", num_threads=1)
+    assert len(encoded) <= 2
+    assert names_in(tmp_path) == [path.name]
 
 
 def test_packed_store_has_identity_attrs_and_dims(make_store: MakeStore, tmp_path: Path) -> None:

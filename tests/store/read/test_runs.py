@@ -150,6 +150,45 @@ def test_slots_that_are_not_there_are_refused(stride: int, nbytes: int, num: int
     assert (marks == 7).all()
 
 
+@needs_compiled
+@given(st.data())
+@settings(deadline=None)
+def test_sealed_slots_are_runs_with_their_crc32c(data: st.DataObject) -> None:
+    nbytes = data.draw(st.one_of(st.integers(1, 200), st.integers(4000, 9000)))
+    firsts = data.draw(st.lists(st.integers(0, len(MEMORY) - nbytes), max_size=19))
+    memory = np.full(len(firsts) * (nbytes + 4 + 3) + 2 * GUARD, 0xAA, np.uint8)
+    slots = memory[GUARD : len(memory) - GUARD].reshape(len(firsts), nbytes + 4 + 3)
+    if not runs.seal_slots(MEMORY, runs.Runs(np.array(firsts, np.int64), nbytes), slots):
+        pytest.skip("the processor has no instruction for CRC-32C")
+    for slot, first in zip(slots, firsts, strict=True):
+        payload = MEMORY[first : first + nbytes].tobytes()
+        assert slot.tobytes() == payload + crc32c(payload).to_bytes(4, "little") + b"\xaa" * 3
+    assert (memory[:GUARD] == 0xAA).all()
+    assert (memory[len(memory) - GUARD :] == 0xAA).all()
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("firsts", "nbytes", "stride"),
+    [
+        ([0, -1], 10, 20),
+        ([0, len(MEMORY) - 9], 10, 20),
+        ([0, 1], 0, 20),
+        ([0, 1], -1, 20),
+        ([0, 1], 17, 20),
+        ([0, 1], 10, 40),
+        ([0, 1], 10, 13),
+        ([0, 1], 10, 0),
+        ([0, 1, 2], 10, 20),
+    ],
+)
+def test_seal_refuses_what_is_not_there(firsts: list[int], nbytes: int, stride: int) -> None:
+    slots = np.full(40, 0xAA, np.uint8)
+    with pytest.raises(ValueError, match="reach outside the memory, or don't fit"):
+        compiled.seal(MEMORY, np.array(firsts, np.int64), nbytes, slots, stride)
+    assert (slots == 0xAA).all()
+
+
 # --- the usual `gather` ---------------------------------------------------------------------------------
 
 NUM_SAMPLES, NUM_STEPS = 6, 9

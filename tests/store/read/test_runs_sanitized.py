@@ -13,7 +13,8 @@ CHECK = "is_right && are_below(firsts.buf, num, memory.len - nbytes + 1)"
 TESTS = """
 import pytest
 
-files = ["tests/store/read/test_runs.py", "tests/store/read/test_touch.py"]
+files = ["read/test_runs.py", "read/test_touch.py", "write/test_encode_pieces.py"]
+files = ["tests/store/" + file for file in files]
 raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", *files]))
 """
 REACH_OUT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -40,14 +40,17 @@ def v1(*, used: int, limit: int, file: tuple[int, int] = (0, 0)) -> dict[str, st
 
 def left(folder: Path, membership: str, groups: Mapping[str, Mapping[str, str]]) -> list[int]:
     """What `cgroup_available_bytes` finds in a folder with these groups."""
+    write_groups(folder, membership, groups)
+    return list(cgroup_available_bytes(folder / "cgroup", folder / "membership"))
+
+
+def write_groups(folder: Path, membership: str, groups: Mapping[str, Mapping[str, str]]) -> None:
     for group, contents in groups.items():
         place = folder / "cgroup" / group
         place.mkdir(parents=True, exist_ok=True)
         for name, text in contents.items():
             (place / name).write_text(text)
-    listed = folder / "membership"
-    listed.write_text(membership)
-    return list(cgroup_available_bytes(folder / "cgroup", listed))
+    (folder / "membership").write_text(membership)
 
 
 def test_cgroup_v2_limit_of_every_ancestor_counts(tmp_path: Path) -> None:
@@ -136,9 +139,75 @@ def test_memory_in_a_real_control_group_is_at_most_its_limit(limited_group: Path
 # --- cores and descriptors ----------------------------------------------------------------------------
 
 
-def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine of which the process may use three cores; the folder of its control groups."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 7})
+    monkeypatch.setattr(memory, "_CGROUP_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_MEMBERSHIP", tmp_path / "membership")
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    memory._core_limit.cache_clear()
+    yield tmp_path
+    memory._core_limit.cache_clear()
+
+
+def test_cores_are_those_that_this_process_may_use(machine: Path) -> None:
     assert num_cores() == 3
+
+
+@pytest.mark.parametrize(
+    ("membership", "groups", "expected"),
+    [
+        ("0::/a/b\n", {"a/b": {"cpu.max": "max 100000\n"}, "a": {"cpu.max": "150000 100000\n"}}, 2),
+        ("0::/a/b\n", {"a/b": {"cpu.max": "50000 100000\n"}, "a": {"cpu.max": "200000 100000\n"}}, 1),
+        ("0::/a\n", {"a": {"cpu.max": "1000 100000\n"}}, 1),
+        ("0::/a\n", {"a": {"cpu.max": "max 100000\n"}}, 3),
+        ("0::/a\n", {"a": {"cpu.max": "900000 100000\n"}}, 3),
+        (
+            "4:cpu,cpuacct:/a\n",
+            {"cpu/a": {"cpu.cfs_quota_us": "200000\n", "cpu.cfs_period_us": "100000\n"}},
+            2,
+        ),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a": {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}}, 3),
+        ("4:cpuset:/a\n", {"cpu/a": {"cpu.cfs_quota_us": "100000\n", "cpu.cfs_period_us": "100000\n"}}, 3),
+    ],
+)
+def test_cores_are_within_the_quota_of_every_control_group(
+    machine: Path, membership: str, groups: Mapping[str, Mapping[str, str]], expected: int
+) -> None:
+    write_groups(machine, membership, groups)
+    assert num_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "2", "SLURM_CPUS_ON_NODE": "64"}, 2),
+        ({"SLURM_CPUS_ON_NODE": "1"}, 1),
+        ({"SLURM_CPUS_PER_TASK": "64"}, 3),
+        ({"SLURM_CPUS_PER_TASK": "0"}, 1),
+        ({"SLURM_CPUS_PER_TASK": "many", "SLURM_CPUS_ON_NODE": "2"}, 2),
+    ],
+)
+def test_cores_are_those_of_the_task_of_slurm(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, given: Mapping[str, str], expected: int
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert num_cores() == expected
+
+
+def test_cores_are_counted_in_one_place() -> None:
+    """What counts by itself doesn't know of quotas."""
+    root = Path(memory.__file__).parents[2]
+    sources = [
+        path for room in ("ups_store", "ups", "tools", "benchmarks") for path in (root / room).rglob("*.py")
+    ]
+    assert len(sources) > 300
+    counting = ("cpu_count", "sched_getaffinity", "SLURM_CPUS", "cpu.max")
+    found = {path for path in sources if any(word in path.read_text() for word in counting)}
+    assert found == {Path(memory.__file__)}
 
 
 def test_free_descriptors_fall_with_each_open_file(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ups_store import ArraySpec
-from ups_store.format.checksum import crc32
+from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
+from ups_store.system import runs
 from ups_store.write.blueprint import blueprint_of
 from ups_store.write.encode import MAX_SAMPLES, Scratch, Scratches, encode_piece, pieces_of
 
@@ -71,6 +74,35 @@ def test_pieces_of_tiny_samples_hold_a_limited_number() -> None:
     assert max(part.stop - part.start for part in pieces) <= MAX_SAMPLES
     assert [part.start for part in pieces] == [0, *(part.stop for part in pieces[:-1])]
     assert pieces[-1].stop == 10_000
+
+
+ODD_SAMPLES = {"u": (7,), "large": (300_001,), "wide": (3, 5000), "flag": (70,), "nu": (), "none": (0,)}
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("num", [1, 2, 3, 8, 19])
+@pytest.mark.parametrize("order", ["as they lie", "backwards", "every other"])
+def test_slots_are_payload_and_crc32c_and_zeros(
+    monkeypatch: pytest.MonkeyPatch, is_compiled: bool, num: int, order: str
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(runs, "compiled", None)
+    arrays = {name: ArraySpec((2 * num, *shape), "int16") for name, shape in ODD_SAMPLES.items()}
+    layout = blueprint_of(arrays, {}, {}, {}, {}).layout
+    rng = np.random.default_rng(num)
+    values = {
+        name: rng.integers(-99, 99, (2 * num, *shape)).astype("<i2") for name, shape in ODD_SAMPLES.items()
+    }
+    rows = {"as they lie": np.arange(num), "backwards": np.arange(num)[::-1]}.get(order, 2 * np.arange(num))
+    scratch = Scratch()
+    encode_piece(layout, np.arange(num), rows, {name: value * 2 for name, value in values.items()}, scratch)
+    piece = encode_piece(layout, np.arange(num), rows, values, scratch)  # into memory that was used before
+    for column, (array, slots) in enumerate(zip(layout.per_sample, piece.slots, strict=True)):
+        for slot, crc, row in zip(slots, piece.crcs[:, column], rows, strict=True):
+            payload = values[array.meta.name][row].tobytes()
+            sealed = payload + crc32c(payload).to_bytes(4, "little") if array.meta.is_sharded else payload
+            assert slot.tobytes() == sealed.ljust(array.stride, b"\0")
+            assert crc == zlib.crc32(slot)
 
 
 def test_scratch_is_used_again_and_lent_to_one_at_a_time() -> None:
