@@ -121,13 +121,14 @@ class MixedDataset:
         """For people: path of the first store that items are of, and the samples of theirs that lie there.
 
         Args:
-            number: 0.
+            number: 0; all datasets are one source.
             items: As those of `fetch`.
             epoch: Likewise.
         """
         numbers = np.searchsorted(self._ends, items, side="right")
-        source = self.sources[numbers[0]]
-        mine = items[numbers == numbers[0]] - (int(self._ends[numbers[0]]) - len(source))
+        first = int(numbers[0])
+        source = self.sources[first]
+        mine = items[numbers == first] - (int(self._ends[first]) - len(source))
         return source.where(mine, epoch=epoch)
 
     def _part(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
