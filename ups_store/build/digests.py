@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ups_store.build.readers import Readers, inline_pool
-from ups_store.errors import SourceError
+from ups_store.errors import FormatError, SourceError
 from ups_store.sources.file_state import FileState, changed
 from ups_store.sources.requests import DigestKind, DigestRequest
 from ups_store.system.progress import Progress
@@ -107,7 +107,7 @@ class DigestCache:
         if not self._is_saved:
             return
         # Where it can't be written, the digests are taken again next time.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, FormatError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._path, json.dumps(self._known, indent=1, sort_keys=True))
 

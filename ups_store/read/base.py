@@ -224,6 +224,11 @@ class BaseStore:
 
         return dataset_of(self, names)  # type: ignore[arg-type]  # every kind of store is one
 
+    @property
+    def has_views(self) -> bool:
+        """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
+        return False
+
     def check_open(self) -> None:
         """Fail after `close`.
 

@@ -65,6 +65,10 @@ class AnyStore(Protocol):
         """How samples are got: "map", "pread", "decode", "remote", "device"; "mixed" of parts that differ."""
 
     @property
+    def has_views(self) -> bool:
+        """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
+
+    @property
     def network(self) -> str | None:
         """Name of the network file system that it lies on, or scheme of its URL; None for local ones."""
 

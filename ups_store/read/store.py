@@ -94,6 +94,11 @@ class Store(BaseStore):
         return self._file.access
 
     @property
+    def has_views(self) -> bool:
+        """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
+        return self.access == "map" and not self.verify_on_touch
+
+    @property
     def nbytes(self) -> int:
         """Length of the finished file in bytes."""
         return self._file.nbytes

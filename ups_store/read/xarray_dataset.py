@@ -15,7 +15,6 @@ from ups_store.format.ragged import companion_names
 from ups_store.read.gather import Samples
 from ups_store.read.protocol import AnyStore
 from ups_store.read.ragged import RaggedArray
-from ups_store.read.store import Store
 
 with needs("xarray"):
     import xarray as xr
@@ -110,8 +109,7 @@ def _chunk_samples(store: AnyStore) -> int:
 
 def _values(store: AnyStore, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
     """Values of an array, or rows of a ragged one: a view of a mapped store where the key has no arrays."""
-    is_mapped = isinstance(store, Store) and store.access == "map" and not store.verify_on_touch
-    if meta.is_constant or is_mapped:
+    if meta.is_constant or store.has_views:
         whole: Any = store[meta.name]
         return _outer(whole.rows if isinstance(whole, RaggedArray) else whole, key)
     wanted = _numbers(key[0], meta.shape[0])

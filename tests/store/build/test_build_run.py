@@ -576,8 +576,9 @@ def test_manifest_that_can_not_be_written_is_refused_before_any_work(
 
 def test_replacing_a_text_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "folder" / "full").mkdir(parents=True)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(FormatError) as caught:
         replace_text(tmp_path / "folder", "text")
+    assert caught.value.kind == "not_a_file"
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 import pytest
 from faulty_disk import FaultyDisk
+from hanging_files import hanging
 from pdebench_files import FAMILIES, Size, T, X, write, write_scalar_1d
 from reader_faults import (
     CoreLimitRequest,
@@ -102,11 +103,6 @@ def ends_within(seconds: float) -> Iterator[None]:
     started = time.monotonic()
     yield
     assert time.monotonic() - started < seconds
-
-
-def fifo(path: Path) -> Path:
-    os.mkfifo(path)
-    return path
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -288,9 +284,12 @@ def test_lack_of_memory_for_slots_is_an_error_at_the_start(monkeypatch: pytest.M
 # --- readers that are late ----------------------------------------------------------------------------
 
 
-def test_open_of_a_fifo_ends_at_the_deadline_with_stack_and_file(tmp_path: Path) -> None:
-    path = fifo(tmp_path / "burgers1d_train.h5")
-    with ReaderPool(1, slot_nbytes=SLOT, patience=Patience(open_timeout_s=0.3, retries=0)) as pool:
+def test_opening_that_hangs_ends_at_the_deadline_with_stack_and_file(tmp_path: Path) -> None:
+    patience = Patience(open_timeout_s=0.3, retries=0)
+    with (
+        hanging(tmp_path / "burgers1d_train.h5") as (path,),
+        ReaderPool(1, slot_nbytes=SLOT, patience=patience) as pool,
+    ):
         warm_up(pool)
         with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError) as caught:
             read_all(pool, requests_for(path, num_samples=2))
@@ -301,12 +300,14 @@ def test_open_of_a_fifo_ends_at_the_deadline_with_stack_and_file(tmp_path: Path)
     assert "open_hdf5" in error.__notes__[0]
 
 
-def test_describe_of_a_fifo_ends_at_the_deadline(tmp_path: Path) -> None:
-    requests = [DescribeRequest(fifo(tmp_path / "burgers1d_train.h5"))]
-    with ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool:
+def test_describing_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
+    with (
+        hanging(tmp_path / "burgers1d_train.h5") as (path,),
+        ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool,
+    ):
         warm_up(pool)
         with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError):
-            list(pool.describe(requests))
+            list(pool.describe([DescribeRequest(path)]))
 
 
 def test_request_that_is_always_late_is_tried_as_often_as_asked_with_growing_pauses() -> None:
@@ -592,9 +593,12 @@ def test_file_that_changes_while_it_is_read_is_told_so(
 
 def test_skipped_samples_leave_the_others_in_order(tmp_path: Path) -> None:
     good = write_scalar_1d(tmp_path / "good.h5", Size(6))
-    bad = requests_for(fifo(tmp_path / "fifo.h5"), num_samples=2)
     good_requests = requests_for(good, num_samples=6)
-    with ReaderPool(2, slot_nbytes=SLOT, patience=SOON, on_error="skip") as pool:
+    with (
+        hanging(tmp_path / "bad.h5") as (path,),
+        ReaderPool(2, slot_nbytes=SLOT, patience=SOON, on_error="skip") as pool,
+    ):
+        bad = requests_for(path, num_samples=2)
         items = read_all(pool, [*good_requests[:1], *bad, *good_requests[1:]])
     assert isinstance(items[1], Skipped)
     assert isinstance(items[1].error, ReadTimeoutError)
@@ -605,8 +609,8 @@ def test_skipped_samples_leave_the_others_in_order(tmp_path: Path) -> None:
 
 
 def test_status_and_stacks_say_what_each_reader_does(tmp_path: Path) -> None:
-    requests = [fake(FakeRead, 0), *requests_for(fifo(tmp_path / "fifo.h5"), num_samples=4)]
-    with ReaderPool(1, slot_nbytes=SLOT) as pool:
+    with hanging(tmp_path / "a.h5") as (path,), ReaderPool(1, slot_nbytes=SLOT) as pool:
+        requests = [fake(FakeRead, 0), *requests_for(path, num_samples=4)]
         reading = pool.read(requests)
         next(reading)
         while pool.status().readers[0].doing != "opening":
@@ -650,8 +654,10 @@ if __name__ == "__main__":
 def test_readers_end_with_their_supervisor(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "supervisor.py"
     script.write_text(_SUPERVISOR)
-    paths = [fifo(tmp_path / name) for name in ("a.h5", "b.h5")]
-    with subprocess.Popen([sys.executable, script, *paths], stdout=PIPE, stderr=PIPE) as supervisor:
+    with (
+        hanging(tmp_path / "a.h5", tmp_path / "b.h5") as paths,
+        subprocess.Popen([sys.executable, script, *paths], stdout=PIPE, stderr=PIPE) as supervisor,
+    ):
         assert supervisor.stdout
         readers = [psutil.Process(int(pid)) for pid in supervisor.stdout.readline().split()]
         supervisor.send_signal(number)
