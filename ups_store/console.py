@@ -270,7 +270,7 @@ def _tell(error: BaseException) -> None:
     if _is_usage_error(error):
         usage = io.StringIO()
         error.show(usage)  # type: ignore[attr-defined]  # with the usage of the verb
-        sys.stderr.write(printable(usage.getvalue()))
+        sys.stderr.write(printable(usage.getvalue().expandtabs(4)))  # choices of a value are listed by tabs
     else:
         log(message_of(error), label="error", style="red")
 
