@@ -253,12 +253,19 @@ class DataOrder:
         expect("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
         expect("batch_size", global_batch_size >= 1, "at least 1", global_batch_size)
         divides = global_batch_size % world_size == 0
-        expect("batch_size", divides, f"a multiple of the {world_size} ranks", global_batch_size)
+        expect(
+            "batch_size", divides, f"the global one a multiple of the {world_size} ranks", global_batch_size
+        )
         expect("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
         expect("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
         expect("block_size", block_size >= 1, "at least 1", block_size)
         expect("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
-        expect("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
+        expect(
+            "pad_last",
+            not (drop_last and pad_last),
+            "False beside drop_last, which leaves out a last batch that isn't full",
+            pad_last,
+        )
         smallest = min(sizes, default=0)
         expect("sizes", smallest >= 1, "at least one item in every source", list(sizes))
         fits = global_batch_size <= smallest or not drop_last
