@@ -22,7 +22,7 @@ _REFRESH_S = 2.0
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="of checkpoints, or of `ups run`")],
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="again and again, until nothing runs there")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="refresh until nothing runs there any more")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a run does now: step, rates, time left, memory, the last warning.

@@ -153,7 +153,7 @@ class CorrectorStage(Stage):
         wanted: What the stores were made of, by task and part.
         stores: Residuals, by task and part.
         device: Where the model is.
-        note: Told what is kept, and what is exported in spite of its gates.
+        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
     name = STAGE

@@ -210,7 +210,7 @@ class StudentStage(CorrectorStage):
         model: The student, on its device.
         lesson: What it is made from.
         device: Where the models are.
-        note: Told what is kept, and what is exported in spite of its gates.
+        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
     name = STAGE

@@ -24,7 +24,7 @@ def status(
         typer.Argument(metavar="PATH...", help="event logs of builds (--log-json), or their folders"),
     ],
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="again and again, until nothing runs there")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="refresh until nothing runs there any more")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what builds do now on every machine: stage, rate, time left, the last warning."""
