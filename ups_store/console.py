@@ -364,3 +364,12 @@ def format_age(seconds: float) -> str:
             num = int(seconds // length)
             return f"{num} {unit}{'s' if num > 1 else ''} ago"
     return "just now" if seconds < 10 else f"{int(seconds)} seconds ago"
+
+
+def format_duration(seconds: float) -> str:
+    """Time for people, rounded: "1 h 5 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

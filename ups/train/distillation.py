@@ -24,7 +24,6 @@ from ups.config.stages import DistillMethod
 from ups.data.augment import Draws
 from ups.data.batches import TrainingData, batch_size_of, random_order, rows_of_rank
 from ups.data.held_out import PARTS, Part
-from ups.data.identities import hash_of
 from ups.data.residual_batches import FlowBatch, ResidualBatch
 from ups.data.residuals import ResidualBuild, wanted_residuals
 from ups.data.stores import Store
@@ -39,7 +38,7 @@ from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates, student_gates
 from ups.models.operator_size import OperatorSize
 from ups.output import Note, discard
-from ups.train.corrector import CorrectorStage, Stores, open_stores
+from ups.train.corrector import CorrectorStage, Stores, identity_of, open_stores
 from ups.train.distributed import joined_ranks
 from ups.train.ensemble_validation import Measured, columns_of, numbers_of
 from ups.train.gated_export import GatedFile
@@ -120,15 +119,6 @@ def make_student_stage(
         model = kind.made(teacher, spec).to(device)
     lesson = Lesson(teacher, path, wanted, stores, wanted_pairs, pairs)
     return kind(config, model, lesson=lesson, device=device, note=start.note)
-
-
-def identity_of(wanted: WantedPairs) -> dict[str, str]:
-    """Hashes of what decides the pairs, teacher and residuals included, by task and part."""
-    return {
-        f"{task}/{part}": hash_of(build.identity)
-        for task, parts in wanted.items()
-        for part, build in parts.items()
-    }
 
 
 def _wanted_pairs(
