@@ -165,7 +165,7 @@ class InterruptedTrainingError(UpsError):
 
 
 class StalledError(UpsError):
-    """Training didn't get on for `training.stall_timeout_s` and was ended; what was saved before is kept."""
+    """Training made no progress for `training.stall_timeout_s`, so it was ended; saved states are kept."""
 
     kind = "stalled"
     exit_code = 4

@@ -39,6 +39,8 @@ class _WithCommonOptions:
             if near := getattr(error, "possibilities", None):
                 error.message += f". Did you mean {' or '.join(sorted(near))}?"  # type: ignore[attr-defined]
                 error.possibilities = None  # type: ignore[attr-defined]
+            if isinstance(message := getattr(error, "message", None), str):  # some begin as pydantic's do
+                error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined]
             raise
 
     def _present(self, arguments: Sequence[str]) -> list[str]:

@@ -307,7 +307,7 @@ def _tell(error: BaseException) -> None:
     if _is_usage_error(error):
         usage = io.StringIO()
         error.show(usage)  # type: ignore[attr-defined]  # with the usage of the verb
-        sys.stderr.write(printable(usage.getvalue()))
+        sys.stderr.write(printable(usage.getvalue().expandtabs(4)))  # choices of a value are listed by tabs
     else:
         log(message_of(error), label="error", style="red")
 
@@ -401,3 +401,12 @@ def format_age(seconds: float) -> str:
             num = int(seconds // length)
             return f"{num} {unit}{'s' if num > 1 else ''} ago"
     return "just now" if seconds < 10 else f"{int(seconds)} seconds ago"
+
+
+def format_duration(seconds: float) -> str:
+    """Time for people, rounded: "1 h 5 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

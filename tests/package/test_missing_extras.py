@@ -137,6 +137,12 @@ def test_check_installed_names_the_first_that_is_missing(monkeypatch: pytest.Mon
     assert caught.value.module == "torch"
 
 
+def test_readme_lists_every_extra_for_users() -> None:
+    table = (ROOT / "README.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines() if row for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(EXTRAS.keys() - {"bench", "dev", "docs", "interop"})
+
+
 def test_both_packages_know_their_version() -> None:
     assert ups.__version__ == ups_store.__version__
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", ups_store.__version__)

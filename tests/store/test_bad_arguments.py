@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,9 @@ def test_create_takes_names_that_leave_room_for_its_building_file(tmp_path: Path
         assert len(store) == 3
     with pytest.raises(ups_store.StoreNotFoundError):
         ups_store.open(tmp_path / ("c" * 255))
+
+
+def test_open_has_the_name_that_users_call_it_by(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^open\(\) got an unexpected keyword argument 'acess'"):
+        ups_store.open(tmp_path, acess="pread")  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(ups_store.open)) is ups_store.open

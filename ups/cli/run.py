@@ -56,7 +56,7 @@ def run(
     ] = False,
     first: Annotated[
         str | None,
-        typer.Option("--from", metavar="NODE", help="begin there; what is before is taken as it is"),
+        typer.Option("--from", metavar="NODE", help="begin there; what comes before is taken as it is"),
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="NODE", help="this node alone")] = None,
     restart: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from ups.cli.common import AsJson, columns
 from ups.errors import ConfigError
-from ups_store.console import importing, print_json, print_lines, results
+from ups_store.console import format_duration, importing, print_json, print_lines, results
 
 if TYPE_CHECKING:
     from ups.pipeline.status import NodeStatus, StageStatus, Status
@@ -22,7 +22,7 @@ _REFRESH_S = 2.0
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="of checkpoints, or of `ups run`")],
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="again and again, until nothing runs there")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="refresh until nothing runs there any more")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a run does now: step, rates, time left, memory, the last warning.
@@ -74,7 +74,7 @@ def _lines(found: Status) -> Iterator[str]:
 
 def _node_line(node: NodeStatus, width: int) -> str:
     code = f" (exit code {node.exit_code})" if node.state == "failed" else ""
-    seconds = f"  {_duration(node.seconds)}" if node.seconds is not None else ""
+    seconds = f"  {format_duration(node.seconds)}" if node.seconds is not None else ""
     return f"  {node.node:<{width}}{_words(node.state)}{code}{seconds}"
 
 
@@ -87,7 +87,7 @@ def _stage_lines(name: str, stage: StageStatus) -> Iterator[str]:
     steps = f"step {stage.step}"
     if stage.total_steps is not None:
         steps += f" of {stage.total_steps} ({stage.step / max(stage.total_steps, 1):.0%})"
-    left = f", {_duration(stage.seconds_left)} left" if stage.seconds_left is not None else ""
+    left = f", {format_duration(stage.seconds_left)} left" if stage.seconds_left is not None else ""
     yield f"{name}: {_words(stage.state)}, {steps}{left}"
     for parts in (_rates(stage), _memory(stage), _errors(stage), _ages(stage)):
         if shown := ", ".join(parts):
@@ -123,14 +123,5 @@ def _errors(stage: StageStatus) -> Iterator[str]:
 
 def _ages(stage: StageStatus) -> Iterator[str]:
     if stage.saved_s is not None:
-        yield f"saved {_duration(stage.saved_s)} ago"
-    yield f"last line {_duration(stage.silent_s)} ago by {stage.process}"
-
-
-def _duration(seconds: float) -> str:
-    """Such as "1 h 5 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        yield f"saved {format_duration(stage.saved_s)} ago"
+    yield f"last line {format_duration(stage.silent_s)} ago by {stage.process}"

@@ -47,14 +47,6 @@ def velocity_of_datum(x: Tensor, r: Tensor, t: Tensor) -> Tensor:
     return (r - x) / (1 - along(t, x))
 
 
-def noise_of_velocity(x: Tensor, v: Tensor, t: Tensor) -> Tensor:
-    """e = x - t v: where the straight line through x began.
-
-    Source: from x_t = (1 - t) e + t r and v = r - e.
-    """
-    return x - along(t, x) * v
-
-
 def flow_matching_error(v: Tensor, e: Tensor, r: Tensor) -> Tensor:
     """|v - (r - e)|^2, the mean over all but the batch; shape (B,).
 

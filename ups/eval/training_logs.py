@@ -119,7 +119,7 @@ def _last_training(path: Path, stage: str, note: Note) -> list[dict[str, Any]]:
         try:
             record = dict(json.loads(line))
         except (ValueError, TypeError):
-            note(f"warning: {path}: line {number} is no whole record and is left out: {_shortened(line)}")
+            note(f"warning: {path}: line {number} isn't a whole record and is left out: {_shortened(line)}")
             continue
         if record.get("stage") != stage:
             continue

@@ -28,8 +28,8 @@ class Node:
         name: Its name.
         group: What it belongs to: `ups run --skip-GROUP` leaves it out.
         after: Nodes, or whole groups, that come before it, as far as the run has them.
-        inputs: Tells what decides what it does: identities of files and values of the configuration.
-        outputs: Tells the identity of what it leaves, by path; None for what isn't there.
+        inputs: Gives what decides what it does: identities of files and values of the configuration.
+        outputs: Gives the identity of what it leaves, by path; None for what isn't there.
         command: Its command line, given whether it is to begin from scratch; None where `work` does it.
         work: What is done in the process of the run, as it takes no time.
         stage: Which stage it trains, if it trains one.

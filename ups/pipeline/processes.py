@@ -81,7 +81,7 @@ def _failure(code: int, *, what: str, kind: str) -> UpsError:
     if code < 0:  # such as by the kernel, for want of memory
         problem, hint = f"{what} was ended by {signal.Signals(-code).name}", None
     else:
-        problem, hint = f"{what} ended with exit code {code}", "mend first what its own message above says"
+        problem, hint = f"{what} ended with exit code {code}", "fix what its own message above says"
     error = UpsError(problem, kind=kind, hint=hint, continued_by=SAME_COMMAND)
     error.exit_code = code if code > 0 else UpsError.exit_code
     return error

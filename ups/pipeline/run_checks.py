@@ -75,7 +75,7 @@ def check_wandb(config: RunConfig, checks: Checks) -> None:
         checks.warn(group, "no WANDB_API_KEY and no ~/.netrc: run `wandb login`, or set WANDB_MODE=offline")
     project = settings.project or os.environ.get("WANDB_PROJECT")
     if project is None:
-        checks.warn(group, "logging.wandb.project isn't said: runs go to `uncategorized`")
+        checks.warn(group, "logging.wandb.project isn't set: runs go to `uncategorized`")
     checks.ok(group, f"{mode}, project {project or 'uncategorized'}")
 
 

@@ -30,6 +30,7 @@ from ups.data.residual_batches import (
 from ups.data.residuals import ResidualBuild, sigma_by_lead, wanted_residuals
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
+from ups.data.teacher_pairs import PairBuild
 from ups.data.windows import evenly_spread
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
@@ -104,8 +105,8 @@ def sampling_of(config: RunConfig) -> Sampling:
     )
 
 
-def identity_of(wanted: Mapping[str, Mapping[Part, ResidualBuild]]) -> dict[str, str]:
-    """Hashes of what decides the residuals, operator included, by task and part."""
+def identity_of(wanted: Mapping[str, Mapping[Part, ResidualBuild | PairBuild]]) -> dict[str, str]:
+    """Hashes of what decides residuals or pairs, operator and teacher included, by task and part."""
     return {
         f"{task}/{part}": hash_of(build.identity)
         for task, parts in wanted.items()
@@ -153,7 +154,7 @@ class CorrectorStage(Stage):
         wanted: What the stores were made of, by task and part.
         stores: Residuals, by task and part.
         device: Where the model is.
-        note: Told what is kept, and what is exported in spite of its gates.
+        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
     name = STAGE

@@ -24,7 +24,6 @@ from ups.config.stages import DistillMethod
 from ups.data.augment import Draws
 from ups.data.batches import TrainingData, batch_size_of, random_order, rows_of_rank
 from ups.data.held_out import PARTS, Part
-from ups.data.identities import hash_of
 from ups.data.residual_batches import FlowBatch, ResidualBatch
 from ups.data.residuals import ResidualBuild, wanted_residuals
 from ups.data.stores import Store
@@ -39,7 +38,7 @@ from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates, student_gates
 from ups.models.operator_size import OperatorSize
 from ups.output import Note, discard
-from ups.train.corrector import CorrectorStage, Stores, open_stores
+from ups.train.corrector import CorrectorStage, Stores, identity_of, open_stores
 from ups.train.distributed import joined_ranks
 from ups.train.ensemble_validation import Measured, columns_of, numbers_of
 from ups.train.gated_export import GatedFile
@@ -122,15 +121,6 @@ def make_student_stage(
     return kind(config, model, lesson=lesson, device=device, note=start.note)
 
 
-def identity_of(wanted: WantedPairs) -> dict[str, str]:
-    """Hashes of what decides the pairs, teacher and residuals included, by task and part."""
-    return {
-        f"{task}/{part}": hash_of(build.identity)
-        for task, parts in wanted.items()
-        for part, build in parts.items()
-    }
-
-
 def _wanted_pairs(
     config: RunConfig, wanted: Wanted, teacher: CorrectedSimulator, digest: str, method: DistillMethod
 ) -> WantedPairs:
@@ -210,7 +200,7 @@ class StudentStage(CorrectorStage):
         model: The student, on its device.
         lesson: What it is made from.
         device: Where the models are.
-        note: Told what is kept, and what is exported in spite of its gates.
+        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
     name = STAGE

@@ -32,7 +32,7 @@ class GatedFile:
     Args:
         path: Name of the checkpoint.
         kind: Kind of checkpoint.
-        note: Told what is kept, and what is exported in spite of its gates.
+        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
     def __init__(self, path: Path, *, kind: str, note: Note) -> None:

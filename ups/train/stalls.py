@@ -1,4 +1,4 @@
-"""A training that doesn't get on ends itself, and leaves stacks of its threads and the GPU's memory."""
+"""A training that makes no progress ends itself, and leaves stacks of its threads and the GPU's memory."""
 
 from __future__ import annotations
 

@@ -117,8 +117,11 @@ def import_pt(
 
 def _parsed_map(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
-    if not all(key and name for key, _, name in pairs):
-        raise typer.BadParameter("expected KEY=NAME", param_hint="--map")
+    wrong = next(
+        (text for text, (key, _, name) in zip(given, pairs, strict=True) if not (key and name)), None
+    )
+    if wrong is not None:
+        raise typer.BadParameter(f"expected KEY=NAME, found {wrong!r}", param_hint="--map")
     for what, values in (("key", [key for key, _, _ in pairs]), ("name", [name for _, _, name in pairs])):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups_store.console import AsJson, format_nbytes, print_json, print_lines, results
+from ups_store.console import AsJson, format_duration, format_nbytes, print_json, print_lines, results
 from ups_store.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def status(
         typer.Argument(metavar="PATH...", help="event logs of builds (--log-json), or their folders"),
     ],
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="again and again, until nothing runs there")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="refresh until nothing runs there any more")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what builds do now on every machine: stage, rate, time left, the last warning."""
@@ -59,7 +59,7 @@ def _watch(paths: Sequence[Path], found: list[MachineStatus]) -> None:
 def _lines(found: Sequence[MachineStatus]) -> Iterator[str]:
     for machine in found:
         rates = [_rate(rate, unit) for unit, rate in machine.per_second.items()]
-        left = [] if machine.seconds_left is None else [f"{_duration(machine.seconds_left)} left"]
+        left = [] if machine.seconds_left is None else [f"{format_duration(machine.seconds_left)} left"]
         num = len(machine.processes)
         processes = "1 process" if num == 1 else f"{num:,} processes"
         logs = {process.log for process in machine.processes}
@@ -80,10 +80,10 @@ def _facts(process: ProcessStatus) -> Iterator[str]:
     if process.per_second is not None:
         yield _rate(process.per_second, process.unit or "")
     if process.seconds_left is not None:
-        yield f"{_duration(process.seconds_left)} left"
+        yield f"{format_duration(process.seconds_left)} left"
     if process.waits_for and process.state == "running":
         yield f"waits for {process.waits_for}"
-    yield f"last line {_duration(process.silent_s)} ago by pid {process.pid}"
+    yield f"last line {format_duration(process.silent_s)} ago by pid {process.pid}"
 
 
 def _amount(process: ProcessStatus) -> str:
@@ -98,12 +98,3 @@ def _amount(process: ProcessStatus) -> str:
 
 def _rate(rate: float, unit: str) -> str:
     return f"{format_nbytes(round(rate))}/s" if unit == "bytes" else f"{rate:,.1f} {unit}/s"
-
-
-def _duration(seconds: float) -> str:
-    """Such as "1 h 5 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

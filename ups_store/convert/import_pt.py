@@ -16,6 +16,7 @@ from ups_store.convert.pt_file import PtFile, read_regular
 from ups_store.errors import SourceError, SpecError, StoreError, needs
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import is_name
+from ups_store.printable import one_line
 from ups_store.system.paths import check_local, path_of
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
@@ -297,17 +298,19 @@ def _reason(error: SourceError | OSError) -> str:
 def _refused_error(folder: Path, found: _Examined) -> RefusedFilesError:
     """The error that lists all files that can't be used."""
     reasons = {path.name: _reason(error) for path, error in found.refused.items()}
-    lines = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
     kinds = {error.kind if isinstance(error, SourceError) else "" for error in found.refused.values()}
     are_whole = kinds == {"shapes_differ"}
-    error = RefusedFilesError(
-        f"{len(reasons)} of {len(reasons) + len(found.good)} files can't be used{lines}\n",
-        kind="shapes_differ" if are_whole else None,
-        path=folder,
-        hint="take arrays that differ in their number of rows by --ragged NAME; leave other files out by "
+    hint = (
+        "take arrays that differ in their number of rows by --ragged NAME; leave other files out by "
         "--on-error skip, or other arrays by --ignore KEY"
         if are_whole
-        else "repair or remove them, or leave them out: --on-error skip",
+        else "repair or remove these files, or leave them out by --on-error skip; or keys by --ignore KEY"
+    )
+    error = RefusedFilesError(
+        f"{len(reasons)} of {len(reasons) + len(found.good)} files can't be used",
+        kind="shapes_differ" if are_whole else None,
+        path=folder,
+        hint="".join([hint, *(f"\n  {one_line(name)}: {reason}" for name, reason in reasons.items())]),
     )
     error.refused = reasons
     return error

@@ -223,6 +223,10 @@ def open_any(
     return store
 
 
+# What users call it, in the errors of Python, in `help` and in pickles.
+open_any.__module__, open_any.__name__, open_any.__qualname__ = "ups_store", "open", "open"
+
+
 def _open_url(
     path: str | os.PathLike[str], access: Access, verify: Verify | None, given: dict[str, Any]
 ) -> AnyStore:

@@ -93,7 +93,9 @@ class EpochOrder:
         expect("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
         expect("batch_size", global_batch_size >= 1, "at least 1", global_batch_size)
         divides = global_batch_size % world_size == 0
-        expect("batch_size", divides, f"a multiple of the {world_size} ranks", global_batch_size)
+        expect(
+            "batch_size", divides, f"the global one a multiple of the {world_size} ranks", global_batch_size
+        )
         expect("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
         expect("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
         expect("block_size", block_size >= 1, "at least 1", block_size)
@@ -229,7 +231,12 @@ class DataOrder(EpochOrder):
         **options: Any,
     ) -> None:
         super().__init__(global_batch_size=global_batch_size, **options)
-        expect("pad_last", not (drop_last and pad_last), "not with drop_last", pad_last)
+        expect(
+            "pad_last",
+            not (drop_last and pad_last),
+            "False beside drop_last, which leaves out a last batch that isn't full",
+            pad_last,
+        )
         self.sizes, self.drop_last, self.pad_last = sizes_of(sizes), drop_last, pad_last
         smallest = min(self.sizes)
         fits = global_batch_size <= smallest or not drop_last

@@ -83,7 +83,7 @@ def read_building_file(fd: int, path: Path) -> Building:
             clause="6.1",
             expected=layout.building_nbytes,
             found=nbytes,
-            hint=f"its samples can't be told from garbage: remove it, or say {HOW_TO_REPLACE}",
+            hint=f"its samples can't be distinguished from garbage: remove it, or say {HOW_TO_REPLACE}",
         )
     raw = files.read_at(fd, layout.tail_offset, PAGE_BYTES)
     return Building(State.RESUMABLE, catalog, parse_tail_header(raw, layout, path=path))

@@ -120,10 +120,6 @@ class RemoteObject:
                 raise
             return memoryview(b"")  # no byte of an empty object is in any range
 
-    def check_unchanged(self) -> None:
-        """Ask whether the object is still the version that was read; errors as of `read`."""
-        self._pin(self._persistently(self._look))
-
     def _look(self) -> Version:
         import obstore
 

@@ -448,8 +448,8 @@ def _make_order(
     expect("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
     rank, world_size = ranks
     size, global_size = batch_sizes
-    fits = (size is None) != (global_size is None)
-    expect("batch_size", fits, "batch_size (per rank) or global_batch_size, and not both", batch_sizes)
+    fits, found = (size is None) != (global_size is None), "neither" if size is None else "both"
+    expect("batch_size", fits, "batch_size (per rank) or global_batch_size", found)
     if size is not None:
         expect("batch_size", _is_number(size, 1), "a whole number of at least 1", size)
         global_size = size * world_size

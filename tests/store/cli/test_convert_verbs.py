@@ -75,6 +75,9 @@ def test_import_pt_says_what_was_left_out(tmp_path: Path, invoke: Invoke) -> Non
     code, out, err = invoke("import-pt", tmp_path, target, "--json")
     assert (code, "sample_1.pt" in err) == (3, True)
     assert json.loads(out)["refused"].keys() == {"sample_1.pt"}
+    first, second, end = err.split("\n")  # what to do belongs to the sentence, and the list follows it
+    assert "; repair or remove these files" in first
+    assert (second.startswith("  sample_1.pt: "), end) == (True, "")
     code, out, err = invoke("import-pt", tmp_path, target, "--on-error", "skip", "--json")
     assert (code, json.loads(out)["num_samples"], "left out" in err) == (0, 2, True)
     assert json.loads(out)["refused"].keys() == {"sample_1.pt"}
@@ -89,7 +92,8 @@ def test_import_pt_takes_other_names_and_files(tmp_path: Path, invoke: Invoke) -
     words = ("--pattern", "*.pt", "--map", "image=x", "--ignore", "fields")
     assert invoke("import-pt", tmp_path, target, *words)[0] == 0
     assert list(ups_store.open(target).arrays) == ["x"]
-    assert invoke("import-pt", tmp_path, target, "--force", "--map", "image")[0] == 2
+    code, _, err = invoke("import-pt", tmp_path, target, "--force", "--map", "image")
+    assert (code, "expected KEY=NAME, found 'image'" in err) == (2, True)
     for other, what in (("image=y", "key 'image'"), ("fields=x", "name 'x'")):
         code, _, err = invoke("import-pt", tmp_path, target, "--map", "image=x", "--map", other)
         assert (code, f"the {what} is given twice" in err) == (2, True)

@@ -870,9 +870,9 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
         ({"batch_size": 0}, "batch_size", "at least 1"),
         ({"batch_size": 2.5}, "batch_size", "a whole number"),
         ({"batch_size": None, "global_batch_size": 9, "world_size": 2}, "batch_size", "a multiple of the 2"),
-        ({"global_batch_size": 8}, "batch_size", "and not both"),
-        ({"batch_size": None}, "batch_size", "and not both"),
-        ({"drop_last": True, "pad_last": True}, "pad_last", "not with drop_last"),
+        ({"global_batch_size": 8}, "batch_size", "or global_batch_size, found both"),
+        ({"batch_size": None}, "batch_size", "or global_batch_size, found neither"),
+        ({"drop_last": True, "pad_last": True}, "pad_last", "False beside drop_last"),
         ({"batch_size": 1, "world_size": 7}, "drop_last", "at least 7 items"),
         ({"batch_size": 51, "drop_last": True}, "batch_size", "at most 50, the items"),
         ({"prefetch_factor": 0}, "prefetch_factor", "at least 1"),
@@ -892,7 +892,7 @@ def test_loader_refuses_arguments_out_of_range(
     with pytest.raises(ConfigError) as caught:
         make_loader(**{"dataset": dataset, "batch_size": 8, **options})
     assert caught.value.kind == kind
-    assert expected in caught.value.expected
+    assert expected in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

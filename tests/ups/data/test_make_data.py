@@ -211,6 +211,11 @@ def test_make_dataset_rejects_and_leaves_nothing(task, arguments, kind, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_misspelled_task_names_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match=r"found .burger1d.; did you mean burgers1d\?"):
+        make_dataset("burger1d", tmp_path, num_samples=1)
+
+
 @pytest.mark.parametrize("task", ["burgers1d", "incompressible2d"])
 def test_suggested_viscosity_is_accepted(task):
     with pytest.raises(ConfigError) as caught:

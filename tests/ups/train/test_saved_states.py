@@ -191,9 +191,7 @@ def test_build_that_fails_after_a_restart_does_not_say_that_the_same_command_con
     monkeypatch.chdir(folder)
     monkeypatch.setattr("ups.pipeline.nodes._BUILD", ("-c", "raise SystemExit(3)"))
     config = short(folder, "stages.autoencoder.epochs=0")
-    with pytest.raises(
-        UpsError, match="exit code 3; mend first what its own message above says; the"
-    ) as caught:
+    with pytest.raises(UpsError, match="exit code 3; fix what its own message above says; the") as caught:
         run_all(config, config_path=None, overrides=[], note=lambda text: None)
 
     def failed(*args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""A training that doesn't get on ends with exit code 4, and leaves stacks and its state."""
+"""A training that makes no progress ends with exit code 4, and leaves stacks and its state."""
 
 from __future__ import annotations
 

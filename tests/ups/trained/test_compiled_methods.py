@@ -1,4 +1,4 @@
-"""Compiled methods of a model: one step at a time, a task at a time; the limit of recompilations is told."""
+"""Compiled methods: one step at a time, a task at a time; the limit of recompilations is reported."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ups.data.solvers.reaction_diffusion2d import ReactionDiffusion2D
 from ups.data.solvers.shallow_water2d import ShallowWater2D
 from ups.data.solvers.vorticity2d import Vorticity2D
 from ups.output import appears_whole
-from ups_store.errors import ConfigError
+from ups_store.errors import ConfigError, did_you_mean
 
 # By the task names of `ups_store`'s registry.
 SOLVERS: dict[str, type[Problem]] = {
@@ -149,7 +149,11 @@ def make_problem(task_name: str, **settings: float) -> Problem:
     """
     if task_name not in SOLVERS:
         raise ConfigError(
-            f"unknown task {task_name!r}", kind="unknown_task", expected=f"one of {', '.join(SOLVERS)}"
+            "unknown task",
+            kind="unknown_task",
+            expected=f"one of {', '.join(SOLVERS)}",
+            found=repr(task_name),
+            hint=did_you_mean(task_name, SOLVERS),
         )
     problem_class = SOLVERS[task_name]
     known = [field.name for field in dataclasses.fields(problem_class)]

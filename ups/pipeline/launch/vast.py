@@ -366,7 +366,7 @@ def _refusal(doing: str, message: str, *, status: int | None = None) -> LaunchEr
         f"vast.ai refused to {doing}",
         kind="gone" if status in _GONE else "refused",
         found=message or f"HTTP status {status}",
-        hint=hints.get(status or 0, "what it says is about the request, or about the account"),
+        hint=hints.get(status or 0, "look at the request and at your account"),
     )
 
 
