@@ -328,6 +328,7 @@ def test_baselines_are_trained_once_and_then_kept(folder: Path, tmp_path: Path) 
     }
     assert all((effort["limit"], effort["samples"]) == ("samples", 64) for effort in trained.values())
     assert again.stderr.count("is there already") == 2
+    assert "has no effect" not in first.stderr  # of what a budget fills in
     other = run("train-baselines", *arguments, "seed=1", "--kind", "fno")
     assert "is there already" not in other.stderr
 
